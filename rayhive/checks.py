@@ -1,0 +1,259 @@
+"""What may be combined with what: every rule between fields, hivemind's own included.
+
+hivemind finds some of these at start, some at the first round, and some never: then the
+weights silently stay where they are. Here they are all found before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rayhive.columns import BY_NAME, OBJECTIVES
+from rayhive.config import DELAYS, Configuration, Range
+from rayhive.errors import Problem, nearest, unknown
+from rayhive.registry import CODECS, SCENARIOS
+
+if TYPE_CHECKING:
+    from rayhive.config import Space, SwarmConfig, SweepConfig
+
+#: What the delay axis switches on in ``hivemind.Optimizer``; only these four of the sixteen
+#: combinations of flags are valid (with offload, which the last two need).
+DELAY_FLAGS: dict[str, dict[str, bool]] = {
+    "none": {},
+    "state": {"delay_state_averaging": True},
+    "optimizer": {
+        "delay_state_averaging": True,
+        "delay_optimizer_step": True,
+        "offload_optimizer": True,
+    },
+    "gradients": {
+        "delay_state_averaging": True,
+        "delay_optimizer_step": True,
+        "delay_grad_averaging": True,
+        "offload_optimizer": True,
+    },
+}
+
+
+def check_sweep(config: SweepConfig) -> list[Problem]:
+    """Return every rule that a structurally valid study breaks."""
+    return [
+        *check_swarm(config.swarm),
+        *_check_space(config.space, config.swarm),
+        *_check_enqueued(config),
+        *_check_choices(config),
+    ]
+
+
+def check_swarm(swarm: SwarmConfig) -> Iterator[Problem]:
+    """Find what is wrong with the swarm's settings taken together."""
+    if swarm.batch_size is not None and swarm.target_batch_size < swarm.batch_size:
+        yield Problem(
+            "swarm.target_batch_size",
+            swarm.target_batch_size,
+            f"at least one peer's batch_size ({swarm.batch_size}): "
+            "a smaller round is over before it began",
+        )
+    if swarm.matchmaking_time >= swarm.averaging_timeout:
+        yield Problem(
+            "swarm.matchmaking_time",
+            swarm.matchmaking_time,
+            f"less than averaging_timeout ({swarm.averaging_timeout} s)",
+        )
+    if swarm.state_codec not in CODECS:
+        yield unknown("swarm.state_codec", swarm.state_codec, CODECS.names())
+    elif CODECS.get(swarm.state_codec).uses_threshold:
+        names = [name for name, codec in CODECS.items() if not codec.uses_threshold]
+        yield Problem("swarm.state_codec", swarm.state_codec, f"one of {', '.join(names)}")
+    if swarm.node_classes is not None:
+        count = sum(node_class.count for node_class in swarm.node_classes.values())
+        if count != swarm.peers:
+            yield Problem(
+                "swarm.node_classes",
+                {name: item.count for name, item in swarm.node_classes.items()},
+                f"counts that add up to swarm.peers ({swarm.peers}), not to {count}",
+            )
+        for name, item in swarm.node_classes.items():
+            for field in ("link", "cpu_share"):
+                if getattr(item, field) != type(item).model_fields[field].default:
+                    yield Problem(
+                        f"swarm.node_classes.{name}.{field}",
+                        getattr(item, field),
+                        "absent: nothing on this cluster shapes nodes, and an unshaped row "
+                        "must not pass for a shaped one",
+                    )
+
+
+def _points(axis: Any) -> tuple[Any, ...]:
+    return (axis.low, axis.high) if isinstance(axis, Range) else tuple(axis)
+
+
+def _check_space(space: Space, swarm: SwarmConfig) -> Iterator[Problem]:
+    for name in ("codec", "threshold", "powersgd_rank", "min_compression_ratio", "delay"):
+        axis = getattr(space, name)
+        if not isinstance(axis, Range):
+            if not axis:
+                yield Problem(f"space.{name}", [], "at least one value")
+        elif name in ("codec", "delay"):
+            yield Problem(f"space.{name}", axis.model_dump(), "a name or a list of names")
+        elif axis.low > axis.high or (axis.log and axis.low <= 0):
+            yield Problem(
+                f"space.{name}", axis.model_dump(), "low ≤ high, and low > 0 where log is true"
+            )
+    for codec in _points(space.codec):
+        yield from _check_codec("space.codec", codec)
+    for delay in _points(space.delay):
+        if delay not in DELAYS:
+            yield unknown("space.delay", delay, DELAYS)
+    yield from _check_threshold("space.threshold", space.threshold)
+    yield from _check_rank("space.powersgd_rank", space.powersgd_rank)
+    yield from _check_ratio("space.min_compression_ratio", space.min_compression_ratio)
+
+    if "threshold" in space.model_fields_set and not _any_threshold(_points(space.codec)):
+        yield Problem(
+            "space.threshold",
+            _shown(space.threshold),
+            "absent: none of the codecs in space.codec has a threshold "
+            f"({', '.join(name for name, codec in CODECS.items() if codec.uses_threshold)} has)",
+        )
+    ranks = _points(space.powersgd_rank)
+    if "min_compression_ratio" in space.model_fields_set and set(ranks) == {None}:
+        yield Problem(
+            "space.min_compression_ratio",
+            _shown(space.min_compression_ratio),
+            "absent: it only means something with a space.powersgd_rank",
+        )
+    if swarm.use_local_updates:
+        yield from _check_local_updates(space)
+
+
+def _check_local_updates(space: Space) -> Iterator[Problem]:
+    """hivemind asserts on some of these and ignores the rest without a word."""
+    for delay in _points(space.delay):
+        if delay in ("optimizer", "gradients"):
+            yield Problem(
+                "space.delay",
+                delay,
+                "none or state with swarm.use_local_updates: there are no gradients to average, "
+                "and an offloaded optimizer would never move the weights",
+            )
+    if set(_points(space.powersgd_rank)) != {None}:
+        yield Problem(
+            "space.powersgd_rank",
+            _shown(space.powersgd_rank),
+            "null with swarm.use_local_updates: gradients are not averaged",
+        )
+    if set(_points(space.codec)) != {"none"}:
+        yield Problem(
+            "space.codec",
+            _shown(space.codec),
+            "none with swarm.use_local_updates (use swarm.state_codec)",
+        )
+
+
+def _check_codec(key: str, codec: object) -> Iterator[Problem]:
+    if codec not in CODECS:
+        yield unknown(key, codec, CODECS.names())
+        return
+    entry = CODECS.get(str(codec))
+    if not entry().available():
+        yield Problem(key, codec, f"a codec whose dependency is here: install {entry.requires}")
+
+
+def _any_threshold(codecs: Sequence[object]) -> bool:
+    return any(name in CODECS and CODECS.get(str(name)).uses_threshold for name in codecs)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
+
+
+def _shown(axis: Any) -> object:
+    if isinstance(axis, Range):
+        return axis.model_dump()
+    return axis[0] if len(axis) == 1 else list(axis)
+
+
+def _check_threshold(key: str, axis: Any) -> Iterator[Problem]:
+    for value in _points(axis):
+        if not _whole(value) or value < 1:
+            yield Problem(key, value, "a whole number of elements, at least 1")
+
+
+def _check_rank(key: str, axis: Any) -> Iterator[Problem]:
+    for value in _points(axis):
+        if value is not None and (not _whole(value) or value < 1):
+            yield Problem(key, value, "a whole number, at least 1, or null for no PowerSGD")
+
+
+def _check_ratio(key: str, axis: Any) -> Iterator[Problem]:
+    for value in _points(axis):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 <= value < 1:
+            yield Problem(
+                key, value, "at least 0 and less than 1: the fraction saved, not a factor"
+            )
+
+
+def _check_enqueued(config: SweepConfig) -> Iterator[Problem]:
+    for index, configuration in enumerate(config.enqueue):
+        for problem in check_configuration(configuration, config.swarm):
+            yield Problem(
+                f"enqueue.{index}.{problem.key}", problem.value, problem.allowed, problem.nearest
+            )
+
+
+def check_configuration(
+    configuration: Configuration, swarm: SwarmConfig | None = None
+) -> Iterator[Problem]:
+    """Find what is wrong with one concrete configuration.
+
+    Args:
+        configuration: The settings.
+        swarm: The swarm that would use them, for the rules between the two.
+    """
+    yield from _check_codec("codec", configuration.codec)
+    if configuration.threshold is not None:
+        if not _any_threshold([configuration.codec]):
+            yield Problem(
+                "threshold", configuration.threshold, f"absent with codec {configuration.codec}"
+            )
+        yield from _check_threshold("threshold", (configuration.threshold,))
+    yield from _check_rank("powersgd_rank", (configuration.powersgd_rank,))
+    if configuration.min_compression_ratio is not None:
+        if configuration.powersgd_rank is None:
+            yield Problem(
+                "min_compression_ratio",
+                configuration.min_compression_ratio,
+                "absent without powersgd_rank",
+            )
+        yield from _check_ratio("min_compression_ratio", (configuration.min_compression_ratio,))
+    if swarm is not None and swarm.use_local_updates:
+        from rayhive.config import Space
+
+        fields = configuration.model_dump(include={"codec", "powersgd_rank", "delay"})
+        for problem in _check_local_updates(Space(**fields)):
+            yield Problem(problem.key.removeprefix("space."), problem.value, problem.allowed)
+
+
+def _check_choices(config: SweepConfig) -> Iterator[Problem]:
+    for scenario in config.scenarios:
+        if scenario not in SCENARIOS:
+            yield unknown("scenarios", scenario, SCENARIOS.names())
+    for name, direction in config.objectives.items():
+        if name not in OBJECTIVES:
+            yield Problem(
+                f"objectives.{name}",
+                name,
+                f"one of {', '.join(OBJECTIVES)}",
+                nearest(name, OBJECTIVES),
+            )
+        elif direction != BY_NAME[name].better:
+            yield Problem(f"objectives.{name}", direction, f"{BY_NAME[name].better}")
+    if config.budget.stop_at_target and "final_loss" in config.objectives:
+        yield Problem(
+            "budget.stop_at_target",
+            True,
+            "false when final_loss is an objective: losses at different sample counts do not compare",
+        )

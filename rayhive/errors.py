@@ -1,0 +1,93 @@
+"""The errors that rayhive raises on purpose.
+
+Every one of them derives from :class:`RayhiveError` and carries the exit code
+that the command line ends with, so that a script can tell bad input (2) from a
+run that failed (1).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+class RayhiveError(Exception):
+    """Root of rayhive's own errors.
+
+    Attributes:
+        exit_code: What the command line returns when the error reaches it.
+    """
+
+    exit_code: int = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One mistake in what the user gave.
+
+    Attributes:
+        key: Dotted path of the offending key, for example ``space.powersgd_rank``.
+        value: What was given there.
+        allowed: What is allowed there, in words.
+        nearest: The valid choice closest to ``value``, if one is close.
+    """
+
+    key: str
+    value: object
+    allowed: str
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        hint = f"; did you mean {self.nearest!r}?" if self.nearest is not None else ""
+        return f"{self.key}: {self.value!r} is not valid: {self.allowed}{hint}"
+
+
+class ConfigError(RayhiveError):
+    """Bad input, found before Ray starts and before anything is written.
+
+    Args:
+        problems: Every mistake that was found, not only the first.
+        source: Where the input came from (a file name), for the message.
+    """
+
+    exit_code = 2
+
+    def __init__(self, problems: Problem | Iterable[Problem], source: str | None = None) -> None:
+        self.problems: tuple[Problem, ...] = (
+            (problems,) if isinstance(problems, Problem) else tuple(problems)
+        )
+        self.source = source
+        super().__init__(self.problems, source)
+
+    def __str__(self) -> str:
+        lines = [str(problem) for problem in self.problems]
+        if self.source is None and len(lines) == 1:
+            return lines[0]
+        count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
+        head = f"{count} in {self.source}:" if self.source else f"{count}:"
+        return "\n".join([head, *(f"  - {line}" for line in lines)])
+
+
+class ReplicateError(RayhiveError):
+    """A replicate ended in a way that its events cannot explain away."""
+
+
+class PeerError(RayhiveError):
+    """A peer process failed or could not be started."""
+
+
+class ClusterError(RayhiveError):
+    """Ray could not be reached, or has no room for the swarm."""
+
+
+def nearest(value: object, choices: Sequence[str]) -> str | None:
+    """Return the choice that is spelled most like ``value``, or None if none is close."""
+    found = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+    return found[0] if found else None
+
+
+def unknown(key: str, value: object, choices: Iterable[str]) -> Problem:
+    """Describe a name that is not among ``choices``."""
+    names = sorted(choices)
+    return Problem(key, value, f"one of {', '.join(names) or 'none'}", nearest(value, names))

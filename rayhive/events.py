@@ -1,0 +1,133 @@
+"""Events: what happened in a replicate, one JSON object a line, the only source of every number.
+
+Every event has ``kind``, ``t`` (Unix time [s], on the clock of the process that made it) and
+``peer`` (for example ``peer-0``; null for the supervisor). The rest depends on the kind; see
+:data:`KINDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rayhive.errors import RayhiveError
+
+Event: TypeAlias = dict[str, Any]
+
+#: Every kind of event and the fields that it has besides ``kind``, ``t`` and ``peer``.
+KINDS: dict[str, str] = {
+    # by the supervisor
+    "replicate_started": "spec (the whole ReplicateSpec), versions, hardware",
+    "peer_spawned": "node (Ray node id), host, pid",
+    "barrier_released": "peers",
+    "peer_lost": "exit_code (negative: the signal), reason",
+    "replicate_finished": "state (completed, timed_out, diverged, failed, stopped), stop_reason",
+    # by a peer
+    "dht_ready": "peer_id, addresses",
+    "peer_ready": "shapes (of the parameters in order), batch_size, target (metric, value, mode), "
+    "data, versions, hardware, device",
+    "training_started": "",
+    "round": "round, samples (own samples that entered it), group_size, outcome (averaged, "
+    "partial, local, skipped, alone), fraction (of the parts that were averaged), "
+    "retries, seconds (since the previous round ended, without evaluation), waited_s, "
+    "matchmaking_s, averaging_s, optimizer_s, state_s, sent_bytes, received_bytes, "
+    "clock_s (training time since training_started, without evaluation), loss (training)",
+    "state_round": "round, group_size, outcome, fraction, sent_bytes, received_bytes, averaging_s",
+    "weights": "round, norm, sketch (64 numbers: see rayhive.peer.sketch), finite",
+    "evaluation": "round, samples (own, cumulative), clock_s, seconds, values (metric -> number)",
+    "state_loaded": "round, seconds, donor",
+    "fallback": "round, reason, choice (local, skip)",
+    "progress": "round, samples, samples_per_s, peers (live)",
+    "peer_finished": "reason (rounds, target, seconds, stop, diverged), round, samples, clock_s",
+    "peer_failed": "error, traceback",
+}
+
+
+def make_event(kind: str, peer: str | None = None, **fields: Any) -> Event:
+    """Return a new event that happens now.
+
+    Raises:
+        ValueError: ``kind`` is not in :data:`KINDS`.
+    """
+    if kind not in KINDS:
+        raise ValueError(f"unknown kind of event: {kind!r}")
+    return {"kind": kind, "t": time.time(), "peer": peer, **fields}
+
+
+def dump_event(event: Mapping[str, Any]) -> str:
+    """Return one line of JSON, without the line end; non-finite numbers become strings."""
+    return json.dumps(_plain(event), separators=(",", ":"), allow_nan=False)
+
+
+def load_event(line: str) -> Event:
+    """Read one line that :func:`dump_event` wrote."""
+    event = json.loads(line, object_hook=_restore)
+    if not isinstance(event, dict) or "kind" not in event or "t" not in event:
+        raise ValueError("an event is an object with kind and t")
+    return event
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _restore(value: dict[str, Any]) -> Any:
+    return float(value["float"]) if value.keys() == {"float"} else value
+
+
+class EventLog:
+    """An append-only file of events that survives the death of its writer.
+
+    Args:
+        path: The file; created with its folder, appended to if it exists.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def append(self, event: Mapping[str, Any]) -> None:
+        """Write one event and hand it to the operating system."""
+        self._file.write(dump_event(event) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Return when everything written is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Sync and close."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+
+def read_events(path: str | Path) -> Iterator[Event]:
+    """Yield the events of a log in the order of writing.
+
+    A last line without its end is what a writer's death leaves: it is left out.
+
+    Raises:
+        RayhiveError: A complete line is not an event; the line number is named.
+    """
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                yield load_event(line)
+            except ValueError as error:
+                raise RayhiveError(f"{path}, line {number}: not an event: {error}") from error

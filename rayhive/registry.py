@@ -1,0 +1,99 @@
+"""A named table of implementations: the only way in which rayhive looks things up by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+from rayhive.errors import ConfigError, unknown
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """A table from names to implementations of one kind.
+
+    Args:
+        kind: What the entries are, in the singular; it appears in error messages.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+        self._lazy: dict[str, str] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Return a decorator that enters its argument under ``name``.
+
+        Raises:
+            ValueError: ``name`` is taken (a programming error, not bad input).
+        """
+
+        def enter(entry: T) -> T:
+            self._refuse_duplicate(name)
+            self._entries[name] = entry
+            return entry
+
+        return enter
+
+    def register_lazy(self, name: str, target: str) -> None:
+        """Enter ``target`` under ``name`` without importing it.
+
+        Args:
+            name: The name to register.
+            target: ``package.module:attribute``, imported when it is first asked for, so that
+                listing names or refusing a wrong one costs no heavy import.
+
+        Raises:
+            ValueError: ``name`` is taken.
+        """
+        self._refuse_duplicate(name)
+        self._lazy[name] = target
+
+    def _refuse_duplicate(self, name: str) -> None:
+        if name in self:
+            raise ValueError(f"{self.kind} {name!r} is registered twice; known: {self.names()}")
+
+    def get(self, name: str, key: str | None = None) -> T:
+        """Return the entry called ``name``.
+
+        Args:
+            name: The name to look up.
+            key: The configuration key that held the name, for the error message.
+
+        Raises:
+            ConfigError: No entry has that name; the known ones are listed.
+        """
+        if name not in self:
+            raise ConfigError(unknown(key or self.kind, name, self.names()))
+        if name not in self._entries:
+            module, _, attribute = self._lazy[name].partition(":")
+            self._entries[name] = cast(T, getattr(importlib.import_module(module), attribute))
+        return self._entries[name]
+
+    def names(self) -> tuple[str, ...]:
+        """Return every registered name, sorted."""
+        return tuple(sorted(self._entries.keys() | self._lazy.keys()))
+
+    def items(self) -> tuple[tuple[str, T], ...]:
+        """Return every (name, entry) pair, sorted by name."""
+        return tuple((name, self.get(name)) for name in self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in self._lazy
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+
+# The tables are filled by the packages that implement them; they stand here so that
+# configuration can check a name without knowing who implements it.
+CODECS: Registry[Any] = Registry("codec")
+WORKLOADS: Registry[Any] = Registry("workload")
+FAULTS: Registry[Any] = Registry("fault")
+SCENARIOS: Registry[Any] = Registry("scenario")
+METRICS: Registry[Any] = Registry("metric group")

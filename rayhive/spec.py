@@ -1,0 +1,99 @@
+"""What crosses a boundary downwards: a replicate for a supervisor, a peer for a peer process."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rayhive.config import Budget, Configuration, Evaluation, Model, SwarmConfig, WorkloadConfig
+
+
+class ReplicateSpec(Model):
+    """One repetition of a configuration under one scenario with one seed.
+
+    Attributes:
+        study: Name of the study.
+        trial: Number of the trial in the study.
+        replicate: Number of the replicate in the trial and scenario, from 0.
+        attempt: 0, and one more each time that the replicate had to be run again.
+        scenario: Name of the fault scenario.
+        seed: Seed of data order and parameters; the same for all configurations of a replicate
+            number, so that rows differ by configuration alone.
+        folder: Absolute path of the replicate's folder on the driver's node.
+    """
+
+    study: str
+    trial: int = Field(ge=0)
+    replicate: int = Field(ge=0)
+    attempt: int = Field(default=0, ge=0)
+    scenario: str = "none"
+    seed: int = 0
+    workload: WorkloadConfig
+    swarm: SwarmConfig
+    configuration: Configuration
+    budget: Budget = Budget()
+    evaluation: Evaluation = Evaluation()
+    folder: str
+
+    @property
+    def run_id(self) -> str:
+        """Name that is unique among attempts: the DHT prefix and the supervisor's actor name."""
+        return (
+            f"{self.study}-t{self.trial}-r{self.replicate}-{self.scenario}-a{self.attempt}".replace(
+                ".", "_"
+            )
+        )
+
+    def peer_spec(self, peer: int) -> PeerSpec:
+        """Return what peer number ``peer`` of this replicate gets."""
+        return PeerSpec(
+            run_id=self.run_id,
+            peer=peer,
+            peers=self.swarm.peers,
+            seed=self.seed,
+            workload=self.workload,
+            swarm=self.swarm,
+            configuration=self.configuration,
+            budget=self.budget,
+            evaluation=self.evaluation,
+        )
+
+
+class PeerSpec(Model):
+    """Everything that one peer process is told before it starts.
+
+    Attributes:
+        run_id: Prefix of all its DHT keys.
+        peer: Its number in the swarm, from 0; peer 0 is the first bootstrap peer.
+        peers: Number of peers that start together.
+        seed: Seed of the parameters (the same on all peers) and, with ``peer``, of the data.
+        host: Address that it listens on and announces.
+        accelerator: ``auto``, ``cpu`` or ``cuda``.
+    """
+
+    run_id: str
+    peer: int = Field(ge=0)
+    peers: int = Field(ge=1)
+    seed: int = 0
+    workload: WorkloadConfig
+    swarm: SwarmConfig
+    configuration: Configuration
+    budget: Budget = Budget()
+    evaluation: Evaluation = Evaluation()
+    host: str = "127.0.0.1"
+    accelerator: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """The peer's name in events, for example ``peer-0``."""
+        return f"peer-{self.peer}"
+
+    @property
+    def rounds(self) -> int | None:
+        """Rounds after which the replicate is complete, from the budget of samples."""
+        samples = self.budget.samples_per_replicate
+        return None if samples is None else -(-samples // self.swarm.target_batch_size)
+
+    @property
+    def evaluate_every_rounds(self) -> int:
+        """Rounds between two evaluations: a fixed count of committed samples."""
+        return max(1, round(self.evaluation.every_samples / self.swarm.target_batch_size))

@@ -1,0 +1,54 @@
+"""The arguments of a workload: typed, checked, and all mistakes told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rayhive.errors import ConfigError, Problem, nearest, unknown
+
+KEY = "workload.args"
+
+
+class WorkloadArgs(BaseModel):
+    """Base of the arguments of a workload; a subclass declares one field an argument.
+
+    Values are taken as they are written: no number is read out of a string and no flag out of a
+    number; an integer may stand where a float is meant.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+A = TypeVar("A", bound=WorkloadArgs)
+
+
+def parse_args(model: type[A], given: Mapping[str, Any]) -> A:
+    """Return ``given`` as ``model``.
+
+    Raises:
+        ConfigError: Names the key ``workload.args.X`` of every argument that is unknown (with the
+            nearest known one), of the wrong type or out of range.
+    """
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        problems = [_problem(model, dict(item)) for item in error.errors(include_url=False)]
+        raise ConfigError(problems) from None
+
+
+def _problem(model: type[WorkloadArgs], item: Mapping[str, Any]) -> Problem:
+    name = ".".join(str(part) for part in item["loc"])
+    key = f"{KEY}.{name}" if name else KEY
+    if item["type"] == "extra_forbidden":
+        return unknown(key, name, model.model_fields)
+    if item["type"] == "literal_error":
+        choices = [part.strip("' ") for part in item["ctx"]["expected"].split(" or ")]
+        choices = [name.strip("' ") for part in choices for name in part.split(",")]
+        return Problem(
+            key, item["input"], f"one of {', '.join(choices)}", nearest(item["input"], choices)
+        )
+    allowed = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    return Problem(key, item["input"], allowed)
