@@ -6,6 +6,7 @@ weights silently stay where they are. Here they are all found before anything st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +71,9 @@ def check_swarm(swarm: SwarmConfig) -> Iterator[Problem]:
         count = sum(node_class.count for node_class in swarm.node_classes.values())
         if count != swarm.peers:
             yield Problem(
-                "swarm.node_classes",
-                {name: item.count for name, item in swarm.node_classes.items()},
-                f"counts that add up to swarm.peers ({swarm.peers}), not to {count}",
+                "swarm.peers",
+                swarm.peers,
+                f"the sum of the counts of swarm.node_classes, which is {count}",
             )
         for name, item in swarm.node_classes.items():
             for field in ("link", "cpu_share"):
@@ -93,19 +94,17 @@ def _check_space(space: Space, swarm: SwarmConfig) -> Iterator[Problem]:
     for name in ("codec", "threshold", "powersgd_rank", "min_compression_ratio", "delay"):
         axis = getattr(space, name)
         if not isinstance(axis, Range):
-            if not axis:
-                yield Problem(f"space.{name}", [], "at least one value")
-        elif name in ("codec", "delay"):
-            yield Problem(f"space.{name}", axis.model_dump(), "a name or a list of names")
-        elif axis.low > axis.high or (axis.log and axis.low <= 0):
+            yield from _check_choice(f"space.{name}", axis)
+        elif name not in ("codec", "delay") and (
+            axis.low > axis.high or (axis.log and axis.low <= 0)
+        ):
             yield Problem(
                 f"space.{name}", axis.model_dump(), "low ≤ high, and low > 0 where log is true"
             )
+    yield from _check_names("space.codec", space.codec, CODECS.names())
+    yield from _check_names("space.delay", space.delay, DELAYS)
     for codec in _points(space.codec):
         yield from _check_codec("space.codec", codec)
-    for delay in _points(space.delay):
-        if delay not in DELAYS:
-            yield unknown("space.delay", delay, DELAYS)
     yield from _check_threshold("space.threshold", space.threshold)
     yield from _check_rank("space.powersgd_rank", space.powersgd_rank)
     yield from _check_ratio("space.min_compression_ratio", space.min_compression_ratio)
@@ -117,8 +116,9 @@ def _check_space(space: Space, swarm: SwarmConfig) -> Iterator[Problem]:
             "absent: none of the codecs in space.codec has a threshold "
             f"({', '.join(name for name, codec in CODECS.items() if codec.uses_threshold)} has)",
         )
-    ranks = _points(space.powersgd_rank)
-    if "min_compression_ratio" in space.model_fields_set and set(ranks) == {None}:
+    if "min_compression_ratio" in space.model_fields_set and not _differs(
+        space.powersgd_rank, None
+    ):
         yield Problem(
             "space.min_compression_ratio",
             _shown(space.min_compression_ratio),
@@ -128,8 +128,25 @@ def _check_space(space: Space, swarm: SwarmConfig) -> Iterator[Problem]:
         yield from _check_local_updates(space)
 
 
+def _check_choice(key: str, values: tuple[Any, ...]) -> Iterator[Problem]:
+    if not values:
+        yield Problem(key, [], "at least one value")
+    for index, value in enumerate(values):
+        if value in values[:index]:
+            yield Problem(key, value, "listed once")
+
+
+def _check_names(key: str, axis: Any, names: Sequence[str]) -> Iterator[Problem]:
+    if isinstance(axis, Range):
+        yield Problem(key, axis.model_dump(), "a name or a list of names")
+    else:
+        for value in axis:
+            if not isinstance(value, str) or value not in names:
+                yield unknown(key, value, names)
+
+
 def _check_local_updates(space: Space) -> Iterator[Problem]:
-    """hivemind asserts on some of these and ignores the rest without a word."""
+    """Find what hivemind asserts on or, worse, ignores without a word."""
     for delay in _points(space.delay):
         if delay in ("optimizer", "gradients"):
             yield Problem(
@@ -138,13 +155,13 @@ def _check_local_updates(space: Space) -> Iterator[Problem]:
                 "none or state with swarm.use_local_updates: there are no gradients to average, "
                 "and an offloaded optimizer would never move the weights",
             )
-    if set(_points(space.powersgd_rank)) != {None}:
+    if _differs(space.powersgd_rank, None):
         yield Problem(
             "space.powersgd_rank",
             _shown(space.powersgd_rank),
             "null with swarm.use_local_updates: gradients are not averaged",
         )
-    if set(_points(space.codec)) != {"none"}:
+    if _differs(space.codec, "none"):
         yield Problem(
             "space.codec",
             _shown(space.codec),
@@ -152,21 +169,30 @@ def _check_local_updates(space: Space) -> Iterator[Problem]:
         )
 
 
+def _differs(axis: Any, value: object) -> bool:
+    """Say whether an axis has a point other than ``value``."""
+    return any(point != value for point in _points(axis))
+
+
 def _check_codec(key: str, codec: object) -> Iterator[Problem]:
-    if codec not in CODECS:
-        yield unknown(key, codec, CODECS.names())
-        return
-    entry = CODECS.get(str(codec))
-    if not entry().available():
+    """Find a codec whose optional dependency is not here."""
+    entry = _codec(codec)
+    if entry is not None and not entry.available():
         yield Problem(key, codec, f"a codec whose dependency is here: install {entry.requires}")
 
 
+def _codec(name: object) -> Any:
+    return CODECS.get(name) if isinstance(name, str) and name in CODECS else None
+
+
 def _any_threshold(codecs: Sequence[object]) -> bool:
-    return any(name in CODECS and CODECS.get(str(name)).uses_threshold for name in codecs)
+    return any(getattr(_codec(name), "uses_threshold", False) for name in codecs)
 
 
 def _whole(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return math.isfinite(value) and value == int(value)
 
 
 def _shown(axis: Any) -> object:
@@ -213,6 +239,7 @@ def check_configuration(
         configuration: The settings.
         swarm: The swarm that would use them, for the rules between the two.
     """
+    yield from _check_names("codec", (configuration.codec,), CODECS.names())
     yield from _check_codec("codec", configuration.codec)
     if configuration.threshold is not None:
         if not _any_threshold([configuration.codec]):
@@ -241,6 +268,13 @@ def _check_choices(config: SweepConfig) -> Iterator[Problem]:
     for scenario in config.scenarios:
         if scenario not in SCENARIOS:
             yield unknown("scenarios", scenario, SCENARIOS.names())
+    yield from _check_choice("scenarios", config.scenarios)
+    if config.budget.trials < len(config.enqueue):
+        yield Problem(
+            "budget.trials",
+            config.budget.trials,
+            f"at least the {len(config.enqueue)} configurations of enqueue",
+        )
     for name, direction in config.objectives.items():
         if name not in OBJECTIVES:
             yield Problem(
@@ -255,5 +289,6 @@ def _check_choices(config: SweepConfig) -> Iterator[Problem]:
         yield Problem(
             "budget.stop_at_target",
             True,
-            "false when final_loss is an objective: losses at different sample counts do not compare",
+            "false when final_loss is an objective: losses after different sample counts do "
+            "not compare",
         )

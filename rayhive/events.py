@@ -28,21 +28,26 @@ KINDS: dict[str, str] = {
     "peer_lost": "exit_code (negative: the signal), reason",
     "replicate_finished": "state (completed, timed_out, diverged, failed, stopped), stop_reason",
     # by a peer
+    "spawned": "pid",
     "dht_ready": "peer_id, addresses",
-    "peer_ready": "shapes (of the parameters in order), batch_size, target (metric, value, mode), "
-    "data, versions, hardware, device",
+    "peer_ready": "shapes (of the parameters in order), dense_payload_bytes, "
+    "predicted_payload_bytes_per_round, payload_exact, compressed_tensors, batch_size, target "
+    "(metric, value, mode), data, versions, hardware, device",
     "training_started": "",
-    "round": "round, samples (own samples that entered it), group_size, outcome (averaged, "
-    "partial, local, skipped, alone), fraction (of the parts that were averaged), "
-    "retries, seconds (since the previous round ended, without evaluation), waited_s, "
-    "matchmaking_s, averaging_s, optimizer_s, state_s, sent_bytes, received_bytes, "
-    "clock_s (training time since training_started, without evaluation), loss (training)",
+    "round": "round, samples (own samples that entered it), live_peers, outcome (averaged, "
+    "partial, local, skipped, alone), clock_s (training time since training_started, without "
+    "evaluation), loss (mean over the peer's batches); of a group also group_size, fraction (of "
+    "the parts that were averaged), retries, waited_s (for the result), matchmaking_s, "
+    "averaging_s, sent_bytes, received_bytes. With delayed gradients it comes late",
+    "transition": "round, seconds (since the previous transition, without evaluation), update_s "
+    "(optimizer and state averaging, as far as they are waited for), clock_s: the peer goes on "
+    "with the next round",
     "state_round": "round, group_size, outcome, fraction, sent_bytes, received_bytes, averaging_s",
     "weights": "round, norm, sketch (64 numbers: see rayhive.peer.sketch), finite",
-    "evaluation": "round, samples (own, cumulative), clock_s, seconds, values (metric -> number)",
-    "state_loaded": "round, seconds, donor",
+    "evaluation": "round, samples (own, computed so far), clock_s, values (metric -> number), "
+    "final (whether it is the one after the last round)",
+    "state_loaded": "round_before, round, seconds",
     "fallback": "round, reason, choice (local, skip)",
-    "progress": "round, samples, samples_per_s, peers (live)",
     "peer_finished": "reason (rounds, target, seconds, stop, diverged), round, samples, clock_s",
     "peer_failed": "error, traceback",
 }

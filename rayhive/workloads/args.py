@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from rayhive.errors import ConfigError, Problem, nearest, unknown
 
 KEY = "workload.args"
+EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 class WorkloadArgs(BaseModel):
     """Base of the arguments of a workload; a subclass declares one field an argument.
 
-    Values are taken as they are written: no number is read out of a string and no flag out of a
-    number; an integer may stand where a float is meant.
+    Values are taken as they are written: no flag is read out of a number, no number out of a
+    string (but for ``1e-3`` and the like); an integer may stand where a float is meant.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _exponent(cls, value: Any) -> Any:
+        """Read ``1e-3``, which YAML 1.1 takes for text, as the number that is meant."""
+        if not isinstance(value, str) or EXPONENT.fullmatch(value) is None:
+            return value
+        number = float(value)
+        return int(number) if number.is_integer() else number
 
 
 A = TypeVar("A", bound=WorkloadArgs)
@@ -45,10 +56,9 @@ def _problem(model: type[WorkloadArgs], item: Mapping[str, Any]) -> Problem:
     if item["type"] == "extra_forbidden":
         return unknown(key, name, model.model_fields)
     if item["type"] == "literal_error":
-        choices = [part.strip("' ") for part in item["ctx"]["expected"].split(" or ")]
-        choices = [name.strip("' ") for part in choices for name in part.split(",")]
-        return Problem(
-            key, item["input"], f"one of {', '.join(choices)}", nearest(item["input"], choices)
-        )
-    allowed = item["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    return Problem(key, item["input"], allowed)
+        # "'adam' or 'sgd'": the names stand between quotes.
+        choices = item["ctx"]["expected"].split("'")[1::2]
+        close = nearest(item["input"], choices)
+        return Problem(key, item["input"], f"one of {', '.join(choices)}", close)
+    text = item["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    return Problem(key, item["input"], text)

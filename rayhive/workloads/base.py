@@ -67,9 +67,7 @@ class Workload(ABC):
         """
 
     @abstractmethod
-    def train_loader(
-        self, *, peer: int, peers: int, batch_size: int, seed: int
-    ) -> DataLoader[Any]:
+    def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
         """Return the endless loader of one peer's share of the training split.
 
         Each pass is one permutation of the split, the same on every peer, of which this peer
@@ -121,12 +119,7 @@ class Workload(ABC):
     def parameter_shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the parameters in the order of ``module.parameters()``.
 
-        The bytes that a round sends are predicted from these, so nothing is allocated for them
-        where the module can be built on torch's meta device.
+        The bytes that a round sends are predicted from these.
         """
-        try:
-            with torch.device("meta"):
-                module = self.module(seed=0)
-        except (NotImplementedError, RuntimeError):  # a constructor that needs values
-            module = self.module(seed=0)
-        return [tuple(parameter.shape) for parameter in module.parameters()]
+        # Not under torch's meta device: data that a workload loads meanwhile would end up there.
+        return [tuple(parameter.shape) for parameter in self.module(seed=0).parameters()]

@@ -79,7 +79,7 @@ def window_count(tokens: Tensor, length: int) -> int:
     return (len(tokens) - 1) // length
 
 
-def windows(tokens: Tensor, index: Sequence[int] | Tensor, length: int) -> Batch:
+def windows(tokens: Tensor, index: Sequence[int], length: int) -> Batch:
     """Cut windows out of a token stream.
 
     Args:
@@ -95,10 +95,11 @@ def windows(tokens: Tensor, index: Sequence[int] | Tensor, length: int) -> Batch
     return span[:, :-1].contiguous(), span[:, 1:].contiguous()
 
 
-def spread(size: int, count: int) -> Tensor:
-    """Return at most ``count`` indices, evenly spaced over ``range(size)``."""
+def spread(size: int, count: int, batch: int) -> list[list[int]]:
+    """Return at most ``count`` indices, evenly spaced over ``range(size)``, in batches."""
     count = min(count, size)
-    return torch.arange(count) * size // count
+    index = [number * size // count for number in range(count)]
+    return [index[first : first + batch] for first in range(0, count, batch)]
 
 
 @contextmanager

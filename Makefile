@@ -1,0 +1,68 @@
+# Everything a developer or a continuous build does. `make help` lists the verbs.
+PYTHON ?= python3
+COVERAGE_MIN ?= 85
+ARGS ?=
+
+BIN := .venv/bin
+# Relative on purpose: pip reads the file for the build of rayhive itself, too.
+PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
+	$(BIN)/python -m pip install -qq --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help sweep test test-all lint bench docs constraints clean
+
+help: ## list the verbs
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
+		awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
+	@echo 'Variables: PYTHON=python3.12  ARGS="options for the sweep or for pytest"'
+
+sweep: .venv/.runtime ## run the quickstart study (or ARGS="FILE --set k=v") and print its table
+	$(BIN)/python experiments/sweep.py $(ARGS)
+
+test: lint ## lint, then every test but the slow ones and those for a GPU, with coverage
+	$(BIN)/python -m coverage erase
+	$(BIN)/python -m coverage run -m pytest -m "not slow and not gpu" $(ARGS)
+	$(BIN)/python -m coverage combine -q
+	$(BIN)/python -m coverage report --fail-under=$(COVERAGE_MIN)
+
+test-all: lint ## lint, then every test that this machine can run
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: .venv/.dev ## ruff, mypy, import-linter and the links of the documentation
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/check_links.py
+
+bench: .venv/.runtime ## run every benchmark, each of which prints its claim as a ratio
+	@set -e; for script in benchmarks/[!_]*.py; do \
+		echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+
+docs: .venv/.docs ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+
+constraints: ## resolve every dependency afresh and rewrite constraints.txt
+	PYTHON=$(PYTHON) scripts/refresh_constraints.sh
+
+clean: ## remove what the tools leave behind; .venv and runs stay
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+# A stamp stands for what is installed; a changed dependency or pin makes it out of date.
+.venv/.runtime: pyproject.toml constraints.txt
+	@echo 'rayhive: installing into .venv; a minute or two on a fresh machine ...'
+	@$(PYTHON) -m venv .venv
+	@$(PIP) -e '.[report]'
+	@touch $@
+
+.venv/.dev: .venv/.runtime
+	@echo 'rayhive: adding the tools of development to .venv ...'
+	@$(PIP) -e '.[report,dev]'
+	@touch $@
+
+.venv/.docs: .venv/.runtime
+	@echo 'rayhive: adding the tools of documentation to .venv ...'
+	@$(PIP) -e '.[docs]'
+	@touch $@

@@ -1,0 +1,276 @@
+"""What a process group leaves behind when it is killed, and the removal of exactly that.
+
+A killed peer can't clean up: hivemind's unix sockets stay in the temporary directory, torch's
+shared memory stays under ``/dev/shm``. Both carry names that nothing ties to a swarm, so they
+are noted while the peer lives, and after its death only what was noted is removed.
+
+This module is also the *undertaker*, run as a script beside an embedded Ray: it waits for the
+end of its owner, however that came, and then clears the owner's private directory. It needs the
+standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+#: Records of living peers lie in files of this kind, below the directory that owns them.
+RECORD_SUFFIX = ".owns.json"
+#: Every private directory of rayhive has this prefix, and this file with its owner's identity.
+DIRECTORY_PREFIX = "rayhive-"
+OWNER_FILE = "owner"
+
+
+def started(pid: int) -> int | None:
+    """Return when ``pid`` started [clock ticks since boot], or None if no such process runs.
+
+    Together with the pid this names a process for good: pids are used again. A zombie counts
+    as gone.
+    """
+    found = _stat(pid)
+    return None if found is None or found[0] == "Z" else int(found[19])
+
+
+def group_of(leader: int) -> list[int]:
+    """Return the processes of the session or the process group that ``leader`` leads."""
+    members = []
+    for pid in _pids():
+        found = _stat(pid)
+        if found is not None and found[0] != "Z" and leader in (int(found[2]), int(found[3])):
+            members.append(pid)
+    return members
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of ``/proc/PID/stat`` from the state on (the third of proc(5))."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return text[text.rindex(")") + 2 :].split()
+
+
+@dataclass
+class Belongings:
+    """What one process group owns outside of itself.
+
+    Attributes:
+        leader: The pid of its leader, which is also the id of the group; 0 before it is known.
+        processes: When each member started, by pid, for all members ever seen.
+        sockets: Unix sockets that members listened on, by path.
+        folder: The group's own temporary directory.
+    """
+
+    leader: int = 0
+    processes: dict[int, int] = field(default_factory=dict)
+    sockets: set[str] = field(default_factory=set)
+    folder: str | None = None
+
+    def note(self) -> None:
+        """Add the group's present members and their sockets."""
+        if not self.leader:
+            return
+        members = group_of(self.leader)
+        for pid in members:
+            start = started(pid)
+            if start is not None:
+                self.processes[pid] = start
+        self.sockets |= _sockets_of(members)
+
+    def save(self, path: Path) -> None:
+        """Write the record, so that it outlives the process that holds it."""
+        text = json.dumps(
+            {
+                "leader": self.leader,
+                "processes": {str(pid): start for pid, start in self.processes.items()},
+                "sockets": sorted(self.sockets),
+                "folder": self.folder,
+            }
+        )
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+
+    @classmethod
+    def load(cls, path: Path) -> Belongings:
+        """Read a record that :meth:`save` wrote.
+
+        Raises:
+            ValueError: The file holds something else.
+        """
+        data = json.loads(path.read_text(encoding="utf-8"))
+        return cls(
+            leader=int(data["leader"]),
+            processes={int(pid): int(start) for pid, start in data["processes"].items()},
+            sockets=set(data["sockets"]),
+            folder=data["folder"],
+        )
+
+    def living(self) -> list[int]:
+        """Return the members that still run, including ones that were never noted."""
+        alive = {pid for pid, start in self.processes.items() if started(pid) == start}
+        # The leader's id can't be used again while a member of its group lives, but without
+        # one it can: then the group of that id is somebody else's.
+        if alive:
+            alive.update(group_of(self.leader))
+        return sorted(alive)
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """Send ``signum`` to every living member."""
+        for pid in self.living():
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signum)
+
+    def remove(self) -> list[str]:
+        """Remove what the dead group left; return the paths.
+
+        Files of members that still live are left alone.
+        """
+        removed = []
+        alive = set(self.living())
+        for path in shared_memory():
+            pid = creator_of(path)
+            if pid in self.processes and pid not in alive:
+                removed += _unlink(path)
+        if not alive:
+            for socket in sorted(self.sockets):
+                removed += _unlink(Path(socket))
+            if self.folder is not None and Path(self.folder).exists():
+                shutil.rmtree(self.folder, ignore_errors=True)
+                removed.append(self.folder)
+        return removed
+
+
+def shared_memory() -> list[Path]:
+    """Return torch's shared memory files."""
+    return sorted(SHARED_MEMORY.glob("torch_*"))
+
+
+def creator_of(path: Path) -> int | None:
+    """Return the pid in the name of one of torch's shared memory files."""
+    parts = path.name.split("_")
+    return int(parts[1]) if len(parts) > 2 and parts[1].isdigit() else None
+
+
+def _unlink(path: Path) -> list[str]:
+    try:
+        path.unlink()
+    except OSError:
+        return []
+    return [str(path)]
+
+
+def _sockets_of(pids: Iterable[int]) -> set[str]:
+    """Return the paths of the named unix sockets that hivemind made in these processes."""
+    inodes: set[str] = set()
+    names: dict[str, str] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                target = os.readlink(entry.path)
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+            for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+                fields = line.split(maxsplit=7)
+                if len(fields) == 8 and Path(fields[7]).name.startswith("hivemind-"):
+                    names[fields[6]] = fields[7]
+    return {path for inode, path in names.items() if inode in inodes}
+
+
+def records(directory: Path) -> Iterator[tuple[Path, Belongings]]:
+    """Yield the records below ``directory``; unreadable ones are skipped."""
+    for path in sorted(directory.rglob(f"*{RECORD_SUFFIX}")):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            yield path, Belongings.load(path)
+
+
+def clear(directory: Path, patience: float = 5.0) -> None:
+    """Remove a private directory of rayhive with everything that its records name.
+
+    Args:
+        directory: The directory.
+        patience: How long its processes may take to end by themselves [s].
+    """
+    deadline = time.monotonic() + patience
+    while _users_of(directory) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for _, owned in records(directory):
+        owned.kill()
+    for pid in _users_of(directory):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        if not any(owned.living() for _, owned in records(directory)):
+            break
+        time.sleep(0.02)
+    for _, owned in records(directory):
+        owned.remove()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _users_of(directory: Path) -> list[int]:
+    """Return the processes that have a file in ``directory`` open for writing, as all of Ray's do.
+
+    Readers, such as somebody's ``tail -f``, are not among them.
+    """
+    marker = f"{directory}/"
+    found = []
+    for pid in _pids():
+        if pid == os.getpid():
+            continue
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                if os.readlink(entry.path).startswith(marker) and _writes(pid, entry.name):
+                    found.append(pid)
+                    break
+    return found
+
+
+def _writes(pid: int, descriptor: str) -> bool:
+    for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
+        if line.startswith("flags:"):
+            return bool(int(line.split()[1], 8) & (os.O_WRONLY | os.O_RDWR))
+    return False
+
+
+def claim(directory: Path, pid: int) -> None:
+    """Write down that ``pid`` owns this private directory."""
+    (directory / OWNER_FILE).write_text(f"{pid} {started(pid)}", encoding="utf-8")
+
+
+def orphaned(base: Path) -> list[Path]:
+    """Return the private directories below ``base`` whose owners are dead."""
+    found = []
+    for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*")):
+        with contextlib.suppress(OSError, ValueError):
+            pid, start = (directory / OWNER_FILE).read_text(encoding="utf-8").split()
+            if started(int(pid)) != int(start) and directory.stat().st_uid == os.getuid():
+                found.append(directory)
+    return found
+
+
+def main(directory: str) -> None:
+    """Wait for the end of the owner, who holds the other end of stdin, and clear up."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 4096):
+        pass
+    clear(Path(directory))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

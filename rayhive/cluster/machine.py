@@ -1,0 +1,74 @@
+"""Facts about the machine that this process runs on."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import socket
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+#: A unix socket's path has at most 107 bytes; Ray appends about 64 to its directory.
+_LONGEST_BASE = 28
+PACKAGES = ("rayhive", "torch", "lightning", "hivemind", "ray", "optuna", "numpy")
+
+
+def short_temporary_directory() -> str:
+    """Return where private directories go: short enough for the sockets below them.
+
+    ``RAY_TMPDIR`` decides before the platform's usual variables.
+    """
+    for base in (os.environ.get("RAY_TMPDIR"), tempfile.gettempdir()):
+        if base and len(base) <= _LONGEST_BASE and os.access(base, os.W_OK):
+            return base
+    return "/tmp"
+
+
+def versions() -> dict[str, str | None]:
+    """Return the installed versions of the packages that results depend on."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+@functools.cache
+def facts() -> dict[str, Any]:
+    """Return host name, processor, cores, memory [bytes] and GPUs."""
+    return {
+        "host": socket.gethostname(),
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": psutil.virtual_memory().total,
+        "gpus": gpu_names(),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+def gpu_names() -> list[str]:
+    """Return the names of NVIDIA's GPUs as the kernel's driver tells them, without CUDA."""
+    names = []
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            if line.startswith("Model:"):
+                names.append(line.partition(":")[2].strip())
+    return names

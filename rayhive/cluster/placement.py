@@ -1,0 +1,177 @@
+"""Where the peers of a swarm go: bundles, their sizes, and what can never be placed.
+
+GPUs and labels are demands. Cores are not: a swarm of eight peers must run on a laptop with two
+cores, only slower. So a peer asks for the cores that its threads use where there are enough, and
+for the largest equal share that lets the whole swarm fit where there are not. A swarm that
+needs all cores thus has the cluster to itself, and others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rayhive.config import SwarmConfig
+from rayhive.errors import Problem, nearest
+
+#: Ray counts resources in ten-thousandths.
+GRAIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one node has in total.
+
+    Attributes:
+        node: Ray's id of the node.
+        cpus: Its logical CPUs.
+        gpus: Its GPUs.
+        labels: Its labels.
+    """
+
+    node: str
+    cpus: float
+    gpus: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def carries(self, labels: dict[str, str]) -> bool:
+        """Return whether the node has all of ``labels``."""
+        return all(self.labels.get(key) == value for key, value in labels.items())
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What one peer asks for.
+
+    Attributes:
+        cpus: Logical CPUs.
+        gpus: GPUs.
+        labels: Labels that its node must carry.
+    """
+
+    cpus: float
+    gpus: float
+    labels: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """The bundle as Ray wants it."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+
+def demands(swarm: SwarmConfig) -> list[Bundle]:
+    """Return what each peer would like to have, in the order of the peers.
+
+    Node classes take the peers in the order in which they are written.
+    """
+    threads = float(swarm.threads_per_peer)
+    if swarm.node_classes is None:
+        return [Bundle(threads, swarm.gpus_per_peer)] * swarm.peers
+    return [
+        Bundle(threads * item.cpu_share, item.gpus, dict(item.labels))
+        for item in swarm.node_classes.values()
+        for _ in range(item.count)
+    ]
+
+
+def bundles(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Bundle]:
+    """Return what each peer asks for on this cluster.
+
+    Raises:
+        ValueError: Not even the smallest share fits; :func:`problems` says why.
+    """
+    wanted = demands(swarm)
+    for scale in _scales(wanted, rooms):
+        scaled = [
+            Bundle(max(GRAIN, int(b.cpus * scale / GRAIN) * GRAIN), b.gpus, b.labels)
+            for b in wanted
+        ]
+        if fits(scaled, rooms):
+            return scaled
+    raise ValueError("no room for the swarm on this cluster")
+
+
+def _scales(wanted: Sequence[Bundle], rooms: Sequence[Room]) -> Iterator[float]:
+    """Yield the scales at which one more peer fits on some node, from the largest down."""
+    largest = max(bundle.cpus for bundle in wanted)
+    found = {1.0}
+    for room in rooms:
+        for count in range(1, len(wanted) + 1):
+            found.add(min(1.0, room.cpus / count / largest))
+    yield from sorted((scale for scale in found if scale > 0), reverse=True)
+    yield GRAIN / largest
+
+
+def fits(asked: Sequence[Bundle], rooms: Sequence[Room]) -> bool:
+    """Return whether all bundles fit at once, the most demanding placed first.
+
+    First fit is not optimal, but peers of one class are equal and classes few.
+    """
+    left = [[room.cpus, room.gpus] for room in rooms]
+    order = sorted(asked, key=lambda b: (len(b.labels), b.gpus, b.cpus), reverse=True)
+    for bundle in order:
+        # GPU nodes are kept for those who need them.
+        choice = sorted(range(len(rooms)), key=lambda i: (rooms[i].gpus, -left[i][0]))
+        for index in choice:
+            cpus, gpus = left[index]
+            enough = cpus + GRAIN / 2 >= bundle.cpus and gpus + GRAIN / 2 >= bundle.gpus
+            if enough and rooms[index].carries(bundle.labels):
+                left[index] = [cpus - bundle.cpus, gpus - bundle.gpus]
+                break
+        else:
+            return False
+    return True
+
+
+def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
+    """Return what of the swarm these nodes can never hold, whatever else runs on them."""
+    found: list[Problem] = []
+    if swarm.node_classes is None:
+        found += _gpu_problems("swarm.gpus_per_peer", swarm.gpus_per_peer, swarm.peers, rooms)
+    else:
+        for name, item in swarm.node_classes.items():
+            key = f"swarm.node_classes.{name}"
+            matching = [room for room in rooms if room.carries(item.labels)]
+            if matching:
+                found += _gpu_problems(f"{key}.gpus", item.gpus, item.count, matching)
+            else:
+                found.append(_label_problem(f"{key}.labels", item.labels, rooms))
+    if not found:
+        try:
+            bundles(swarm, rooms)
+        except ValueError:
+            found.append(
+                Problem("swarm.peers", swarm.peers, "a swarm that fits on the nodes all at once")
+            )
+    return found
+
+
+def _gpu_problems(
+    key: str, gpus: float, peers: int, rooms: Sequence[Room]
+) -> Iterator[Problem]:
+    if gpus == 0:
+        return
+    if gpus > 1 and gpus != int(gpus):
+        yield Problem(key, gpus, "a fraction below 1, or a whole number of GPUs")
+        return
+    slots = sum(int((room.gpus + GRAIN / 2) / gpus) for room in rooms)
+    if slots < peers:
+        total = sum(room.gpus for room in rooms)
+        yield Problem(
+            key,
+            gpus,
+            f"a demand that {peers} peers can have: the nodes have {total:g} GPUs in all, "
+            f"room for {slots} such peers",
+        )
+
+
+def _label_problem(key: str, labels: dict[str, str], rooms: Sequence[Room]) -> Problem:
+    carried = sorted({f"{k}={v}" for room in rooms for k, v in room.labels.items()})
+    asked = [f"{k}={v}" for k, v in labels.items()]
+    missing = next((label for label in asked if label not in carried), asked[0])
+    return Problem(
+        key,
+        labels,
+        f"labels that one node carries together; there are {', '.join(carried) or 'none'}",
+        nearest(missing, carried),
+    )

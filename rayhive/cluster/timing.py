@@ -1,0 +1,33 @@
+"""How long the phases of a replicate may take before the supervisor loses patience."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Bounds of a replicate's phases, all in seconds.
+
+    The budget of a replicate bounds its training; these bound everything around it.
+
+    Attributes:
+        placement: Wait for room on the cluster, while other replicates hold it.
+        startup: From the first peer's start to the barrier: the zygote's imports, data, model
+            and DHT of every peer.
+        stop: From the command to stop to the last peer's end of training; an averaging that
+            runs may end first, so the swarm's ``averaging_timeout`` is added.
+        shutdown: From the command to shut down to the exit of the last peer.
+        hurry: In place of ``stop`` and ``shutdown`` when the result no longer matters: the
+            replicate failed or somebody wants it to end.
+        linger: How long a supervisor whose outcome nobody takes stays.
+        agent_idle: How long an agent without a replicate keeps itself and its zygote.
+    """
+
+    placement: float = 600.0
+    startup: float = 120.0
+    stop: float = 15.0
+    shutdown: float = 15.0
+    hurry: float = 3.0
+    linger: float = 3600.0
+    agent_idle: float = 900.0

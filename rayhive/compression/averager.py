@@ -1,0 +1,310 @@
+"""An averager that measures its rounds, follows the live peers and does not lose early parts.
+
+The measuring happens in hivemind's averager process, which is forked from the trainer's. There,
+and only there, hivemind's own matchmaking, all-reduce and table of codecs are replaced by ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, AsyncIterator, ClassVar, cast  # noqa: UP035 - hivemind wants typing's
+
+from hivemind.averaging import DecentralizedAverager, averager
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.dht import DHT, DHTNode
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MPFuture
+from hivemind.utils.asyncio import achain, anext, as_aiter
+
+from rayhive.compression import wire
+from rayhive.compression.matchmaking import TRACE, LiveMatchmaking, StepTrace
+from rayhive.compression.rounds import RoundResult
+from rayhive.compression.runner import MeasuredRunner
+
+#: Longest wait for a groupmate's next part [s], if nothing asks for another.
+SENDER_TIMEOUT = 10.0
+#: Longest wait for replies that are still leaving when our own part of a round is done [s].
+DRAIN_PATIENCE = 2.0
+#: Longest wait at shutdown for steps to end and the DHT to have read our messages, each [s].
+FLUSH_PATIENCE = 1.0
+#: What hivemind appends to a group's id for each of its all-reduces.
+PHASE_NAMES = {b"": "dense", b"PHASE_P": "P", b"PHASE_Q": "Q"}
+#: Steps kept for :meth:`RecordedSteps.take_rounds`, should nobody ask.
+STEPS_KEPT = 1024
+
+
+class RecordedSteps(DecentralizedAverager):
+    """Keeps the outcome of every step in the trainer's process.
+
+    hivemind's state averager drops the result of its rounds; from here they can be had. This
+    class stands *after* the averager that it serves among the bases, where all its steps pass.
+    """
+
+    _steps: deque[StepControl]
+
+    def step(self, *args: Any, wait: bool = True, **kwargs: Any) -> Any:
+        """Run a step as hivemind does, and remember how it ended.
+
+        Raises:
+            ValueError: Asked to wait for a step that waits for a trigger.
+        """
+        if wait and kwargs.get("require_trigger"):
+            raise ValueError("a step that requires a trigger cannot be waited for here")
+        control = super().step(*args, wait=False, **kwargs)
+        self._steps.append(control)
+        return control.result() if wait else control
+
+    def take_rounds(self) -> list[RoundResult]:
+        """Return the rounds that ended since the last call, failed ones with their error."""
+        taken = []
+        for _ in range(len(self._steps)):
+            control = self._steps.popleft()
+            if not control.done():
+                self._steps.append(control)
+            elif not control.cancelled():  # a cancelled step never was a round
+                error = control.exception()
+                taken.append(control.result() if error is None else RoundResult(error=repr(error)))
+        return taken
+
+
+class MeasuredAverager(DecentralizedAverager):
+    """Mixin that stands first among the bases of an averager; :class:`RecordedSteps` last.
+
+    ``StepControl.result()`` is a :class:`RoundResult`. Timeouts differ from hivemind's: those of
+    an all-reduce do not follow the matchmaking window, and ``request_timeout`` stays below it.
+
+    Args:
+        args: As the averager's.
+        start: Start the averager's process at once.
+        target_group_size: Peers to wait for at first, see :meth:`set_group_size`.
+        min_matchmaking_time: Longest wait for a group [s].
+        request_timeout: Longest wait for a leader's answer [s]; cut to half the window, because
+            two peers that ask each other are stuck until it ends.
+        allreduce_timeout: Longest all-reduce [s].
+        next_chunk_timeout: Longest wait for a part [s]. hivemind's optimizer passes the
+            matchmaking window here when nobody chose; that is not taken as a choice.
+        sender_timeout: The same for senders only; default a quarter of ``allreduce_timeout``, at
+            most 10 s, so that a round with a silent groupmate ends before it is given up.
+        reducer_timeout: Longest wait for a reducer's answer [s]; default twice that.
+        kwargs: As the averager's.
+    """
+
+    #: The class that peers believe to talk to: RPCs are named after it.
+    wire_name: ClassVar[str]
+    _matchmaking: LiveMatchmaking
+    # A class inherits the stubs that hivemind made for its parent, under the parent's RPC names.
+    _rpc_handlers = None
+    _stub_type = None
+
+    def __init__(
+        self,
+        *args: Any,
+        start: bool,
+        target_group_size: int | None = None,
+        min_matchmaking_time: float = 5.0,
+        request_timeout: float = 3.0,
+        allreduce_timeout: float | None = None,
+        next_chunk_timeout: float | None = None,
+        sender_timeout: float | None = None,
+        reducer_timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if next_chunk_timeout is None or next_chunk_timeout == min_matchmaking_time:
+            next_chunk_timeout = SENDER_TIMEOUT
+            if allreduce_timeout is not None:
+                next_chunk_timeout = min(next_chunk_timeout, allreduce_timeout / 4)
+        sender_timeout = next_chunk_timeout if sender_timeout is None else sender_timeout
+        self._steps: deque[StepControl] = deque(maxlen=STEPS_KEPT)
+        self._group_size = target_group_size
+        # These live in the averager's process.
+        self._failed_searches = 0
+        self._failed_bytes = 0
+        self._running_steps: dict[asyncio.Task[Any], StepControl] = {}
+        super().__init__(
+            *args,
+            start=False,
+            target_group_size=target_group_size,
+            min_matchmaking_time=min_matchmaking_time,
+            request_timeout=min(request_timeout, 0.5 * min_matchmaking_time),
+            allreduce_timeout=allreduce_timeout,
+            next_chunk_timeout=next_chunk_timeout,
+            sender_timeout=sender_timeout,
+            reducer_timeout=2 * sender_timeout if reducer_timeout is None else reducer_timeout,
+            **kwargs,
+        )
+        if start:
+            self.run_in_background(await_ready=True)
+
+    @classmethod
+    def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
+        name = f"{cls.wire_name}.{method_name}"
+        return name if namespace is None else f"{namespace}::{name}"
+
+    def set_group_size(self, size: int | None) -> None:
+        """Say how many peers are live, so that rounds begin when they are all there.
+
+        It may be called at any time, also while a group is forming: a group that has reached the
+        new size begins at once. Without a live averager it does nothing.
+
+        Args:
+            size: Live peers, this one included; None waits out the matchmaking window.
+        """
+        if size == self._group_size:
+            return
+        with contextlib.suppress(OSError, ValueError, AssertionError):
+            if self.pid is None:
+                self.matchmaking_kwargs["target_group_size"] = self._group_size = size
+            elif self.is_alive():
+                self._outer_pipe.send(("_set_group_size", [size], {}))
+                self._group_size = size
+
+    async def _set_group_size(self, size: int | None) -> None:
+        await self._matchmaking.set_group_size(size)
+
+    def run(self) -> None:
+        """Serve until shut down; executed in the averager's own process."""
+        averager.Matchmaking = LiveMatchmaking
+        averager.AllReduceRunner = MeasuredRunner
+        wire.install()
+        # Group ids and orders come from this generator. Peers that seed alike for the sake of
+        # training would draw the same ids, and one group's late parts would fit another.
+        random.seed()
+        super().run()
+
+    async def _shutdown(self, timeout: float | None) -> None:
+        """End every step, then leave no message behind that the DHT could not read.
+
+        Messages to the DHT refer to file descriptors of this process. One that arrives after its
+        sender is gone crashes the DHT, or makes it pause for longer than its own shutdown may
+        take; its p2pd then outlives it. A search for a group sends them all the time.
+        """
+        for step in self._running_steps.values():
+            with contextlib.suppress(Exception):
+                step.cancel()
+        for future in self._running_groups.values():
+            if future.done() and not future.cancelled():
+                future.result().finalize(cancel=True)
+            future.cancel()
+        for insist in (False, True):
+            tasks = set(self._running_steps)
+            for task in tasks if insist else ():
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=FLUSH_PATIENCE)
+        self._running_groups.clear()
+        with contextlib.suppress(Exception):  # held from here on: no search begins any more
+            lock = self._matchmaking.lock_looking_for_group
+            await asyncio.wait_for(lock.acquire(), FLUSH_PATIENCE)
+        await super()._shutdown(timeout)
+        with contextlib.suppress(Exception):
+            read = self.dht.run_coroutine(_nothing, return_future=True)
+            await asyncio.wait_for(read, FLUSH_PATIENCE)
+
+    async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
+        trace, task = StepTrace(), cast("asyncio.Task[Any]", asyncio.current_task())
+        TRACE.set(trace)  # for this step alone: it runs as a task
+        self._running_steps[task] = step
+        watcher = asyncio.create_task(_note_trigger(step, trace))
+        try:
+            await super()._step(step=step, future_for_init=future_for_init)
+        finally:
+            watcher.cancel()
+            del self._running_steps[task]
+            for group_id in trace.groups:
+                self._matchmaking.groups.close(group_id)
+            if not step.cancelled():
+                self._failed_searches += len(trace.searches)
+                self._failed_bytes += trace.wasted_bytes
+
+    @contextlib.contextmanager
+    def _register_allreduce_group(self, group_info: GroupInfo) -> Iterator[None]:
+        groups, before = self._matchmaking.groups, set(self._running_groups)
+        with super()._register_allreduce_group(group_info):
+            futures = {k: v for k, v in self._running_groups.items() if k not in before}
+            groups.open(group_info.group_id, futures)
+            try:
+                yield
+            finally:
+                groups.close(group_info.group_id, futures)
+                for future in futures.values():
+                    future.cancel()  # lets go of parts that wait for what will never begin
+
+    async def _aggregate_with_group(
+        self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any
+    ) -> RoundResult:
+        trace = TRACE.get() or StepTrace()
+        began = time.monotonic()
+        try:
+            gathered = await super()._aggregate_with_group(
+                group_info, min_vector_size=min_vector_size, **kwargs
+            )
+        except BaseException:
+            runners = self._runners(group_info.group_id).values()
+            trace.wasted_bytes += sum(runner.sent_bytes for runner in runners)
+            raise
+        ended = time.monotonic()
+        patience = DRAIN_PATIENCE
+        if self._allreduce_timeout is not None:  # it goes on while we wait
+            patience = min(patience, (self._allreduce_timeout - (ended - began)) / 4)
+        phases = self._runners(group_info.group_id)
+        drained = [await runner.drain(patience) for runner in phases.values()]
+        result = RoundResult(
+            gathered,
+            phases=tuple(runner.record(name) for name, runner in phases.items()),
+            wasted_bytes=self._failed_bytes + trace.wasted_bytes,
+            banned=tuple(sorted({peer for runner in phases.values() for peer in runner.banned()})),
+            matchmaking_s=trace.waited(),
+            allreduce_s=ended - began,
+            attempts=max(1, self._failed_searches + len(trace.searches)),
+            counts_complete=all(drained),
+        )
+        # Told once; what this step has left is added when it ends.
+        self._failed_searches = self._failed_bytes = trace.wasted_bytes = 0
+        trace.searches.clear()
+        return result
+
+    def _runners(self, group_id: bytes) -> dict[str, MeasuredRunner]:
+        """Return the all-reduces of a group that began, by the names of their phases."""
+        return {
+            PHASE_NAMES[key.removeprefix(group_id)]: future.result()
+            for key, future in self._running_groups.items()
+            if key.startswith(group_id) and future.done() and not future.cancelled()
+        }
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Hand a groupmate's parts to the all-reduce they belong to, once it is there."""
+        request = await anext(stream)
+        group_id = request.group_id
+        patience = self.allreduce_kwargs["sender_timeout"]
+        future = None
+        if await self._matchmaking.groups.opened(group_id, patience):
+            future = self._running_groups.get(group_id)
+        if future is not None:
+            # Not awaited directly: a sender that hangs up meanwhile would cancel it for all.
+            await asyncio.wait({future})
+        if future is None or future.cancelled():
+            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+            return
+        answers = future.result().rpc_aggregate_part(achain(as_aiter(request), stream), context)
+        async with contextlib.aclosing(answers):
+            async for message in answers:
+                yield message
+
+
+async def _nothing(dht: DHT, node: DHTNode) -> None:
+    """Do nothing in the DHT's process, after all that it was sent before."""
+
+
+async def _note_trigger(step: StepControl, trace: StepTrace) -> None:
+    with contextlib.suppress(Exception):
+        await step.wait_for_trigger()
+        trace.triggered = time.monotonic()

@@ -1,0 +1,116 @@
+"""What rayhive knows of a codec without loading torch or hivemind.
+
+A codec turns one part of a tensor into the bytes that a peer sends. This class says how many
+bytes those are and builds the hivemind object that makes them. A new codec is one file with one
+subclass and one ``register_lazy`` line; ``tests/contract/test_codec_contract.py`` then tests it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+from rayhive.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from hivemind.compression import CompressionBase
+
+#: Bits of an element before any codec: hivemind averages in float32.
+DENSE_BITS = 32
+
+
+class Codec(ABC):
+    """One codec of the registry.
+
+    Attributes:
+        name: Its name in the registry and in configurations.
+        uses_threshold: Whether it treats tensors differently from a number of elements on.
+        lossless: Whether decoding gives back every bit.
+        exact_size: Whether :meth:`part_bytes` holds for every content, not only on average.
+        relative_error: L2 error over L2 norm that it keeps below on normally distributed parts.
+        requires: Import name of an optional dependency; None if it needs none.
+    """
+
+    name: ClassVar[str]
+    uses_threshold: ClassVar[bool] = False
+    lossless: ClassVar[bool] = False
+    exact_size: ClassVar[bool] = True
+    relative_error: ClassVar[float]
+    requires: ClassVar[str | None] = None
+
+    @classmethod
+    def available(cls) -> bool:
+        """Say whether the optional dependency is installed here."""
+        return cls.requires is None or importlib.util.find_spec(cls.requires) is not None
+
+    @abstractmethod
+    def build(self, threshold: int | None = None) -> CompressionBase:
+        """Return the hivemind object that compresses with this codec.
+
+        Args:
+            threshold: Elements of a whole tensor; required if and only if ``uses_threshold``.
+
+        Raises:
+            ConfigError: ``threshold`` is missing, unwanted or not positive.
+        """
+
+    @abstractmethod
+    def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
+        """Return the bits per element by which hivemind cuts a tensor into parts.
+
+        It is 32 times ``estimate_compression_ratio`` and leaves out what a part costs once.
+
+        Args:
+            tensor_elements: Elements of the whole tensor.
+            threshold: As for :meth:`build`.
+        """
+
+    @abstractmethod
+    def part_bytes(
+        self, part_elements: int, tensor_elements: int, threshold: int | None = None
+    ) -> int:
+        """Return the payload of one part [bytes]: the length of the buffer in its message.
+
+        Args:
+            part_elements: Elements of the part.
+            tensor_elements: Elements of the whole tensor that it was cut from.
+            threshold: As for :meth:`build`.
+        """
+
+    def check_threshold(self, threshold: int | None) -> None:
+        """Refuse a threshold that is missing, unwanted or not positive.
+
+        Raises:
+            ConfigError: It is one of these.
+        """
+        if not self.uses_threshold:
+            if threshold is not None:
+                raise ConfigError(Problem("threshold", threshold, f"absent with {self.name}"))
+        elif threshold is None or threshold < 1:
+            allowed = f"a number of elements, at least 1, with {self.name}"
+            raise ConfigError(Problem("threshold", threshold, allowed))
+
+
+class FixedCodec(Codec):
+    """A codec that spends the same on every element and the same once per part.
+
+    Attributes:
+        element_bits: Bits of one element; whole bytes.
+        overhead: Bytes that every part carries besides its elements.
+    """
+
+    element_bits: ClassVar[int]
+    overhead: ClassVar[int] = 0
+
+    def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
+        """Return ``element_bits``, whatever the tensor."""
+        self.check_threshold(threshold)
+        return float(self.element_bits)
+
+    def part_bytes(
+        self, part_elements: int, tensor_elements: int, threshold: int | None = None
+    ) -> int:
+        """Return the elements' bytes and the part's overhead."""
+        self.check_threshold(threshold)
+        return part_elements * self.element_bits // 8 + self.overhead

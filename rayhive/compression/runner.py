@@ -1,0 +1,147 @@
+"""hivemind's all-reduce, counting its payload and knowing when its last reply has left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterable
+from contextlib import aclosing
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
+
+from hivemind.averaging.allreduce import AllReduceRunner
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+
+from rayhive.compression.rounds import PhaseRecord
+
+
+class MeasuredRunner(AllReduceRunner):
+    """One all-reduce of one group, as a sender and as a reducer.
+
+    A peer is done when its own tensors are averaged. As a reducer it may still be answering
+    others then; :meth:`drain` waits for these answers, after which the counts are final.
+
+    Attributes:
+        sent_bytes: Payload of parts for other reducers and of answers to other senders.
+        received_bytes: Payload of answers from reducers and of parts from senders.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self._began = time.monotonic()
+        self._ended: float | None = None
+        others = set(self.sender_peer_ids) - {self.peer_id}
+        self._unanswered: set[PeerID] = others if self.tensor_part_reducer.num_parts else set()
+        self._answered = asyncio.Event()
+
+    def _get_peer_stub(self, peer: PeerID) -> _CountedStub:
+        return _CountedStub(super()._get_peer_stub(peer), self)
+
+    async def _generate_input_for_peer(
+        self, peer_index: int
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async with aclosing(super()._generate_input_for_peer(peer_index)) as messages:
+            async for message in messages:
+                self.sent_bytes += len(message.tensor_part.buffer)
+                yield message
+
+    async def received(
+        self, stream: AsyncIterable[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Pass a stream through and count its payload."""
+        async for message in stream:
+            self.received_bytes += len(message.tensor_part.buffer)
+            yield message
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Average a sender's parts with the others' and answer, counting both ways."""
+        try:
+            answers = super().rpc_aggregate_part(self.received(stream), context)
+            async with aclosing(answers):
+                async for message in answers:
+                    self.sent_bytes += len(message.tensor_part.buffer)
+                    yield message
+        finally:
+            self._unanswered.discard(context.remote_id)
+            self._answered.set()
+
+    async def drain(self, patience: float) -> bool:
+        """Wait until every sender that was not given up has its last answer.
+
+        Args:
+            patience: Seconds to wait at most.
+
+        Returns:
+            Whether all were answered; the counts are final then.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience
+        while self._unanswered - self.banned_senders:
+            self._answered.clear()
+            try:
+                await asyncio.wait_for(self._answered.wait(), deadline - loop.time())
+            except asyncio.TimeoutError:
+                return False
+        return True
+
+    def fraction(self) -> float:
+        """Return the share of the averaging that happened, the worse of both sides.
+
+        As a sender: elements that came back averaged over all elements. As a reducer: elements
+        of all senders, its own included, that entered its averages over those it expected.
+        """
+        container, reducer = self.tensor_part_container, self.tensor_part_reducer
+        averaged: float = 1.0
+        if container.total_size:
+            averaged -= container.failed_size / container.total_size
+        sizes = [shape.numel() for shape in reducer.part_shapes]
+        expected = sum(sizes) * reducer.num_senders
+        if not expected:
+            return averaged
+        entered = sum(sum(sizes[:parts]) for parts in self._parts_entered())
+        return min(averaged, float(entered / expected))
+
+    def banned(self) -> set[str]:
+        """Return the senders that were given up before all their parts had entered."""
+        parts = self.tensor_part_reducer.num_parts
+        entered = zip(self.sender_peer_ids, self._parts_entered(), strict=True)
+        return {str(peer) for peer, count in entered if count < parts}
+
+    def _parts_entered(self) -> list[int]:
+        """Return how many parts of each sender entered the averages made here."""
+        reducer = self.tensor_part_reducer
+        counts = zip(reducer.num_parts_received, reducer.sender_failed_after, strict=True)
+        return [int(min(received, failed)) for received, failed in counts]
+
+    def finalize(self, **kwargs: Any) -> None:
+        """End this peer's own part in the all-reduce, as hivemind does, and note when."""
+        if self._ended is None:
+            self._ended = time.monotonic()
+        super().finalize(**kwargs)
+
+    def record(self, name: str) -> PhaseRecord:
+        """Return what this all-reduce did so far, under the name of its phase."""
+        ended = time.monotonic() if self._ended is None else self._ended
+        return PhaseRecord(
+            name=name,
+            seconds=ended - self._began,
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
+            fraction=self.fraction(),
+        )
+
+
+class _CountedStub:
+    """The remote side of a peer, as the runner calls it."""
+
+    def __init__(self, stub: Any, runner: MeasuredRunner) -> None:
+        self._stub, self._runner = stub, runner
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        return self._runner.received(await self._stub.rpc_aggregate_part(stream))

@@ -1,0 +1,50 @@
+"""A study as the user writes it: one YAML file, one model, the same fields from Python.
+
+:mod:`~rayhive.config.models` says what there is, :mod:`~rayhive.config.reading` turns a file into
+it, and :mod:`rayhive.checks` decides what may be combined with what. :func:`load_sweep` runs all
+three and reports every mistake at once.
+"""
+
+from __future__ import annotations
+
+from rayhive.config.models import (
+    DEFAULT_MIN_COMPRESSION_RATIO,
+    DEFAULT_THRESHOLD,
+    DELAYS,
+    Axis,
+    Budget,
+    Configuration,
+    Delay,
+    Evaluation,
+    Link,
+    Model,
+    NodeClass,
+    Range,
+    Space,
+    SwarmConfig,
+    SweepConfig,
+    WorkloadConfig,
+)
+from rayhive.config.reading import Check, load_sweep, validate_sweep
+
+__all__ = [
+    "DEFAULT_MIN_COMPRESSION_RATIO",
+    "DEFAULT_THRESHOLD",
+    "DELAYS",
+    "Axis",
+    "Budget",
+    "Check",
+    "Configuration",
+    "Delay",
+    "Evaluation",
+    "Link",
+    "Model",
+    "NodeClass",
+    "Range",
+    "Space",
+    "SwarmConfig",
+    "SweepConfig",
+    "WorkloadConfig",
+    "load_sweep",
+    "validate_sweep",
+]

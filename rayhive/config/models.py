@@ -1,0 +1,223 @@
+"""The models of a study: what may be said, of which type, with which default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from rayhive.columns import Direction
+
+Delay = Literal["none", "state", "optimizer", "gradients"]
+DELAYS: tuple[str, ...] = get_args(Delay)
+
+#: hivemind's documented usage compresses tensors of more than 2**16 elements to 8 bits.
+DEFAULT_THRESHOLD = 2**16 + 1
+#: The default of hivemind's PowerSGD averager.
+DEFAULT_MIN_COMPRESSION_RATIO = 0.5
+
+
+class Model(BaseModel):
+    """Base of every model that crosses a boundary: frozen, and strict about unknown keys."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
+    )
+
+
+class Range(Model):
+    """A numeric axis of the space.
+
+    Attributes:
+        low: Least value, included.
+        high: Greatest value, included.
+        log: Sample uniformly in the logarithm.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+
+
+def _axis(value: object) -> object:
+    """Read a constant as a list of one, leaving lists and ranges alone."""
+    if isinstance(value, (Mapping, Range)):
+        return value if isinstance(value, Range) else Range.model_validate(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(value)
+    return (value,)
+
+
+Axis = Annotated[Range | tuple[Any, ...], BeforeValidator(_axis)]
+
+
+class WorkloadConfig(Model):
+    """What is trained: a registered workload by name, or the user's own by import path."""
+
+    name: str | None = None
+    import_path: str | None = Field(default=None, alias="import")
+    args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The name that results rows carry."""
+        return self.name or self.import_path or "unnamed"
+
+
+class Link(Model):
+    """Shaping of a node's link."""
+
+    rate_mbit: float | None = Field(default=None, gt=0)
+    delay_ms: float = Field(default=0.0, ge=0)
+    loss: float = Field(default=0.0, ge=0, lt=1)
+
+
+class NodeClass(Model):
+    """A class of nodes that hosts some of the peers.
+
+    Attributes:
+        count: Peers on nodes of this class.
+        labels: Ray node labels that a node of this class must carry.
+        gpus: GPUs of one peer; fractions share a GPU between peers.
+        cpu_share: Share of a core that a peer gets.
+        link: Shaping of the link.
+        preemptible: Whether the cloud may take the node away.
+    """
+
+    count: int = Field(ge=1)
+    labels: dict[str, str] = Field(default_factory=dict)
+    gpus: float = Field(default=0.0, ge=0)
+    cpu_share: float = Field(default=1.0, gt=0)
+    link: Link | None = None
+    preemptible: bool = False
+
+
+class SwarmConfig(Model):
+    """The peers of a trial and how they meet.
+
+    Attributes:
+        peers: Number of peers.
+        target_batch_size: Samples per round, over the swarm.
+        batch_size: Samples per micro-batch of one peer; the workload's default if absent.
+        average_state_every: Rounds between two averagings of the parameters themselves.
+        matchmaking_time: Longest wait for a group [s]; rounds start earlier when all are there.
+        averaging_timeout: Longest time of one averaging [s].
+        metadata_expiration: Seconds after which a silent peer is no longer counted as live.
+        state_codec: Codec of the averaging of parameters.
+        use_local_updates: Step locally on every batch and average parameters only.
+        threads_per_peer: Torch threads of one peer.
+        gpus_per_peer: GPUs of one peer when there are no node classes.
+        node_classes: Where peers go, by the name of the class.
+    """
+
+    peers: int = Field(default=2, ge=1)
+    target_batch_size: int = Field(default=256, ge=1)
+    batch_size: int | None = Field(default=None, ge=1)
+    average_state_every: int = Field(default=1, ge=1)
+    matchmaking_time: float = Field(default=5.0, gt=0)
+    averaging_timeout: float = Field(default=30.0, gt=0)
+    metadata_expiration: float = Field(default=30.0, gt=0)
+    state_codec: str = "none"
+    use_local_updates: bool = False
+    threads_per_peer: int = Field(default=1, ge=1)
+    gpus_per_peer: float = Field(default=0.0, ge=0)
+    node_classes: dict[str, NodeClass] | None = None
+
+
+class Configuration(Model):
+    """One point of the space: what a row of the results table stands for.
+
+    Attributes:
+        codec: Gradient codec.
+        threshold: Elements from which ``size_adaptive`` uses 8 bits; None for other codecs.
+        powersgd_rank: Rank of the factors; None averages gradients as they are.
+        min_compression_ratio: Least fraction saved for a matrix to be factorised; None without
+            PowerSGD.
+        delay: What happens in the background; each choice includes those before it.
+    """
+
+    codec: str = "none"
+    threshold: int | None = None
+    powersgd_rank: int | None = None
+    min_compression_ratio: float | None = None
+    delay: Delay = "none"
+
+    @property
+    def label(self) -> str:
+        """A short stable name, unique among configurations that differ."""
+        parts = [self.codec if self.threshold is None else f"{self.codec}({self.threshold})"]
+        if self.powersgd_rank is not None:
+            ratio = self.min_compression_ratio
+            at_least = DEFAULT_MIN_COMPRESSION_RATIO if ratio is None else ratio
+            parts.append(f"rank{self.powersgd_rank}(≥{at_least:.4g})")
+        if self.delay != "none":
+            parts.append(f"delay-{self.delay}")
+        return " ".join(parts)
+
+
+class Space(Model):
+    """The axes of the sweep; a constant is an axis of one point."""
+
+    codec: Axis = ("none",)
+    threshold: Axis = (DEFAULT_THRESHOLD,)
+    powersgd_rank: Axis = (None,)
+    min_compression_ratio: Axis = (DEFAULT_MIN_COMPRESSION_RATIO,)
+    delay: Axis = ("none",)
+
+
+class Budget(Model):
+    """When to stop.
+
+    Attributes:
+        trials: Configurations to try.
+        seconds_per_replicate: Longest training time of one replicate [s].
+        samples_per_replicate: Committed samples after which a replicate is complete; without it
+            the seconds are the budget.
+        stop_at_target: End a replicate when its target is reached.
+    """
+
+    trials: int = Field(default=24, ge=1)
+    seconds_per_replicate: float = Field(default=120.0, gt=0)
+    samples_per_replicate: int | None = Field(default=None, ge=1)
+    stop_at_target: bool = False
+
+
+class Evaluation(Model):
+    """When the held-out split is evaluated.
+
+    Attributes:
+        every_samples: Committed samples between two evaluations.
+    """
+
+    every_samples: int = Field(default=2048, ge=1)
+
+
+class SweepConfig(Model):
+    """One study."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)
+    workload: WorkloadConfig
+    swarm: SwarmConfig = SwarmConfig()
+    space: Space = Space()
+    enqueue: tuple[Configuration, ...] = ()
+    scenarios: tuple[str, ...] = Field(default=("none",), min_length=1)
+    replicates: int = Field(default=3, ge=1)
+    objectives: dict[str, Direction] = Field(
+        default={"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"},
+        min_length=1,
+    )
+    budget: Budget = Budget()
+    evaluation: Evaluation = Evaluation()
+    seed: int = Field(default=0, ge=0)
+    storage: str | None = None
+
+    def to_yaml(self) -> str:
+        """Return the resolved study as YAML that :func:`load_sweep` reads back."""
+        data = self.model_dump(mode="json", by_alias=True)
+        for name in ("threshold", "min_compression_ratio"):
+            # Given where they mean nothing they are mistakes, and defaults are not given.
+            if name not in self.space.model_fields_set:
+                del data["space"][name]
+        return str(yaml.safe_dump(data, sort_keys=False))

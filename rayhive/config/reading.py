@@ -1,0 +1,244 @@
+"""From a YAML file and ``a.b=c`` overrides to a study, with every mistake told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rayhive.config.models import SweepConfig
+from rayhive.errors import ConfigError, Problem, nearest
+
+#: Finds what is wrong with a study whose structure is right.
+Check: TypeAlias = Callable[[SweepConfig], Iterable[Problem]]
+
+# Parts of the location of a finding that name a branch of a union, not a key of the file.
+_BRANCHES = ("Range", "tuple[any, ...]", "[key]")
+# Stand-ins for required keys that are missing, so that the rest can still be looked at.
+_PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "workload": {"name": None}}
+# Stand-ins for list entries that are wrong: the ones after them keep their numbers.
+_ENTRIES: dict[str, Any] = {"enqueue": {}, "scenarios": "none"}
+# Kinds of findings whose text does not speak of patterns and types.
+_WORDS = {
+    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', the first a letter or a digit",
+    "too_short": "at least one entry",
+    "model_type": "a mapping of keys to values",
+    "dict_type": "a mapping of keys to values",
+    "tuple_type": "a list",
+}
+
+
+def load_sweep(
+    path: str | Path, overrides: Sequence[str] = (), checks: Sequence[Check] = ()
+) -> SweepConfig:
+    """Read a study from a YAML file.
+
+    Args:
+        path: The file.
+        overrides: ``a.b=c`` strings that replace single fields; the values are YAML.
+        checks: Further rules, of layers that know more than this one.
+
+    Raises:
+        ConfigError: With every mistake in the file and the overrides.
+    """
+    file = Path(path)
+    problems: list[Problem] = []
+    data = _read(file, problems)
+    _override(data, overrides, problems)
+    return validate_sweep(data, str(path), problems, checks)
+
+
+def validate_sweep(
+    data: Mapping[str, Any],
+    source: str | None = None,
+    problems: Sequence[Problem] = (),
+    checks: Sequence[Check] = (),
+) -> SweepConfig:
+    """Build a study from plain data, reporting every mistake in it at once.
+
+    Args:
+        data: What a file would hold.
+        source: Where it came from, for the message.
+        problems: Mistakes that are known already.
+        checks: Further rules, of layers that know more than this one.
+
+    Raises:
+        ConfigError: With ``problems`` and all that were found.
+    """
+    from rayhive.checks import check_sweep
+
+    found = list(problems)
+    config = _validate(data, found)
+    if config is not None:
+        structural = tuple(found)
+        for check in (check_sweep, *checks):
+            found.extend(item for item in check(config) if not _follows(item, structural))
+    if found or config is None:
+        raise ConfigError(found, source)
+    return config
+
+
+def _follows(problem: Problem, known: Iterable[Problem]) -> bool:
+    """Say whether a problem is about what was dropped because of a known one."""
+    return any(item.key == problem.key or item.key.startswith(problem.key + ".") for item in known)
+
+
+def _validate(data: Mapping[str, Any], problems: list[Problem]) -> SweepConfig | None:
+    """Validate; on mistakes note them, drop what is wrong and go on with the rest."""
+    rest: Any = _copy(data)
+    for _ in range(8):
+        try:
+            return SweepConfig.model_validate(rest)
+        except ValidationError as error:
+            before = tuple(problems)
+            for item in error.errors():
+                problem = _problem(item)
+                if not _follows(problem, before):
+                    problems.append(problem)
+                _mend(rest, item)
+    return None
+
+
+def _mend(data: Any, item: Any) -> None:
+    """Change ``data`` so that this finding is gone and the rest can be looked at."""
+    location = item["loc"]
+    placeholder = _PLACEHOLDERS.get(location[0])
+    if item["type"] == "missing" and len(location) > 1:
+        location = location[:-1]
+    if len(location) == 1 and placeholder is not None:
+        data[location[0]] = placeholder
+    else:
+        _drop(data, location)
+
+
+def _drop(data: Any, location: Sequence[Any]) -> None:
+    """Remove the deepest part of ``data`` that ``location`` names."""
+    holder, last = None, None
+    for part in location:
+        in_list = isinstance(data, list) and isinstance(part, int) and part < len(data)
+        if in_list or (isinstance(data, dict) and part in data):
+            holder, last = data, part
+            data = data[part]
+    if isinstance(holder, list) and isinstance(last, int):
+        holder[last] = _ENTRIES.get(location[0])
+    elif isinstance(holder, dict):
+        del holder[last]
+
+
+def _problem(item: Any) -> Problem:
+    """Turn one of pydantic's findings into a problem with a key, a value and what is allowed."""
+    location = [part for part in item["loc"] if part not in _BRANCHES]
+    key = ".".join(str(part) for part in location)
+    if item["type"] == "extra_forbidden":
+        fields = _fields_at(location[:-1])
+        return Problem(
+            key,
+            item["input"],
+            f"an unknown key; known are {', '.join(fields)}" if fields else "an unknown key",
+            nearest(location[-1], fields),
+        )
+    if item["type"] == "missing":
+        return Problem(key, None, "required")
+    close = None
+    if item["type"] == "literal_error":
+        # "'a', 'b' or 'c'": what stands between quotes is every other piece.
+        close = nearest(item["input"], item["ctx"]["expected"].split("'")[1::2])
+    text = _WORDS.get(item["type"], str(item["msg"]).removeprefix("Input should be "))
+    return Problem(key, item["input"], text[:1].lower() + text[1:], close)
+
+
+def _fields_at(location: Sequence[Any]) -> list[str]:
+    """Return the keys that the model at ``location`` knows."""
+    model: type[BaseModel] = SweepConfig
+    for part in location:
+        field = model.model_fields.get(str(part))
+        if field is not None:
+            leaves = _flatten(field.annotation)
+            model = next((leaf for leaf in leaves if _is_model(leaf)), model)
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _flatten(annotation: Any) -> list[Any]:
+    arguments = get_args(annotation)
+    return [annotation, *(leaf for argument in arguments for leaf in _flatten(argument))]
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _copy(item) for key, item in value.items()}
+    return [_copy(item) for item in value] if isinstance(value, list) else value
+
+
+class _Loader(yaml.SafeLoader):
+    """Notes keys that stand twice, of which YAML would silently take the last."""
+
+    repeated: list[Problem]
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+        """Build a mapping as the base class does, after looking for repeated keys."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                self.repeated.append(Problem(str(key.value), f"line {line}", "given once"))
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read(file: Path, problems: list[Problem]) -> dict[str, Any]:
+    try:
+        loader = _Loader(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            Problem("FILE", str(file), f"a readable YAML file ({error.strerror})", _sibling(file))
+        ) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(Problem("FILE", str(file), f"a text file in UTF-8: {error}")) from error
+    loader.repeated = problems
+    try:
+        data = loader.get_single_data()
+    except yaml.YAMLError as error:
+        raise ConfigError(Problem("FILE", str(file), f"valid YAML: {error}")) from error
+    finally:
+        loader.dispose()
+    if not isinstance(data, dict):
+        raise ConfigError(Problem("FILE", str(file), "a mapping of keys to values"))
+    return data
+
+
+def _override(data: dict[str, Any], overrides: Sequence[str], problems: list[Problem]) -> None:
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            problems.append(Problem("--set", override, "KEY=VALUE, for example replicates=2"))
+            continue
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            problems.append(Problem(f"--set {key}", text, f"a YAML value: {error}"))
+            continue
+        *parents, last = key.split(".")
+        holder: Any = data
+        for parent in parents:
+            if holder.get(parent) is None:
+                holder[parent] = {}
+            holder = holder[parent]
+            if not isinstance(holder, dict):
+                problems.append(Problem(f"--set {key}", text, f"{parent} holds no keys"))
+                break
+        else:
+            holder[last] = value
+
+
+def _sibling(file: Path) -> str | None:
+    folder = file.parent
+    names = [str(folder / item.name) for item in folder.glob("*.y*ml")] if folder.is_dir() else []
+    return nearest(str(file), names)

@@ -1,0 +1,152 @@
+"""From rows of replicates to rows of the results table."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from rayhive.columns import BY_NAME, COLUMNS, CONFIGURATION
+from rayhive.metrics.group import Row, Value
+from rayhive.metrics.stats import estimate
+from rayhive.metrics.timeline import FINISHED, UNCOUNTED
+
+#: Replicates under different conditions are never folded into one row.
+CONDITIONS: tuple[str, ...] = ("scenario", "workload", "peers", "link")
+#: What makes two replicates one row. ``data`` is left out: a replicate that failed early does not
+#: know it.
+KEY: tuple[str, ...] = tuple(column.name for column in CONFIGURATION if column.name != "data")
+#: Columns that ``columns.py`` does not have.
+EXTRA_COLUMNS: tuple[str, ...] = ("n_timed_out", "rounds_complete", "payload_matches")
+#: Times and counts that are only known of replicates that reached the target.
+CENSORED: tuple[str, ...] = ("time_to_target_s", "samples_to_target")
+
+
+def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
+    """Fold replicates into one row per configuration and scenario.
+
+    ``n`` counts the replicates that finished (completed or timed out) and every number is of
+    those; ``n_failed`` counts those that ended in any other way (diverged, failed, invalid);
+    ``n_timed_out`` says how many of the ``n`` were ended by the time limit. Stopped and
+    unfinished replicates say nothing about a configuration and count nowhere.
+
+    Numbers become means with 95 % intervals (:func:`rayhive.metrics.stats.estimate`) in ``NAME``,
+    ``NAME_low`` and ``NAME_high``; rounds, faults and lost samples are added up; of
+    ``weights_distance_max`` the largest stays; ``reached`` counts; texts are kept where equal and
+    joined where not; a yes-or-no is yes if it is for all. Where not all replicates reached the
+    target, ``time_to_target_s`` and ``samples_to_target`` are means over those that did, without
+    an interval: they are lower bounds.
+
+    Args:
+        rows: What :func:`rayhive.metrics.rows.timeline_row` returned, each replicate once.
+        by: Columns of the configuration group: replicates that agree in these (and in scenario,
+            workload, peers and link) make one row, whatever their other settings. By default all.
+
+    Returns:
+        Rows in the order in which their first replicate appears.
+    """
+    key = tuple(dict.fromkeys((*by, *CONDITIONS))) if by else KEY
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["state"] not in UNCOUNTED:
+            groups[json.dumps([row[name] for name in key])].append(row)
+    return [_fold_group(group, key) for group in groups.values()]
+
+
+def _fold_group(rows: list[Row], key: Sequence[str]) -> Row:
+    finished = [row for row in rows if row["state"] in FINISHED]
+    folded: Row = {}
+    for column in COLUMNS:
+        name = column.name
+        if name in ("n", "n_failed", "pareto"):
+            continue
+        if column.group in ("configuration", "provenance"):
+            fold_all = _FOLDS.get(name)
+            folded[name] = fold_all(_values(rows, name)) if fold_all else _same(rows, name)
+        elif column.interval:
+            folded.update(_estimates(finished, name))
+        else:
+            folded[name] = _FOLDS.get(name, _mean)(_values(finished, name))
+    folded |= {
+        "n": len(finished),
+        "n_failed": len(rows) - len(finished),
+        "n_timed_out": sum(row["state"] == "timed_out" for row in finished),
+        "rounds_complete": _sum(_values(finished, "rounds_complete")),
+        "payload_matches": _all(_values(finished, "payload_matches")),
+    }
+    return folded
+
+
+def _values(rows: Iterable[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows if row[name] is not None]
+
+
+def _estimates(rows: list[Row], name: str) -> Row:
+    values = _values(rows, name)
+    found = estimate(values)
+    if found is None:
+        return {name: None, f"{name}_low": None, f"{name}_high": None}
+    known = name not in CENSORED or len(values) == len(rows)
+    return {
+        name: found.mean,
+        f"{name}_low": found.low if known else None,
+        f"{name}_high": found.high if known else None,
+    }
+
+
+def _same(rows: list[Row], name: str) -> Value:
+    """Keep what all agree on and list differing texts; differing numbers have nothing to say."""
+    distinct = {row[name] for row in rows}
+    if len(distinct) == 1:
+        return distinct.pop()
+    return "; ".join(sorted(item for item in distinct if isinstance(item, str))) or None
+
+
+def _mean(values: list[Any]) -> Value:
+    found = estimate(values)
+    return None if found is None else found.mean
+
+
+def _sum(values: list[Any]) -> Value:
+    return sum(values) if values else None
+
+
+def _all(values: list[Any]) -> Value:
+    return all(values) if values else None
+
+
+_FOLDS: dict[str, Callable[[list[Any]], Value]] = {
+    **{
+        name: _sum
+        for name in (
+            "reached",
+            "rounds",
+            "rounds_failed",
+            "rounds_partial",
+            "faults_planned",
+            "faults_fired",
+            "faults_verified",
+            "censored",
+            "samples_lost",
+            "invariants_violated",
+        )
+    },
+    "weights_distance_max": lambda values: max(values, default=None),
+    "started": lambda values: min(values, default=None),
+    "ended": lambda values: max(values, default=None),
+}
+
+
+def is_censored(row: Row, name: str) -> bool:
+    """Return whether a folded number stands for only some of its row's replicates."""
+    reached, n = row["reached"], row["n"]
+    return name in CENSORED and reached is not None and reached != n
+
+
+def objectives_known(row: Row, objectives: Iterable[str]) -> bool:
+    """Return whether a folded row has every objective, of all its replicates."""
+    return all(
+        name in BY_NAME and row[name] is not None and not is_censored(row, name)
+        for name in objectives
+    )

@@ -1,0 +1,62 @@
+"""What ran it, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+from rayhive.events import Event
+from rayhive.metrics.group import MetricGroup, Row
+from rayhive.metrics.timeline import Timeline
+
+
+class Provenance(MetricGroup):
+    """Columns that say where the numbers come from.
+
+    * ``git_revision``: of the code, as the supervisor reports it.
+    * ``versions``: ``name version`` of the packages that matter, as the supervisor reports them
+      or else the peers.
+    * ``hardware``: of the machines, from the same source; several are joined.
+    * ``started``, ``ended``: UTC time of the supervisor's first and last event. ``ended`` is None
+      until the replicate has ended.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "git_revision",
+        "versions",
+        "hardware",
+        "started",
+        "ended",
+    )
+
+    def compute(self, timeline: Timeline) -> Row:
+        """Return the group's columns of one replicate."""
+        started = timeline.of("replicate_started")[:1]
+        ended = timeline.of("replicate_finished")[-1:]
+        ready = timeline.of("peer_ready")
+        return {
+            "git_revision": _text(started, "git_revision"),
+            "versions": _text(started, "versions") or _text(ready, "versions"),
+            "hardware": _text(started, "hardware") or _text(ready, "hardware"),
+            "started": _utc(started),
+            "ended": _utc(ended),
+        }
+
+
+def _text(events: Iterable[Event], field: str) -> str | None:
+    found = sorted({_flat(event[field]) for event in events if event.get(field)})
+    return "; ".join(found) or None
+
+
+def _flat(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return str(value)
+    return ", ".join(f"{name} {item}" for name, item in value.items() if item is not None)
+
+
+def _utc(events: Iterable[Event]) -> str | None:
+    for event in events:
+        moment = datetime.fromtimestamp(event["t"], tz=timezone.utc)
+        return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return None

@@ -1,0 +1,115 @@
+"""From a replicate's folder to its row in ``trials.parquet``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayhive.columns import BY_NAME
+from rayhive.config import Link, SwarmConfig
+from rayhive.metrics import METRICS
+from rayhive.metrics.group import Row
+from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a replicate.
+
+    Attributes:
+        identity: The same for all attempts at a replicate, of whatever trial: a trial that is
+            run again after the driver died may get a new number.
+        rank: Of several attempts the one with the highest rank counts: the last that finished
+            (one that was stopped has not), or else the last.
+        row: All its columns.
+    """
+
+    identity: str
+    rank: tuple[bool, int, float]
+    row: Row
+
+
+def replicate_row(folder: str | Path) -> Row:
+    """Return the row of the replicate whose events are in ``folder``.
+
+    Of several attempts in one log, it is that of the last that finished.
+
+    Raises:
+        RayhiveError: The events or the spec cannot be read.
+    """
+    return max(read_attempts(folder), key=lambda attempt: attempt.rank).row
+
+
+def read_attempts(folder: str | Path) -> Iterator[Attempt]:
+    """Yield what a replicate's folder holds, usually one attempt.
+
+    Raises:
+        RayhiveError: The events or the spec cannot be read.
+    """
+    for timeline in read_timelines(folder):
+        started = timeline.first("replicate_started")
+        spec = timeline.spec.model_dump(mode="json", exclude={"trial", "attempt", "folder"})
+        yield Attempt(
+            identity=json.dumps(spec, sort_keys=True),
+            rank=(
+                timeline.state not in UNCOUNTED,
+                timeline.spec.attempt,
+                started["t"] if started is not None else 0.0,
+            ),
+            row=timeline_row(timeline),
+        )
+
+
+def timeline_row(timeline: Timeline) -> Row:
+    """Return every column of one attempt: what it was, how it ended, and all metric groups."""
+    row = {**_identity(timeline), **_configuration(timeline)}
+    for name, group in METRICS.items():
+        values = group().compute(timeline)
+        if values.keys() != {*group.columns, *group.replicate_columns}:
+            raise TypeError(f"metric group {name!r} returned other columns than it declares")
+        row.update(values)
+    return row
+
+
+def _identity(timeline: Timeline) -> Row:
+    spec = timeline.spec
+    return {
+        "trial": spec.trial,
+        "replicate": spec.replicate,
+        "seed": spec.seed,
+        "attempt": spec.attempt,
+        "state": timeline.state,
+        "stop_reason": timeline.stop_reason,
+    }
+
+
+def _configuration(timeline: Timeline) -> Row:
+    spec = timeline.spec
+    data = {event["data"] for event in timeline.of("peer_ready") if event.get("data")}
+    return {
+        "configuration": spec.configuration.label,
+        "scenario": spec.scenario,
+        "workload": spec.workload.label,
+        "data": "; ".join(sorted(data)) or None,
+        **{name: value for name, value in spec.configuration if name in BY_NAME},
+        "peers": spec.swarm.peers,
+        "link": _link(spec.swarm),
+    }
+
+
+def _link(swarm: SwarmConfig) -> str | None:
+    """Describe the shaping of the links; None where nothing is shaped."""
+    classes = {name: item.link for name, item in (swarm.node_classes or {}).items()}
+    if not any(classes.values()):
+        return None
+    return "; ".join(f"{name}: {_shape(link)}" for name, link in sorted(classes.items()))
+
+
+def _shape(link: Link | None) -> str:
+    if link is None:
+        return "unshaped"
+    rate = [] if link.rate_mbit is None else [f"{link.rate_mbit:g} Mbit/s"]
+    loss = [f"{100 * link.loss:g} % lost"] if link.loss else []
+    return ", ".join([*rate, f"{link.delay_ms:g} ms", *loss])

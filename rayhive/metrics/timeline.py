@@ -1,0 +1,239 @@
+"""One replicate as its events tell it: by peer, by round and along the training clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import ValidationError
+
+from rayhive.errors import RayhiveError
+from rayhive.events import Event, read_events
+from rayhive.spec import ReplicateSpec
+
+#: Outcomes of a gradient round after which the optimizer stepped: their samples are committed.
+APPLIED = frozenset({"averaged", "partial", "local", "alone"})
+#: States of a replicate whose numbers count; every other end is a failure ...
+FINISHED = frozenset({"completed", "timed_out"})
+#: ... except these: nothing can be said about the configuration (yet).
+UNCOUNTED = frozenset({"stopped", "unfinished"})
+
+
+@dataclass(frozen=True)
+class EvaluationPoint:
+    """What the peers measured on the held-out split after one round.
+
+    Attributes:
+        round: Rounds done before it.
+        samples: Samples that the swarm had committed by then.
+        clock_s: Training clock [s] when the last of the peers got there.
+        values: Metric to its mean over the peers.
+        spread: Metric to the largest difference between two peers.
+        peers: Number of peers that evaluated.
+        final: Whether this is the evaluation after the last round.
+    """
+
+    round: int
+    samples: int
+    clock_s: float
+    values: Mapping[str, float]
+    spread: Mapping[str, float]
+    peers: int
+    final: bool
+
+
+class Timeline:
+    """The events of one attempt at a replicate.
+
+    Events of different peers may stand in any order; those of one peer are in the order in
+    which they happened. Round ``n`` is the ``n``-th of the swarm, from 1.
+
+    Args:
+        spec: What was to be run.
+        events: What happened.
+    """
+
+    def __init__(self, spec: ReplicateSpec, events: Iterable[Event]) -> None:
+        self.spec = spec
+        self.events = tuple(events)
+        self._by_kind: dict[str, list[Event]] = defaultdict(list)
+        for event in self.events:
+            self._by_kind[event["kind"]].append(event)
+
+    def of(self, kind: str) -> list[Event]:
+        """Return the events of one kind."""
+        return self._by_kind.get(kind, [])
+
+    def first(self, kind: str) -> Event | None:
+        """Return the first event of a kind, or None."""
+        return next(iter(self.of(kind)), None)
+
+    def by_peer(self, kind: str) -> dict[str, list[Event]]:
+        """Return the events of one kind by the name of the peer, names sorted."""
+        return _grouped(self.of(kind), "peer")
+
+    def by_round(self, kind: str) -> dict[int, list[Event]]:
+        """Return the events of one kind by round, rounds sorted."""
+        return _grouped(self.of(kind), "round")
+
+    # -- how it ended --------------------------------------------------------------------------
+
+    @property
+    def state(self) -> str:
+        """The state that the supervisor found; ``unfinished`` if it never came to that."""
+        finished = self.of("replicate_finished")
+        return str(finished[-1]["state"]) if finished else "unfinished"
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why it ended, in words."""
+        finished = self.of("replicate_finished")
+        reason = finished[-1].get("stop_reason") if finished else None
+        return None if reason is None else str(reason)
+
+    # -- samples and time ----------------------------------------------------------------------
+
+    @cached_property
+    def rounds(self) -> tuple[int, ...]:
+        """The rounds that at least one peer applied.
+
+        With ``use_local_updates`` there is no gradient round; a peer's transitions are counted.
+        """
+        if self.spec.swarm.use_local_updates:
+            return tuple(self.by_round("transition"))
+        applied = {event["round"] for event in self.of("round") if event["outcome"] in APPLIED}
+        return tuple(sorted(applied))
+
+    def committed(self, until: int | None = None) -> int:
+        """Return the samples whose gradients entered a round that was applied, over the swarm.
+
+        Args:
+            until: Count rounds up to this one, included; by default all.
+        """
+        if self.spec.swarm.use_local_updates:
+            return self.computed  # every batch is applied as soon as it is computed
+        return sum(
+            event["samples"]
+            for event in self.of("round")
+            if event["outcome"] in APPLIED and (until is None or event["round"] <= until)
+        )
+
+    @cached_property
+    def computed(self) -> int:
+        """Samples that went through a backward pass, over the swarm.
+
+        A peer tells its own count at evaluations and when it finishes; of one that died, what
+        entered its rounds is all that is known.
+        """
+        told: dict[str, int] = defaultdict(int)
+        entered: dict[str, int] = defaultdict(int)
+        for event in self.of("round"):
+            entered[event["peer"]] += event["samples"]
+        for event in (*self.of("evaluation"), *self.of("peer_finished")):
+            told[event["peer"]] = max(told[event["peer"]], event["samples"])
+        return sum(max(told[peer], entered[peer]) for peer in told.keys() | entered.keys())
+
+    @cached_property
+    def clock_s(self) -> float | None:
+        """Training clock of the swarm [s] at its end: the furthest of the peers' clocks."""
+        return max(
+            (e["clock_s"] for e in self.events if e.get("clock_s") is not None), default=None
+        )
+
+    # -- rounds of the whole swarm -------------------------------------------------------------
+
+    @cached_property
+    def complete_rounds(self) -> dict[int, list[Event]]:
+        """The gradient rounds that all peers averaged in one group at the first attempt.
+
+        A swarm of one peer has no group: there the rounds that it applied count.
+        """
+        return {
+            number: events
+            for number, events in self.by_round("round").items()
+            if len({event["peer"] for event in events}) == len(events) == self.spec.swarm.peers
+            and all(self._complete(event) for event in events)
+        }
+
+    def _complete(self, event: Event) -> bool:
+        if self.spec.swarm.peers == 1:
+            return event["outcome"] in APPLIED
+        return bool(
+            event["outcome"] == "averaged"
+            and event.get("group_size") == self.spec.swarm.peers
+            and not event.get("retries")
+        )
+
+    # -- evaluations ---------------------------------------------------------------------------
+
+    @cached_property
+    def evaluations(self) -> tuple[EvaluationPoint, ...]:
+        """The evaluations in the order of rounds, the final one (of all peers) last."""
+        regular = [event for event in self.of("evaluation") if not event.get("final")]
+        final = [event for event in self.of("evaluation") if event.get("final")]
+        points = [self._point(events) for events in _grouped(regular, "round").values()]
+        return tuple(points if not final else [*points, self._point(final)])
+
+    def _point(self, events: list[Event]) -> EvaluationPoint:
+        number = max(event["round"] for event in events)
+        final = bool(events[0].get("final"))
+        local = self.spec.swarm.use_local_updates
+        metrics = set.intersection(*(set(event["values"]) for event in events))
+        columns = {name: [e["values"][name] for e in events] for name in sorted(metrics)}
+        return EvaluationPoint(
+            round=number,
+            samples=sum(event["samples"] for event in events) if local else self.committed(number),
+            clock_s=max(event["clock_s"] for event in events),
+            values={name: fmean(values) for name, values in columns.items()},
+            spread={name: max(values) - min(values) for name, values in columns.items()},
+            peers=len({event["peer"] for event in events}),
+            final=final,
+        )
+
+    @property
+    def target(self) -> Mapping[str, Any] | None:
+        """What had to be reached: ``metric``, ``value`` and ``mode`` (min or max)."""
+        ready = self.first("peer_ready")
+        return None if ready is None else ready.get("target")
+
+
+def _grouped(events: Iterable[Event], field: str) -> dict[Any, list[Event]]:
+    groups: dict[Any, list[Event]] = defaultdict(list)
+    for event in events:
+        groups[event[field]].append(event)
+    return {key: groups[key] for key in sorted(groups)}
+
+
+def read_timelines(folder: str | Path) -> Iterator[Timeline]:
+    """Yield every attempt that a replicate's folder tells of, in the order of writing.
+
+    Each ``replicate_started`` begins an attempt and carries its spec; ``spec.json`` speaks for
+    a log that ends before that.
+
+    Raises:
+        RayhiveError: A file cannot be read, or nothing says what was to be run.
+    """
+    folder = Path(folder)
+    log, spec_file = folder / "events.jsonl", folder / "spec.json"
+    segments: list[list[Event]] = [[]]
+    for event in read_events(log) if log.exists() else ():
+        if event["kind"] == "replicate_started" and segments[-1]:
+            segments.append([])
+        segments[-1].append(event)
+    for events in segments:
+        spec = next((e["spec"] for e in events if e["kind"] == "replicate_started"), None)
+        try:
+            if spec is not None:
+                yield Timeline(ReplicateSpec.model_validate(spec), events)
+            else:
+                text = spec_file.read_text(encoding="utf-8")
+                yield Timeline(ReplicateSpec.model_validate_json(text), events)
+        except OSError as error:
+            raise RayhiveError(f"{folder}: nothing says what was run here: {error}") from error
+        except ValidationError as error:
+            raise RayhiveError(f"{folder}: not a replicate's spec: {error}") from error

@@ -1,0 +1,36 @@
+"""Whether the replicas stayed the same."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import ClassVar
+
+from rayhive.metrics.group import MetricGroup, Row
+from rayhive.metrics.timeline import Timeline
+
+
+class Weights(MetricGroup):
+    """The column from the fingerprints that every peer takes of its weights after a round.
+
+    * ``weights_distance_max``: the largest relative distance between two peers after the same
+      round, ``‖sketch_a - sketch_b‖ / max(‖a‖, ‖b‖)``, over all pairs and rounds. A count-sketch
+      (Charikar, Chen and Farach-Colton, 2002) is linear and its squared norm is an unbiased
+      estimate of the squared norm of what was sketched, here of the difference of the weights.
+      0 means bit-equal sketches. Weights that are not finite are left out: the replicate's state
+      says ``diverged``. None without two peers to compare.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("weights_distance_max",)
+
+    def compute(self, timeline: Timeline) -> Row:
+        """Return the group's column of one replicate."""
+        largest: float | None = None
+        for events in timeline.by_round("weights").values():
+            for a, b in combinations((event for event in events if event["finite"]), 2):
+                if a["peer"] == b["peer"]:
+                    continue
+                norm = max(a["norm"], b["norm"])
+                distance = math.dist(a["sketch"], b["sketch"]) / norm if norm else 0.0
+                largest = distance if largest is None else max(largest, distance)
+        return {"weights_distance_max": largest}

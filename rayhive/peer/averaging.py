@@ -1,0 +1,46 @@
+"""Which averagers a peer uses, and what their results say of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
+
+from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+
+#: What is used in place of hivemind's own averagers, which a user's factory may name.
+_OURS: dict[Any, Any] = {
+    GradientAverager: RayhiveGradientAverager,
+    PowerSGDGradientAverager: RayhivePowerSGDAverager,
+}
+
+
+def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return ``factory`` with hivemind's averager class replaced by rayhive's.
+
+    Classes of the user's own are left as they are.
+    """
+    if factory is None:
+        return RayhiveGradientAverager
+    if isinstance(factory, partial):
+        return partial(_OURS.get(factory.func, factory.func), *factory.args, **factory.keywords)
+    return _OURS.get(factory, factory)  # type: ignore[no-any-return]
+
+
+def round_fields(result: Any, seconds: float) -> dict[str, Any]:
+    """Return the fields of a ``round`` event that the averager's result holds."""
+    return {
+        "group_size": len(result),
+        "fraction": getattr(result, "fraction", 1.0),
+        "retries": max(0, getattr(result, "attempts", 1) - 1),
+        "banned": list(getattr(result, "banned", ())),
+        "phases": list(getattr(result, "phases", ())),
+        "sent_bytes": getattr(result, "sent_bytes", 0),
+        "received_bytes": getattr(result, "received_bytes", 0),
+        "matchmaking_s": getattr(result, "matchmaking_s", None),
+        "averaging_s": getattr(result, "allreduce_s", seconds),
+        "waited_s": seconds,
+    }

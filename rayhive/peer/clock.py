@@ -1,0 +1,42 @@
+"""Training time: seconds since training started, without the time spent on evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+
+class TrainingClock:
+    """A stopwatch that can be paused.
+
+    Evaluation is paid for by the measurement, not by the training that is measured, so it
+    must not count.
+    """
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        self._paused_s = 0.0
+        self._pause_began: float | None = None
+
+    def start(self) -> None:
+        """Begin at zero."""
+        self._started = time.perf_counter()
+        self._paused_s = 0.0
+
+    def seconds(self) -> float:
+        """Return the training time [s]; 0 before the start."""
+        if self._started is None:
+            return 0.0
+        now = self._pause_began if self._pause_began is not None else time.perf_counter()
+        return now - self._started - self._paused_s
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stand still while the context is active."""
+        self._pause_began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused_s += time.perf_counter() - self._pause_began
+            self._pause_began = None

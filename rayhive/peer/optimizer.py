@@ -1,0 +1,375 @@
+"""hivemind's optimizer, with rounds that are right when averaging fails and that say what they did.
+
+Differences from :class:`hivemind.Optimizer`, all of them within one run of rayhive peers:
+
+* a failed gradient round applies the peer's own accumulated gradient (or skips the round, by
+  option); hivemind resets its accumulators before the result is known and applies zeros;
+* a peer without company applies all that it accumulated; hivemind applies its last batch;
+* groups form when every live peer is in them, not when the matchmaking window ends;
+* ``averager_opts`` reaches both averagers, and no timeout hangs on the matchmaking window;
+* every round is reported, with what entered it, what came of it and where the time went.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import hivemind
+import torch
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.utils import get_logger
+
+from rayhive.compression.averagers import RayhiveStateAverager
+from rayhive.peer.averaging import round_fields, with_our_averager
+from rayhive.peer.tracker import LiveProgressTracker
+
+logger = get_logger(__name__)
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+class RayhiveOptimizer(hivemind.Optimizer):  # type: ignore[misc]
+    """A :class:`hivemind.Optimizer` whose failures are neither silent nor wrong.
+
+    Takes hivemind's arguments, and:
+
+    Args:
+        on_event: Called with the kind and the fields of each event (see
+            :data:`rayhive.events.KINDS`), from the training thread or a background thread.
+        on_failure: What a peer applies when its gradients could not be averaged: its own
+            (``local``) or nothing (``skip``).
+        load_state_attempts: How often the state is asked of the peers before giving up.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_event: OnEvent | None = None,
+        on_failure: Literal["local", "skip"] = "local",
+        load_state_attempts: int = 3,
+        averager_opts: dict[str, Any] | None = None,
+        matchmaking_time: float = 15.0,
+        averaging_timeout: float = 60.0,
+        next_chunk_timeout: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._on_event = on_event
+        self._on_failure = on_failure
+        self._load_state_attempts = load_state_attempts
+        self._averager_opts = dict(averager_opts or {})
+        self._local_gradients: tuple[torch.Tensor, ...] | None = None
+        self._record: dict[str, Any] = {}
+        if next_chunk_timeout is None:
+            next_chunk_timeout = max(matchmaking_time, averaging_timeout / 3)
+        super().__init__(
+            averager_opts=averager_opts,
+            matchmaking_time=matchmaking_time,
+            averaging_timeout=averaging_timeout,
+            next_chunk_timeout=next_chunk_timeout,
+            **kwargs,
+        )
+
+    # -- parts -------------------------------------------------------------------------------
+
+    def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> LiveProgressTracker:
+        return LiveProgressTracker(
+            dht=self.dht,
+            prefix=self.run_id,
+            target_batch_size=target_batch_size,
+            client_mode=self.client_mode,
+            status_loglevel=self.status_loglevel,
+            start=True,
+            **kwargs,
+        )
+
+    def _averager_settings(self, name: str) -> dict[str, Any]:
+        return {
+            "dht": self.dht,
+            "prefix": f"{self.run_id}_{name}",
+            "min_matchmaking_time": self.matchmaking_time,
+            "allreduce_timeout": self.allreduce_timeout,
+            "shutdown_timeout": self.shutdown_timeout,
+            "next_chunk_timeout": self.next_chunk_timeout,
+            "client_mode": self.client_mode,
+            "auxiliary": self.auxiliary,
+            "start": True,
+        }
+
+    def _make_state_averager(self, **kwargs: Any) -> RayhiveStateAverager:
+        return RayhiveStateAverager(
+            **{
+                **self._averager_settings("state_averager"),
+                "offload_optimizer": self.offload_optimizer,
+                "custom_gradients": self.offload_optimizer,
+                "status_loglevel": self.status_loglevel,
+                **kwargs,
+            }
+        )
+
+    def _make_gradient_averager(
+        self, factory: Callable[..., Any] | None, **kwargs: Any
+    ) -> GradientAverager:
+        averager = with_our_averager(factory)(
+            **{
+                **self._averager_settings("grad_averager"),
+                "parameters": self.state_averager.main_parameters,
+                **self._averager_opts,
+                **kwargs,
+            }
+        )
+        if self.offload_optimizer:
+            parameters = self._optimized_parameters()
+            with averager.get_tensors() as gradients:
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient
+        return averager
+
+    def _optimized_parameters(self) -> list[torch.Tensor]:
+        groups = self.state_averager.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
+
+    # -- rounds ------------------------------------------------------------------------------
+
+    @property
+    def live_peers(self) -> int:
+        """Peers, this one included, that can take part in the next round."""
+        return max(1, int(self.tracker.live_peers))
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Accumulate a batch, and take part in a round when one is due; see hivemind."""
+        self._follow_live_peers()
+        return super().step(*args, **kwargs)
+
+    def _follow_live_peers(self) -> None:
+        size = self.live_peers if self.live_peers > 1 else None
+        for averager in (self.grad_averager, self.state_averager):
+            if hasattr(averager, "set_group_size"):
+                averager.set_group_size(size)
+
+    def _update_global_epoch(self, grad_scaler: Any) -> None:
+        if self._schema_hash != self._compute_schema_hash():
+            raise RuntimeError("parameters or gradients were replaced between two steps")
+        began = time.perf_counter()
+        with self.tracker.pause_updates():
+            finish_gradients: Callable[[], None] | None = None
+            if self.use_gradient_averaging:
+                if self.delay_optimizer_step:
+                    self.state_averager.step(wait_for_delayed_updates=True)
+                self._record = self._begin_record()
+                control = self._start_gradient_round(grad_scaler)
+                if control is None:
+                    self._use_own_gradients(self._record, "alone")
+                elif self.delay_grad_averaging:
+                    finish_gradients = partial(self._finish_gradient_round, control, self._record)
+                else:
+                    self._finish_gradient_round(control, self._record)
+            self._advance(grad_scaler, finish_gradients, began)
+
+    def _begin_record(self) -> dict[str, Any]:
+        averager = self.grad_averager
+        return {
+            "round": max(self.local_epoch + 1, self.tracker.global_epoch),
+            "samples": averager.local_samples_accumulated,
+            "live_peers": self.live_peers,
+            "began": time.perf_counter(),
+        }
+
+    def _start_gradient_round(self, grad_scaler: Any) -> Any:
+        """Begin to average gradients; return the round's control, or None without company."""
+        if grad_scaler is not None:
+            with grad_scaler.running_global_step():
+                assert grad_scaler.unscale_(self)
+        control, self.scheduled_grads = self.scheduled_grads, None
+        if control is not None and (control.triggered or control.done()):
+            control = None  # its matchmaking failed; look for a group anew
+        if self.tracker.global_progress.num_peers <= 1:
+            if control is not None:
+                control.cancel()
+            return None
+        self._local_gradients = self._copy_accumulated()
+        try:
+            if control is None:
+                control = self.grad_averager.schedule_step(timeout=self.averaging_timeout)
+            return self.grad_averager.step(control=control, reset_accumulators=True, wait=False)
+        except Exception as error:
+            logger.warning(f"could not begin to average gradients: {error!r}")
+            self._record["error"] = repr(error)
+            return None
+
+    @torch.no_grad()
+    def _copy_accumulated(self) -> tuple[torch.Tensor, ...]:
+        averager = self.grad_averager
+        scale = 1.0 / max(1, averager.local_times_accumulated)
+        return tuple(
+            gradient.detach().to("cpu", torch.float32, copy=True).mul_(scale)
+            for gradient in averager._grad_accumulators()
+        )
+
+    def _finish_gradient_round(self, control: Any, record: dict[str, Any]) -> None:
+        """Wait for the averaged gradients and hand them, or the peer's own, to the optimizer."""
+        try:
+            result = control.result(self.averaging_timeout)
+        except BaseException as error:
+            if not control.done():
+                control.cancel()
+            record["error"] = repr(error)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            self._fall_back(record)
+            return
+        fraction = getattr(result, "fraction", 1.0)
+        record.update(round_fields(result, time.perf_counter() - record["began"]))
+        self._load_averaged_gradients_into_optimizer_()
+        self._emit_round(record, "averaged" if fraction >= 1.0 else "partial")
+
+    def _fall_back(self, record: dict[str, Any]) -> None:
+        logger.warning(f"averaging failed, going on with {self._on_failure}: {record['error']}")
+        self._emit(
+            "fallback", round=record["round"], reason=record["error"], choice=self._on_failure
+        )
+        self._restore_own_gradients()
+        record["averaging_s"] = time.perf_counter() - record["began"]
+        self._emit_round(record, "local" if self._on_failure == "local" else "skipped")
+        if self._on_failure == "skip":
+            record["skip"] = True
+            if self.delay_grad_averaging:
+                raise RuntimeError("this round is skipped: its gradients could not be averaged")
+
+    @torch.no_grad()
+    def _restore_own_gradients(self) -> None:
+        """Undo what a failed all-reduce left in the buffers."""
+        with self.grad_averager.get_tensors() as buffers:
+            for buffer, gradient in zip(buffers, self._local_gradients or (), strict=True):
+                buffer.copy_(gradient)
+        self._load_averaged_gradients_into_optimizer_()
+
+    def _use_own_gradients(self, record: dict[str, Any], outcome: str) -> None:
+        if "error" in record:
+            self._fall_back(record)
+            return
+        self.grad_averager.load_accumulators_into_averager_()
+        self._load_averaged_gradients_into_optimizer_()
+        self._emit_round(record, outcome)
+
+    def _advance(
+        self,
+        grad_scaler: Any,
+        finish_gradients: Callable[[], None] | None,
+        began: float,
+    ) -> None:
+        """Step the optimizer, average parameters if it is their turn, and begin the next round."""
+        averager = self.state_averager
+        next_round = max(self.local_epoch + 1, self.tracker.global_epoch)
+        steps = not self.auxiliary and not self.use_local_updates and "skip" not in self._record
+        control = self._state_control(next_round)
+        if control is not None:
+            self.delay_before_state_averaging.update(
+                task_size=1, interval=time.perf_counter() - began
+            )
+        before = time.perf_counter()
+        averager.step(
+            increment_epoch=True,
+            wait_for_trigger=finish_gradients if steps else None,
+            optimizer_step=steps,
+            delay_optimizer_step=self.delay_optimizer_step and steps,
+            grad_scaler=grad_scaler,
+            averaging_round=control is not None,
+            delay_averaging=self.delay_state_averaging and not self.auxiliary,
+            averaging_control=control,
+            averaging_opts={"timeout": self.averaging_timeout} if control is not None else None,
+        )
+        self._record["update_s"] = time.perf_counter() - before
+        self.tracker.update_epoch(new_epoch=averager.local_epoch)
+        self._should_check_synchronization_on_update = True
+        if not self.client_mode:
+            averager.state_sharing_priority = self.local_epoch
+        if self.use_gradient_averaging and not self.auxiliary:
+            self.grad_averager.reset_accumulated_grads_()
+            if not self.client_mode:
+                self.grad_averager.state_sharing_priority = self.local_epoch
+        self._emit("transition", round=self.local_epoch, update_s=self._record["update_s"])
+
+    def _state_control(self, next_round: int) -> Any:
+        """Return the control of this round's state averaging, or None if there is none."""
+        control, self.scheduled_state = self.scheduled_state, None
+        due = (
+            self.tracker.global_progress.num_peers > 1
+            and next_round % self.average_state_every == 0
+            and not self.state_averager.averaging_in_progress
+        )
+        if control is not None and (not due or control.triggered or control.done()):
+            if not control.done():
+                control.cancel()
+            control = None
+        if not due:
+            return None
+        if control is None:
+            control = self.state_averager.schedule_step(
+                gather=next_round, timeout=self.averaging_timeout
+            )
+        began = time.perf_counter()
+        control.add_done_callback(partial(self._emit_state_round, next_round, began))
+        return control
+
+    def _emit_state_round(self, round_: int, began: float, control: Any) -> None:
+        seconds = time.perf_counter() - began
+        if control.cancelled() or control.exception() is not None:
+            self._emit(
+                "state_round", round=round_, outcome="failed", group_size=0, fraction=0.0,
+                sent_bytes=0, received_bytes=0, averaging_s=seconds,
+            )  # fmt: skip
+            return
+        fields = round_fields(control.result(), seconds)
+        outcome = "averaged" if fields["fraction"] >= 1.0 else "partial"
+        self._emit("state_round", round=round_, outcome=outcome, **fields)
+
+    # -- state -------------------------------------------------------------------------------
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        """Take over the newest state of the swarm; keep one's own if no peer can give it.
+
+        hivemind retries for ever on errors.
+        """
+        if self.scheduled_grads is not None and not self.scheduled_grads.done():
+            self._tag_along_with_zero_weight(self.scheduled_grads)
+            self.scheduled_grads = None
+        self.state_averager.step(wait_for_delayed_updates=True)
+        began, round_before = time.perf_counter(), self.local_epoch
+        kwargs.setdefault("timeout", self.load_state_timeout)
+        with self.tracker.pause_updates():
+            for _ in range(self._load_state_attempts):
+                try:
+                    self.state_averager.load_state_from_peers(**kwargs)
+                    if self.grad_averager is not None:
+                        self.grad_averager.load_state_from_peers(**kwargs)
+                    break
+                except Exception as error:
+                    logger.warning(f"could not load the state from a peer: {error!r}")
+            if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
+                self.state_averager.local_epoch = self.tracker.global_epoch
+            self.tracker.report_local_progress(self.local_epoch, samples_accumulated=0)
+            if not self.client_mode:
+                self.state_averager.state_sharing_priority = self.local_epoch
+            if self.use_gradient_averaging:
+                self.grad_averager.reset_accumulated_grads_()
+                if not self.client_mode:
+                    self.grad_averager.state_sharing_priority = self.local_epoch
+        self._emit(
+            "state_loaded",
+            round_before=round_before,
+            round=self.local_epoch,
+            seconds=time.perf_counter() - began,
+        )
+
+    # -- events ------------------------------------------------------------------------------
+
+    def _emit_round(self, record: dict[str, Any], outcome: str) -> None:
+        fields = {key: value for key, value in record.items() if key != "began"}
+        self._emit("round", outcome=outcome, **fields)
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        if self._on_event is not None:
+            self._on_event(kind, fields)

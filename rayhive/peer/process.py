@@ -1,0 +1,127 @@
+"""One peer, from its spec to its exit: what the process that hivemind lives in runs.
+
+The process has a session of its own, logs to a file, and speaks with the actor that hosts it
+over one socket (:mod:`rayhive.peer.channel`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+import socket
+import sys
+import traceback
+from importlib import metadata
+from typing import Any
+
+from rayhive.peer.channel import Channel
+from rayhive.spec import PeerSpec
+
+_PR_SET_PDEATHSIG = 1
+_PACKAGES = ("rayhive", "torch", "lightning", "hivemind", "ray", "optuna", "numpy")
+
+
+def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
+    """Train one peer until its replicate is over.
+
+    Args:
+        connection: The socket to the actor.
+        spec: The peer.
+
+    Returns:
+        The exit code: 0, or 1 after a ``peer_failed`` event.
+    """
+    os.register_at_fork(after_in_child=_die_with_parent)
+    channel = Channel(connection, spec.name)
+    channel.emit("spawned", pid=os.getpid())
+    try:
+        _train(channel, spec)
+    except BaseException as error:
+        channel.emit("peer_failed", error=repr(error), traceback=traceback.format_exc())
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _die_with_parent() -> None:
+    """Make the kernel end hivemind's forks with the trainer: a ghost averager joins groups."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _train(channel: Channel, spec: PeerSpec) -> None:
+    import hivemind
+    import torch
+    from lightning.pytorch import Trainer
+
+    from rayhive.peer.callbacks import MeasuredTraining
+    from rayhive.peer.settings import strategy_arguments
+    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive.workloads.loading import load_workload
+
+    torch.set_num_threads(spec.swarm.threads_per_peer)
+    given = spec.workload
+    workload = load_workload(given.name, given.import_path, given.args)
+    module = workload.module(spec.seed)
+    batch_size = spec.swarm.batch_size or workload.default_batch_size
+    loader = workload.train_loader(
+        peer=spec.peer, peers=spec.peers, batch_size=batch_size, seed=spec.seed
+    )
+
+    start = channel.wait_for("start")
+    dht = hivemind.DHT(
+        initial_peers=start["initial_peers"] or None,
+        host_maddrs=[f"/ip4/{spec.host}/tcp/0"],
+        use_relay=False,
+        start=True,
+    )
+    try:
+        channel.emit(
+            "dht_ready",
+            peer_id=str(dht.peer_id),
+            addresses=[str(address) for address in dht.get_visible_maddrs()],
+        )
+        callback = MeasuredTraining(spec, workload, channel, _facts())
+        strategy = HivemindStrategy(
+            dht=dht,
+            on_event=callback.on_event,
+            extra_tensors=workload.extra_tensors(module),
+            **strategy_arguments(spec, batch_size),
+        )
+        torch.manual_seed(spec.seed * 1_000_003 + spec.peer)
+        Trainer(
+            strategy=strategy,
+            accelerator=spec.accelerator,
+            devices=1,
+            max_epochs=-1,
+            callbacks=[callback],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        ).fit(module, loader)
+    finally:
+        dht.shutdown()
+
+
+def _facts() -> dict[str, Any]:
+    return {
+        "versions": {name: _version(name) for name in _PACKAGES},
+        "hardware": f"{os.cpu_count()} x {platform.machine()}, Python {platform.python_version()}",
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def leave(code: int) -> None:
+    """End the process without running what the process that it was forked from registered."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

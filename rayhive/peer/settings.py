@@ -1,0 +1,90 @@
+"""From a peer's spec to the arguments of its strategy: the one place where axes become flags."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from rayhive.checks import DELAY_FLAGS
+from rayhive.compression.accounting import Payload, allreduce_bytes, payload
+from rayhive.config import DEFAULT_MIN_COMPRESSION_RATIO, DEFAULT_THRESHOLD, Configuration
+from rayhive.peer.tracker import TRACKER_OPTIONS
+from rayhive.registry import CODECS
+from rayhive.spec import PeerSpec
+
+
+def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
+    """Return the keyword arguments of :class:`HivemindStrategy` that ``spec`` stands for.
+
+    Args:
+        spec: The peer.
+        batch_size: Samples of one of its micro-batches.
+    """
+    from rayhive.compression.averagers import RayhivePowerSGDAverager
+
+    configuration, swarm = spec.configuration, spec.swarm
+    arguments: dict[str, Any] = {
+        "run_id": spec.run_id,
+        "target_batch_size": swarm.target_batch_size,
+        "batch_size": batch_size,
+        "matchmaking_time": swarm.matchmaking_time,
+        "averaging_timeout": swarm.averaging_timeout,
+        "average_state_every": swarm.average_state_every,
+        "state_averaging_compression": CODECS.get(swarm.state_codec)().build(None),
+        "tracker_opts": {**TRACKER_OPTIONS, "metadata_expiration": swarm.metadata_expiration},
+        **DELAY_FLAGS[configuration.delay],
+    }
+    if swarm.use_local_updates:
+        arguments["use_local_updates"] = True
+        return arguments
+    arguments["grad_compression"] = CODECS.get(configuration.codec)().build(
+        _threshold(configuration)
+    )
+    if configuration.powersgd_rank is not None:
+        arguments["grad_averager_factory"] = partial(
+            RayhivePowerSGDAverager,
+            averager_rank=configuration.powersgd_rank,
+            min_compression_ratio=_ratio(configuration),
+        )
+    return arguments
+
+
+def _threshold(configuration: Configuration) -> int | None:
+    if not CODECS.get(configuration.codec).uses_threshold:
+        return None
+    return configuration.threshold or DEFAULT_THRESHOLD
+
+
+def _ratio(configuration: Configuration) -> float:
+    ratio = configuration.min_compression_ratio
+    return DEFAULT_MIN_COMPRESSION_RATIO if ratio is None else ratio
+
+
+def predicted_payload(shapes: list[tuple[int, ...]], configuration: Configuration) -> Payload:
+    """Return what a gradient round of this configuration sends, from shapes alone."""
+    return payload(
+        shapes,
+        codec=configuration.codec,
+        threshold=_threshold(configuration),
+        powersgd_rank=configuration.powersgd_rank,
+        min_compression_ratio=_ratio(configuration),
+    )
+
+
+def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, Any]:
+    """Return the fields of ``peer_ready`` that predict the traffic of a round."""
+    shapes = [tuple(parameter.shape) for parameter in parameters]
+    if spec.swarm.use_local_updates:
+        return {"shapes": shapes, "payload_exact": False}
+    predicted = predicted_payload(shapes, spec.configuration)
+    return {
+        "shapes": shapes,
+        "dense_payload_bytes": predicted.dense_bytes,
+        "payload_exact": predicted.exact,
+        "predicted_payload_bytes_per_round": float(
+            allreduce_bytes(predicted.bytes_per_transfer, spec.peers)
+        ),
+        "compressed_tensors": list(predicted.compressed),
+    }

@@ -1,0 +1,42 @@
+"""A Markdown table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayhive.columns import Column
+from rayhive.metrics.group import Row
+from rayhive.report.results import Results
+from rayhive.report.sheet import Cell, make_sheet
+
+
+def markdown_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:
+    """Return one pipe table; each group's first column is headed by the group, too."""
+    sheet = make_sheet(results, rows)
+    groups = [column.group for column in sheet.columns]
+    header = [
+        _header(column, new=index == 0 or groups[index - 1] != column.group)
+        for index, column in enumerate(sheet.columns)
+    ]
+    align = [":--" if index < sheet.keys else "--:" for index in range(len(header))]
+    lines = [header, align, *([_cell(cell) for cell in line] for line in sheet.rows)]
+    table = ["| " + " | ".join(line) + " |" for line in lines] if sheet.rows else []
+    notes = [f"- {_escape(note)}" for note in sheet.notes]
+    return "\n".join([f"**{_escape(sheet.title)}**", "", *table, "", *notes]) + "\n"
+
+
+def _header(column: Column, new: bool) -> str:
+    group = f"*{column.group}*<br>" if new else ""
+    unit = f" [{column.unit}]" if column.unit else ""
+    return f"{group}`{column.name}`{unit}"
+
+
+def _cell(cell: Cell) -> str:
+    text = _escape(cell.text)
+    return f"**{text}**" if cell.best else text
+
+
+def _escape(text: str) -> str:
+    for character in "\\|*_`<":
+        text = text.replace(character, f"\\{character}")
+    return text

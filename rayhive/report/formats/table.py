@@ -1,0 +1,130 @@
+"""The table for a terminal, in blocks that fit its width."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from rayhive.columns import Column
+from rayhive.metrics.group import Row
+from rayhive.report.results import Results
+from rayhive.report.sheet import Cell, Sheet, make_sheet
+
+#: Names in headers longer than this are broken after an underscore.
+HEADER_WIDTH = 18
+#: Texts that say what a row is are wrapped at this width; numbers never are.
+KEY_WIDTH = 30
+
+
+def table_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:
+    """Return the table in as many blocks as it takes to fit ``width``.
+
+    The columns that say what a row is come first in every block. A block wider than ``width``
+    is one column that has no room: it is not cut.
+    """
+    sheet = make_sheet(results, rows)
+    parts = [sheet.title, ""]
+    if sheet.rows:
+        for block in _blocks(sheet, width):
+            table = _table(sheet, block, color)
+            parts.append(_print(table, max(width, _width(table)), color))
+    marked = any(cell.best for line in sheet.rows for cell in line)
+    best = "the value's interval lies on the better side of every other row's."
+    notes = [*([f"{'Bold:' if color else '*'} {best}"] if marked else []), *sheet.notes]
+    parts += [
+        textwrap.fill(
+            note, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+        for note in notes
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _blocks(sheet: Sheet, width: int) -> list[list[int]]:
+    """Split the columns behind the keys; a group is split only where it does not fit alone."""
+    blocks: list[list[int]] = [[]]
+    indices = range(sheet.keys, len(sheet.columns))
+    for _, members in groupby(indices, key=lambda index: sheet.columns[index].group):
+        group = list(members)
+        if blocks[-1] and not _fits(sheet, [*blocks[-1], *group], width):
+            blocks.append([])
+        for index in group:
+            if blocks[-1] and not _fits(sheet, [*blocks[-1], index], width):
+                blocks.append([])
+            blocks[-1].append(index)
+    return blocks
+
+
+def _fits(sheet: Sheet, block: Sequence[int], width: int) -> bool:
+    return _width(_table(sheet, block, False)) <= width
+
+
+def _width(table: Table) -> int:
+    console = _console(io.StringIO(), 100_000, False)
+    return Measurement.get(console, console.options, table).maximum
+
+
+def _table(sheet: Sheet, block: Sequence[int], color: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="")
+    columns = [*range(sheet.keys), *block]
+    height = max(len(_name_lines(sheet.columns[index])) for index in columns)
+    group = ""
+    for index in columns:
+        column, is_key = sheet.columns[index], index < sheet.keys
+        title = column.group if column.group != group else ""
+        group = column.group
+        names = _name_lines(column)
+        names += [f"[{column.unit}]" if column.unit else ""]
+        lines = [title, *[""] * (height + 1 - len(names)), *names]
+        table.add_column(
+            Text("\n".join(lines)),
+            justify="left" if is_key or column.group == "configuration" else "right",
+            no_wrap=not is_key,
+            overflow="fold",
+            max_width=KEY_WIDTH if is_key else None,
+        )
+    for line in sheet.rows:
+        table.add_row(*(_text(line[index], color) for index in columns))
+    return table
+
+
+def _name_lines(column: Column) -> list[str]:
+    """Break a long name after underscores."""
+    lines = [""]
+    for part in column.name.replace("_", "_ ").split(" "):
+        if lines[-1] and len(lines[-1]) + len(part) > HEADER_WIDTH:
+            lines.append("")
+        lines[-1] += part
+    return lines
+
+
+def _text(cell: Cell, color: bool) -> Text:
+    if not cell.best:
+        return Text(cell.text)
+    return Text(cell.text, style="bold") if color else Text(f"{cell.text} *")
+
+
+def _print(table: Table, width: int, color: bool) -> str:
+    out = io.StringIO()
+    _console(out, width, color).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _console(out: io.StringIO, width: int, color: bool) -> Console:
+    return Console(
+        file=out,
+        width=width,
+        color_system="standard" if color else None,
+        force_terminal=color,
+        legacy_windows=False,
+        emoji=False,
+        highlight=False,
+    )

@@ -1,0 +1,45 @@
+"""Numbers for readers: as many digits as mean something, and never a cut one."""
+
+from __future__ import annotations
+
+import math
+
+#: Significant digits of a number that has no interval to say how many count.
+SIGNIFICANT = 4
+#: Smaller numbers are written with an exponent.
+SMALL = 1e-3
+
+
+def number_text(value: float) -> str:
+    """Return a number on its own: whole numbers in full, others with four significant digits."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    if abs(value) < SMALL or abs(value) >= 1e15:
+        return f"{value:.{SIGNIFICANT - 1}e}"
+    decimals = max(0, SIGNIFICANT - 1 - _exponent(value))
+    return f"{value:,.{decimals}f}"
+
+
+def estimate_text(mean: float, half: float | None) -> str:
+    """Return ``mean ± half`` to two significant digits of the half-width.
+
+    An interval without width belongs to replicates that agree exactly; the number stands alone.
+    """
+    if half is None or half == 0 or not math.isfinite(half):
+        return number_text(mean)
+    half = float(f"{half:.1e}")  # round first: 0.0996 has two digits as 0.10
+    scale = max(abs(mean), half)
+    if scale < SMALL:
+        exponent = _exponent(scale)
+        decimals = 1 + exponent - _exponent(half)
+        factor = 10.0**-exponent
+        return f"({mean * factor:.{decimals}f} ± {half * factor:.{decimals}f})e{exponent:03d}"
+    decimals = 1 - _exponent(half)
+    shown = max(0, decimals)
+    return f"{round(mean, decimals):,.{shown}f} ± {round(half, decimals):,.{shown}f}"
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(abs(value)))

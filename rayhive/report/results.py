@@ -1,0 +1,128 @@
+"""The results of a run folder, rebuilt from the events in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from rayhive.errors import ConfigError, Problem, RayhiveError, nearest
+from rayhive.metrics.fold import fold
+from rayhive.metrics.group import Row
+from rayhive.metrics.rows import Attempt, read_attempts
+from rayhive.report.pareto import mark_front
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Results:
+    """What came of a study.
+
+    Attributes:
+        name: The study.
+        objectives: Column to direction; empty where the folder does not say.
+        rows: One row a replicate: its last finished attempt, or else its last.
+        by: Configuration columns that make a row of the table; empty for all of them.
+    """
+
+    name: str
+    objectives: Mapping[str, str]
+    rows: tuple[Row, ...]
+    by: tuple[str, ...] = ()
+
+    @cached_property
+    def folded(self) -> tuple[Row, ...]:
+        """One row a configuration and scenario, with ``pareto``."""
+        rows = fold(self.rows, self.by)
+        mark_front(rows, self.objectives)
+        return tuple(rows)
+
+    @cached_property
+    def replicates(self) -> DataFrame:
+        """``rows`` as a data frame: what ``trials.parquet`` holds."""
+        from rayhive.report.frames import replicate_frame
+
+        return replicate_frame(self.rows)
+
+    @cached_property
+    def configurations(self) -> DataFrame:
+        """``folded`` as a data frame: what ``configurations.parquet`` holds."""
+        from rayhive.report.frames import configuration_frame
+
+        return configuration_frame(self.folded)
+
+
+def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
+    """Read a run folder.
+
+    Only ``sweep.yaml`` (for the name and the objectives) and the replicates' specs and events are
+    read; the Parquet files are for others.
+
+    Args:
+        folder: The run folder.
+        by: Configuration columns that make a row; by default all of them.
+
+    Raises:
+        ConfigError: ``folder`` is no run folder.
+        RayhiveError: A file in it cannot be read.
+    """
+    folder = Path(folder)
+    if not _is_run(folder):
+        raise ConfigError(_no_run(folder))
+    study = _study(folder)
+    return Results(
+        name=str(study.get("name") or folder.resolve().name),
+        objectives=dict(study.get("objectives") or {}),
+        rows=tuple(_rows(folder)),
+        by=tuple(by),
+    )
+
+
+def _rows(folder: Path) -> Iterator[Row]:
+    best: dict[str, Attempt] = {}
+    for path in sorted((folder / "trials").glob("*/*/")):
+        if (path / "spec.json").exists() or (path / "events.jsonl").exists():
+            for attempt in read_attempts(path):
+                rival = best.setdefault(attempt.identity, attempt)
+                best[attempt.identity] = max(rival, attempt, key=lambda item: item.rank)
+    rows = [attempt.row for attempt in best.values()]
+    yield from sorted(rows, key=lambda row: (row["trial"], row["scenario"], row["replicate"]))
+
+
+def _study(folder: Path) -> dict[str, Any]:
+    path = folder / "sweep.yaml"
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (OSError, yaml.YAMLError) as error:
+        raise RayhiveError(f"{path}: not the study of this run: {error}") from error
+    return data if isinstance(data, dict) else {}
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "sweep.yaml").is_file() or (folder / "trials").is_dir()
+
+
+def _no_run(folder: Path) -> Problem:
+    """Say which runs there are nearby."""
+    places = (folder, folder.parent, Path("runs"))
+    runs = {
+        path.name: str(path)
+        for place in places
+        if place.is_dir()
+        for path in sorted(place.iterdir())
+        if _is_run(path)
+    }
+    close = nearest(folder.name, list(runs))
+    listed = f"; there are {', '.join(sorted(runs.values()))}" if runs else ""
+    return Problem(
+        "DIR",
+        str(folder),
+        f"a run folder, with a sweep.yaml or trials in it{listed}",
+        None if close is None else runs[close],
+    )

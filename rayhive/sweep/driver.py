@@ -1,0 +1,161 @@
+"""The driver: asks for a trial, brings its replicates to their end, tells what they measured.
+
+It may die at any instant. What it needs to go on is in the storage and in the run folder: a trial
+says what it tries before its first replicate starts, and a replicate is finished when its log
+says so. A driver that starts over walks through the trials from the first one on and does
+whatever is missing; what is there it keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rayhive.metrics.rows import replicate_row
+from rayhive.spec import ReplicateSpec
+from rayhive.sweep.folder import RunFolder
+from rayhive.sweep.interruption import Interruption
+from rayhive.sweep.objectives import NoValue, objective_values
+from rayhive.sweep.replicates import POLL_S, ReplicateRunner, Swarms, Watcher, replicate_seed
+from rayhive.sweep.study import Study
+from rayhive.sweep.trials import TrialBook, TrialRecord
+
+Row = Mapping[str, Any]
+
+
+class Progress(Watcher, Protocol):
+    """Whoever wants to see a sweep run."""
+
+    def began(self, trials: int, replicates: int) -> None:
+        """So many trials, of so many replicates each, are to be done."""
+
+    def replicate_finished(self, spec: ReplicateSpec, row: Row, kept: bool) -> None:
+        """It is finished on disk; ``kept`` says that an earlier driver ran it."""
+
+    def trial_finished(
+        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
+    ) -> None:
+        """A trial has its values, or failed for a reason."""
+
+    def note(self, text: str) -> None:
+        """Something that is worth a line."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a sweep came to.
+
+    Attributes:
+        trials: Distinct configurations that were told.
+        failed: How many of them failed.
+        duplicates: Suggestions that were no new configuration.
+        exhausted: Whether the space ended before the budget did.
+    """
+
+    trials: int
+    failed: int
+    duplicates: int
+    exhausted: bool
+
+
+class Driver:
+    """Runs a study to its end.
+
+    Args:
+        study: The study.
+        folder: Its run folder, held by this process.
+        book: Its trials.
+        swarms: The cluster.
+        progress: Whoever wants to see.
+        interruption: Ends it.
+        measure: Makes a row of a finished replicate's folder.
+        poll_s: Seconds between two looks at a running replicate.
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        folder: RunFolder,
+        book: TrialBook,
+        swarms: Swarms,
+        progress: Progress,
+        interruption: Interruption,
+        measure: Callable[[Path], Row] = replicate_row,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._config = study.config
+        self._folder = folder
+        self._book = book
+        self._progress = progress
+        self._interruption = interruption
+        self._measure = measure
+        self._runner = ReplicateRunner(swarms, progress, interruption, poll_s)
+
+    def run(self) -> Done:
+        """Bring every trial of the budget to its end.
+
+        Raises:
+            Interrupted: It was told to end; run again, it goes on.
+        """
+        config = self._config
+        self._progress.began(config.budget.trials, len(config.scenarios) * config.replicates)
+        exhausted = False
+        for record in self._book.records:
+            self._trial(record)
+        while len(self._book.records) < config.budget.trials:
+            self._interruption.check()
+            fresh = self._book.next()
+            if fresh is None:
+                exhausted = True
+                self._progress.note(
+                    f"the space has no further configuration: {len(self._book.records)} "
+                    f"instead of {config.budget.trials} trials"
+                )
+                break
+            self._trial(fresh)
+        records = self._book.records
+        failed = sum(self._book.values(record) is None for record in records)
+        return Done(len(records), failed, self._book.duplicates, exhausted)
+
+    def _trial(self, record: TrialRecord) -> None:
+        """Finish what is missing of one trial; a told one gets only replicates that were added."""
+        rows = [
+            self._replicate(record, scenario, number)
+            for scenario in self._config.scenarios
+            for number in range(self._config.replicates)
+        ]
+        reason = None
+        if not record.told:
+            try:
+                self._book.tell(record, objective_values(self._config, rows))
+            except NoValue as error:
+                reason = str(error)
+                self._book.tell(record, None, reason)
+        values = self._book.values(record)
+        self._progress.trial_finished(record, values, reason)
+
+    def _replicate(self, record: TrialRecord, scenario: str, number: int) -> Row:
+        spec = self.spec(record, scenario, number)
+        ran = self._runner.run(spec)
+        row = self._measure(Path(spec.folder))
+        self._progress.replicate_finished(spec, row, kept=not ran)
+        return row
+
+    def spec(self, record: TrialRecord, scenario: str, replicate: int) -> ReplicateSpec:
+        """Return what a replicate of a trial is; its attempt is chosen when it is run."""
+        config = self._config
+        return ReplicateSpec(
+            study=config.name,
+            trial=record.number,
+            replicate=replicate,
+            scenario=scenario,
+            seed=replicate_seed(config.seed, replicate),
+            workload=config.workload,
+            swarm=config.swarm,
+            configuration=record.configuration,
+            budget=config.budget,
+            evaluation=config.evaluation,
+            folder=str(self._folder.replicate(record.number, replicate, scenario)),
+        )

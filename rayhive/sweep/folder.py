@@ -1,0 +1,186 @@
+"""The run folder: where everything of a study lies, and who may write there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from rayhive.config import SweepConfig
+from rayhive.errors import ConfigError, Problem
+from rayhive.sweep.files import write_atomically
+from rayhive.sweep.provenance import collect
+
+#: Keys that may grow when a study is continued; every other difference makes it another study.
+MAY_GROW = ("budget.trials", "replicates")
+
+SWEEP, PROVENANCE, LOCK = "sweep.yaml", "provenance.json", "driver.lock"
+
+
+class RunFolder:
+    """One study's folder.
+
+    Args:
+        path: The folder; it need not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+
+    def replicate(self, trial: int, replicate: int, scenario: str) -> Path:
+        """Return the folder of one replicate."""
+        return self.path / "trials" / str(trial) / f"r{replicate}-{scenario}"
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether any replicate was ever prepared here."""
+        trials = self.path / "trials"
+        return trials.is_dir() and any(trials.iterdir())
+
+    def check(self, config: SweepConfig) -> Iterator[Problem]:
+        """Find what speaks against running ``config`` here, without writing anything."""
+        problem = self._unwritable()
+        if problem is not None:
+            yield problem
+        elif (self.path / SWEEP).exists():
+            owner = self._locked_by()
+            if owner is not None:
+                yield self._in_use(owner)
+            yield from self._differences(config)
+        elif self.path.exists() and {item.name for item in self.path.iterdir()} - {LOCK}:
+            yield Problem("--out", str(self.path), "a run folder, or one that is empty or new")
+
+    @contextmanager
+    def opened(self, config: SweepConfig) -> Iterator[str]:
+        """Hold the folder for one driver, with ``sweep.yaml`` and ``provenance.json`` written.
+
+        Yields:
+            The identity of the run: the same each time that this folder is opened.
+
+        Raises:
+            ConfigError: Another driver holds it, or it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / LOCK).open("a+", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(_not_writable(self.path, error)) from error
+        with lock:
+            # The kernel lets go of it when this process dies, however it dies.
+            if not _lock(lock, fcntl.LOCK_EX):
+                raise ConfigError(self._in_use(_owner(lock)))
+            lock.seek(0)
+            lock.truncate()
+            lock.write(f"process {os.getpid()} on {os.uname().nodename}\n")
+            lock.flush()
+            write_atomically(self.path / SWEEP, config.to_yaml())
+            yield self._write_provenance(config)
+
+    def _write_provenance(self, config: SweepConfig) -> str:
+        """Describe this session; what earlier ones said is kept if it differs."""
+        file = self.path / PROVENANCE
+        before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        run = str(before.pop("run", None) or uuid.uuid4().hex)
+        earlier = before.pop("earlier", [])
+        now = collect(config)
+        if before and _timeless(before) != _timeless(now):
+            earlier = [*earlier, before]
+        elif before:
+            now["started"] = before["started"]
+        described = {"run": run, **now, **({"earlier": earlier} if earlier else {})}
+        write_atomically(file, json.dumps(described, indent=1) + "\n")
+        return run
+
+    def _unwritable(self) -> Problem | None:
+        """Find the first existing part of the path and say if nothing can be made there."""
+        for part in (self.path, *self.path.parents):
+            try:
+                found = part.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                return _not_writable(self.path, error)
+            if not stat.S_ISDIR(found.st_mode):
+                return Problem("--out", str(self.path), f"a folder, but {part} is a file")
+            if not os.access(part, os.W_OK | os.X_OK):
+                return Problem("--out", str(self.path), f"writable, but {part} is not")
+            return None
+        return None
+
+    def _locked_by(self) -> str | None:
+        """Return who holds the folder, if anybody does."""
+        try:
+            with (self.path / LOCK).open(encoding="utf-8") as lock:
+                return None if _lock(lock, fcntl.LOCK_SH) else _owner(lock)
+        except OSError:
+            return None
+
+    def _in_use(self, owner: str) -> Problem:
+        return Problem("--out", str(self.path), f"a folder that nobody runs in; {owner} does")
+
+    def _differences(self, config: SweepConfig) -> Iterator[Problem]:
+        import yaml
+
+        try:
+            text = (self.path / SWEEP).read_text(encoding="utf-8")
+            existing = SweepConfig.model_validate(yaml.safe_load(text))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            first = str(error).splitlines()[0]
+            yield Problem("--out", str(self.path), f"a run folder; its {SWEEP} says: {first}")
+            return
+        old, new = _flat(_plain(existing)), _flat(_plain(config))
+        for key in sorted(old.keys() | new.keys()):
+            was, now = old.get(key), new.get(key)
+            if was == now or (key in MAY_GROW and now > was):  # type: ignore[operator]
+                continue
+            at_least = "at least " if key in MAY_GROW else ""
+            yield Problem(
+                key,
+                now,
+                f"{at_least}{was!r}, as in the run that {self.path} holds "
+                "(--out or another name starts a new run)",
+            )
+
+
+def _plain(config: SweepConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", by_alias=True)
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _timeless(session: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in session.items() if key != "started"}
+
+
+def _lock(file: IO[str], kind: int) -> bool:
+    """Try to lock a file until it is closed; say if that worked."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        # A file system without locks protects nobody; that is no reason not to run.
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def _owner(lock: IO[str]) -> str:
+    lock.seek(0)
+    return lock.read().strip() or "another process"
+
+
+def _not_writable(path: Path, error: OSError) -> Problem:
+    return Problem("--out", str(path), f"a folder that can be written ({error.strerror})")

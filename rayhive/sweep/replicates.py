@@ -1,0 +1,214 @@
+"""One replicate: kept if it is finished on disk, adopted if it still runs, else run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from rayhive.errors import RayhiveError
+from rayhive.events import Event, EventLog, make_event, read_events
+from rayhive.spec import ReplicateSpec
+from rayhive.sweep.files import write_atomically
+from rayhive.sweep.interruption import Interrupted, Interruption
+
+#: Seconds between two looks at a running replicate.
+POLL_S = 0.5
+#: Seconds that a supervisor gets to end its peers and write its last event.
+STOP_S = 30.0
+#: Attempts at a replicate whose supervisor dies; after them it counts as failed.
+ATTEMPTS = 3
+
+
+class Handle(Protocol):
+    """A running replicate, as the cluster offers it."""
+
+    def wait(self, timeout: float) -> Mapping[str, Any] | None:
+        """Return ``state`` and ``stop_reason`` once it is over, None if it still runs."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the phase and the state of each peer."""
+
+    def stop(self, reason: str) -> None:
+        """Ask it to end; it answers through :meth:`wait`."""
+
+    def release(self) -> None:
+        """Let go of what it still holds."""
+
+
+class Swarms(Protocol):
+    """What the driver needs of a cluster."""
+
+    def find(self, run_id: str) -> Handle | None:
+        """Return the live replicate of that name, if there is one."""
+
+    def start(self, spec: ReplicateSpec) -> Handle:
+        """Start a replicate, or adopt the live one of the same name."""
+
+
+class Watcher(Protocol):
+    """Whoever wants to see a replicate run."""
+
+    def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
+        """It was started, or a live one was adopted."""
+
+    def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
+        """It still runs; called about every :data:`POLL_S` seconds."""
+
+
+def replicate_seed(seed: int, replicate: int) -> int:
+    """Return the seed of a replicate number: the same for every configuration of a study."""
+    digest = hashlib.blake2b(f"{seed}/{replicate}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def finished_event(folder: Path) -> Event | None:
+    """Return how the replicate in ``folder`` ended; None if it did not or was stopped.
+
+    Raises:
+        RayhiveError: Its event log is damaged.
+    """
+    log = folder / "events.jsonl"
+    if not log.exists():
+        return None
+    last = None
+    for event in read_events(log):
+        if event["kind"] == "replicate_finished":
+            last = event
+    return None if last is None or last["state"] == "stopped" else last
+
+
+class ReplicateRunner:
+    """Brings replicates to their end.
+
+    Args:
+        swarms: The cluster.
+        watcher: Whoever wants to see.
+        interruption: Ends the running replicate.
+        poll_s: Seconds between two looks at it.
+    """
+
+    def __init__(
+        self,
+        swarms: Swarms,
+        watcher: Watcher,
+        interruption: Interruption,
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._swarms = swarms
+        self._watcher = watcher
+        self._interruption = interruption
+        self._poll_s = poll_s
+
+    def run(self, spec: ReplicateSpec) -> bool:
+        """Return once the replicate is finished on disk.
+
+        Args:
+            spec: The replicate; its ``attempt`` is chosen here.
+
+        Returns:
+            Whether it was run now; False if a finished one was kept.
+
+        Raises:
+            Interrupted: The sweep was told to end; the replicate has been stopped.
+        """
+        folder = Path(spec.folder)
+        ran = False
+        for _ in range(ATTEMPTS):
+            self._interruption.check()
+            spec, handle = self._adopt(spec, folder)
+            if handle is None and finished_event(folder) is not None:
+                return ran
+            ran = True
+            self._follow(spec, handle)
+            if finished_event(folder) is not None:
+                return True
+        _record_failure(folder, f"its supervisor died {ATTEMPTS} times")
+        return True
+
+    def _adopt(self, spec: ReplicateSpec, folder: Path) -> tuple[ReplicateSpec, Handle | None]:
+        """Return the spec with its attempt, and the live replicate if there is one.
+
+        Looking for a live one comes before looking at the disk: one that ends in between has
+        written its last event by then.
+        """
+        current = spec.model_copy(update={"attempt": current_attempt(folder)})
+        handle = self._swarms.find(current.run_id) if folder.exists() else None
+        return current, handle
+
+    def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> None:
+        adopted = handle is not None
+        with self._interruption.held():
+            if handle is None:
+                spec = prepare(spec)
+                handle = self._swarms.start(spec)
+            try:
+                self._watcher.replicate_started(spec, adopted)
+                self._wait(spec, handle)
+            finally:
+                handle.release()
+
+    def _wait(self, spec: ReplicateSpec, handle: Handle) -> None:
+        outcome = None
+        try:
+            while outcome is None:
+                outcome = handle.wait(self._poll_s)
+                self._interruption.check()
+                if outcome is None:
+                    self._watcher.replicate_status(spec, handle)
+        except BaseException as error:
+            # Whatever happened here, peers must not outlive it; that may fail for the same cause.
+            with suppress(RayhiveError):
+                handle.stop(str(error) or type(error).__name__)
+                handle.wait(STOP_S)
+            raise
+        if outcome["state"] == "stopped":
+            raise Interrupted(f"stopped from outside: {outcome['stop_reason']}")
+
+
+def current_attempt(folder: Path) -> int:
+    """Return the number of the attempt that ``folder`` is about."""
+    archived = [
+        int(match[1])
+        for item in folder.glob("events.attempt-*.jsonl")
+        if (match := re.fullmatch(r"events\.attempt-(\d+)\.jsonl", item.name))
+    ]
+    return max(archived, default=-1) + 1
+
+
+def prepare(spec: ReplicateSpec) -> ReplicateSpec:
+    """Make the folder of a replicate ready for a run and return the spec of the new attempt.
+
+    What an earlier attempt left is kept beside it, under a name with its number.
+    """
+    folder = Path(spec.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    attempt = current_attempt(folder)
+    if (folder / "events.jsonl").exists():
+        # The log goes last: until then this attempt is still the current one.
+        for name in ("logs", "events.jsonl"):
+            stem, dot, ending = name.partition(".")
+            target = folder / f"{stem}.attempt-{attempt}{dot}{ending}"
+            if (folder / name).exists() and not target.exists():
+                (folder / name).rename(target)
+        attempt += 1
+    spec = spec.model_copy(update={"attempt": attempt})
+    write_atomically(folder / "spec.json", spec.model_dump_json(by_alias=True, indent=1) + "\n")
+    return spec
+
+
+def _record_failure(folder: Path, reason: str) -> None:
+    """End a log whose writer is gone."""
+    log = folder / "events.jsonl"
+    if log.exists():
+        whole = log.read_bytes()
+        end = whole.rfind(b"\n") + 1
+        if end < len(whole):  # a torn last line would swallow what is appended
+            os.truncate(log, end)
+    events = EventLog(log)
+    events.append(make_event("replicate_finished", state="failed", stop_reason=reason))
+    events.close()

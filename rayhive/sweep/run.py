@@ -1,0 +1,115 @@
+"""A sweep from its study to its last trial: checks, cluster, folder, storage, driver.
+
+Nothing is written and Ray is not started before every check that can be made without them has
+passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+from rayhive.config import SwarmConfig
+from rayhive.errors import ConfigError, Problem
+from rayhive.sweep.driver import Done, Driver, Progress
+from rayhive.sweep.folder import RunFolder
+from rayhive.sweep.interruption import Interruption
+from rayhive.sweep.replicates import Swarms
+from rayhive.sweep.space import SearchSpace
+from rayhive.sweep.storage import check_storage, open_study
+from rayhive.sweep.study import Study
+from rayhive.sweep.trials import TrialBook
+
+
+class ClusterLike(Swarms, Protocol):
+    """What a sweep needs of a cluster."""
+
+    def check_room(self, swarm: SwarmConfig) -> Iterable[Problem]:
+        """Find what keeps the swarm from fitting."""
+
+
+#: Connects to the cluster at an address, or starts a local one where there is none.
+Connect = Callable[[str | None], AbstractContextManager[ClusterLike]]
+
+
+def default_folder(study: Study) -> Path:
+    """Return where a run goes unless somebody says otherwise."""
+    return Path("runs") / study.config.name
+
+
+def preflight(study: Study, folder: Path) -> RunFolder:
+    """Check what can be checked before Ray is started; nothing is written.
+
+    Raises:
+        ConfigError: The run cannot be started or continued in ``folder``, or its trials cannot be
+            kept where the study says.
+    """
+    run = RunFolder(folder)
+    problems = list(run.check(study.config))
+    if study.config.storage is not None:
+        problems += check_storage(study.config.storage)
+    if problems:
+        raise ConfigError(problems)
+    return run
+
+
+def run_sweep(
+    study: Study,
+    folder: Path,
+    progress: Progress,
+    interruption: Interruption,
+    address: str | None = None,
+    connect: Connect | None = None,
+) -> Done:
+    """Run or resume a study.
+
+    Args:
+        study: The study.
+        folder: Its run folder.
+        progress: Whoever wants to see.
+        interruption: Ends it; its handlers are installed.
+        address: Address of a Ray cluster; None starts one on this machine, unless the
+            environment names one.
+        connect: Makes the cluster; by default Ray's.
+
+    Raises:
+        ConfigError: Bad input, found before anything is written.
+        Interrupted: It was told to end; nothing of it runs any more.
+    """
+    run = preflight(study, folder)
+    with (connect or _ray)(address) as cluster:
+        interruption.install()  # Ray has put its own handler in the place of ours
+        problems = list(cluster.check_room(study.config.swarm))
+        if problems:
+            raise ConfigError(problems)
+        with run.opened(study.config) as identity:
+            book = open_book(study, run, identity)
+            return Driver(study, run, book, cluster, progress, interruption).run()
+
+
+def open_book(study: Study, run: RunFolder, identity: str) -> TrialBook:
+    """Open the trials of a study.
+
+    Raises:
+        ConfigError: The storage cannot be used, or lacks the trials that the folder holds.
+    """
+    config = study.config
+    trials = open_study(config, run.path, identity)
+    if run.has_trials and not trials.get_trials(deepcopy=False):
+        raise ConfigError(
+            Problem(
+                "storage",
+                config.storage or str(run.path / "study.db"),
+                f"the storage that knows the trials in {run.path}; this one knows none",
+            )
+        )
+    space = SearchSpace(config.space, study.shapes)
+    return TrialBook(trials, space, config.enqueue, config.seed)
+
+
+def _ray(address: str | None) -> AbstractContextManager[ClusterLike]:
+    from rayhive.cluster.cluster import Cluster
+
+    return Cluster.connect(address)

@@ -1,0 +1,128 @@
+"""Where trials are kept: SQLite in the run folder, or any storage that Optuna has, by URL."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import optuna
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from rayhive.errors import ConfigError, Problem
+
+if TYPE_CHECKING:
+    from rayhive.config import SweepConfig
+
+#: User attribute of the study: the identity of the run folder that it belongs to.
+RUN_ATTRIBUTE = "run"
+ALLOWED = (
+    "a storage that Optuna can open: sqlite:///FILE, postgresql://… or mysql://… (with its driver "
+    "installed), journal:///FILE or redis://…"
+)
+
+
+def check_storage(url: str) -> Iterator[Problem]:
+    """Find what is wrong with a storage URL, as far as that shows without opening it."""
+    if url.startswith(("redis://", "rediss://", "unix://")):
+        try:
+            import redis  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+        except ImportError:
+            yield Problem("storage", url, "a storage whose driver is installed: install redis")
+        return
+    file: str | None
+    if url.startswith("journal:"):
+        file = _journal_file(url)
+        if not file:
+            yield Problem("storage", url, "journal:///FILE")
+            return
+    else:
+        try:
+            parsed = make_url(url)
+            parsed.get_dialect().import_dbapi()
+        except (SQLAlchemyError, ImportError) as error:
+            yield Problem("storage", url, f"{ALLOWED} ({error})")
+            return
+        file = parsed.database if parsed.get_backend_name() == "sqlite" else None
+        if parsed.get_backend_name() == "sqlite" and file in (None, "", ":memory:"):
+            yield Problem("storage", url, "a storage that outlives the driver: name a file")
+            return
+    if file is not None and not Path(file).absolute().parent.is_dir():
+        yield Problem("storage", url, f"a file in a folder that exists, not in {Path(file).parent}")
+
+
+def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
+    """Open the study in its storage, or create it there.
+
+    Args:
+        config: The study; its name is the name in the storage.
+        folder: The run folder.
+        run: Identity of the run folder: a study of another folder is not continued.
+
+    Raises:
+        ConfigError: The storage cannot be opened, or its study of that name is another one.
+    """
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    url = config.storage
+    try:
+        study = optuna.create_study(
+            storage=_storage(url or _sqlite(folder / "study.db")),
+            study_name=config.name,
+            directions=list(config.objectives.values()),
+            pruner=optuna.pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        owner = study.user_attrs.get(RUN_ATTRIBUTE)
+        trials = len(study.get_trials(deepcopy=False))
+        if owner is None and not trials:
+            study.set_user_attr(RUN_ATTRIBUTE, run)
+            owner = run
+    except (SQLAlchemyError, OSError, optuna.exceptions.StorageInternalError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(Problem("storage", url, f"{ALLOWED} ({first})")) from error
+    if owner != run:
+        raise ConfigError(
+            Problem(
+                "storage",
+                url or str(folder / "study.db"),
+                f"a storage without a study {config.name!r} of another run folder; "
+                "choose another name, or continue in the folder that it was started in",
+            )
+        )
+    study.sampler = sampler(config.seed, trials)
+    return study
+
+
+def sampler(seed: int, trials: int) -> optuna.samplers.BaseSampler:
+    """Return the sampler of a study that has ``trials`` trials.
+
+    Optuna replays its start-up draws after a resumption with the same seed; so the seed comes
+    from both numbers. Axes are sampled one by one, for they are conditional: a joint model could
+    only use those that every trial has.
+    """
+    digest = hashlib.blake2b(f"sampler/{seed}/{trials}".encode(), digest_size=4).digest()
+    return optuna.samplers.TPESampler(
+        seed=int.from_bytes(digest, "big"), multivariate=False, constant_liar=True
+    )
+
+
+def _storage(url: str) -> BaseStorage | str:
+    if url.startswith(("redis://", "rediss://", "unix://")):
+        return JournalStorage(JournalRedisBackend(url))
+    if url.startswith("journal:"):
+        return JournalStorage(JournalFileBackend(_journal_file(url)))
+    return RDBStorage(url)
+
+
+def _journal_file(url: str) -> str:
+    """Return the file of ``journal:///abs/olute`` or ``journal:rel/ative``."""
+    rest = url.removeprefix("journal:")
+    return rest[2:] if rest.startswith("//") else rest
+
+
+def _sqlite(file: Path) -> str:
+    return URL.create("sqlite", database=str(file)).render_as_string(hide_password=False)

@@ -1,0 +1,186 @@
+"""The trials of a study in Optuna's storage: which configurations were asked for, which are told.
+
+Everything that a later driver needs stands in the storage: the configuration of a trial is a user
+attribute from before its first replicate starts. A trial is *distinct* if its configuration does
+something that no earlier one's does; the others are told as failed at once, which the sampler
+passes over: told as complete they would count twice, told as pruned they would count as bad.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from rayhive.config import Configuration
+from rayhive.sweep.space import OptunaChooser, SearchSpace
+
+#: Suggestions in a row that were tried before, after which chance chooses instead.
+REASKS = 8
+
+# User attributes of a trial.
+CONFIGURATION = "configuration"
+ENQUEUED = "enqueued"
+DUPLICATE_OF = "duplicate_of"
+FAILED = "failed"
+ORPHAN = "orphan"
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One distinct trial.
+
+    Attributes:
+        number: Its number in the study, and the name of its folder.
+        configuration: What it tries.
+        told: Whether it has its values, or its failure.
+    """
+
+    number: int
+    configuration: Configuration
+    told: bool
+
+
+class TrialBook:
+    """The distinct trials of a study.
+
+    Args:
+        study: Where they are kept.
+        space: Where new ones come from.
+        enqueue: The configurations to try first, in this order.
+        seed: Seed of what chance chooses.
+    """
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        space: SearchSpace,
+        enqueue: Sequence[Configuration] = (),
+        seed: int = 0,
+    ) -> None:
+        self._study = study
+        self._space = space
+        self._enqueue = tuple(enqueue)
+        self._seed = seed
+        self._seen: dict[str, int] = {}
+        self._records: list[TrialRecord] = []
+        self.duplicates = 0
+        for trial in self._trials():
+            self._settle(trial)
+
+    @property
+    def records(self) -> tuple[TrialRecord, ...]:
+        """Every distinct trial so far, in the order of their numbers."""
+        return tuple(self._records)
+
+    def next(self) -> TrialRecord | None:
+        """Return the next distinct trial; None if the space has no more.
+
+        Asks at most :data:`REASKS` times before chance chooses among what is left.
+        """
+        asked = 0
+        while True:
+            if not self._waiting() and not self._queue_enqueued():
+                fresh = self._space.unseen(set(self._seen), self._random())
+                if fresh is None:
+                    return None
+                if asked >= REASKS:
+                    self._queue(fresh)
+                asked += 1
+            record = self._take(self._study.ask())
+            if record is not None:
+                return record
+
+    def tell(
+        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None = None
+    ) -> None:
+        """Finish a trial: with its objectives' values, or as failed for a reason."""
+        trial = optuna.Trial(self._study, self._id(record.number))
+        if values is None:
+            trial.set_user_attr(FAILED, reason or "no value")
+            self._study.tell(record.number, state=TrialState.FAIL)
+        else:
+            self._study.tell(record.number, list(values))
+        at = self._records.index(record)
+        self._records[at] = TrialRecord(record.number, record.configuration, told=True)
+
+    def values(self, record: TrialRecord) -> tuple[float, ...] | None:
+        """Return what a trial was told, None if it failed or has not been told."""
+        found = self._trials()[record.number]
+        return None if found.state != TrialState.COMPLETE else tuple(found.values)
+
+    def _settle(self, trial: FrozenTrial) -> None:
+        """Enter what a driver left behind, and finish what it can't have started."""
+        given = trial.user_attrs.get(CONFIGURATION)
+        if trial.state == TrialState.WAITING:
+            return
+        running = trial.state == TrialState.RUNNING
+        if given is None:
+            if running:  # the driver died before it knew what it had asked for
+                optuna.Trial(self._study, trial._trial_id).set_user_attr(ORPHAN, True)
+                self._study.tell(trial.number, state=TrialState.FAIL)
+            return
+        configuration = Configuration.model_validate(given)
+        key = self._space.key(configuration)
+        if DUPLICATE_OF in trial.user_attrs or key in self._seen:
+            self.duplicates += 1
+            if running:
+                self._study.tell(trial.number, state=TrialState.FAIL)
+            return
+        if running:  # it may have died while the queued values were being asked for
+            self._space.follow(configuration, optuna.Trial(self._study, trial._trial_id))
+        self._seen[key] = trial.number
+        self._records.append(TrialRecord(trial.number, configuration, told=not running))
+
+    def _take(self, trial: optuna.Trial) -> TrialRecord | None:
+        """Make a fresh trial a distinct one, or finish it as a duplicate."""
+        given = trial.user_attrs.get(CONFIGURATION)
+        if given is None:
+            configuration = self._space.draw(OptunaChooser(trial))
+            trial.set_user_attr(CONFIGURATION, configuration.model_dump(mode="json"))
+        else:
+            configuration = Configuration.model_validate(given)
+            self._space.follow(configuration, trial)
+        key = self._space.key(configuration)
+        earlier = self._seen.setdefault(key, trial.number)
+        if earlier != trial.number:
+            self.duplicates += 1
+            trial.set_user_attr(DUPLICATE_OF, earlier)
+            self._study.tell(trial, state=TrialState.FAIL)
+            return None
+        record = TrialRecord(trial.number, configuration, told=False)
+        self._records.append(record)
+        return record
+
+    def _queue_enqueued(self) -> bool:
+        """Queue the next enqueued configuration of the study that was not queued yet."""
+        done = {trial.user_attrs.get(ENQUEUED) for trial in self._trials()}
+        for index, configuration in enumerate(self._enqueue):
+            if index not in done:
+                self._queue(configuration, **{ENQUEUED: index})
+                return True
+        return False
+
+    def _queue(self, configuration: Configuration, **attributes: Any) -> None:
+        self._study.enqueue_trial(
+            self._space.parameters(configuration),
+            user_attrs={CONFIGURATION: configuration.model_dump(mode="json"), **attributes},
+        )
+
+    def _waiting(self) -> bool:
+        return any(trial.state == TrialState.WAITING for trial in self._trials())
+
+    def _random(self) -> Random:
+        digest = hashlib.blake2b(f"chance/{self._seed}/{len(self._trials())}".encode()).digest()
+        return Random(digest)
+
+    def _trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _id(self, number: int) -> int:
+        return self._trials()[number]._trial_id

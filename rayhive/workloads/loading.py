@@ -1,0 +1,134 @@
+"""From what a study says to a workload: by registered name, or by anybody's import path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, cast, get_args
+
+from rayhive.errors import ConfigError, Problem, nearest, unknown
+from rayhive.registry import WORKLOADS
+from rayhive.workloads.base import DataKind, Target, Workload
+
+IMPORT_KEY = "workload.import"
+ARGS_KEY = "workload.args"
+FORM = "package.module:Attribute, a Workload subclass or a callable that returns a Workload"
+
+
+def load_workload(
+    name: str | None, import_path: str | None = None, args: Mapping[str, Any] | None = None
+) -> Workload:
+    """Return the workload that a study asks for.
+
+    Args:
+        name: A registered name; exactly one of this and ``import_path`` is given.
+        import_path: ``my_pkg.my_mod:MyWorkload``, importable from the environment or the current
+            folder: a subclass of :class:`Workload`, or a callable that returns one.
+        args: Keyword arguments of the workload.
+
+    Raises:
+        ConfigError: Names ``workload.name``, ``workload.import`` or ``workload.args.X``, says
+            what is allowed there and what comes nearest.
+    """
+    given = dict(args or {})
+    if (name is None) == (import_path is None):
+        value = {"name": name, "import": import_path}
+        raise ConfigError(Problem("workload", value, "exactly one of name and import"))
+    if import_path is None:
+        maker = WORKLOADS.get(cast(str, name), key="workload.name")
+        return cast(Workload, maker(**given))
+    made = _make(_find(import_path), import_path, given)
+    _check(made, import_path)
+    return cast(Workload, made)
+
+
+def _find(path: str) -> Callable[..., object]:
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(Problem(IMPORT_KEY, path, FORM))
+    # As with `python -m`: somebody's module lies beside the study, wherever rayhive is installed.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # importing runs somebody's code
+        allowed = f"a module that imports; {module_name}: {type(error).__name__}: {error}"
+        raise ConfigError(Problem(IMPORT_KEY, path, allowed)) from error
+    if not hasattr(module, attribute):
+        allowed = f"an attribute of {module_name}: {', '.join(_offers(module)) or 'it has none'}"
+        hint = nearest(attribute, _offers(module))
+        problem = Problem(IMPORT_KEY, path, allowed, hint and f"{module_name}:{hint}")
+        raise ConfigError(problem)
+    found = getattr(module, attribute)
+    if not callable(found) or (inspect.isclass(found) and not issubclass(found, Workload)):
+        raise ConfigError(Problem(IMPORT_KEY, path, FORM))
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ConfigError(Problem(IMPORT_KEY, path, f"a Workload that implements {missing}"))
+    return cast(Callable[..., object], found)
+
+
+def _offers(module: ModuleType) -> list[str]:
+    """Return the names in ``module`` that could be meant: its workloads, else its callables."""
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
+    workloads = [
+        name
+        for name, value in public.items()
+        if inspect.isclass(value) and issubclass(value, Workload) and value is not Workload
+    ]
+    return sorted(workloads or (name for name, value in public.items() if callable(value)))
+
+
+def _make(maker: Callable[..., object], path: str, given: dict[str, Any]) -> object:
+    _bind(maker, given)
+    try:
+        return maker(**given)
+    except ConfigError:
+        raise
+    except Exception as error:  # somebody's constructor
+        allowed = f"what {path} accepts; it raised {type(error).__name__}: {error}"
+        raise ConfigError(Problem(ARGS_KEY, given, allowed)) from error
+
+
+def _bind(maker: Callable[..., object], given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the signature does not know, or lacks, all at once."""
+    try:
+        parameters = inspect.signature(maker).parameters
+    except (TypeError, ValueError):  # no signature to go by; the call will tell
+        return
+    kinds = inspect.Parameter
+    named = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY)
+    }
+    problems: list[Problem] = []
+    if not any(parameter.kind is kinds.VAR_KEYWORD for parameter in parameters.values()):
+        problems += [unknown(f"{ARGS_KEY}.{x}", x, named) for x in given if x not in named]
+    problems += [
+        Problem(f"{ARGS_KEY}.{name}", None, "required")
+        for name, parameter in named.items()
+        if parameter.default is kinds.empty and name not in given
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _check(made: object, path: str) -> None:
+    if not isinstance(made, Workload):
+        raise ConfigError(Problem(IMPORT_KEY, path, f"{FORM}; it gave a {type(made).__name__}"))
+    wanted: list[str] = []
+    if not isinstance(getattr(made, "name", None), str):
+        wanted.append("name, a string")
+    if not isinstance(getattr(made, "target", None), Target):
+        wanted.append("target, a Target")
+    if not isinstance(getattr(made, "default_batch_size", None), int):
+        wanted.append("default_batch_size, a number of samples")
+    if getattr(made, "data", None) not in get_args(DataKind):
+        wanted.append("data, " + " or ".join(repr(kind) for kind in get_args(DataKind)))
+    if wanted:
+        raise ConfigError(Problem(IMPORT_KEY, path, f"a Workload with {'; '.join(wanted)}"))

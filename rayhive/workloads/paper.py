@@ -1,0 +1,58 @@
+"""What the PowerSGD paper's two tasks share: how the learning rate moves from round to round.
+
+Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+Distributed Optimization", arXiv:1905.13727, with the hyper-parameters that its authors published
+beside their code (``hyperparameters.md`` in epfml/powersgd, Table 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from rayhive.workloads.base import SchedulerFn
+
+WARMUP_PASSES = 5
+DECAY_FACTOR = 10.0
+
+
+@dataclass(frozen=True)
+class PaperSchedule:
+    """The factor on the learning rate of one worker, as a function of the round.
+
+    It climbs linearly from 1 to ``workers`` over the first five passes over the training split
+    and is divided by ten at each of ``decay_passes``.
+
+    Attributes:
+        workers: Micro-batches of the paper's size in one round, the paper's number of workers.
+        rounds_per_pass: Rounds in one pass over the training split.
+        decay_passes: The passes at which the rate falls, ascending.
+    """
+
+    workers: int
+    rounds_per_pass: float
+    decay_passes: tuple[int, ...]
+
+    def __call__(self, rounds: int) -> float:
+        """Return the factor for the round after ``rounds`` rounds."""
+        passes = rounds / self.rounds_per_pass
+        warm = 1.0 + (self.workers - 1.0) * min(passes / WARMUP_PASSES, 1.0)
+        decays = sum(passes >= decay for decay in self.decay_passes)
+        factor: float = warm / DECAY_FACTOR**decays
+        return factor
+
+    def scheduler_fn(self) -> SchedulerFn:
+        """Return what makes the scheduler for an optimizer."""
+        return partial(_scheduler, schedule=self)
+
+
+def _scheduler(optimizer: Optimizer, schedule: PaperSchedule) -> LRScheduler:
+    return LambdaLR(optimizer, schedule)
+
+
+def rounds_per_pass(samples: int, workers: int, batch: int) -> int:
+    """Return the rounds of ``workers * batch`` samples that fit in one pass, at least one."""
+    return max(1, samples // (workers * batch))

@@ -1,0 +1,259 @@
+"""ResNet-18 on CIFAR-10, the image task of the PowerSGD paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.utils.data import DataLoader
+
+from rayhive.workloads.args import WorkloadArgs, parse_args
+from rayhive.workloads.base import DataKind, SchedulerFn, Target, Workload
+from rayhive.workloads.cifar10 import CLASSES, Images, generate_images, read_cifar10
+from rayhive.workloads.data import Batch, device_of, endless_loader, evaluation, seeded
+from rayhive.workloads.paper import PaperSchedule, rounds_per_pass
+
+PAPER_BATCH = 128
+DECAY_PASSES = (150, 250)
+MOMENTUM = 0.9
+WEIGHT_DECAY = 1e-4
+MEAN = (0.4914, 0.4822, 0.4465)
+SPREAD = (0.2023, 0.1994, 0.2010)
+EVAL_BATCH = 250
+
+
+class Resnet18Args(WorkloadArgs):
+    """Arguments of the workload ``resnet18_cifar10``.
+
+    Attributes:
+        target: Held-out accuracy to reach, a fraction. The default is rayhive's own choice.
+        root: Folder with ``cifar-10-batches-py``; without it the images are generated.
+        workers: The paper's number of workers: how many times 128 samples make a round. The
+            learning rate climbs to this many times that of one worker. The paper has 16.
+        learning_rate: Of one worker; the paper has 0.1.
+        width: Channels of the first stage; the paper's model has 64.
+        augment: Random crops and mirror images while training, as in the paper's code.
+        train_samples: Images to train on; None is all there are, or 4096 generated ones.
+        eval_samples: Held-out images; None is all there are, or 512 generated ones.
+    """
+
+    target: float = Field(default=0.9, gt=0, le=1)
+    root: str | None = None
+    workers: int = Field(default=1, ge=1)
+    learning_rate: float = Field(default=0.1, gt=0)
+    width: int = Field(default=64, ge=1, le=1024)
+    augment: bool = True
+    train_samples: int | None = Field(default=None, ge=1)
+    eval_samples: int | None = Field(default=None, ge=1)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with batch norm around a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class Resnet18Module(LightningModule):
+    """ResNet-18 for 32x32 images: a 3x3 stem without pooling, four stages of two blocks.
+
+    11,173,962 parameters at the default width.
+
+    From the paper's published settings: SGD with Nesterov momentum 0.9, weight decay 1e-4 except
+    on batch norm's parameters, learning rate 0.1 a worker, five passes of warm-up to ``workers``
+    times that, divided by ten at passes 150 and 250 (of 300), 128 samples a worker. Unlike
+    torch's, the momentum of the paper's Algorithm 2 steps by the gradient plus the whole new
+    momentum, not 0.9 of it; this is torch's.
+
+    Args:
+        args: Width and learning rate.
+        schedule: The factor on the learning rate, by round.
+    """
+
+    def __init__(self, args: Resnet18Args, schedule: PaperSchedule) -> None:
+        super().__init__()
+        self.args = args
+        self.schedule = schedule
+        width = args.width
+        layers: list[nn.Module] = [
+            nn.Conv2d(3, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        ]
+        inputs = width
+        for stage in range(4):
+            outputs = width * 2**stage
+            layers += [
+                BasicBlock(inputs, outputs, stride=1 if stage == 0 else 2),
+                BasicBlock(outputs, outputs, stride=1),
+            ]
+            inputs = outputs
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, CLASSES)]
+        self.net = nn.Sequential(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (n, 10) for normalised images (n, 3, 32, 32)."""
+        logits: Tensor = self.net(images)
+        return logits
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the mean cross-entropy of one micro-batch [nats]."""
+        images, labels = batch
+        return F.cross_entropy(self(images), labels)
+
+    def batch_norms(self) -> Iterable[nn.BatchNorm2d]:
+        """Yield the batch-norm layers, in order."""
+        return (part for part in self.modules() if isinstance(part, nn.BatchNorm2d))
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """Return SGD with the paper's settings and its schedule, one step a round."""
+        plain = [parameter for norm in self.batch_norms() for parameter in norm.parameters()]
+        exempt = {id(parameter) for parameter in plain}
+        decayed = [parameter for parameter in self.parameters() if id(parameter) not in exempt]
+        groups: list[dict[str, Any]] = [
+            {"params": decayed, "weight_decay": WEIGHT_DECAY},
+            {"params": plain, "weight_decay": 0.0},
+        ]
+        optimizer = SGD(groups, lr=self.args.learning_rate, momentum=MOMENTUM, nesterov=True)
+        scheduler = self.schedule.scheduler_fn()(optimizer)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
+
+
+class Resnet18Cifar10(Workload):
+    """The PowerSGD paper's ResNet-18 on CIFAR-10, or on generated images of the same shapes.
+
+    Batch norm's running statistics are buffers: each peer keeps its own, from its own samples,
+    unless :meth:`extra_tensors` is averaged with the state.
+
+    Args:
+        **args: See :class:`Resnet18Args`.
+
+    Raises:
+        ConfigError: An argument is unknown or out of range, or ``root`` does not hold CIFAR-10.
+    """
+
+    name: ClassVar[str] = "resnet18_cifar10"
+    default_batch_size: ClassVar[int] = PAPER_BATCH
+
+    def __init__(self, **args: Any) -> None:
+        self.args = parse_args(Resnet18Args, args)
+        self.target = Target("accuracy", self.args.target, "max")
+        self.data: DataKind = "real" if self.args.root is not None else "generated"
+        if self.args.root is not None:
+            _ = self._splits  # a bad folder is bad input: say so now
+
+    @cached_property
+    def _splits(self) -> tuple[Images, Images]:
+        args = self.args
+        if args.root is None:
+            return (
+                generate_images(0, args.train_samples or 4096),
+                generate_images(1, args.eval_samples or 512),
+            )
+        train, test = read_cifar10(args.root)
+        return _first(train, args.train_samples), _first(test, args.eval_samples)
+
+    def _schedule(self) -> PaperSchedule:
+        rounds = rounds_per_pass(len(self._splits[0].labels), self.args.workers, PAPER_BATCH)
+        return PaperSchedule(self.args.workers, rounds, DECAY_PASSES)
+
+    def module(self, seed: int) -> LightningModule:
+        """Return the ResNet; see the base class."""
+        schedule = self._schedule()
+        with seeded(seed):
+            return Resnet18Module(self.args, schedule)
+
+    def scheduler_fn(self) -> SchedulerFn:
+        """Return what makes the paper's schedule; see the base class."""
+        return self._schedule().scheduler_fn()
+
+    def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
+        """Return (images (n, 3, 32, 32), labels (n,)) for ever; see the base class."""
+        images = self._splits[0]
+        # A stream of its own, so that peers do not crop alike.
+        rng = np.random.default_rng([seed, peer, 1]) if self.args.augment else None
+
+        def gather(index: Sequence[int]) -> Batch:
+            pixels = images.pixels[index]
+            if rng is not None:
+                pixels = crop_and_mirror(pixels, rng)
+            return normalise(torch.from_numpy(pixels)), torch.from_numpy(images.labels[index])
+
+        return endless_loader(
+            len(images.labels), gather, peer=peer, peers=peers, batch_size=batch_size, seed=seed
+        )
+
+    def evaluate(
+        self, module: LightningModule, device: torch.device | str | None = None
+    ) -> dict[str, float]:
+        """Return "loss" [nats] and "accuracy" [fraction] on the held-out images."""
+        where = device_of(module, device)
+        images = self._splits[1]
+        count = len(images.labels)
+        loss, right = 0.0, 0
+        with evaluation(module):
+            for first in range(0, count, EVAL_BATCH):
+                part = slice(first, first + EVAL_BATCH)
+                labels = torch.from_numpy(images.labels[part]).to(where)
+                logits = module(normalise(torch.from_numpy(images.pixels[part]).to(where))).float()
+                loss += F.cross_entropy(logits, labels, reduction="sum").item()
+                right += int((logits.argmax(1) == labels).sum())
+        return {"loss": loss / count, "accuracy": right / count}
+
+    def extra_tensors(self, module: LightningModule) -> list[Tensor]:
+        """Return batch norm's running means and variances, layer by layer."""
+        norms = (part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
+        tensors = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
+        return [tensor for tensor in tensors if tensor is not None]
+
+
+def _first(images: Images, count: int | None) -> Images:
+    return images if count is None else Images(images.pixels[:count], images.labels[:count])
+
+
+def normalise(pixels: Tensor) -> Tensor:
+    """Map bytes (n, 3, 32, 32) to floats with CIFAR-10's channel means and spreads taken out."""
+    mean, spread = (
+        torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in (MEAN, SPREAD)
+    )
+    return (pixels.float() / 255 - mean) / spread
+
+
+def crop_and_mirror(pixels: np.ndarray[Any, Any], rng: np.random.Generator) -> Any:
+    """Return a random 32x32 crop of each image padded by 4 zeros, mirrored half of the time."""
+    n, _, height, width = pixels.shape
+    padded = np.pad(pixels, ((0, 0), (0, 0), (4, 4), (4, 4)))
+    rows = rng.integers(0, 9, n)[:, None] + np.arange(height)
+    columns = rng.integers(0, 9, n)[:, None] + np.arange(width)
+    mirror = rng.random(n) < 0.5
+    columns[mirror] = columns[mirror, ::-1]
+    image = np.arange(n)[:, None, None]
+    # Advanced indices around a slice: their axes come first, the channels last.
+    cropped = padded[image, :, rows[:, :, None], columns[:, None, :]]
+    return np.ascontiguousarray(cropped.transpose(0, 3, 1, 2))

@@ -1,0 +1,268 @@
+"""What happens between real averagers; each function runs in a process of its own.
+
+Every peer has a DHT and a p2pd. ``python -m tests.integration.averager_scenarios NAME ARGS``
+prints what the function returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind wants typing's
+
+import hivemind
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.compression import NoCompression
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.p2p import P2PContext
+from hivemind.proto import averaging_pb2
+
+import rayhive.compression  # noqa: F401 - registers the codecs
+from rayhive.compression.averagers import (
+    RayhiveGradientAverager,
+    RayhivePowerSGDAverager,
+    RayhiveStateAverager,
+)
+from rayhive.compression.counting import CountingCompression
+from rayhive.compression.rounds import RoundResult
+from rayhive.registry import CODECS
+from tests.integration.averager_harness import MARK
+
+#: Matrices, a convolution, vectors, a single element and a tensor that never gets a gradient.
+SHAPES = [(48, 40), (48,), (24, 8, 3, 3), (1,), (30, 50), (7,), (11,)]
+PART_SIZE = 2**10
+#: Long enough that a group which waits for its window fails the test by its limit.
+NEVER = 60.0
+
+
+@contextmanager
+def swarm(peers: int) -> Iterator[list[hivemind.DHT]]:
+    dhts: list[hivemind.DHT] = []
+    try:
+        for _ in range(peers):
+            first = [str(address) for address in dhts[0].get_visible_maddrs()] if dhts else []
+            dhts.append(
+                hivemind.DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], initial_peers=first)
+            )
+        yield dhts
+    finally:
+        for dht in dhts:
+            dht.shutdown()
+
+
+@contextmanager
+def averagers(
+    dhts: Sequence[hivemind.DHT], make: Callable[..., Any], **options: Any
+) -> Iterator[list[Any]]:
+    made: list[Any] = []
+    options = {"min_matchmaking_time": NEVER, "target_group_size": len(dhts), **options}
+    try:
+        for index, dht in enumerate(dhts):
+            generator = torch.Generator().manual_seed(index)
+            parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+            for parameter in parameters[:-1]:
+                parameter.grad = torch.randn(parameter.shape, generator=generator)
+            made.append(make(parameters=parameters, dht=dht, start=True, **options))
+        yield made
+    finally:
+        for averager in made:
+            averager.shutdown()
+
+
+def one_round(peers: Sequence[Any], timeout: float = 40.0) -> list[RoundResult]:
+    """Let every peer contribute its gradients once; return what each was told."""
+    controls = []
+    for averager in peers:
+        averager.accumulate_grads_(batch_size=1)
+        controls.append(averager.step(wait=False, timeout=NEVER + 30))
+    results = [control.result(timeout) for control in controls]
+    for averager in peers:
+        averager.notify_used_averaged_gradients()
+    return results
+
+
+def mean_gradients(peers: Sequence[Any]) -> list[torch.Tensor]:
+    columns = zip(*(averager._grads_from_parameters() for averager in peers), strict=True)
+    return [torch.stack(gradients).mean(0) for gradients in columns]
+
+
+def worst_error(averager: Any, expected: Sequence[torch.Tensor]) -> float:
+    """Return the L2 error of the averaged gradients over the L2 norm of the true average."""
+    with averager.get_tensors() as tensors:
+        pairs = list(zip(tensors, expected, strict=True))
+    error = sum(float((a - b).square().sum()) for a, b in pairs)
+    return (error / sum(float(b.square().sum()) for b in expected)) ** 0.5
+
+
+def spread(peers: Sequence[Any]) -> float:
+    """Return the largest difference between two peers in any averaged element."""
+    columns = zip(*(averager._averaged_tensors for averager in peers), strict=True)
+    return max(float((a - b).abs().max()) for a, *others in columns for b in others)
+
+
+def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) -> Any:
+    """Run some rounds for each case; return what every peer measured."""
+    told = []
+    with swarm(peers) as dhts:
+        for number, case in enumerate(cases):
+            codec = CODECS.get(case["codec"])()
+            options: dict[str, Any] = {"prefix": f"case{number}", "part_size_bytes": PART_SIZE}
+            make: Any = RayhiveGradientAverager
+            if case.get("powersgd_rank") is not None:
+                make = RayhivePowerSGDAverager
+                options["averager_rank"] = case["powersgd_rank"]
+                options["min_compression_ratio"] = case["min_compression_ratio"]
+            counters: list[CountingCompression] = []
+
+            def counted(make: Any = make, case: Any = case, codec: Any = codec, **kwargs: Any):
+                counters.append(CountingCompression(codec.build(case.get("threshold"))))
+                return make(compression=counters[-1], **kwargs)
+
+            with averagers(dhts, counted, **options) as group:
+                expected = mean_gradients(group)
+                measured = [[r.summary() for r in one_round(group)] for _ in range(rounds)]
+                told.append(
+                    {
+                        "rounds": measured,
+                        "encoded": [counter.take() for counter in counters],
+                        "error": worst_error(group[0], expected),
+                        "spread": spread(group),
+                        "compressed": list(getattr(group[0], "compressed", [])),
+                        "recorded": [len(averager.take_rounds()) for averager in group],
+                    }
+                )
+    return told
+
+
+class Mute(RayhiveGradientAverager):
+    """Joins a group and then neither sends nor reduces."""
+
+    async def _run_allreduce_inplace_(self, *_: Any, **__: Any) -> None:
+        await asyncio.Event().wait()
+
+
+def partial_round() -> Any:
+    """Run one round of three peers of which one keeps silent."""
+    with swarm(3) as dhts, averagers(dhts[2:], Mute, prefix="partial", target_group_size=3) as mute:
+        limits = {"sender_timeout": 0.5, "reducer_timeout": 2.0, "part_size_bytes": PART_SIZE}
+        options = {"prefix": "partial", "target_group_size": 3, **limits}
+        with averagers(dhts[:2], RayhiveGradientAverager, **options) as talking:
+            for averager in mute:
+                averager.step(wait=False, timeout=NEVER + 30)
+            results = one_round(talking)
+            return {"rounds": [r.summary() for r in results], "mute": str(dhts[2].peer_id)}
+
+
+def growing_group() -> Any:
+    """Average with two peers, then with a third; the window never ends."""
+    with swarm(3) as dhts:
+        options = {"prefix": "grow", "target_group_size": 2}
+        with averagers(dhts[:2], RayhiveGradientAverager, **options) as first:
+            before = one_round(first)
+            with averagers(dhts[2:], RayhiveGradientAverager, **options) as late:
+                for averager in (*first, *late):
+                    averager.set_group_size(3)
+                after = one_round((*first, *late))
+    return [[r.summary() for r in results] for results in (before, after)]
+
+
+class Watched(RayhiveGradientAverager):
+    """Says in shared memory how many followers it has."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.followers = multiprocessing.Value("i", 0)
+        super().__init__(*args, **kwargs)
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        async for message in super().rpc_join_group(request, context):
+            self.followers.value = len(self._matchmaking.current_followers)
+            yield message
+
+
+def wait_for_follower(group: Sequence[Watched], limit: float = 30.0) -> None:
+    deadline = time.monotonic() + limit
+    while not any(averager.followers.value for averager in group):
+        assert time.monotonic() < deadline, "nobody followed anybody"
+        time.sleep(0.02)  # no event spans the two processes
+
+
+def shrinking_group() -> Any:
+    """Let two peers wait for a third that never comes, then say that it is gone."""
+    with swarm(2) as dhts:
+        options = {"prefix": "shrink", "target_group_size": 3}
+        with averagers(dhts, Watched, **options) as group:
+            for averager in group:
+                averager.accumulate_grads_(batch_size=1)
+            controls = [averager.step(wait=False, timeout=NEVER + 30) for averager in group]
+            wait_for_follower(group)
+            too_early = [control.done() for control in controls]
+            for averager in group:
+                averager.set_group_size(2)
+            sizes = [control.result(40).group_size for control in controls]
+    return {"too_early": too_early, "sizes": sizes}
+
+
+def plain_peer() -> Any:
+    """Average with a peer that runs hivemind's own class."""
+    with swarm(2) as dhts:
+        options = {"prefix": "mixed", "min_matchmaking_time": 2.0}
+        with (
+            averagers(dhts[:1], RayhiveGradientAverager, **options, target_group_size=2) as ours,
+            averagers(
+                dhts[1:], GradientAverager, **options, target_group_size=2, request_timeout=1.0
+            ) as theirs,
+        ):
+            expected = mean_gradients((*ours, *theirs))
+            results = one_round((*ours, *theirs))
+            return {
+                "sizes": [len(result) for result in results],
+                "error": worst_error(theirs[0], expected),
+                "ours": results[0].summary(),
+                "names": [
+                    kind._get_handle_name("x", "rpc_join_group")
+                    for kind in (RayhiveGradientAverager, GradientAverager)
+                ],
+            }
+
+
+def state_and_shutdown() -> Any:
+    """Average parameters, then use an averager whose process is gone."""
+    def make(parameters: Any, **options: Any) -> Any:
+        return RayhiveStateAverager(
+            optimizer=torch.optim.SGD(parameters, lr=0.1), initialize_optimizer=False, **options
+        )
+
+    with swarm(2) as dhts:
+        with averagers(dhts, make, prefix="state", compression=NoCompression()) as group:
+            for averager in group:
+                averager.step(
+                    averaging_round=True,
+                    delay_averaging=True,
+                    averaging_opts={"timeout": NEVER + 30},
+                )
+            for averager in group:
+                averager.step(wait_for_delayed_updates=True)
+            rounds = [[r.summary() for r in averager.take_rounds()] for averager in group]
+            group[0].kill()
+            group[0].join()
+            group[0].set_group_size(5)
+        for averager in group:
+            averager.set_group_size(7)
+    return rounds
+
+
+def main() -> None:
+    name, arguments = sys.argv[1], json.loads(sys.argv[2])
+    print(MARK + json.dumps(globals()[name](**arguments)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

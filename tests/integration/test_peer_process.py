@@ -1,0 +1,152 @@
+"""Real peer processes: the whole life of a small swarm, and what remains of it when it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rayhive.config import Budget, Configuration, Delay, Evaluation, SwarmConfig, WorkloadConfig
+from rayhive.peer.sketch import relative_distance
+from rayhive.spec import PeerSpec
+from tests.integration.zygote_harness import PeerLine, finish_swarm, start_swarm, zygote
+
+pytestmark = [pytest.mark.swarm]
+
+ROUNDS = 6
+TARGET = 128
+
+
+@pytest.fixture(scope="module")
+def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with zygote(tmp_path_factory.mktemp("z")) as path:
+        yield path
+
+
+def specs(run_id: str, peers: int = 2, rounds: int = ROUNDS, **settings: object) -> list[PeerSpec]:
+    return [
+        PeerSpec(
+            run_id=run_id,
+            peer=peer,
+            peers=peers,
+            seed=3,
+            workload=WorkloadConfig(name="digits"),
+            swarm=SwarmConfig(peers=peers, target_batch_size=TARGET, batch_size=32),
+            configuration=Configuration(**settings),
+            budget=Budget(seconds_per_replicate=60, samples_per_replicate=rounds * TARGET),
+            evaluation=Evaluation(every_samples=3 * TARGET),
+            accelerator="cpu",
+        )
+        for peer in range(peers)
+    ]
+
+
+def assert_rounds_are_whole(lines: list[PeerLine], rounds: int = ROUNDS) -> None:
+    for number in range(1, rounds + 1):
+        events = [e for line in lines for e in line.of("round") if e["round"] == number]
+        assert len(events) == len(lines), lines[0].story()
+        assert {e["outcome"] for e in events} == {"averaged"}, lines[0].story()
+        assert {e["group_size"] for e in events} == {len(lines)}
+        assert sum(e["samples"] for e in events) >= TARGET
+        # the payload of a round is a fixed number of bytes, whoever reduced which part
+        predicted = lines[0].of("peer_ready")[0]["predicted_payload_bytes_per_round"]
+        sent = Fraction(sum(e["sent_bytes"] for e in events), len(lines))
+        assert sent == Fraction(predicted)
+
+
+def assert_replicas_agree(lines: list[PeerLine], tolerance: float) -> None:
+    weights = [{e["round"]: e for e in line.of("weights")} for line in lines]
+    for a, b in combinations(weights, 2):
+        assert a.keys() == b.keys() and len(a) == ROUNDS
+        for round_ in a:
+            distance = relative_distance(
+                a[round_]["norm"], a[round_]["sketch"], b[round_]["norm"], b[round_]["sketch"]
+            )
+            assert distance <= tolerance, f"round {round_}: {distance}"
+
+
+@pytest.mark.parametrize("delay", ["none", "state", "optimizer", "gradients"])
+def test_two_peers_train_together_in_every_delay_mode(
+    socket_path: str, tmp_path: Path, delay: Delay
+) -> None:
+    lines = start_swarm(socket_path, specs(f"delay-{delay}", delay=delay), tmp_path)
+    finish_swarm(lines)
+    assert_rounds_are_whole(lines)
+    assert_replicas_agree(lines, tolerance=1e-5)
+    for line in lines:
+        finished = line.of("peer_finished")[0]
+        assert finished["reason"] == "rounds" and finished["round"] == ROUNDS
+        losses = [e["values"]["loss"] for e in line.of("evaluation")]
+        assert len(losses) >= 2 and losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"codec": "uniform8"},
+        {"codec": "size_adaptive", "threshold": 1024},
+        {"powersgd_rank": 2, "min_compression_ratio": 0.2},
+    ],
+    ids=str,
+)
+def test_compressed_rounds_send_what_is_predicted(
+    socket_path: str, tmp_path: Path, settings: dict[str, object]
+) -> None:
+    lines = start_swarm(
+        socket_path,
+        specs("-".join(map(str, settings.values())).replace(".", "_"), **settings),
+        tmp_path,
+    )
+    finish_swarm(lines)
+    assert_rounds_are_whole(lines)
+    assert_replicas_agree(lines, tolerance=1e-2)
+
+
+def test_a_killed_peer_leaves_nothing_and_its_line_says_so(
+    socket_path: str, tmp_path: Path
+) -> None:
+    lines = start_swarm(socket_path, specs("killed", rounds=10_000), tmp_path)
+    victim, survivor = lines
+    tree = [psutil.Process(victim.pid), *psutil.Process(victim.pid).children(recursive=True)]
+    assert any("p2pd" in process.name() for process in tree)
+    os.kill(victim.pid, signal.SIGKILL)
+    exited = _exit_of(victim)
+    assert exited["exit_code"] == -signal.SIGKILL
+    _, alive = psutil.wait_procs(tree, timeout=5)
+    assert not alive, alive
+    # the actor's death ends its peer: closing the line is what that looks like
+    tree = [psutil.Process(survivor.pid), *psutil.Process(survivor.pid).children(recursive=True)]
+    survivor.connection.close()
+    _, alive = psutil.wait_procs(tree, timeout=5)
+    assert not alive, alive
+
+
+def _exit_of(line: PeerLine) -> dict[str, object]:
+    deadline = time.monotonic() + 10
+    while not line.of("exited"):
+        line._read(deadline - time.monotonic(), "exited")
+    return line.of("exited")[0]
+
+
+def test_a_failing_workload_ends_in_a_named_error(socket_path: str, tmp_path: Path) -> None:
+    (spec,) = specs("broken", peers=1)
+    broken = spec.model_copy(update={"workload": WorkloadConfig(name="digits", args={"widht": 3})})
+    line = PeerLine(socket_path, broken, tmp_path / "log")
+    with pytest.raises(AssertionError, match="widht"):
+        line.wait_for("dht_ready")
+    assert _exit_of(line)["exit_code"] == 1
+
+
+def test_a_stop_ends_training_at_the_next_batch(socket_path: str, tmp_path: Path) -> None:
+    lines = start_swarm(socket_path, specs("stopped", rounds=10_000), tmp_path)
+    for line in lines:
+        line.command("stop", reason="time is up")
+    finish_swarm(lines)
+    assert {line.of("peer_finished")[0]["reason"] for line in lines} == {"time is up"}

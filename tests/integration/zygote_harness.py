@@ -1,0 +1,140 @@
+"""A supervisor in miniature: runs a swarm of real peer processes without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rayhive.events import Event, load_event
+from rayhive.spec import PeerSpec
+
+READY_TIMEOUT = 60.0
+
+
+class PeerLine:
+    """The actor's end of the line to one peer."""
+
+    def __init__(self, socket_path: str, spec: PeerSpec, log: Path) -> None:
+        self.spec, self.log = spec, log
+        self.events: list[Event] = []
+        self._buffer = b""
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.connection.connect(socket_path)
+        self._send({"spec": spec.model_dump(mode="json", by_alias=True), "log": str(log)})
+        self.pid = int(self.wait_for("spawned")["pid"])
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self.connection.sendall((json.dumps(message) + "\n").encode())
+
+    def command(self, do: str, **fields: Any) -> None:
+        self._send({"do": do, **fields})
+
+    def wait_for(self, kind: str, timeout: float = READY_TIMEOUT) -> Event:
+        """Return the first event of this kind; fail on a failed peer."""
+        deadline = time.monotonic() + timeout
+        while True:
+            for event in self.events:
+                if event["kind"] == kind:
+                    return event
+            assert all(event["kind"] != "peer_failed" for event in self.events), self.story()
+            assert all(event["kind"] != "exited" for event in self.events), self.story()
+            self._read(deadline - time.monotonic(), kind)
+
+    def _read(self, timeout: float, kind: str) -> None:
+        ready, _, _ = select.select([self.connection], [], [], max(0.0, timeout))
+        assert ready, f"no {kind} in time\n{self.story()}"
+        data = self.connection.recv(1 << 16)
+        assert data, f"the line was closed before {kind}\n{self.story()}"
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            if line.strip():
+                message = json.loads(line)
+                self.events.append(message if "t" not in message else load_event(line.decode()))
+
+    def of(self, kind: str) -> list[Event]:
+        return [event for event in self.events if event["kind"] == kind]
+
+    def story(self) -> str:
+        shown = [
+            {key: value for key, value in event.items() if key not in ("sketch", "shapes")}
+            for event in self.events[-12:]
+        ]
+        log = self.log.read_text()[-3000:] if self.log.exists() else "(no log)"
+        return "\n".join([*map(str, shown), log])
+
+
+@contextlib.contextmanager
+def zygote(folder: Path) -> Iterator[str]:
+    """Run a zygote; yield the path of its socket; leave nothing behind."""
+    path = str(folder / "z")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rayhive.peer.zygote", path],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        deadline = time.monotonic() + READY_TIMEOUT
+        while True:
+            probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            with contextlib.closing(probe):
+                if probe.connect_ex(path) == 0:
+                    probe.sendall(b"\n")  # refused: not a request
+                    break
+            assert process.poll() is None, "the zygote died at start"
+            assert time.monotonic() < deadline, "the zygote does not listen"
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.05)
+        yield path
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+
+
+def start_swarm(socket_path: str, specs: list[PeerSpec], folder: Path) -> list[PeerLine]:
+    """Start every peer and return when all of them train."""
+    lines = [PeerLine(socket_path, spec, folder / f"{spec.name}.log") for spec in specs]
+    lines[0].command("start", initial_peers=[])
+    addresses = lines[0].wait_for("dht_ready")["addresses"]
+    for line in lines[1:]:
+        line.command("start", initial_peers=addresses)
+    for line in lines:
+        line.wait_for("peer_ready")
+    for line in lines:
+        line.command("train")
+    for line in lines:
+        line.wait_for("training_started")
+    return lines
+
+
+def finish_swarm(lines: list[PeerLine], timeout: float = 60.0) -> None:
+    """Wait until every peer has finished, and let them all go."""
+    for line in lines:
+        line.wait_for("peer_finished", timeout)
+    for line in lines:
+        line.command("shutdown")
+    for line in lines:
+        exited = _wait_exit(line)
+        assert exited["exit_code"] == 0, line.story()
+
+
+def _wait_exit(line: PeerLine) -> Event:
+    deadline = time.monotonic() + 30
+    while not line.of("exited"):
+        line._read(deadline - time.monotonic(), "exited")
+    return line.of("exited")[0]
