@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from rayhive.cluster import belongings, machine
+from rayhive.cluster import actors, belongings, machine
 from rayhive.cluster.zygote_keeper import ZygoteKeeper, tail
 
 _TICK = 15.0
@@ -166,7 +166,7 @@ class NodeAgent:
         """End the actor; everything of it is gone by then."""
         if not self._ended.is_set():
             await self._end()
-        ray.actor.exit_actor()
+        actors.leave()
 
 
 def _supervised(run_id: str) -> bool:

@@ -204,12 +204,13 @@ def clear(directory: Path, patience: float = 5.0) -> None:
         directory: The directory.
         patience: How long its processes may take to end by themselves [s].
     """
+    owner = _owner(directory)
     deadline = time.monotonic() + patience
-    while _users_of(directory) and time.monotonic() < deadline:
+    while _users_of(directory, owner) and time.monotonic() < deadline:
         time.sleep(0.05)
     for _, owned in records(directory):
         owned.kill()
-    for pid in _users_of(directory):
+    for pid in _users_of(directory, owner):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 5.0
@@ -222,15 +223,16 @@ def clear(directory: Path, patience: float = 5.0) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _users_of(directory: Path) -> list[int]:
+def _users_of(directory: Path, owner: int | None) -> list[int]:
     """Return the processes that have a file in ``directory`` open for writing, as all of Ray's do.
 
-    Readers, such as somebody's ``tail -f``, are not among them.
+    Readers, such as somebody's ``tail -f``, are not among them, nor is the living owner, who is
+    closing what he made.
     """
     marker = f"{directory}/"
     found = []
     for pid in _pids():
-        if pid == os.getpid():
+        if pid in (os.getpid(), owner):
             continue
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -252,15 +254,34 @@ def claim(directory: Path, pid: int) -> None:
     (directory / OWNER_FILE).write_text(f"{pid} {started(pid)}", encoding="utf-8")
 
 
-def orphaned(base: Path) -> list[Path]:
-    """Return the private directories below ``base`` whose owners are dead."""
+def _owner(directory: Path) -> int | None:
+    """Return the pid of the directory's owner if he lives."""
+    try:
+        pid, start = (directory / OWNER_FILE).read_text(encoding="utf-8").split()
+        return int(pid) if started(int(pid)) == int(start) else None
+    except (OSError, ValueError):
+        return None
+
+
+def owned(base: Path) -> list[tuple[Path, int]]:
+    """Return the private directories below ``base`` whose owners live, with the owners' pids."""
     found = []
     for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*")):
-        with contextlib.suppress(OSError, ValueError):
-            pid, start = (directory / OWNER_FILE).read_text(encoding="utf-8").split()
-            if started(int(pid)) != int(start) and directory.stat().st_uid == os.getuid():
-                found.append(directory)
+        pid = _owner(directory)
+        if pid is not None and directory.stat().st_uid == os.getuid():
+            found.append((directory, pid))
     return found
+
+
+def orphaned(base: Path) -> list[Path]:
+    """Return the private directories below ``base`` whose owners are dead."""
+    return [
+        directory
+        for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*"))
+        if (directory / OWNER_FILE).exists()
+        and directory.stat().st_uid == os.getuid()
+        and _owner(directory) is None
+    ]
 
 
 def main(directory: str) -> None:

@@ -54,6 +54,14 @@ def facts() -> dict[str, Any]:
     }
 
 
+def hardware() -> str:
+    """Return the same in one line, for a results table."""
+    known = facts()
+    gpus = [f"{known['gpus'].count(name)} x {name}" for name in dict.fromkeys(known["gpus"])]
+    memory = f"{known['memory'] / 2**30:.0f} GiB"
+    return ", ".join([f"{known['cores']} x {known['processor']}", memory, *gpus])
+
+
 def _processor() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rayhive.cluster import actors
 from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
 from rayhive.errors import PeerError
 from rayhive.events import Event, load_event
@@ -149,8 +150,9 @@ class PeerActor:
     async def next_events(self, after: int, timeout: float) -> list[Event]:
         """Return the events from number ``after`` on, waiting for one if there is none yet.
 
-        Asking for what comes after an event says that it arrived: it is forgotten here. The last event of a peer has the kind ``exited`` and its ``exit_code``: negative for a
-        signal, None where nobody knows. An empty list means that ``timeout`` seconds passed.
+        Asking for what comes after an event says that it arrived: it is forgotten here. The last
+        event of a peer has the kind ``exited`` and its ``exit_code``: negative for a signal, None
+        where nobody knows. An empty list means that ``timeout`` seconds passed.
         """
         async with self._news:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -197,6 +199,10 @@ class PeerActor:
             self._owned.note()
         if self._writer is not None:
             self._writer.close()
+
+    async def leave(self) -> None:
+        """End the actor."""
+        actors.leave()
 
 
 def _exit_code(text: str) -> int | None:

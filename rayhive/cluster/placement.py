@@ -146,9 +146,7 @@ def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
     return found
 
 
-def _gpu_problems(
-    key: str, gpus: float, peers: int, rooms: Sequence[Room]
-) -> Iterator[Problem]:
+def _gpu_problems(key: str, gpus: float, peers: int, rooms: Sequence[Room]) -> Iterator[Problem]:
     if gpus == 0:
         return
     if gpus > 1 and gpus != int(gpus):

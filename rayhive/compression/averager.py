@@ -187,7 +187,7 @@ class MeasuredAverager(DecentralizedAverager):
         """
         for step in self._running_steps.values():
             with contextlib.suppress(Exception):
-                step.cancel()
+                MPFuture.cancel(step)  # the trainer's side answers with what ends the search
         for future in self._running_groups.values():
             if future.done() and not future.cancelled():
                 future.result().finalize(cancel=True)
@@ -206,6 +206,7 @@ class MeasuredAverager(DecentralizedAverager):
         with contextlib.suppress(Exception):
             read = self.dht.run_coroutine(_nothing, return_future=True)
             await asyncio.wait_for(read, FLUSH_PATIENCE)
+        await self._p2p.shutdown()  # removes this process's socket file
 
     async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
         trace, task = StepTrace(), cast("asyncio.Task[Any]", asyncio.current_task())
@@ -260,6 +261,7 @@ class MeasuredAverager(DecentralizedAverager):
             phases=tuple(runner.record(name) for name, runner in phases.items()),
             wasted_bytes=self._failed_bytes + trace.wasted_bytes,
             banned=tuple(sorted({peer for runner in phases.values() for peer in runner.banned()})),
+            failures=tuple(text for runner in phases.values() for text in runner.failures),
             matchmaking_s=trace.waited(),
             allreduce_s=ended - began,
             attempts=max(1, self._failed_searches + len(trace.searches)),

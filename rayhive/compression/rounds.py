@@ -39,6 +39,7 @@ class RoundResult(dict[Any, Any]):
             sides: parts of this peer that came back averaged, and parts of others that reached
             the averages it made. 1.0 is a complete round as far as this peer can know.
         banned: Peers that it gave up on as a reducer.
+        failures: Why its own parts did not come back averaged, in words, by reducer.
         matchmaking_s: Seconds waited for the group once the round was wanted: from the trigger,
             or from the start of the step if that came later.
         allreduce_s: Seconds from the group to this peer's last averaged part.
@@ -55,6 +56,7 @@ class RoundResult(dict[Any, Any]):
         phases: tuple[PhaseRecord, ...] = (),
         wasted_bytes: int = 0,
         banned: tuple[str, ...] = (),
+        failures: tuple[str, ...] = (),
         matchmaking_s: float = 0.0,
         allreduce_s: float = 0.0,
         attempts: int = 1,
@@ -69,6 +71,7 @@ class RoundResult(dict[Any, Any]):
         self.wasted_bytes = wasted_bytes
         self.fraction = min((phase["fraction"] for phase in phases), default=0.0)
         self.banned = banned
+        self.failures = failures
         self.matchmaking_s = matchmaking_s
         self.allreduce_s = allreduce_s
         self.attempts = attempts
@@ -82,4 +85,5 @@ class RoundResult(dict[Any, Any]):
 
     def summary(self) -> dict[str, Any]:
         """Return the measurements without the members, ready for an event."""
-        return {**vars(self), "phases": list(self.phases), "banned": list(self.banned)}
+        lists = ("phases", "banned", "failures")
+        return {k: list(v) if k in lists else v for k, v in vars(self).items()}

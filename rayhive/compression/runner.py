@@ -24,12 +24,14 @@ class MeasuredRunner(AllReduceRunner):
     Attributes:
         sent_bytes: Payload of parts for other reducers and of answers to other senders.
         received_bytes: Payload of answers from reducers and of parts from senders.
+        failures: Why parts did not come back averaged, by reducer.
     """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.failures: list[str] = []
         self._began = time.monotonic()
         self._ended: float | None = None
         others = set(self.sender_peer_ids) - {self.peer_id}
@@ -38,6 +40,13 @@ class MeasuredRunner(AllReduceRunner):
 
     def _get_peer_stub(self, peer: PeerID) -> _CountedStub:
         return _CountedStub(super()._get_peer_stub(peer), self)
+
+    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        try:
+            await super()._communicate_with_peer(peer_id)
+        except Exception as error:
+            self.failures.append(f"reducer {peer_id}: {error!r}")
+            raise
 
     async def _generate_input_for_peer(
         self, peer_index: int

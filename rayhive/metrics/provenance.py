@@ -14,7 +14,8 @@ from rayhive.metrics.timeline import Timeline
 class Provenance(MetricGroup):
     """Columns that say where the numbers come from.
 
-    * ``git_revision``: of the code, as the supervisor reports it.
+    * ``git_revision``: of the code, as the supervisor reports it. Where it does not, the report
+      takes it from the run's ``provenance.json``.
     * ``versions``: ``name version`` of the packages that matter, as the supervisor reports them
       or else the peers.
     * ``hardware``: of the machines, from the same source; several are joined.
@@ -50,9 +51,14 @@ def _text(events: Iterable[Event], field: str) -> str | None:
 
 
 def _flat(value: Any) -> str:
-    if not isinstance(value, Mapping):
-        return str(value)
-    return ", ".join(f"{name} {item}" for name, item in value.items() if item is not None)
+    if isinstance(value, Mapping):
+        known = ((name, item) for name, item in value.items() if item or item == 0)
+        return ", ".join(f"{name} {_flat(_in_gib(name, item))}" for name, item in known)
+    return " + ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _in_gib(name: str, value: Any) -> Any:
+    return f"{value / 2**30:.1f} GiB" if name == "memory" and isinstance(value, int) else value
 
 
 def _utc(events: Iterable[Event]) -> str | None:

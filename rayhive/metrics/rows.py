@@ -6,12 +6,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rayhive.columns import BY_NAME
 from rayhive.config import Link, SwarmConfig
 from rayhive.metrics import METRICS
 from rayhive.metrics.group import Row
 from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines
+
+#: A replicate stays what it is when its study gets more trials.
+_NOT_IDENTITY: dict[str, Any] = {
+    "trial": True,
+    "attempt": True,
+    "folder": True,
+    "budget": {"trials"},
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +43,7 @@ class Attempt:
 def replicate_row(folder: str | Path) -> Row:
     """Return the row of the replicate whose events are in ``folder``.
 
-    Of several attempts in one log, it is that of the last that finished.
+    Of several attempts in it, it is that of the last that finished.
 
     Raises:
         RayhiveError: The events or the spec cannot be read.
@@ -50,7 +59,7 @@ def read_attempts(folder: str | Path) -> Iterator[Attempt]:
     """
     for timeline in read_timelines(folder):
         started = timeline.first("replicate_started")
-        spec = timeline.spec.model_dump(mode="json", exclude={"trial", "attempt", "folder"})
+        spec = timeline.spec.model_dump(mode="json", exclude=_NOT_IDENTITY)
         yield Attempt(
             identity=json.dumps(spec, sort_keys=True),
             rank=(

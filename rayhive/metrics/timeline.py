@@ -210,30 +210,42 @@ def _grouped(events: Iterable[Event], field: str) -> dict[Any, list[Event]]:
 
 
 def read_timelines(folder: str | Path) -> Iterator[Timeline]:
-    """Yield every attempt that a replicate's folder tells of, in the order of writing.
+    """Yield every attempt that a replicate's folder tells of, the oldest first.
 
-    Each ``replicate_started`` begins an attempt and carries its spec; ``spec.json`` speaks for
-    a log that ends before that.
+    ``events.jsonl`` is of the latest attempt, ``events.attempt-N.jsonl`` of those before it. Each
+    ``replicate_started`` begins an attempt and carries its spec; ``spec.json`` speaks for a log
+    that ends before that.
 
     Raises:
         RayhiveError: A file cannot be read, or nothing says what was to be run.
     """
     folder = Path(folder)
-    log, spec_file = folder / "events.jsonl", folder / "spec.json"
+    logs = sorted(folder.glob("events.attempt-*.jsonl"), key=lambda log: (len(log.name), log.name))
+    if (latest := folder / "events.jsonl").exists():
+        logs.append(latest)
+    segments = [segment for log in logs for segment in _segments(log)]
+    for events in segments or [[]]:
+        yield Timeline(_spec(folder, events), events)
+
+
+def _segments(log: Path) -> list[list[Event]]:
+    """Split a log where another attempt begins."""
     segments: list[list[Event]] = [[]]
-    for event in read_events(log) if log.exists() else ():
+    for event in read_events(log):
         if event["kind"] == "replicate_started" and segments[-1]:
             segments.append([])
         segments[-1].append(event)
-    for events in segments:
-        spec = next((e["spec"] for e in events if e["kind"] == "replicate_started"), None)
-        try:
-            if spec is not None:
-                yield Timeline(ReplicateSpec.model_validate(spec), events)
-            else:
-                text = spec_file.read_text(encoding="utf-8")
-                yield Timeline(ReplicateSpec.model_validate_json(text), events)
-        except OSError as error:
-            raise RayhiveError(f"{folder}: nothing says what was run here: {error}") from error
-        except ValidationError as error:
-            raise RayhiveError(f"{folder}: not a replicate's spec: {error}") from error
+    return segments
+
+
+def _spec(folder: Path, events: list[Event]) -> ReplicateSpec:
+    told = next((event["spec"] for event in events if event["kind"] == "replicate_started"), None)
+    try:
+        if told is not None:
+            return ReplicateSpec.model_validate(told)
+        text = (folder / "spec.json").read_text(encoding="utf-8")
+        return ReplicateSpec.model_validate_json(text)
+    except OSError as error:
+        raise RayhiveError(f"{folder}: nothing says what was run here: {error}") from error
+    except ValidationError as error:
+        raise RayhiveError(f"{folder}: not a replicate's spec: {error}") from error

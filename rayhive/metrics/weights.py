@@ -27,9 +27,8 @@ class Weights(MetricGroup):
         """Return the group's column of one replicate."""
         largest: float | None = None
         for events in timeline.by_round("weights").values():
-            for a, b in combinations((event for event in events if event["finite"]), 2):
-                if a["peer"] == b["peer"]:
-                    continue
+            by_peer = {event["peer"]: event for event in events if event["finite"]}
+            for a, b in combinations(by_peer.values(), 2):
                 norm = max(a["norm"], b["norm"])
                 distance = math.dist(a["sketch"], b["sketch"]) / norm if norm else 0.0
                 largest = distance if largest is None else max(largest, distance)

@@ -4,6 +4,8 @@ Differences from :class:`hivemind.Optimizer`, all of them within one run of rayh
 
 * a failed gradient round applies the peer's own accumulated gradient (or skips the round, by
   option); hivemind resets its accumulators before the result is known and applies zeros;
+* parameters that are averaged in the background are waited for before the next step, which
+  hivemind lets them undo when they come late;
 * a peer without company applies all that it accumulated; hivemind applies its last batch;
 * groups form when every live peer is in them, not when the matchmaking window ends;
 * ``averager_opts`` reaches both averagers, and no timeout hangs on the matchmaking window;
@@ -262,6 +264,10 @@ class RayhiveOptimizer(hivemind.Optimizer):  # type: ignore[misc]
     ) -> None:
         """Step the optimizer, average parameters if it is their turn, and begin the next round."""
         averager = self.state_averager
+        if self.delay_state_averaging and not averager.delta_rule_averaging:
+            # parameters averaged in the background replace the local ones: arriving after this
+            # round's step, which hivemind allows, they would undo it
+            averager.step(wait_for_delayed_updates=True)
         next_round = max(self.local_epoch + 1, self.tracker.global_epoch)
         steps = not self.auxiliary and not self.use_local_updates and "skip" not in self._record
         control = self._state_control(next_round)

@@ -22,6 +22,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ PRELOAD = (
     "rayhive.workloads.loading",
 )
 
+#: How long what a peer forked may outlive it [s].
+GRACE = 1.0
+
 
 class Zygote:
     """Accepts requests for peers on a unix socket and forks them.
@@ -46,6 +50,7 @@ class Zygote:
     def __init__(self, path: str) -> None:
         self._path = path
         self._peers: dict[int, socket.socket] = {}
+        self._leaving: dict[int, float] = {}
         self._selector = selectors.DefaultSelector()
         self._wakeup, wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
@@ -74,7 +79,7 @@ class Zygote:
             self._selector.register(source, selectors.EVENT_READ)
         try:
             while not self._ending:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(self._patience()):
                     if key.fileobj is self._server:
                         self._fork(self._server.accept()[0])
                     elif key.fileobj is self._wakeup:
@@ -82,6 +87,7 @@ class Zygote:
                         self._reap()
                     elif not os.read(sys.stdin.fileno(), 4096):
                         self._ending = True
+                self._see_off()
         finally:
             self._end()
 
@@ -134,7 +140,7 @@ class Zygote:
                 return
             if pid == 0:
                 return
-            _kill_group(pid)  # what the peer forked does not outlive it
+            self._leaving[pid] = time.monotonic() + GRACE
             connection = self._peers.pop(pid, None)
             if connection is not None:
                 code = os.waitstatus_to_exitcode(status)
@@ -143,14 +149,43 @@ class Zygote:
                     connection.sendall(f"\n{line}\n".encode())
                 connection.close()
 
+    def _patience(self) -> float | None:
+        """Return how long nothing has to be done unless something happens [s]."""
+        if not self._leaving:
+            return None
+        return min(0.05, max(0.0, min(self._leaving.values()) - time.monotonic()))
+
+    def _see_off(self) -> None:
+        """Kill what is left of the groups of peers that ended a while ago.
+
+        What hivemind forked dies with the peer by itself. Torch's memory manager must not be
+        killed before it has removed the shared memory of the dead, which it does at once.
+        """
+        for pid, deadline in list(self._leaving.items()):
+            if not _group_lives(pid) or time.monotonic() >= deadline:
+                _kill_group(pid)
+                del self._leaving[pid]
+
     def _end(self) -> None:
-        for pid in self._peers:
+        deadline = time.monotonic() + GRACE
+        while self._leaving and time.monotonic() < deadline:
+            self._selector.select(0.01)
+            self._see_off()
+        for pid in (*self._peers, *self._leaving):
             _kill_group(pid)
         for pid in self._peers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
         with contextlib.suppress(FileNotFoundError):
             Path(self._path).unlink()
+
+
+def _group_lives(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
 def _kill_group(pid: int) -> None:

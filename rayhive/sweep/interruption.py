@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from rayhive.errors import RayhiveError
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-class Interrupted(RayhiveError):
+class Interrupted(BaseException):
     """The sweep was told to end before its work was done.
+
+    As KeyboardInterrupt it is no Exception: whoever mends what went wrong must let it pass.
 
     Args:
         reason: Who said so, in words.

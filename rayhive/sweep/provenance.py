@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import subprocess
-import sys
 from datetime import datetime, timezone
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
+from rayhive.cluster import machine
 
 if TYPE_CHECKING:
     from rayhive.config import SweepConfig
-
-PACKAGES = ("rayhive", "torch", "lightning", "hivemind", "ray", "optuna", "numpy", "scikit-learn")
 
 
 def collect(config: SweepConfig) -> dict[str, Any]:
@@ -28,9 +22,8 @@ def collect(config: SweepConfig) -> dict[str, Any]:
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git_revision": revision,
         "git_dirty": dirty,
-        "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
-        "hardware": hardware(),
+        "versions": machine.versions(),
+        "hardware": machine.facts(),
         "link": _link(config),
     }
 
@@ -46,45 +39,6 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
     revision = _git(root, "rev-parse", "HEAD")
     changes = _git(root, "status", "--porcelain", "--", ".")
     return revision, None if changes is None else bool(changes)
-
-
-def hardware() -> dict[str, Any]:
-    """Return the driver's machine: processor, cores, memory, GPUs."""
-    return {
-        "machine": platform.machine(),
-        "system": f"{platform.system()} {platform.release()}",
-        "cpu": _cpu(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
-        "gpus": _gpus(),
-    }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        # An uninstalled checkout knows its own version.
-        module = sys.modules.get(package)
-        return getattr(module, "__version__", None)
-
-
-def _cpu() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def _gpus() -> list[str]:
-    if shutil.which("nvidia-smi") is None:
-        return []
-    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
-    return (_output(query) or "").splitlines()
 
 
 def _link(config: SweepConfig) -> str:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from rayhive.errors import RayhiveError
 from rayhive.events import Event, EventLog, make_event, read_events
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.files import write_atomically
@@ -43,8 +42,8 @@ class Handle(Protocol):
 class Swarms(Protocol):
     """What the driver needs of a cluster."""
 
-    def find(self, run_id: str) -> Handle | None:
-        """Return the live replicate of that name, if there is one."""
+    def find(self, run_id: str, folder: str | Path | None = None) -> Handle | None:
+        """Return the live replicate of that name that writes to that folder, if there is one."""
 
     def start(self, spec: ReplicateSpec) -> Handle:
         """Start a replicate, or adopt the live one of the same name."""
@@ -137,7 +136,7 @@ class ReplicateRunner:
         written its last event by then.
         """
         current = spec.model_copy(update={"attempt": current_attempt(folder)})
-        handle = self._swarms.find(current.run_id) if folder.exists() else None
+        handle = self._swarms.find(current.run_id, folder) if folder.exists() else None
         return current, handle
 
     def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> None:
@@ -162,7 +161,7 @@ class ReplicateRunner:
                     self._watcher.replicate_status(spec, handle)
         except BaseException as error:
             # Whatever happened here, peers must not outlive it; that may fail for the same cause.
-            with suppress(RayhiveError):
+            with suppress(Exception):
                 handle.stop(str(error) or type(error).__name__)
                 handle.wait(STOP_S)
             raise

@@ -84,11 +84,11 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
     except (SQLAlchemyError, OSError, optuna.exceptions.StorageInternalError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(Problem("storage", url, f"{ALLOWED} ({first})")) from error
-    if owner != run:
+    if url is not None and owner != run:
         raise ConfigError(
             Problem(
                 "storage",
-                url or str(folder / "study.db"),
+                url,
                 f"a storage without a study {config.name!r} of another run folder; "
                 "choose another name, or continue in the folder that it was started in",
             )

@@ -130,6 +130,8 @@ class TrialBook:
         if DUPLICATE_OF in trial.user_attrs or key in self._seen:
             self.duplicates += 1
             if running:
+                again = optuna.Trial(self._study, trial._trial_id)
+                again.set_user_attr(DUPLICATE_OF, self._seen[key])
                 self._study.tell(trial.number, state=TrialState.FAIL)
             return
         if running:  # it may have died while the queued values were being asked for

@@ -7,6 +7,7 @@ prints what the function returns.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import json
 import multiprocessing
 import sys
@@ -251,12 +252,27 @@ def state_and_shutdown() -> Any:
             for averager in group:
                 averager.step(wait_for_delayed_updates=True)
             rounds = [[r.summary() for r in averager.take_rounds()] for averager in group]
-            group[0].kill()
-            group[0].join()
-            group[0].set_group_size(5)
         for averager in group:
             averager.set_group_size(7)
-    return rounds
+        alive = [averager.is_alive() for averager in group]
+    return {"rounds": rounds, "alive": alive}
+
+
+def shutdown_while_searching() -> Any:
+    """Shut an averager down that looks for peers that do not exist."""
+    with swarm(1) as dhts:
+        with averagers(dhts, RayhiveGradientAverager, prefix="alone") as group:
+            group[0].accumulate_grads_(batch_size=1)
+            control = group[0].step(wait=False, timeout=NEVER + 30)
+        try:
+            ended = repr(control.result(20))
+        except concurrent.futures.CancelledError:
+            ended = "cancelled"
+    return {
+        "ended": ended,
+        "recorded": len(group[0].take_rounds()),
+        "exit codes": [group[0].exitcode, dhts[0].exitcode],
+    }
 
 
 def main() -> None:

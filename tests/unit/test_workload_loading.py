@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,3 +133,18 @@ def test_the_workloads_own_complaints_pass_through() -> None:
         "workload.args.width",
         "workload.args.targt",
     }
+
+
+def test_the_workload_of_the_documentation_trains(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text(encoding="utf-8")
+    source = text.split("```python\n")[1].split("```")[0]
+    (tmp_path / "my_workloads.py").write_text(source)
+    workload = load_workload(None, "my_workloads:MyWorkload", {"samples": 512})
+    module = workload.module(seed=0)
+    optimizer: Any = module.configure_optimizers()
+    loader = workload.train_loader(peer=0, peers=2, batch_size=32, seed=0)
+    for number, batch in enumerate(itertools.islice(loader, 60)):
+        optimizer.zero_grad()
+        module.training_step(batch, number).backward()
+        optimizer.step()
+    assert workload.target.reached(workload.evaluate(module)["loss"])

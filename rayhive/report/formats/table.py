@@ -18,8 +18,8 @@ from rayhive.metrics.group import Row
 from rayhive.report.results import Results
 from rayhive.report.sheet import Cell, Sheet, make_sheet
 
-#: Names in headers longer than this are broken after an underscore.
-HEADER_WIDTH = 18
+#: Names longer than the first are broken after underscores into lines of the second at most.
+LONG_NAME, NAME_LINE = 16, 14
 #: Texts that say what a row is are wrapped at this width; numbers never are.
 KEY_WIDTH = 30
 
@@ -73,17 +73,20 @@ def _width(table: Table) -> int:
 
 
 def _table(sheet: Sheet, block: Sequence[int], color: bool) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="")
+    table = Table(
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style=""
+    )
     columns = [*range(sheet.keys), *block]
     height = max(len(_name_lines(sheet.columns[index])) for index in columns)
+    units = any(sheet.columns[index].unit for index in columns)
     group = ""
     for index in columns:
         column, is_key = sheet.columns[index], index < sheet.keys
         title = column.group if column.group != group else ""
         group = column.group
         names = _name_lines(column)
-        names += [f"[{column.unit}]" if column.unit else ""]
-        lines = [title, *[""] * (height + 1 - len(names)), *names]
+        lines = [title, *[""] * (height - len(names)), *names]
+        lines += [f"[{column.unit}]" if column.unit else ""] if units else []
         table.add_column(
             Text("\n".join(lines)),
             justify="left" if is_key or column.group == "configuration" else "right",
@@ -97,10 +100,11 @@ def _table(sheet: Sheet, block: Sequence[int], color: bool) -> Table:
 
 
 def _name_lines(column: Column) -> list[str]:
-    """Break a long name after underscores."""
+    if len(column.name) <= LONG_NAME:
+        return [column.name]
     lines = [""]
     for part in column.name.replace("_", "_ ").split(" "):
-        if lines[-1] and len(lines[-1]) + len(part) > HEADER_WIDTH:
+        if lines[-1] and len(lines[-1]) + len(part) > NAME_LINE:
             lines.append("")
         lines[-1] += part
     return lines

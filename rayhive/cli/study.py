@@ -1,0 +1,206 @@
+"""``rayhive sweep`` and ``rayhive plan``."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rayhive.cli.text import Address, complain, print_json, print_rows
+from rayhive.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from rayhive.sweep.driver import Done, Progress
+    from rayhive.sweep.plan import Plan
+    from rayhive.sweep.study import Study
+
+File = Annotated[Path, typer.Argument(help="The study, a YAML file.", show_default=False)]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        help="Replace one field: KEY=VALUE, as in budget.trials=8; may be repeated.",
+        show_default=False,
+    ),
+]
+
+
+def sweep(
+    file: File,
+    set_: Sets = None,
+    address: Address = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder; by default runs/NAME.", show_default=False),
+    ] = None,
+    format: Annotated[
+        str, typer.Option(help="How the results are printed: table, md, csv, json or latex.")
+    ] = "table",
+) -> None:
+    """Run a study, or go on with it where it was interrupted, and print its results.
+
+    Example: `rayhive sweep experiments/quickstart.yaml --set budget.trials=4`
+
+    Ctrl-C or SIGTERM stops what runs and leaves nothing behind; the same command goes on. Another
+    study needs another name or --out; only budget.trials and replicates may grow.
+    """
+    from rayhive.sweep.interruption import Interrupted, Interruption
+    from rayhive.sweep.run import default_folder, preflight, run_sweep
+    from rayhive.sweep.study import load_study
+
+    check_format(format)
+    study = load_study(file, set_ or ())
+    folder = out if out is not None else default_folder(study)
+    preflight(study, folder)
+    if out is None and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
+        complain(
+            f"{folder.absolute()} is inside the working directory of this Ray job, which Ray "
+            "removes some time after the job; name a lasting folder with --out to keep the run"
+        )
+    done: Done | None = None
+    try:
+        with Interruption() as interruption, _progress(study) as progress:
+            done = run_sweep(study, folder, progress, interruption, address)
+    except Interrupted as stop:
+        complain(f"{stop.reason}; what is finished is kept in {folder}. To go on:")
+        complain(f"  {shlex.join(_command())}")
+        raise typer.Exit(stop.exit_code) from None
+    finally:
+        if done is None:
+            _write_tables(folder)
+    _write_tables(folder)
+    _print_results(folder, format)
+    _print_end(done, folder)
+    if done.trials and done.failed == done.trials:
+        raise typer.Exit(1)
+
+
+def plan(
+    file: File,
+    set_: Sets = None,
+    format: Annotated[str, typer.Option(help="table or json.")] = "table",
+) -> None:
+    """Say what a study would run: trials, bytes and time. Starts nothing, writes nothing.
+
+    Example: `rayhive plan experiments/quickstart.yaml`
+    """
+    from rayhive.sweep.plan import make_plan
+    from rayhive.sweep.study import load_study
+
+    if format not in ("table", "json"):
+        raise ConfigError(unknown("--format", format, ("table", "json")))
+    found = make_plan(load_study(file, set_ or ()))
+    if format == "json":
+        print_json(_plan_rows(found))
+        return
+    for line in _plan_lines(found):
+        print(line)
+    print()
+    print_rows(
+        _plan_rows(found),
+        {
+            "configuration": "configuration",
+            "enqueued": "enqueued",
+            "payload_bytes_per_round_predicted": "payload/peer/round [B]>",
+            "compression_ratio": "ratio [x]>",
+            "compressed_tensors": "factorised>",
+            "exact": "exact",
+        },
+    )
+    if found.left_out:
+        print(f"... and {found.left_out} more corners of the space")
+
+
+def check_format(format: str) -> None:
+    """Refuse a format that results can't be printed in.
+
+    Raises:
+        ConfigError: It is none.
+    """
+    from rayhive.report.formats import FORMATS
+
+    if format not in FORMATS:
+        raise ConfigError(unknown("--format", format, FORMATS))
+
+
+@contextmanager
+def _progress(study: Study) -> Iterator[Progress]:
+    """Show progress as the standard error output can take it."""
+    from rayhive.sweep.progress import PlainProgress
+
+    if not sys.stderr.isatty():
+        yield PlainProgress(study.config)
+        return
+    from rayhive.sweep.live import LiveProgress
+
+    with LiveProgress(study.config) as live:
+        yield live
+
+
+def _write_tables(folder: Path) -> None:
+    from rayhive.report.frames import write_parquet
+    from rayhive.report.results import load_results
+
+    if (folder / "trials").is_dir():
+        write_parquet(load_results(folder), folder)
+
+
+def _print_results(folder: Path, format: str) -> None:
+    from rayhive.report.render import results_text
+
+    width = shutil.get_terminal_size((120, 24)).columns
+    print(results_text(folder, format, console_width=width, color=sys.stdout.isatty()))
+
+
+def _print_end(done: Done, folder: Path) -> None:
+    failed = f", {done.failed} failed" if done.failed else ""
+    complain(f"{done.trials} trials{failed}; {folder} (again: rayhive results {folder})")
+
+
+def _command() -> list[str]:
+    """Return the command that this process was started with, as its user would type it."""
+    program = Path(sys.argv[0])
+    if program.suffix == ".py" and program.name != "__main__.py":
+        return ["python", *sys.argv]
+    return ["rayhive", *sys.argv[1:]]
+
+
+def _plan_lines(plan: Plan) -> Iterator[str]:
+    from rayhive.sweep.eta import clock
+
+    config = plan.study.config
+    space = "" if plan.space_size is None else f" (the space has {plan.space_size} configurations)"
+    yield f"{config.name}: {config.workload.label} ({plan.study.data} data)"
+    yield (
+        f"  {plan.trials} trials{space} x {len(config.scenarios)} scenarios x "
+        f"{config.replicates} replicates = {plan.replicates} replicates of "
+        f"{config.swarm.peers} peers"
+    )
+    rounds = "" if plan.rounds is None else f"{plan.rounds} rounds, "
+    yield (
+        f"  each at most {rounds}{clock(config.budget.seconds_per_replicate)} of training; "
+        f"all at most {clock(plan.longest_s)}, and some seconds each to start"
+    )
+    yield f"  gradients of one peer, uncompressed: {plan.dense_bytes:,} B"
+
+
+def _plan_rows(plan: Plan) -> list[dict[str, object]]:
+    return [
+        {
+            "configuration": row.configuration.label,
+            **row.configuration.model_dump(mode="json"),
+            "enqueued": row.enqueued,
+            "payload_bytes_per_round_predicted": row.bytes_per_round,
+            "compression_ratio": row.ratio,
+            "compressed_tensors": row.compressed,
+            "exact": row.exact,
+        }
+        for row in plan.configurations
+    ]

@@ -1,0 +1,66 @@
+"""What commands share: how they print, and how options are spelled."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of a running Ray cluster, or auto; by default RAY_ADDRESS, else a Ray "
+        "of our own on this machine, which ends with the command.",
+        show_default=False,
+    ),
+]
+
+
+def complain(text: str) -> None:
+    """Print a message on the standard error output."""
+    print(f"rayhive: {text}", file=sys.stderr, flush=True)
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON on the standard output."""
+    print(json.dumps(value, indent=1, default=str))
+
+
+def print_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> None:
+    """Print rows as a table on the standard output.
+
+    Args:
+        rows: The rows.
+        columns: Key to header; a header that ends in ``>`` aligns to the right.
+    """
+    from rich.console import Console
+
+    Console(soft_wrap=True).print(_table(rows, columns))
+
+
+def _table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for header in columns.values():
+        table.add_column(header.rstrip(">"), justify="right" if header.endswith(">") else "left")
+    for row in rows:
+        table.add_row(*(escape(_cell(row.get(key))) for key in columns))
+    return table
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,141 @@
+"""Which Ray cluster is meant, and whether it is there: settled before anything else starts.
+
+``ray.init`` waits for a minute where there is nothing to wait for, and it may wait for ever for a
+cluster that speaks another version or wants a token. So a connection is first tried in a
+process of its own, which can be given up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from rayhive.errors import ConfigError, Problem
+
+KEY = "--address"
+_CONNECT_TIMEOUT = 3.0
+_PROBE_TIMEOUT = 15.0
+#: Set by Ray in the driver of a submitted job.
+_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_ALLOWED = "HOST:PORT of a running Ray cluster (the port of its head, 6379 by default), or auto"
+
+_PROBE = """
+import json, os, sys
+try:
+    import ray
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="CRITICAL")
+    print(json.dumps({"ray": ray.__version__}))
+except BaseException as error:
+    print(json.dumps({"error": type(error).__name__, "text": str(error)}))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cluster that answered.
+
+    Attributes:
+        address: What ``ray.init`` takes.
+        in_job: Whether this process is the driver of a submitted job.
+        auth_mode: ``RAY_AUTH_MODE`` that it needs where the user set none.
+    """
+
+    address: str
+    in_job: bool
+    auth_mode: str | None = None
+
+
+def resolve(address: str | None) -> Target | None:
+    """Return the cluster that is meant, or None where an embedded one is.
+
+    Args:
+        address: What the user gave; ``RAY_ADDRESS`` counts if it is None.
+
+    Raises:
+        ConfigError: The address is malformed or nothing that can be used answers there.
+    """
+    given = address or os.environ.get("RAY_ADDRESS") or None
+    if given is None or given == "local":
+        return None
+    in_job = _JOB_VARIABLE in os.environ
+    if given != "auto":
+        _knock(given, *_split(given))
+    if in_job:
+        return Target(given, True)  # the cluster itself started this process
+    return Target(given, False, _auth_mode(given))
+
+
+def _split(given: str) -> tuple[str, int]:
+    host, colon, port = given.rpartition(":")
+    if "://" in given:
+        hint = "the HOST:PORT of the cluster's head: to run on a cluster from elsewhere use `ray "
+        hint += "job submit --working-dir . -- rayhive sweep FILE`, which takes such an address"
+        raise ConfigError(Problem(KEY, given, hint))
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(Problem(KEY, given, _ALLOWED))
+    return host.strip("[]"), int(port)
+
+
+def _knock(given: str, host: str, port: int) -> None:
+    try:
+        socket.create_connection((host, port), _CONNECT_TIMEOUT).close()
+    except OSError as error:
+        text = f"{_ALLOWED}; nothing answers there ({error})"
+        raise ConfigError(Problem(KEY, given, text)) from error
+
+
+def _auth_mode(given: str) -> str | None:
+    """Return the mode of authentication with which the cluster lets us in.
+
+    A cluster that was started where a token exists asks for it, but ``ray.init`` only sends one
+    if ``RAY_AUTH_MODE`` says so.
+    """
+    answer = _probe(given, None)
+    if "error" not in answer:
+        return None
+    if "RAY_AUTH_MODE" not in os.environ:
+        second = _probe(given, "token")
+        if "error" not in second:
+            return "token"
+        if "Authentication" in second["error"]:
+            answer = second
+    if "Authentication" in answer["error"]:
+        text = (
+            "a cluster whose token is known here: it refuses us; put its token into "
+            "RAY_AUTH_TOKEN, or into the file that RAY_AUTH_TOKEN_PATH names"
+        )
+        raise ConfigError(Problem(KEY, given, text))
+    reason = answer["text"].strip().splitlines()[0] if answer["text"].strip() else answer["error"]
+    raise ConfigError(Problem(KEY, given, f"{_ALLOWED}; it can't be joined: {reason}"))
+
+
+def _probe(given: str, mode: str | None) -> dict[str, str]:
+    env = dict(os.environ) | ({"RAY_AUTH_MODE": mode} if mode is not None else {})
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, given],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PROBE_TIMEOUT,
+            start_new_session=True,
+        )
+    except subprocess.TimeoutExpired as error:
+        text = str(error.stderr or b"")
+        if "InvalidAuthToken" in text or "Unauthenticated" in text:
+            return {"error": "AuthenticationError", "text": "it wants a token"}
+        return {"error": "Timeout", "text": f"no answer within {_PROBE_TIMEOUT:g} s"}
+    try:
+        answer: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (ValueError, IndexError):
+        return {"error": "Failure", "text": done.stderr.strip()[-300:]}
+    if "error" in answer and "InvalidAuthToken" in done.stderr + answer["text"]:
+        return {"error": "AuthenticationError", "text": answer["text"]}
+    return answer

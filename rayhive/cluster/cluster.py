@@ -1,0 +1,261 @@
+"""The cluster that replicates run on: a running one, or a Ray of our own on this machine."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayhive.cluster import actors, placement
+from rayhive.cluster.address import KEY, Target, resolve
+from rayhive.cluster.embedded import EmbeddedRay, kept_signal_handlers
+from rayhive.cluster.handle import ReplicateHandle
+from rayhive.cluster.supervisor import TrialSupervisor
+from rayhive.cluster.swarm import rooms
+from rayhive.cluster.timing import Timing
+from rayhive.config import SwarmConfig
+from rayhive.errors import ClusterError, ConfigError, Problem
+from rayhive.spec import ReplicateSpec
+
+_ANSWER_TIMEOUT = 15.0
+_FIRST_ANSWER_TIMEOUT = 60.0
+_STOP_TIMEOUT = 6.0
+_RETIRE_TIMEOUT = 4.0
+
+
+class Cluster:
+    """A Ray cluster with what rayhive needs of it. Make one with :meth:`connect`.
+
+    Args:
+        embedded: The Ray of our own, None on somebody else's.
+        timing: Bounds of the phases of replicates.
+        zygote_command: Overrides rayhive's own zygote; for tests.
+    """
+
+    def __init__(
+        self, embedded: EmbeddedRay | None, timing: Timing, zygote_command: Sequence[str] | None
+    ) -> None:
+        self._embedded = embedded
+        self._timing = timing
+        self._agent_options = {
+            "zygote_command": None if zygote_command is None else list(zygote_command),
+            "directory": None if embedded is None else str(embedded.agents),
+            "idle": timing.agent_idle,
+        }
+        self._handles: dict[str, ReplicateHandle] = {}
+        self._studies: set[str] = set()
+        self._open = True
+        atexit.register(self.close)
+
+    @classmethod
+    def connect(
+        cls,
+        address: str | None = None,
+        *,
+        namespace: str = actors.NAMESPACE,
+        num_cpus: int | None = None,
+        timing: Timing | None = None,
+        zygote_command: Sequence[str] | None = None,
+    ) -> Cluster:
+        """Connect to the cluster at ``address`` or ``RAY_ADDRESS``, or start one of our own.
+
+        Args:
+            address: ``HOST:PORT`` or ``auto``; ``local`` for an embedded Ray in any case.
+            namespace: Ray namespace of this driver; actors are always in rayhive's own.
+            num_cpus: Logical CPUs of an embedded Ray; those of the machine if None.
+            timing: Bounds of the phases of replicates.
+            zygote_command: Overrides rayhive's own zygote; for tests.
+
+        Raises:
+            ConfigError: Nothing that can be used answers at the address.
+            ClusterError: An embedded Ray did not start.
+        """
+        target = resolve(address)
+        if ray.is_initialized():
+            raise ClusterError("this process is connected to a Ray cluster already")
+        embedded = EmbeddedRay(namespace, num_cpus) if target is None else None
+        if target is not None:
+            _join(target, namespace)
+        return cls(embedded, timing or Timing(), zygote_command)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def embedded(self) -> bool:
+        """Whether this is a Ray of our own, which ends with this process."""
+        return self._embedded is not None
+
+    def capacity(self) -> dict[str, Any]:
+        """Return what the living nodes have in total: ``cpus``, ``gpus``, ``nodes``, ``labels``."""
+        found = rooms()
+        return {
+            "cpus": sum(room.cpus for room in found),
+            "gpus": sum(room.gpus for room in found),
+            "nodes": len(found),
+            "labels": [room.labels for room in found],
+        }
+
+    def check_room(self, swarm: SwarmConfig) -> list[Problem]:
+        """Return what of a swarm the present nodes can never hold."""
+        return placement.problems(swarm, rooms())
+
+    def start(self, spec: ReplicateSpec, timing: Timing | None = None) -> ReplicateHandle:
+        """Start a replicate, or adopt the one of this name if its supervisor lives.
+
+        Args:
+            spec: The replicate.
+            timing: Other bounds than the cluster's.
+
+        Raises:
+            ConfigError: A supervisor of this name runs something else.
+            ClusterError: The supervisor does not start.
+        """
+        self._studies.add(spec.study)
+        node = ray.get_runtime_context().get_node_id()
+        given = spec.model_dump(mode="json", by_alias=True)
+        supervisor: Any = ray.remote(TrialSupervisor)
+        actor = supervisor.options(
+            name=spec.run_id,
+            namespace=actors.NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            # The events are written to the driver's disk.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        ).remote(given, timing or self._timing, self._agent_options)
+        try:
+            running = ray.get(actor.begin.remote(), timeout=_FIRST_ANSWER_TIMEOUT)
+        except RayError as error:
+            text = f"the supervisor of {spec.run_id} does not start: {error}"
+            raise ClusterError(text) from error
+        other = ReplicateSpec.model_validate(running)
+        if other != spec:
+            text = f"a name that no other run on this cluster has; {other.folder} is running"
+            raise ConfigError(Problem("name", spec.study, text))
+        if self._embedded is not None:
+            self._embedded.note_run(spec)
+        handle = ReplicateHandle(spec, actor)
+        self._handles[spec.run_id] = handle
+        return handle
+
+    def find(self, run_id: str, folder: str | Path | None = None) -> ReplicateHandle | None:
+        """Return the replicate of this name if its supervisor lives.
+
+        Args:
+            run_id: The name.
+            folder: If given, a replicate that writes elsewhere is somebody else's: None.
+        """
+        handle = self.peek(run_id)
+        if handle is None or (folder is not None and Path(handle.spec.folder) != Path(folder)):
+            return None
+        self._studies.add(handle.spec.study)
+        self._handles[run_id] = handle
+        return handle
+
+    def peek(self, run_id: str) -> ReplicateHandle | None:
+        """Return the same as :meth:`find`, but without taking part in the replicate's study."""
+        try:
+            actor: Any = ray.get_actor(run_id, namespace=actors.NAMESPACE)
+            spec: Any = ray.get(actor.describe.remote(), timeout=_ANSWER_TIMEOUT)
+        except (ValueError, RayError):
+            return None
+        return ReplicateHandle(ReplicateSpec.model_validate(spec), actor)
+
+    def supervisors(self, study: str | None = None) -> list[str]:
+        """Return the run ids of the living supervisors of a study, or of all studies."""
+        return actors.live(actors.supervisor_pattern(study))
+
+    def retire_agents(self, studies: Sequence[str]) -> None:
+        """Let the agents of these studies go as soon as no replicate needs them."""
+        found = [name for study in studies for name in actors.live(actors.agent_prefix(study))]
+        agents: list[Any] = []
+        for name in found:
+            with contextlib.suppress(ValueError):
+                agents.append(ray.get_actor(name, namespace=actors.NAMESPACE))
+        if not agents:
+            return
+        answers = [agent.retire.remote() for agent in agents]
+        ray.wait(answers, num_returns=len(answers), timeout=_RETIRE_TIMEOUT)
+        for agent, answer in zip(agents, answers, strict=True):
+            with contextlib.suppress(RayError):
+                if ray.get(answer, timeout=0):
+                    agent.leave.remote()
+
+    def close(self) -> None:
+        """Disconnect; may be called again.
+
+        An embedded Ray ends with everything on it: replicates that still run are stopped first.
+        On a shared cluster running replicates go on and can be adopted; the agents of the
+        studies that this object started go as soon as no replicate needs them.
+        """
+        if not self._open:
+            return
+        self._open = False
+        atexit.unregister(self.close)
+        try:
+            if ray.is_initialized():
+                if self._embedded is not None:
+                    self._stop_all("the driver closed its cluster")
+                self.retire_agents(sorted(self._studies))
+        finally:
+            if self._embedded is not None:
+                self._embedded.close()
+            else:
+                ray.shutdown()
+
+    def _stop_all(self, reason: str) -> None:
+        running = [handle for handle in self._handles.values() if handle.wait(0.0) is None]
+        for handle in running:
+            handle.stop(reason)
+        deadline = time.monotonic() + _STOP_TIMEOUT
+        for handle in running:
+            handle.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _join(target: Target, namespace: str) -> None:
+    """Connect this process to a cluster that answered."""
+    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+    if target.auth_mode is not None:
+        os.environ["RAY_AUTH_MODE"] = target.auth_mode
+        # Ray read the variable when it was imported.
+        config = getattr(importlib.import_module("ray._raylet"), "Config", None)
+        if config is not None:
+            config.initialize("")
+    # A job brings its working directory. Elsewhere a checkout is shipped; where rayhive is
+    # installed, the nodes are expected to have it too.
+    package = Path(__file__).resolve().parent.parent
+    installed = "site-packages" in package.parts or "dist-packages" in package.parts
+    ship = not target.in_job and not installed
+    try:
+        with kept_signal_handlers():
+            ray.init(
+                address=target.address,
+                namespace=namespace,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"py_modules": [str(package)]} if ship else None,
+            )
+    except Exception as error:
+        text = f"a cluster that can be joined: {str(error).strip().splitlines()[0]}"
+        raise ConfigError(Problem(KEY, target.address, text)) from error

@@ -1,0 +1,161 @@
+"""``rayhive status`` and ``rayhive stop``: what runs, and its end, from any terminal.
+
+On a shared cluster the supervisors are asked. An embedded Ray is private to its driver, so
+what runs there is read from the events on disk, and stopped by a signal to the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rayhive.cluster import belongings, machine
+from rayhive.cluster.address import resolve
+from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.embedded import RUNS_FILE
+from rayhive.cluster.ledger import Ledger
+from rayhive.errors import ClusterError, RayhiveError
+from rayhive.events import Event, read_events
+from rayhive.spec import ReplicateSpec
+
+_STOP_TIMEOUT = 60.0
+
+
+def cluster_status(address: str | None = None) -> list[dict[str, Any]]:
+    """Return the status of every replicate that runs, one object each.
+
+    Args:
+        address: A shared cluster; without one (and without ``RAY_ADDRESS``) the embedded
+            clusters of this user on this machine.
+
+    Raises:
+        ConfigError: Nothing that can be used answers at the address.
+    """
+    if resolve(address) is None:
+        return [status for _, status in _embedded_runs()]
+    with Cluster.connect(address) as cluster:
+        found = []
+        for run_id in cluster.supervisors():
+            handle = cluster.peek(run_id)
+            if handle is not None:
+                found.append(handle.status())
+        return found
+
+
+def stop_study(address: str | None, study: str) -> list[str]:
+    """End every replicate of a study cleanly, and the agents that serve it.
+
+    Args:
+        address: A shared cluster; without one (and without ``RAY_ADDRESS``) the embedded
+            clusters of this user on this machine.
+        study: Name of the study.
+
+    Returns:
+        The run ids of the replicates that were running.
+
+    Raises:
+        ConfigError: Nothing that can be used answers at the address.
+        ClusterError: Something did not end in time.
+    """
+    if resolve(address) is None:
+        return _stop_embedded(study)
+    with Cluster.connect(address) as cluster:
+        handles = [cluster.peek(run_id) for run_id in cluster.supervisors(study)]
+        ours = [handle for handle in handles if handle and handle.spec.study == study]
+        running = [handle for handle in ours if handle.wait(0.0) is None]
+        for handle in running:
+            handle.stop("rayhive stop")
+        deadline = time.monotonic() + _STOP_TIMEOUT
+        for handle in ours:
+            if handle.wait(max(0.0, deadline - time.monotonic())) is None:
+                raise ClusterError(f"{handle.run_id} did not end within {_STOP_TIMEOUT:g} s")
+            handle.release()
+        cluster.retire_agents([study])
+        return [handle.run_id for handle in running]
+
+
+def _stop_embedded(study: str) -> list[str]:
+    runs = [(pid, run["run_id"]) for pid, run in _embedded_runs() if run["study"] == study]
+    for pid in dict.fromkeys(pid for pid, _ in runs):
+        _terminate(pid)
+    return [run_id for _, run_id in runs]
+
+
+def _terminate(pid: int) -> None:
+    """Tell a driver to end and wait until it has.
+
+    Raises:
+        ClusterError: It did not.
+    """
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        os.kill(pid, signal.SIGTERM)
+        if not select.select([descriptor], [], [], _STOP_TIMEOUT)[0]:
+            raise ClusterError(f"the driver (pid {pid}) did not end within {_STOP_TIMEOUT:g} s")
+    finally:
+        os.close(descriptor)
+
+
+def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the pid of the driver and the status of each replicate on an embedded cluster."""
+    for directory, pid in belongings.owned(Path(machine.short_temporary_directory())):
+        path = directory / RUNS_FILE
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        for line in lines:
+            status = status_from_disk(Path(json.loads(line)["folder"]))
+            if status is not None and status["outcome"] is None:
+                yield pid, status
+
+
+def status_from_disk(folder: Path) -> dict[str, Any] | None:
+    """Return the status of a replicate as its events tell it, None if there are none yet."""
+    try:
+        events = list(read_events(folder / "events.jsonl"))
+        spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_text("utf-8"))
+    except (OSError, ValueError, RayhiveError):
+        return None
+    ledger = Ledger([spec.peer_spec(peer).name for peer in range(spec.swarm.peers)])
+    phase, since, outcome = "placing", events[0]["t"] if events else time.time(), None
+    heard: dict[str, float] = {}
+    for event in events:
+        name = event["peer"]
+        if name is not None:
+            heard[name] = event["t"]
+            _replay(ledger, name, event)
+        elif event["kind"] == "barrier_released":
+            phase, since = "training", event["t"]
+        elif event["kind"] == "replicate_finished":
+            phase, outcome = "finished", {k: event[k] for k in ("state", "stop_reason")}
+    peers = {name: peer.status() for name, peer in ledger.peers.items()}
+    for name, peer in peers.items():
+        peer["last_event_age"] = time.time() - heard.get(name, since)
+        if phase == "placing" and peer["pid"] is not None:
+            phase = "starting"
+    return {
+        "run_id": spec.run_id,
+        "study": spec.study,
+        "folder": str(folder),
+        "phase": phase,
+        "seconds": time.time() - since,
+        "budget_seconds": spec.budget.seconds_per_replicate,
+        "outcome": outcome,
+        "peers": peers,
+    }
+
+
+def _replay(ledger: Ledger, name: str, event: Event) -> None:
+    if event["kind"] == "peer_spawned":
+        ledger.spawned(name, int(event["pid"]), str(event["host"]))
+    elif event["kind"] == "peer_lost":
+        ledger.lost(name, str(event["reason"]))
+    else:
+        ledger.take(name, event)

@@ -1,0 +1,278 @@
+"""``rayhive doctor``: what is wrong with this machine, and how to mend it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from rayhive.cluster import belongings, machine
+
+_MIN_PYTHON = (3, 10)
+_MIN_SHARED_MEMORY = 512 * 2**20
+_MIN_OPEN_FILES = 4096
+_MIN_CORES = 2
+_MIN_MEMORY = 4 * 2**30
+_COMMAND_TIMEOUT = 10.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One finding.
+
+    Attributes:
+        name: What was looked at.
+        ok: Whether it is as it should be.
+        detail: What was found.
+        mend: What to do about it; empty where nothing has to be done.
+        needed: Whether rayhive can't work without; else only some features are missing.
+    """
+
+    name: str
+    ok: bool
+    detail: str
+    mend: str = ""
+    needed: bool = True
+
+
+def doctor() -> list[Check]:
+    """Look at this machine. Starts nothing that stays, changes nothing."""
+    checks: tuple[Callable[[], Check], ...] = (
+        _python,
+        _packages,
+        _daemon,
+        _shared_memory,
+        _open_files,
+        _ports,
+        _temporary,
+        _cores,
+        _memory,
+        _cuda,
+        _namespaces,
+        _control_groups,
+        _traffic_control,
+        _leftovers,
+    )
+    return [check() for check in checks]
+
+
+def _python() -> Check:
+    version = ".".join(map(str, sys.version_info[:3]))
+    ok = sys.version_info >= _MIN_PYTHON
+    return Check("python", ok, version, "" if ok else "install Python 3.10 or newer")
+
+
+def _packages() -> Check:
+    """Compare what is installed with what rayhive declares."""
+    wrong, found = [], []
+    for name, wanted in _requirements():
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{name} is missing")
+            continue
+        if name in machine.PACKAGES:
+            found.append(f"{name} {version}")
+        wrong += [
+            f"{name} {version} is not {bound}" for bound in wanted if not _within(version, bound)
+        ]
+    mend = "pip install -c constraints.txt rayhive" if wrong else ""
+    return Check("packages", not wrong, "; ".join(wrong or found), mend)
+
+
+def _requirements() -> Iterator[tuple[str, list[str]]]:
+    """Yield name and version bounds of every dependency without a condition."""
+    try:
+        lines = metadata.requires("rayhive") or []
+    except metadata.PackageNotFoundError:
+        lines = [name for name in machine.PACKAGES if name != "rayhive"]
+    for line in lines:
+        if ";" in line:
+            continue
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*\(?([^)]*)\)?$", line.strip())
+        if match is not None:
+            yield match[1], [bound.strip() for bound in match[2].split(",") if bound.strip()]
+
+
+def _within(version: str, bound: str) -> bool:
+    match = re.match(r"(>=|<=|==|<|>|!=|~=)\s*([0-9.]+)", bound)
+    if match is None:
+        return True
+    mine, theirs = _numbers(version), _numbers(match[2])
+    width = max(len(mine), len(theirs))
+    mine += (0,) * (width - len(mine))
+    theirs += (0,) * (width - len(theirs))
+    return {
+        ">=": mine >= theirs,
+        "<=": mine <= theirs,
+        "==": mine == theirs,
+        "<": mine < theirs,
+        ">": mine > theirs,
+        "!=": mine != theirs,
+        "~=": mine >= theirs,
+    }[match[1]]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+(?:\.\d+)*", version)
+    return tuple(int(part) for part in match[0].split(".")) if match else ()
+
+
+def _daemon() -> Check:
+    """Run hivemind's peer-to-peer daemon far enough to see that this machine can."""
+    mend = "pip install --force-reinstall hivemind (its wheel has the daemon inside)"
+    spec = importlib.util.find_spec("hivemind")
+    if spec is None or spec.origin is None:
+        return Check("p2pd", False, "hivemind is not installed", mend)
+    path = Path(spec.origin).parent / "hivemind_cli" / "p2pd"
+    if not path.is_file():
+        return Check("p2pd", False, f"{path} is missing", mend)
+    try:
+        done = subprocess.run([path, "-help"], capture_output=True, timeout=_COMMAND_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("p2pd", False, f"{path} does not run: {error}", mend)
+    ok = b"-listen" in done.stdout + done.stderr
+    return Check("p2pd", ok, str(path) if ok else f"{path} does not run", "" if ok else mend)
+
+
+def _shared_memory() -> Check:
+    total = shutil.disk_usage(belongings.SHARED_MEMORY).total
+    free = shutil.disk_usage(belongings.SHARED_MEMORY).free
+    ok = free >= _MIN_SHARED_MEMORY
+    mend = "" if ok else "mount /dev/shm larger (in a container: --shm-size=2g), or clear it"
+    return Check("shared memory", ok, f"{_size(free)} free of {_size(total)}", mend)
+
+
+def _open_files() -> Check:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ok = hard == resource.RLIM_INFINITY or hard >= _MIN_OPEN_FILES
+    return Check("open files", ok, f"{soft} (hard {hard})", "" if ok else "ulimit -n 8192")
+
+
+def _ports() -> Check:
+    """See that a process can listen on the loopback and be reached there."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            address = server.getsockname()
+            socket.create_connection(address, 2.0).close()
+    except OSError as error:
+        return Check("ports", False, str(error), "allow local connections on 127.0.0.1")
+    return Check("ports", True, "the loopback can be listened on and reached")
+
+
+def _temporary() -> Check:
+    base = Path(machine.short_temporary_directory())
+    free = shutil.disk_usage(base).free
+    asked = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    short = str(base) == asked
+    detail = f"{base}, {_size(free)} free"
+    if not short:
+        detail += f" ({asked} makes paths of unix sockets too long)"
+    ok = free > 2**30
+    return Check("temporary files", ok, detail, "" if ok else f"make room in {base}")
+
+
+def _cores() -> Check:
+    cores = len(os.sched_getaffinity(0))
+    ok = cores >= _MIN_CORES
+    mend = "" if ok else "peers will take turns on the one core: trust no times"
+    return Check("cores", ok, str(cores), mend, needed=False)
+
+
+def _memory() -> Check:
+    memory = psutil.virtual_memory()
+    ok = memory.available >= _MIN_MEMORY
+    detail = f"{_size(memory.available)} available of {_size(memory.total)}"
+    return Check("memory", ok, detail, "" if ok else "close something, or use fewer peers", False)
+
+
+def _cuda() -> Check:
+    names = machine.gpu_names()
+    nodes = sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))
+    if not names and not nodes:
+        return Check("cuda", True, "no device: peers train on the CPU", needed=False)
+    readable = all(os.access(f"/dev/{node}", os.R_OK | os.W_OK) for node in nodes)
+    mend = "" if readable else "let this user open /dev/nvidia*"
+    return Check("cuda", readable, ", ".join(names or nodes), mend, needed=False)
+
+
+_PROCESS_FAULTS = "run as root (or with CAP_SYS_ADMIN); faults on processes work without"
+
+
+def _namespaces() -> Check:
+    ok, detail = _try(["unshare", "--net", "true"])
+    mend = "" if ok else _PROCESS_FAULTS
+    return Check("network namespaces", ok, detail, mend, needed=False)
+
+
+def _control_groups() -> Check:
+    root = Path("/sys/fs/cgroup")
+    second = (root / "cgroup.controllers").exists()
+    folder = root if second else root / "cpu"
+    ok = folder.is_dir() and os.access(folder, os.W_OK)
+    detail = f"version {2 if second else 1}, {'writable' if ok else 'not writable'}"
+    mend = "" if ok else f"give this user a writable group below {folder}"
+    return Check("cgroups", ok, detail, mend, needed=False)
+
+
+def _traffic_control() -> Check:
+    """Try netem in a network namespace of its own that ends with the attempt."""
+    if shutil.which("tc") is None:
+        return Check("link shaping", False, "tc is missing", "install iproute2", needed=False)
+    command = "tc qdisc add dev lo root {}"
+    rate, why = _try(
+        ["unshare", "--net", "sh", "-c", command.format("tbf rate 1mbit burst 4k latency 9ms")]
+    )
+    delay, _ = _try(["unshare", "--net", "sh", "-c", command.format("netem delay 1ms")])
+    if not rate:
+        return Check("link shaping", False, why, _PROCESS_FAULTS, needed=False)
+    if not delay:
+        text = "rates can be shaped; the kernel has no netem"
+        return Check("link shaping", False, text, "modprobe sch_netem", needed=False)
+    return Check("link shaping", True, "rate, delay and loss", needed=False)
+
+
+def _leftovers() -> Check:
+    """Look for what dead runs left: theirs, hivemind's and torch's."""
+    base = Path(machine.short_temporary_directory())
+    found = [str(path) for path in belongings.orphaned(base)]
+    for process in psutil.process_iter(["name", "ppid", "pid", "uids"]):
+        info = process.info
+        if info["name"] == "p2pd" and info["ppid"] == 1 and info["uids"].real == os.getuid():
+            found.append(f"process {info['pid']} (p2pd)")
+    bound = set(Path("/proc/net/unix").read_text(encoding="utf-8").split())
+    found += [str(path) for path in Path("/tmp").glob("hivemind-*.sock") if str(path) not in bound]
+    for path in belongings.shared_memory():
+        pid = belongings.creator_of(path)
+        if pid is not None and belongings.started(pid) is None:
+            found.append(str(path))
+    if not found:
+        return Check("leftovers", True, "none")
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    mend = "the next run on this machine removes rayhive's own; remove the rest by hand"
+    return Check("leftovers", False, ", ".join(found[:5]) + more, mend, needed=False)
+
+
+def _try(command: list[str]) -> tuple[bool, str]:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return False, str(error)
+    text = done.stderr.strip().splitlines()
+    return done.returncode == 0, text[-1] if text else "yes"
+
+
+def _size(number: float) -> str:
+    return f"{number / 2**30:.1f} GiB"

@@ -1,0 +1,101 @@
+"""The driver's end of a running replicate."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from rayhive.errors import ClusterError, RayhiveError
+from rayhive.events import read_events
+from rayhive.spec import ReplicateSpec
+
+_ANSWER_TIMEOUT = 10.0
+_POLL = 20.0
+
+
+class ReplicateHandle:
+    """A replicate whose supervisor lives, or did when this was made.
+
+    Args:
+        spec: The replicate.
+        actor: Its supervisor.
+    """
+
+    def __init__(self, spec: ReplicateSpec, actor: Any) -> None:
+        self.spec = spec
+        self._actor = actor
+        self._outcome: dict[str, str] | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Name of the supervisor."""
+        return self.spec.run_id
+
+    def wait(self, timeout: float | None = None) -> dict[str, str] | None:
+        """Return the outcome, or None if the replicate still runs after ``timeout`` seconds.
+
+        Returns:
+            ``state`` and ``stop_reason``, as in the ``replicate_finished`` event, which is on
+            disk by then. If the supervisor is gone the outcome is read from there; if it died
+            before it wrote one, the state is ``failed`` and the events have no end.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._outcome is None:
+            left = _POLL if deadline is None else min(_POLL, deadline - time.monotonic())
+            try:
+                self._outcome = ray.get(
+                    self._actor.outcome.remote(max(0.0, left)), timeout=left + _ANSWER_TIMEOUT
+                )
+            except RayActorError as error:
+                self._outcome = settle(Path(self.spec.folder), str(error).splitlines()[0])
+            except GetTimeoutError:
+                pass  # it is busy; a supervisor that died is noticed by Ray
+            if self._outcome is None and deadline is not None and time.monotonic() >= deadline:
+                return None
+        return self._outcome
+
+    def status(self) -> dict[str, Any]:
+        """Return ``phase``, ``seconds`` and for each of the ``peers`` what it is doing.
+
+        Raises:
+            ClusterError: The supervisor is gone or does not answer.
+        """
+        try:
+            answer: dict[str, Any] = ray.get(self._actor.status.remote(), timeout=_ANSWER_TIMEOUT)
+        except (RayActorError, GetTimeoutError) as error:
+            raise ClusterError(f"{self.run_id} does not answer: {error}") from error
+        return answer
+
+    def stop(self, reason: str) -> None:
+        """Ask for an early end and return at once; :meth:`wait` tells when it is over.
+
+        The supervisor ends the replicate within seconds, also if this process dies meanwhile.
+        """
+        if self._outcome is None:
+            self._actor.stop.remote(reason)
+
+    def release(self) -> None:
+        """Let the supervisor go: at once if its outcome is on disk, else as soon as it is.
+
+        May be called again.
+        """
+        self._actor.release.remote()
+
+
+def settle(folder: Path, reason: str) -> dict[str, str]:
+    """Return the outcome of a replicate whose supervisor is gone.
+
+    Args:
+        folder: The replicate's folder.
+        reason: What Ray says of the supervisor.
+    """
+    with contextlib.suppress(OSError, RayhiveError):
+        for event in read_events(folder / "events.jsonl"):
+            if event["kind"] == "replicate_finished":
+                return {key: str(event[key]) for key in ("state", "stop_reason")}
+    return {"state": "failed", "stop_reason": f"the supervisor died: {reason}"}

@@ -1,0 +1,298 @@
+"""The course of one replicate, from its placement to its last event."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rayhive.cluster import machine
+from rayhive.cluster.ledger import Ledger, Outcome
+from rayhive.cluster.peer_actor import EXITED
+from rayhive.cluster.swarm import Swarm
+from rayhive.cluster.timing import Timing
+from rayhive.cluster.zygote_keeper import tail
+from rayhive.errors import RayhiveError
+from rayhive.events import Event, EventLog, make_event
+from rayhive.spec import ReplicateSpec
+
+
+class _Ended(Exception):
+    """Leaves the course of the replicate with its outcome."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+class Replicate:
+    """Runs one replicate and writes down what happens.
+
+    Args:
+        spec: The replicate.
+        timing: Bounds of its phases.
+        agent_options: Arguments of the agents that have to be made.
+    """
+
+    def __init__(
+        self, spec: ReplicateSpec, timing: Timing, agent_options: Mapping[str, Any]
+    ) -> None:
+        self.outcome: Outcome | None = None
+        self._spec = spec
+        self._timing = timing
+        self._swarm = Swarm(spec, agent_options, self._heard)
+        self._ledger = Ledger(self._swarm.names)
+        self._phase = "placing"
+        self._created = time.monotonic()
+        self._released: float | None = None
+        self._told_to_go = False
+        self._stopped: str | None = None
+        self._out_of_time = False
+        self._news = asyncio.Event()
+        self._log: EventLog | None = None
+
+    async def run(self) -> None:
+        """Run to the end. Whatever happens, there is an outcome afterwards, and it is on disk."""
+        folder = Path(self._spec.folder)
+        try:
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+            self._write_spec(folder / "spec.json")
+            self._log = EventLog(_fresh(folder / "events.jsonl"))
+            outcome = await self._course()
+        except _Ended as ended:
+            outcome = ended.outcome
+        except RayhiveError as error:
+            outcome = Outcome("failed", str(error))
+        except Exception as error:
+            self._note_failure(folder)
+            outcome = Outcome("failed", f"the supervisor failed: {error!r}")
+        try:
+            await self._end(outcome)
+        except Exception:
+            self._note_failure(folder)
+        self._emit("replicate_finished", **outcome.as_dict())
+        if self._log is not None:
+            self._log.close()
+        self._phase = "finished"
+        self.outcome = outcome
+
+    def stop(self, reason: str) -> None:
+        """Ask for an early end."""
+        if self._stopped is None:
+            self._stopped = reason
+            self._news.set()
+
+    def status(self) -> dict[str, Any]:
+        """Return phase, times and peers."""
+        now = time.monotonic()
+        return {
+            "run_id": self._spec.run_id,
+            "study": self._spec.study,
+            "folder": self._spec.folder,
+            "phase": self._phase,
+            "seconds": now - (self._created if self._released is None else self._released),
+            "budget_seconds": self._spec.budget.seconds_per_replicate,
+            "outcome": None if self.outcome is None else self.outcome.as_dict(),
+            "peers": {name: peer.status() for name, peer in self._ledger.peers.items()},
+        }
+
+    async def _course(self) -> Outcome:
+        spec, timing, swarm, ledger = self._spec, self._timing, self._swarm, self._ledger
+        self._emit(
+            "replicate_started",
+            spec=spec.model_dump(mode="json", by_alias=True),
+            versions=machine.versions(),
+            hardware=machine.hardware(),
+        )
+        await self._unless_stopped(swarm.place(timing.placement))
+        self._phase = "starting"
+        startup = time.monotonic() + timing.startup
+        await self._unless_stopped(asyncio.wait_for(swarm.spawn(self._spawned), timing.startup))
+
+        first, *others = swarm.names
+        await swarm.command([first], "start", initial_peers=[])
+        await self._until(lambda: bool(ledger.peers[first].addresses), startup, "its DHT")
+        addresses = ledger.peers[first].addresses
+        await swarm.command(others, "start", initial_peers=addresses)
+        await self._until(ledger.all_ready, startup, "the barrier")
+
+        self._released = time.monotonic()
+        self._phase = "training"
+        self._emit("barrier_released", peers=len(swarm.names))
+        await swarm.command(swarm.names, "train")
+        await self._train(self._released + spec.budget.seconds_per_replicate)
+        return ledger.outcome(spec.budget, self._out_of_time, self._stopped)
+
+    async def _train(self, deadline: float) -> None:
+        """Return when every peer has finished, by itself or because it was told to."""
+        ledger, patience = self._ledger, self._patience()
+        over = await self._wait(
+            lambda: ledger.trouble() or ledger.first_finish() or self._stopped, deadline
+        )
+        self._raise_trouble()
+        reason = ledger.first_finish()
+        if self._stopped is None and over and reason == "rounds":
+            # The others are in the same round: they end by themselves unless they hang.
+            until = min(deadline, time.monotonic() + patience)
+            await self._wait(
+                lambda: ledger.trouble() or ledger.all_finished() or self._stopped, until
+            )
+            self._raise_trouble()
+        if ledger.all_finished():
+            return
+        self._out_of_time = not over
+        self._phase = "stopping"
+        why = "stop" if self._stopped is not None else reason or "seconds"
+        late = [name for name in self._swarm.names if ledger.peers[name].finish_reason is None]
+        await self._swarm.command(late, "stop", reason=why)
+        if self._stopped is not None:
+            patience = self._timing.hurry
+        await self._wait(
+            lambda: ledger.trouble() or ledger.all_finished(), time.monotonic() + patience
+        )
+        if self._stopped is None:
+            self._raise_trouble()
+        elif not ledger.all_finished():
+            raise _Ended(Outcome("stopped", self._stopped))
+        if not ledger.all_finished():
+            hung = ", ".join(ledger.missing("finished", "gone"))
+            raise _Ended(Outcome("failed", f"{hung} did not stop within {patience:g} s"))
+
+    def _patience(self) -> float:
+        """Return how long a peer may need to stop: it may be in the middle of an averaging."""
+        return self._timing.stop + self._spec.swarm.averaging_timeout
+
+    async def _unless_stopped(self, step: Any) -> None:
+        """Await ``step``, but give it up when somebody asks for the end of the replicate."""
+        task = asyncio.ensure_future(step)
+        while not task.done():
+            if self._stopped is not None:
+                task.cancel()
+                raise _Ended(Outcome("stopped", self._stopped))
+            news = asyncio.ensure_future(self._news.wait())
+            await asyncio.wait({task, news}, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+            self._news.clear()
+        try:
+            task.result()
+        except asyncio.TimeoutError:
+            text = f"the peers did not start within {self._timing.startup:g} s"
+            raise _Ended(Outcome("failed", text)) from None
+
+    async def _until(self, reached: Callable[[], bool], deadline: float, what: str) -> None:
+        """Wait for a step of the startup.
+
+        Raises:
+            _Ended: A peer is in trouble, somebody wants to stop, or time is over.
+        """
+        ledger = self._ledger
+        done = await self._wait(lambda: reached() or ledger.trouble() or self._stopped, deadline)
+        if self._stopped is not None:
+            raise _Ended(Outcome("stopped", self._stopped))
+        self._raise_trouble()
+        if not done:
+            late = ", ".join(ledger.missing("ready"))
+            text = f"{late} did not reach {what} within {self._timing.startup:g} s"
+            raise _Ended(Outcome("failed", text))
+
+    def _raise_trouble(self) -> None:
+        trouble = self._ledger.trouble()
+        if trouble is not None:
+            raise _Ended(Outcome("failed", trouble))
+
+    async def _wait(self, condition: Callable[[], object], deadline: float) -> bool:
+        """Return whether ``condition`` came true before ``deadline`` (of the monotonic clock)."""
+        while not condition():
+            self._news.clear()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            try:
+                await asyncio.wait_for(self._news.wait(), left)
+            except asyncio.TimeoutError:
+                return bool(condition())
+        return True
+
+    async def _end(self, outcome: Outcome) -> None:
+        """Send the peers home and see that they are gone."""
+        self._told_to_go = True
+        self._phase = "stopping"
+        swarm, ledger = self._swarm, self._ledger
+        patience = self._timing.shutdown
+        if outcome.state in ("failed", "stopped"):
+            # Before the barrier peers wait for other commands, and there is nothing to save.
+            patience = self._timing.hurry if self._released is not None else 0.0
+            await swarm.command(swarm.names, "stop", reason=outcome.state)
+        await swarm.command(swarm.names, "shutdown")
+        running = [name for name, peer in ledger.peers.items() if peer.pid is not None]
+        await self._wait(
+            lambda: all(ledger.peers[name].exited for name in running),
+            time.monotonic() + patience,
+        )
+        await swarm.kill([name for name in running if not ledger.peers[name].exited])
+        await swarm.clear()
+
+    def _spawned(self, name: str, answer: Mapping[str, Any]) -> None:
+        self._ledger.spawned(name, int(answer["pid"]), str(answer["host"]))
+        self._emit(
+            "peer_spawned", name, node=answer["node"], host=answer["host"], pid=answer["pid"]
+        )
+
+    async def _heard(self, name: str, event: Event) -> None:
+        if event["kind"] == EXITED:
+            self._peer_exited(name, event.get("exit_code"), event.get("reason"))
+        else:
+            self._append({**event, "peer": name})
+            self._ledger.take(name, event)
+        self._news.set()
+
+    def _peer_exited(self, name: str, code: int | None, reason: str | None) -> None:
+        if self._told_to_go or self._ledger.peers[name].finish_reason is not None:
+            self._ledger.left(name)
+            return
+        text = reason or _describe_exit(code)
+        known = self._ledger.peers[name].error
+        self._ledger.lost(name, f"{text}; its log ends with: {tail(self._swarm.log_of(name), 6)}")
+        self._emit("peer_lost", name, exit_code=code, reason=known or text)
+
+    def _emit(self, kind: str, peer: str | None = None, **fields: Any) -> None:
+        self._append(make_event(kind, peer, **fields))
+
+    def _append(self, event: Event) -> None:
+        if self._log is not None:
+            self._log.append(event)
+
+    def _write_spec(self, path: Path) -> None:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(
+            self._spec.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8"
+        )
+        temporary.replace(path)
+
+    def _note_failure(self, folder: Path) -> None:
+        try:
+            with (folder / "logs" / "supervisor.log").open("a", encoding="utf-8") as file:
+                file.write(traceback.format_exc())
+        except OSError:
+            traceback.print_exc()
+
+
+def _describe_exit(code: int | None) -> str:
+    if code is None:
+        return "its process ended"
+    if code < 0:
+        return f"its process was killed by signal {-code}"
+    return f"its process ended with exit code {code}"
+
+
+def _fresh(path: Path) -> Path:
+    """Set aside the events of an earlier attempt in the same folder; return ``path``."""
+    if path.exists() and path.stat().st_size:
+        number = 0
+        while (old := path.with_name(f"{path.stem}.attempt-{number}{path.suffix}")).exists():
+            number += 1
+        os.replace(path, old)
+    return path

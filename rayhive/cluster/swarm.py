@@ -1,0 +1,263 @@
+"""The peers of one replicate as Ray actors: where they are put, how they are reached."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from rayhive.cluster import actors
+from rayhive.cluster.agent import NodeAgent
+from rayhive.cluster.peer_actor import EXITED, PeerActor
+from rayhive.cluster.placement import Bundle, Room, bundles
+from rayhive.errors import ClusterError
+from rayhive.events import Event
+from rayhive.spec import PeerSpec, ReplicateSpec
+
+_POLL = 20.0
+_PLACEMENT_POLL = 2.0
+_CLOSE_TIMEOUT = 3.0
+#: What an actor without work of its own asks for.
+_LIGHT = {"num_cpus": 0, "max_restarts": 0}
+
+#: Takes a peer's name and one of its events, the last of kind ``exited``.
+Listener = Callable[[str, Event], Awaitable[None]]
+
+
+def rooms() -> list[Room]:
+    """Return the cluster's living nodes."""
+    return [
+        Room(
+            node=node["NodeID"],
+            cpus=float(node["Resources"].get("CPU", 0.0)),
+            gpus=float(node["Resources"].get("GPU", 0.0)),
+            labels=dict(node.get("Labels") or {}),
+        )
+        for node in _nodes()
+        if node["Alive"]
+    ]
+
+
+def _nodes() -> list[dict[str, Any]]:
+    return list(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+class Swarm:
+    """Places, starts, commands and clears away the peers of one replicate.
+
+    Args:
+        spec: The replicate.
+        agent_options: Arguments of the agents that have to be made.
+        listener: Gets every event.
+    """
+
+    def __init__(
+        self, spec: ReplicateSpec, agent_options: Mapping[str, Any], listener: Listener
+    ) -> None:
+        self._spec = spec
+        self._agent_options = dict(agent_options)
+        self._listener = listener
+        self._specs: list[PeerSpec] = [spec.peer_spec(i) for i in range(spec.swarm.peers)]
+        self._bundles: list[Bundle] = []
+        self._group: PlacementGroup | None = None
+        self._nodes: dict[str, str] = {}
+        self._addresses: dict[str, str] = {}
+        self._agents: dict[str, Any] = {}
+        self._actors: dict[str, Any] = {}
+        self._pumps: list[asyncio.Task[None]] = []
+        self._home = ray.get_runtime_context().get_node_id()
+
+    @property
+    def names(self) -> list[str]:
+        """The peers' names, the bootstrap peer first."""
+        return [peer.name for peer in self._specs]
+
+    def node_of(self, name: str) -> str:
+        """Return the id of the node that a placed peer is on."""
+        return self._nodes[name]
+
+    async def place(self, timeout: float) -> None:
+        """Reserve room for every peer.
+
+        Raises:
+            ClusterError: There is no room, ever or within ``timeout`` seconds.
+        """
+        try:
+            self._bundles = bundles(self._spec.swarm, await asyncio.to_thread(rooms))
+        except ValueError as error:
+            raise ClusterError(str(error)) from error
+        several = len({room.node for room in await asyncio.to_thread(rooms)}) > 1
+        group = await asyncio.to_thread(self._reserve, several)
+        waited = 0.0
+        while not await asyncio.to_thread(group.wait, min(_PLACEMENT_POLL, timeout)):
+            waited += _PLACEMENT_POLL
+            if waited >= timeout:
+                raise ClusterError(f"no room for {len(self._specs)} peers within {timeout:g} s")
+        table = await asyncio.to_thread(placement_group_table, group)
+        nodes = table["bundles_to_node_id"]
+        self._nodes = {name: nodes[index] for index, name in enumerate(self.names)}
+        self._addresses = {
+            node["NodeID"]: node["NodeManagerAddress"] for node in await asyncio.to_thread(_nodes)
+        }
+
+    def _reserve(self, several: bool) -> PlacementGroup:
+        labels = [bundle.labels for bundle in self._bundles]
+        self._group = placement_group(
+            [bundle.resources for bundle in self._bundles],
+            # Links between machines are what is measured, where there are machines to choose.
+            strategy="SPREAD" if several else "PACK",
+            name=self._spec.run_id,
+            bundle_label_selector=labels if any(labels) else None,
+        )
+        return self._group
+
+    async def spawn(self, started: Callable[[str, Mapping[str, Any]], None]) -> None:
+        """Start every peer's actor and process.
+
+        Args:
+            started: Called for each peer with its ``pid``, ``host``, ``node`` and ``devices``.
+
+        Raises:
+            PeerError: A peer's process did not start.
+        """
+        if self._group is None:
+            raise ClusterError("peers are placed before they are spawned")
+        host: Any = ray.remote(PeerActor)
+        for index, peer in enumerate(self._specs):
+            bundle = self._bundles[index]
+            self._actors[peer.name] = host.options(
+                num_cpus=bundle.cpus,
+                num_gpus=bundle.gpus,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    placement_group=self._group, placement_group_bundle_index=index
+                ),
+            ).remote(peer.name)
+        by_node = defaultdict(list)
+        for name, node in self._nodes.items():
+            by_node[node].append(name)
+        prepared = await asyncio.gather(
+            *(self._prepare(node, peers) for node, peers in by_node.items())
+        )
+        ready = dict(zip(by_node, prepared, strict=True))
+        alone = len(by_node) == 1
+
+        async def start(index: int) -> None:
+            peer, bundle = self._specs[index], self._bundles[index]
+            node = self._nodes[peer.name]
+            host = "127.0.0.1" if alone else self._addresses[node]
+            accelerator = "cuda" if bundle.gpus else "cpu"
+            own = peer.model_copy(update={"host": host, "accelerator": accelerator})
+            at_home = node == self._home
+            answer = await self._actors[peer.name].start.remote(
+                own.model_dump(mode="json", by_alias=True),
+                ready[node]["zygote"],
+                str(self.log_of(peer.name)) if at_home else ready[node]["logs"][peer.name],
+                ready[node]["temporary"][peer.name],
+                bool(bundle.gpus),
+            )
+            started(peer.name, {**answer, "node": node})
+            self._pumps.append(asyncio.create_task(self._pump(peer.name)))
+
+        await asyncio.gather(*(start(index) for index in range(len(self._specs))))
+
+    def log_of(self, name: str) -> Path:
+        """Return where a peer's log ends up."""
+        return Path(self._spec.folder) / "logs" / f"{name}.log"
+
+    async def _prepare(self, node: str, peers: Sequence[str]) -> dict[str, Any]:
+        name = actors.agent_name(self._spec.study, node)
+        for last_try in (False, True):
+            agent = await asyncio.to_thread(self._agent, name, node)
+            try:
+                answer: dict[str, Any] = await agent.prepare.remote(self._spec.run_id, list(peers))
+            except (RayActorError, RuntimeError):
+                if last_try:  # once it may have been an agent on its way out
+                    raise
+                continue
+            self._agents[node] = agent
+            return answer
+        raise AssertionError("unreachable")
+
+    def _agent(self, name: str, node: str) -> Any:
+        agent: Any = ray.remote(NodeAgent)
+        return agent.options(
+            **_LIGHT,
+            name=name,
+            namespace=actors.NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        ).remote(**self._agent_options)
+
+    async def _pump(self, name: str) -> None:
+        actor, taken = self._actors[name], 0
+        while True:
+            try:
+                events: list[Event] = await actor.next_events.remote(taken, _POLL)
+            except RayActorError as error:
+                reason = f"its actor died: {str(error).strip().splitlines()[0]}"
+                await self._listener(name, {"kind": EXITED, "exit_code": None, "reason": reason})
+                return
+            taken += len(events)
+            for event in events:
+                await self._listener(name, event)
+                if event["kind"] == EXITED:
+                    return
+
+    async def command(self, who: Sequence[str], do: str, **fields: Any) -> None:
+        """Send a command to some peers; dead ones are passed over, their death is an event."""
+
+        async def send(name: str) -> None:
+            with contextlib.suppress(RayActorError):
+                await self._actors[name].command.remote({"do": do, **fields})
+
+        await asyncio.gather(*(send(name) for name in who if name in self._actors))
+
+    async def kill(self, who: Sequence[str]) -> None:
+        """Kill the process groups of some peers."""
+
+        async def kill(name: str) -> None:
+            with contextlib.suppress(RayActorError):
+                await self._actors[name].kill.remote()
+
+        await asyncio.gather(*(kill(name) for name in who if name in self._actors))
+
+    async def clear(self) -> None:
+        """End all actors, fetch logs from other nodes, and have every node cleaned up."""
+
+        async def close(actor: Any) -> None:
+            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
+                await asyncio.wait_for(actor.close.remote(), _CLOSE_TIMEOUT)
+                await asyncio.wait_for(actor.leave.remote(), _CLOSE_TIMEOUT)
+            ray.kill(actor)
+
+        await asyncio.gather(*(close(actor) for actor in self._actors.values()))
+        for pump in self._pumps:
+            pump.cancel()
+        for name, node in self._nodes.items():
+            if node != self._home and node in self._agents:
+                with contextlib.suppress(RayActorError, OSError):
+                    text = await self._agents[node].fetch_log.remote(self._spec.run_id, name)
+                    self.log_of(name).write_bytes(text)
+        for agent in self._agents.values():
+            with contextlib.suppress(RayActorError):
+                await agent.cleanup.remote(self._spec.run_id)
+        if self._group is not None:
+            await asyncio.to_thread(remove_placement_group, self._group)

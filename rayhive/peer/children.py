@@ -1,0 +1,124 @@
+"""The processes that hivemind forks: they leave Ctrl-C to the trainer and do not outlive it.
+
+Left to themselves, an interrupt from the terminal ends the network daemon under the trainer's
+feet, the trainer is left deaf to interrupts, and a trainer that is killed leaves averagers that
+go on joining groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import glob
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import hivemind
+import psutil
+from hivemind.p2p import P2P
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+#: What the fork that is under way has to become; None outside of :meth:`Children.forking`.
+_fork: dict[str, bool] | None = None
+
+
+def _in_child() -> None:
+    if _fork is not None:
+        if _fork["die_with_parent"]:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if _fork["own_group"]:
+            os.setpgid(0, 0)
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+class Children:
+    """What one strategy makes hivemind start, and how it is cleaned up."""
+
+    def __init__(self) -> None:
+        self._prefix = f"/tmp/hivemind-{os.getpid()}-{secrets.token_hex(4)}-"
+
+    @contextlib.contextmanager
+    def forking(self, own_group: bool = False) -> Iterator[None]:
+        """Let what is forked in the body ignore SIGINT and die with this process.
+
+        The trainer's own handler of SIGINT, which hivemind replaces, is put back afterwards. If
+        the body fails, what it has forked is killed.
+
+        Args:
+            own_group: Give the fork a process group of its own. The network daemon handles
+                SIGINT even if it is told to ignore it, so it must not be in the terminal's
+                foreground group.
+        """
+        global _fork
+        main = threading.current_thread() is threading.main_thread()
+        handler = signal.getsignal(signal.SIGINT) if main else None
+        socket_prefix = P2P._UNIX_SOCKET_PREFIX
+        if main:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # The kernel's signal comes when the forking *thread* ends: only the main one may ask.
+        _fork = {"die_with_parent": main, "own_group": own_group}
+        P2P._UNIX_SOCKET_PREFIX = f"/unix{self._prefix}"
+        before = set(descendants(os.getpid()))
+        try:
+            yield
+        except BaseException:
+            for child in set(descendants(os.getpid())) - before:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+                    child.wait(1.0)
+            raise
+        finally:
+            P2P._UNIX_SOCKET_PREFIX = socket_prefix
+            _fork = None
+            if main:
+                signal.signal(signal.SIGINT, handler)
+
+    def start_dht(self, **arguments: Any) -> hivemind.DHT:
+        """Start a :class:`hivemind.DHT`; on failure nothing of it is left."""
+        with self.forking(own_group=True):
+            try:
+                return hivemind.DHT(start=True, **arguments)
+            except BaseException:
+                self.remove_sockets()
+                raise
+
+    def end_dht(self, dht: hivemind.DHT) -> None:
+        """Shut the DHT down, by force if it does not answer."""
+        daemons = descendants(dht.pid)
+        with contextlib.suppress(Exception):
+            dht.shutdown()
+        end_process(dht)
+        for daemon in daemons:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                daemon.kill()
+        self.remove_sockets()
+
+    def remove_sockets(self) -> None:
+        """Remove the socket files of processes that had no time to do it."""
+        for path in glob.glob(f"{glob.escape(self._prefix)}*"):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    """Return the children of a process and theirs; none if it has ended."""
+    try:
+        return list(psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def end_process(process: Any, grace_s: float = 1.0) -> None:
+    """End a process of hivemind that should have ended by now."""
+    with contextlib.suppress(Exception):
+        process.join(grace_s)
+        if process.is_alive():
+            process.kill()
+            process.join(grace_s)

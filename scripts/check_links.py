@@ -1,0 +1,88 @@
+"""Check that what the documentation points to exists: links, headings and paths in code.
+
+Usage: ``python scripts/check_links.py [FILE ...]``; without files, every Markdown file that
+belongs to the repository. Prints one line per broken reference; exit code 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = ("*.md", "docs/**/*.md", "tests/*.md", "benchmarks/*.md", "experiments/**/*.md")
+
+#: Folders that come and go.
+_UNTRACKED = frozenset({".venv", "build", "dist", "runs", "site"})
+
+_FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`([^`\n]+)`")
+_LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
+_HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+_PATH = re.compile(r"(?<![\w./:-])([\w.-]+/[\w./*-]*[\w*/-])(?![\w(])")
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that a Markdown renderer makes of a heading."""
+    text = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text))
+
+
+def anchors(document: Path) -> set[str]:
+    """Return the anchors of a document's headings."""
+    return {slug(heading) for heading in _HEADING.findall(_FENCE.sub("", document.read_text()))}
+
+
+def _broken_links(document: Path, prose: str) -> Iterator[str]:
+    for target in _LINK.findall(prose):
+        if re.match(r"[a-z][a-z0-9+.-]*:", target):
+            continue  # another site's business
+        path, _, anchor = target.partition("#")
+        file = (document.parent / path).resolve() if path else document
+        if not file.exists():
+            yield f"link to {target}: no such file"
+        elif anchor and file.suffix == ".md" and anchor not in anchors(file):
+            yield f"link to {target}: no such heading"
+
+
+def _broken_paths(text: str, root: Path) -> Iterator[str]:
+    """Find paths into the repository that lead nowhere.
+
+    A path counts if it starts with a folder of the repository; ``runs/NAME`` does not.
+    """
+    for path in dict.fromkeys(_PATH.findall(text)):
+        top = path.split("/")[0]
+        if top in _UNTRACKED or not (root / top).is_dir():
+            continue
+        if not any(root.glob(path.rstrip("/"))):
+            yield f"path {path}: not in the repository"
+
+
+def broken(document: Path, root: Path = ROOT) -> list[str]:
+    """Return one line per reference in ``document`` that leads nowhere."""
+    text = document.read_text()
+    fences = "\n".join(match.group() for match in _FENCE.finditer(text))
+    prose = _FENCE.sub("", text)
+    code = "\n".join(_CODE.findall(prose))
+    problems = [
+        *_broken_links(document, _CODE.sub("", prose)),
+        *_broken_paths(f"{code}\n{fences}", root),
+    ]
+    return [f"{document.relative_to(root)}: {problem}" for problem in problems]
+
+
+def main(names: list[str]) -> int:
+    """Check the named documents, or all of them."""
+    documents = [Path(name).resolve() for name in names] or sorted(
+        {document for pattern in DOCUMENTS for document in ROOT.glob(pattern)}
+    )
+    problems = [problem for document in documents for problem in broken(document)]
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

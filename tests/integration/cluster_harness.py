@@ -1,0 +1,209 @@
+"""Replicates of pretended peers, and a Ray head of one's own for tests of shared clusters."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rayhive.events import Event, read_events
+from rayhive.spec import ReplicateSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE_ZYGOTE = (sys.executable, str(ROOT / "tests" / "integration" / "fake_zygote.py"))
+
+
+_trials = itertools.count()
+
+
+def replicate(folder: Path, study: str = "study", **settings: Any) -> ReplicateSpec:
+    """Return a new replicate of two pretended peers.
+
+    Args:
+        folder: Where it writes.
+        study: Its study.
+        settings: ``budget``, ``swarm``; anything else tells the peers what to pretend.
+    """
+    budget = {
+        "seconds_per_replicate": 30,
+        "samples_per_replicate": 40,
+        **settings.pop("budget", {}),
+    }
+    swarm = {"peers": 2, "matchmaking_time": 0.5, "averaging_timeout": 1.0}
+    swarm |= settings.pop("swarm", {})
+    return ReplicateSpec.model_validate(
+        {
+            "study": study,
+            "trial": next(_trials),
+            "replicate": 0,
+            "workload": {"name": "pretended", "args": {"fake": settings}},
+            "swarm": swarm,
+            "configuration": {},
+            "budget": budget,
+            "folder": str(folder),
+        }
+    )
+
+
+def events_of(spec: ReplicateSpec) -> list[Event]:
+    return list(read_events(Path(spec.folder) / "events.jsonl"))
+
+
+def kinds(events: list[Event], peer: str | None) -> list[str]:
+    return [event["kind"] for event in events if event["peer"] == peer]
+
+
+def pids(spec: ReplicateSpec) -> list[int]:
+    return [event["pid"] for event in events_of(spec) if event["kind"] == "peer_spawned"]
+
+
+def litter(spec: ReplicateSpec) -> list[Path]:
+    """Return what the replicate's peers own outside of their processes, as far as it exists."""
+    owned = [Path(f"/tmp/hivemind-fake-{pid}.sock") for pid in pids(spec)]
+    owned += [Path(f"/dev/shm/torch_{pid}_1_0") for pid in pids(spec)]
+    return [path for path in owned if path.exists()]
+
+
+def groups(spec: ReplicateSpec) -> list[int]:
+    """Return the living processes in the sessions of the replicate's peers."""
+    leaders, found = set(pids(spec)), []
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError, psutil.Error):
+            if os.getsid(process.pid) in leaders and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+    """Return the first truth that ``condition`` returns; fail if there is none in time."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"did not come true within {seconds} s"
+        time.sleep(0.05)
+    return found
+
+
+def training(spec: ReplicateSpec) -> bool:
+    """Return whether every peer of the replicate has finished a round."""
+    if not (Path(spec.folder) / "events.jsonl").exists():
+        return False
+    rounds = {event["peer"] for event in events_of(spec) if event["kind"] == "round"}
+    return len(rounds) == spec.swarm.peers
+
+
+def users_of(directory: Path) -> list[int]:
+    """Return the processes with ``directory`` in their command lines."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if str(directory) in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
+
+
+@dataclass
+class Driver:
+    """A driver in a process of its own."""
+
+    process: subprocess.Popen[str]
+
+    def line(self, start: str) -> str:
+        """Return the rest of the next line that starts so."""
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            if text.startswith(start):
+                return text.removeprefix(start).strip()
+        raise AssertionError(f"the driver ended without {start!r}: {self.process.wait()}")
+
+
+@contextlib.contextmanager
+def driver(code: str, *arguments: str, **environment: str) -> Iterator[Driver]:
+    """Run Python code as a driver; kill it at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        start_new_session=True,
+    )
+    try:
+        yield Driver(process)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@dataclass
+class Head:
+    """A running Ray head.
+
+    Attributes:
+        address: Of its GCS.
+        dashboard: Of its dashboard, if it has one.
+        environment: What a process needs to talk to it.
+    """
+
+    address: str
+    dashboard: str
+    environment: dict[str, str]
+
+
+@contextlib.contextmanager
+def ray_head(folder: Path, dashboard: bool = False, **environment: str) -> Iterator[Head]:
+    """Run a Ray head with a private directory and free ports, and end it.
+
+    Args:
+        folder: A short path.
+        dashboard: Whether jobs can be submitted.
+        environment: Of the head, and of who talks to it.
+    """
+    env = {"HOME": str(folder), "RAY_TMPDIR": str(folder), **environment}
+    port, web = _free_port(), _free_port()
+    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
+    command += ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"]
+    command += [f"--temp-dir={folder}/r", "--num-cpus=4", "--object-store-memory=80000000"]
+    command += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={web}"]
+    command += ["--disable-usage-stats", "--ray-client-server-port=0"]
+    command += [f"--dashboard-agent-listen-port={_free_port()}"]
+    with (folder / "head.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=log,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+            start_new_session=True,
+        )
+    try:
+        text = folder / "head.log"
+        eventually(lambda: re.search(r"Ray runtime started", text.read_text()), 60.0)
+        yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{web}", env)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        for pid in users_of(folder):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

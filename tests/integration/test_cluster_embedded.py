@@ -1,0 +1,279 @@
+"""Whole replicates of pretended peers on an embedded Ray: how they go right and wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.timing import Timing
+from rayhive.config import SwarmConfig
+from rayhive.errors import ConfigError
+from rayhive.spec import ReplicateSpec
+from tests.integration.cluster_harness import (
+    FAKE_ZYGOTE,
+    events_of,
+    eventually,
+    groups,
+    kinds,
+    litter,
+    pids,
+    replicate,
+    training,
+)
+
+pytestmark = [pytest.mark.cluster]
+
+PATIENT = 40.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    directory = None
+    with Cluster.connect("local", zygote_command=FAKE_ZYGOTE) as cluster:
+        assert cluster._embedded is not None
+        directory = cluster._embedded.directory
+        assert directory.is_dir() and len(str(directory)) < 40
+        yield cluster
+    assert not directory.exists()
+
+
+def run(cluster: Cluster, spec: ReplicateSpec, timing: Timing | None = None) -> dict[str, str]:
+    """Run a replicate to its end and check what is true of every end."""
+    handle = cluster.start(spec, timing)
+    outcome = handle.wait(PATIENT)
+    assert outcome is not None, handle.status()
+    events = events_of(spec)
+    assert events[-1]["kind"] == "replicate_finished"
+    assert {k: events[-1][k] for k in outcome} == outcome
+    assert groups(spec) == [] and litter(spec) == []
+    handle.release()
+    return outcome
+
+
+def test_a_replicate_lives_its_whole_life(cluster: Cluster, tmp_path: Path) -> None:
+    spec = replicate(tmp_path, rounds=6)
+    handle = cluster.start(spec)
+    assert handle.run_id == spec.run_id and spec.run_id in cluster.supervisors("study")
+    assert handle.wait(PATIENT) == {"state": "completed", "stop_reason": "rounds"}
+
+    status = handle.status()
+    assert status["phase"] == "finished" and set(status["peers"]) == {"peer-0", "peer-1"}
+    for peer in status["peers"].values():
+        assert (peer["round"], peer["samples"], peer["loss"]) == (6, 24, pytest.approx(1 / 6))
+
+    assert ReplicateSpec.model_validate_json((tmp_path / "spec.json").read_text()) == spec
+    events = events_of(spec)
+    assert kinds(events, None) == ["replicate_started", "barrier_released", "replicate_finished"]
+    assert events[0]["spec"] == spec.model_dump(mode="json", by_alias=True)
+    assert events[0]["versions"]["ray"] and "GiB" in events[0]["hardware"]
+    for name in ("peer-0", "peer-1"):
+        own = kinds(events, name)
+        assert own[:4] == ["peer_spawned", "dht_ready", "peer_ready", "training_started"]
+        assert own.count("round") == 6 and own[-1] == "peer_finished"
+        assert (tmp_path / "logs" / f"{name}.log").exists()
+    # the barrier: nobody trains before everybody is ready
+    ready = max(e["t"] for e in events if e["kind"] == "peer_ready")
+    assert ready <= min(e["t"] for e in events if e["kind"] == "training_started")
+    assert groups(spec) == [] and litter(spec) == []
+
+    handle.release()
+    eventually(lambda: spec.run_id not in cluster.supervisors())
+    assert handle.wait(0.0) == {"state": "completed", "stop_reason": "rounds"}
+
+
+def test_the_zygote_stays_warm_between_replicates(cluster: Cluster, tmp_path: Path) -> None:
+    parents = []
+    for number in range(2):
+        spec = replicate(tmp_path / str(number), rounds=None)
+        handle = cluster.start(spec)
+        eventually(lambda spec=spec: training(spec))
+        parents += [psutil.Process(pid).ppid() for pid in pids(spec)]
+        handle.stop("enough")
+        handle.wait(PATIENT)
+        handle.release()
+    assert len(set(parents)) == 1
+
+
+def test_starting_again_adopts_and_stopping_is_quick(cluster: Cluster, tmp_path: Path) -> None:
+    spec = replicate(tmp_path, rounds=None)
+    handle = cluster.start(spec)
+    eventually(lambda: training(spec))
+    assert handle.wait(0.0) is None and handle.status()["phase"] == "training"
+    again = cluster.start(spec)
+    found = cluster.find(spec.run_id, spec.folder)
+    assert found is not None and found.status()["run_id"] == spec.run_id
+    assert cluster.find(spec.run_id, tmp_path / "elsewhere") is None
+    with pytest.raises(ConfigError, match="name that no other run"):
+        cluster.start(spec.model_copy(update={"folder": str(tmp_path / "elsewhere")}))
+
+    began = time.monotonic()
+    handle.stop("because")
+    handle.stop("twice")
+    assert again.wait(PATIENT) == {"state": "stopped", "stop_reason": "because"}
+    assert time.monotonic() - began < 10.0
+    assert groups(spec) == [] and litter(spec) == []
+    assert len(pids(spec)) == 2, "adopted, not started twice"
+    handle.release()
+
+
+def test_a_killed_peer_fails_the_replicate_with_its_signal(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    spec = replicate(tmp_path, rounds=None, peers={"1": {"die": [3, -signal.SIGKILL]}})
+    outcome = run(cluster, spec)
+    assert outcome["state"] == "failed"
+    assert "peer-1: its process was killed by signal 9" in outcome["stop_reason"]
+    assert "told to die" in outcome["stop_reason"]
+    (lost,) = [event for event in events_of(spec) if event["kind"] == "peer_lost"]
+    assert (lost["peer"], lost["exit_code"]) == ("peer-1", -9)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "text"),
+    [
+        ({"fail": "start"}, "peer-1: RuntimeError('told to fail')"),
+        ({"die": ["start", 3]}, "peer-1: its process ended with exit code 3"),
+        ({"fail": 2}, "peer-1: RuntimeError('told to fail')"),
+    ],
+    ids=["fails before the barrier", "dies before the barrier", "fails in training"],
+)
+def test_a_peer_in_trouble_fails_the_replicate(
+    cluster: Cluster, tmp_path: Path, trouble: dict[str, Any], text: str
+) -> None:
+    outcome = run(cluster, replicate(tmp_path, rounds=None, peers={"1": trouble}))
+    assert outcome["state"] == "failed" and outcome["stop_reason"].startswith(text)
+
+
+def test_a_peer_that_is_never_ready_fails_the_replicate(cluster: Cluster, tmp_path: Path) -> None:
+    spec = replicate(tmp_path, peers={"1": {"startup_s": 60.0}})
+    outcome = run(cluster, spec, Timing(startup=6.0, hurry=0.5))
+    assert outcome == {
+        "state": "failed",
+        "stop_reason": "peer-1 did not reach the barrier within 6 s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("budget", "state"),
+    [
+        ({"samples_per_replicate": None}, "completed"),
+        ({"samples_per_replicate": 10**6}, "timed_out"),
+    ],
+)
+def test_the_budget_of_time_ends_training(
+    cluster: Cluster, tmp_path: Path, budget: dict[str, Any], state: str
+) -> None:
+    spec = replicate(tmp_path, rounds=None, budget={"seconds_per_replicate": 0.8, **budget})
+    assert run(cluster, spec) == {"state": state, "stop_reason": "seconds"}
+    events = events_of(spec)
+    (released,) = [e["t"] for e in events if e["kind"] == "barrier_released"]
+    finished = [e for e in events if e["kind"] == "peer_finished"]
+    assert [e["reason"] for e in finished] == ["stop", "stop"]
+    assert all(0.7 < e["t"] - released < 3.0 for e in finished)
+
+
+@pytest.mark.parametrize("reason", ["target", "diverged"])
+def test_one_peer_ends_it_for_all(cluster: Cluster, tmp_path: Path, reason: str) -> None:
+    spec = replicate(tmp_path, rounds=None, peers={"0": {"rounds": 3, "reason": reason}})
+    expected = {
+        "target": {"state": "completed", "stop_reason": "target"},
+        "diverged": {"state": "diverged", "stop_reason": "peer-0 diverged in round 3"},
+    }
+    assert run(cluster, spec) == expected[reason]
+
+
+def test_a_deaf_peer_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    spec = replicate(
+        tmp_path,
+        rounds=None,
+        budget={"seconds_per_replicate": 0.5},
+        peers={"1": {"deaf": True}},
+    )
+    outcome = run(cluster, spec, Timing(stop=0.5, hurry=0.5))
+    assert outcome["state"] == "failed"
+    assert outcome["stop_reason"] == "peer-1 did not stop within 1.5 s"
+
+
+def test_a_peer_that_will_not_go_home_is_killed_without_harm(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    spec = replicate(tmp_path, peers={"1": {"deaf": True}})
+    outcome = run(cluster, spec, Timing(shutdown=0.5))
+    assert outcome == {"state": "completed", "stop_reason": "rounds"}
+
+
+def test_a_dead_supervisor_takes_its_peers_along(cluster: Cluster, tmp_path: Path) -> None:
+    spec = replicate(tmp_path, rounds=None)
+    handle = cluster.start(spec)
+    eventually(lambda: training(spec))
+    (supervisor,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if process.info["cmdline"]
+        and process.info["cmdline"][0].startswith("ray::TrialSupervisor")
+        and str(tmp_path) in _open_files(process)
+    ]
+    os.kill(supervisor.pid, signal.SIGKILL)
+    outcome = handle.wait(PATIENT)
+    assert outcome is not None and outcome["state"] == "failed"
+    assert outcome["stop_reason"].startswith("the supervisor died")
+    eventually(lambda: groups(spec) == [])
+    # the next replicate does not have to wait for the agent's round to find a clean node
+    following = replicate(tmp_path / "next")
+    assert run(cluster, following)["state"] == "completed"
+    cluster.retire_agents(["study"])
+    eventually(lambda: litter(spec) == [])
+
+
+def _open_files(process: psutil.Process) -> str:
+    try:
+        return " ".join(file.path for file in process.open_files())
+    except psutil.Error:
+        return ""
+
+
+def test_eight_peers_fit_on_two_cores(cluster: Cluster, tmp_path: Path) -> None:
+    spec = replicate(tmp_path, swarm={"peers": 8}, rounds=2)
+    assert cluster.check_room(spec.swarm) == []
+    assert run(cluster, spec)["state"] == "completed"
+    assert len(pids(spec)) == 8
+
+
+def test_what_can_never_be_placed_is_told(cluster: Cluster) -> None:
+    capacity = cluster.capacity()
+    assert capacity["nodes"] == 1 and capacity["cpus"] == len(os.sched_getaffinity(0))
+    swarm = SwarmConfig.model_validate(
+        {
+            "peers": 2,
+            "node_classes": {
+                "fast": {"count": 1, "labels": {"accelerator": "none-such"}},
+                "slow": {"count": 1, "gpus": 64},
+            },
+        }
+    )
+    keys = [problem.key for problem in cluster.check_room(swarm)]
+    assert keys == ["swarm.node_classes.fast.labels", "swarm.node_classes.slow.gpus"]
+
+
+def test_the_records_of_running_peers_name_what_they_own(cluster: Cluster, tmp_path: Path) -> None:
+    spec = replicate(tmp_path, rounds=None)
+    handle = cluster.start(spec)
+    eventually(lambda: training(spec))
+    assert cluster._embedded is not None
+    files = list(cluster._embedded.agents.rglob("*.owns.json"))
+    owned = [json.loads(file.read_text()) for file in files]
+    assert sorted(o["leader"] for o in owned) == sorted(pids(spec))
+    assert all(len(o["processes"]) == 2 and len(o["sockets"]) == 1 for o in owned)
+    handle.stop("seen")
+    handle.wait(PATIENT)
+    assert list(cluster._embedded.agents.rglob("*.owns.json")) == []
+    handle.release()

@@ -1,0 +1,103 @@
+"""An embedded Ray and everything on it end with the driver, however that ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cluster_harness import (
+    FAKE_ZYGOTE,
+    driver,
+    events_of,
+    eventually,
+    groups,
+    litter,
+    replicate,
+    training,
+    users_of,
+)
+
+pytestmark = [pytest.mark.cluster]
+
+DRIVER = """
+import json, sys
+from rayhive.cluster.cluster import Cluster
+from rayhive.spec import ReplicateSpec
+spec, zygote = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sys.argv[2])
+with Cluster.connect(None, zygote_command=zygote) as cluster:
+    assert cluster.embedded
+    handle = cluster.start(spec)
+    print("started", flush=True)
+    handle.wait(120)
+"""
+
+CONTROL = """
+import json, sys
+from rayhive.cluster.control import cluster_status, stop_study
+print("answer", json.dumps(cluster_status()), flush=True)
+print("stopped", json.dumps(stop_study(None, sys.argv[1])), flush=True)
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Return a private place for what is otherwise in /tmp; it must be empty in the end."""
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    yield path
+    assert users_of(path) == []
+    left = sorted(item.name for item in path.iterdir())
+    shutil.rmtree(path)
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_survives_the_driver(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
+    spec = replicate(tmp_path, rounds=None, budget={"seconds_per_replicate": 120})
+    arguments = (spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+    with driver(DRIVER, *arguments, RAY_TMPDIR=str(folder)) as running:
+        running.line("started")
+        eventually(lambda: training(spec), 30.0)
+        assert len(users_of(folder)) > 3 and len(litter(spec)) == 4
+        began = time.monotonic()
+        os.kill(running.process.pid, number)
+        running.process.wait(30)
+        # A driver that is asked to end does so when all is gone; after a SIGKILL the kernel ends
+        # Ray and the undertaker clears up.
+        if number != signal.SIGKILL:
+            assert groups(spec) == [] and litter(spec) == [] and users_of(folder) == []
+            assert events_of(spec)[-1]["kind"] == "replicate_finished"
+        eventually(lambda: groups(spec) == [] and litter(spec) == [], 20.0)
+        eventually(lambda: users_of(folder) == [] and list(folder.iterdir()) == [], 20.0)
+        assert time.monotonic() - began < 25.0
+
+
+def test_an_embedded_run_is_seen_and_stopped_from_another_terminal(
+    folder: Path, tmp_path: Path
+) -> None:
+    spec = replicate(tmp_path, study="seen", rounds=None, budget={"seconds_per_replicate": 120})
+    arguments = (spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+    with driver(DRIVER, *arguments, RAY_TMPDIR=str(folder)) as running:
+        running.line("started")
+        eventually(lambda: training(spec), 30.0)
+        with driver(CONTROL, "seen", RAY_TMPDIR=str(folder)) as control:
+            (status,) = json.loads(control.line("answer"))
+            assert (status["run_id"], status["phase"]) == (spec.run_id, "training")
+            assert status["peers"]["peer-0"]["round"] > 0
+            assert json.loads(control.line("stopped")) == [spec.run_id]
+        assert running.process.wait(1) != 0
+    assert groups(spec) == [] and litter(spec) == []

@@ -1,0 +1,229 @@
+"""A Ray cluster that outlives its drivers: adoption, status and stop from other processes, jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cluster_harness import (
+    FAKE_ZYGOTE,
+    ROOT,
+    Head,
+    driver,
+    events_of,
+    eventually,
+    groups,
+    litter,
+    pids,
+    ray_head,
+    replicate,
+    training,
+    users_of,
+)
+
+pytestmark = [pytest.mark.cluster]
+
+START = """
+import json, sys, time
+from rayhive.cluster.cluster import Cluster
+from rayhive.spec import ReplicateSpec
+address, spec, zygote = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
+with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
+    assert not cluster.embedded
+    handle = cluster.start(spec)
+    print("started", flush=True)
+    print("outcome", json.dumps(handle.wait(60)), flush=True)
+    handle.release()
+"""
+
+ADOPT = """
+import json, sys
+from rayhive.cluster.cluster import Cluster
+address, run_id = sys.argv[1:3]
+with Cluster.connect(address) as cluster:
+    print("found", json.dumps(cluster.supervisors()), flush=True)
+    handle = cluster.find(run_id)
+    print("status", json.dumps(handle.status()), flush=True)
+    input()
+    handle.stop("adopted and stopped")
+    print("outcome", json.dumps(handle.wait(30)), flush=True)
+    handle.release()
+"""
+
+ASK = """
+import json, sys
+from rayhive.cluster import control
+print("answer", json.dumps(getattr(control, sys.argv[1])(*sys.argv[2:])), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    yield path
+    assert users_of(path) == []
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module")
+def head(folder: Path) -> Iterator[Head]:
+    with ray_head(folder) as head:
+        yield head
+
+
+def ask(head: Head, function: str, *arguments: str) -> Any:
+    with driver(ASK, function, head.address, *arguments, **head.environment) as asker:
+        return json.loads(asker.line("answer"))
+
+
+def test_a_replicate_outlives_its_driver_and_is_adopted(
+    head: Head, folder: Path, tmp_path: Path
+) -> None:
+    spec = replicate(tmp_path, rounds=None, budget={"seconds_per_replicate": 120})
+    arguments = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+    with driver(START, *arguments, **head.environment) as first:
+        first.line("started")
+        eventually(lambda: training(spec))
+        os.kill(first.process.pid, signal.SIGKILL)
+        first.process.wait()
+    killed = time.time()
+    with driver(ADOPT, head.address, spec.run_id, **head.environment) as second:
+        assert json.loads(second.line("found")) == [spec.run_id]
+        status = json.loads(second.line("status"))
+        assert status["phase"] == "training" and status["seconds"] < 120
+        eventually(
+            lambda: any(e["kind"] == "round" and e["t"] > killed + 2 for e in events_of(spec))
+        )
+        assert len(groups(spec)) == 2 * len(pids(spec)) == 4
+        second.process.communicate("\n") if second.process.stdin else None
+    assert groups(spec) != []  # the second driver was killed as well: still nothing happens
+
+    (running,) = ask(head, "cluster_status")
+    assert (running["run_id"], running["phase"]) == (spec.run_id, "training")
+    assert running["peers"]["peer-1"]["round"] > 0
+    assert ask(head, "stop_study", "another-study") == []
+    assert ask(head, "stop_study", "study") == [spec.run_id]
+    assert events_of(spec)[-1]["state"] == "stopped"
+    assert groups(spec) == [] and litter(spec) == []
+    # nobody serves a study that was stopped
+    eventually(lambda: [pid for pid in users_of(folder) if "zygote" in _line(pid)] == [])
+    assert ask(head, "cluster_status") == []
+
+
+def _line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def test_a_driver_that_ends_takes_its_agents_along(head: Head, tmp_path: Path) -> None:
+    spec = replicate(tmp_path, study="other", rounds=3)
+    arguments = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+    with driver(START, *arguments, **head.environment) as only:
+        assert json.loads(only.line("outcome")) == {"state": "completed", "stop_reason": "rounds"}
+        assert only.process.wait(30) == 0
+    assert groups(spec) == [] and litter(spec) == []
+    eventually(lambda: _actors(head) == [])
+
+
+def _actors(head: Head) -> list[str]:
+    code = """
+import json, sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False)
+print("answer", json.dumps([a["name"] for a in ray.util.list_named_actors(True)]), flush=True)
+"""
+    with driver(code, head.address, **head.environment) as asker:
+        found: list[str] = json.loads(asker.line("answer"))
+    return found
+
+
+@pytest.mark.slow
+def test_a_cluster_that_asks_for_a_token_lets_in_who_has_it(tmp_path: Path) -> None:
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    try:
+        secret = {"RAY_AUTH_TOKEN": "t" * 32}
+        with ray_head(path, RAY_AUTH_MODE="token", **secret) as head:
+            # ray.init sends no token unless RAY_AUTH_MODE says so; that is found out
+            environment = {k: v for k, v in head.environment.items() if k != "RAY_AUTH_MODE"}
+            with driver(ASK, "cluster_status", head.address, **environment) as asker:
+                assert json.loads(asker.line("answer")) == []
+            wrong = environment | {"RAY_AUTH_TOKEN": "x" * 32}
+            done = subprocess.run(
+                [sys.executable, "-c", ASK, "cluster_status", head.address],
+                env={**os.environ, "PYTHONPATH": str(ROOT), **wrong},
+                capture_output=True,
+                text=True,
+                timeout=90,
+            )
+            assert "ConfigError" in done.stderr and "token" in done.stderr.splitlines()[-1]
+        assert users_of(path) == []
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+JOB = """
+import json, os, sys
+import rayhive
+from rayhive.cluster.cluster import Cluster
+from rayhive.spec import ReplicateSpec
+assert "RAY_ADDRESS" in os.environ
+assert os.path.dirname(rayhive.__file__) == os.path.join(os.getcwd(), "rayhive"), rayhive.__file__
+spec, zygote = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sys.argv[2])
+with Cluster.connect(None, zygote_command=zygote) as cluster:
+    assert not cluster.embedded
+    handle = cluster.start(spec)
+    print("outcome", json.dumps(handle.wait(60)), flush=True)
+    handle.release()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["disabled", "token"])
+def test_a_submitted_job_runs_a_replicate(tmp_path: Path, mode: str) -> None:
+    """The plain command works from a checkout with an environment and runs in it."""
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT / "rayhive", checkout / "rayhive")
+    shutil.copy(ROOT / ".gitignore", checkout)
+    (checkout / "script.py").write_text(JOB)
+    for name in (".venv/lib", "runs/old", ".git/objects", "build"):
+        (checkout / name).mkdir(parents=True)
+        with (checkout / name / "large.bin").open("wb") as file:
+            file.truncate(300 * 2**20)  # more than Ray uploads, together and apart
+    spec = replicate(tmp_path / "run", rounds=4)
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    environment = {"RAY_AUTH_MODE": mode} | (
+        {"RAY_AUTH_TOKEN": "t" * 32} if mode == "token" else {}
+    )
+    try:
+        with ray_head(path, dashboard=True, **environment) as head:
+            command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
+            command += ["job", "submit", "--address", head.dashboard, "--working-dir", "."]
+            command += ["--", sys.executable, "script.py"]
+            command += [spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE)]
+            done = subprocess.run(
+                command,
+                cwd=checkout,
+                env={**os.environ, **head.environment},
+                capture_output=True,
+                text=True,
+                timeout=240,
+            )
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+            assert '"completed"' in done.stdout
+            assert events_of(spec)[-1]["state"] == "completed"
+            assert groups(spec) == [] and litter(spec) == []
+        assert users_of(path) == []
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

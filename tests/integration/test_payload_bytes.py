@@ -1,0 +1,117 @@
+"""Bytes that real peers send, held against the prediction: equal, not close.
+
+The payload of a round is what :func:`rayhive.compression.accounting.payload` says, and the peers
+together send it 2(N - 1) times (arXiv 1905.13727 counts one direction of one copy).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayhive.compression.accounting import allreduce_bytes, payload
+from rayhive.registry import CODECS
+from tests.integration.averager_harness import run_scenario
+
+pytestmark = pytest.mark.swarm
+
+# As in averager_scenarios, which is not imported here: it loads torch and hivemind.
+SHAPES = [(48, 40), (48,), (24, 8, 3, 3), (1,), (30, 50), (7,), (11,)]
+PART_SIZE = 2**10
+
+FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8")
+CASES: list[dict[str, Any]] = [
+    *({"codec": codec} for codec in FIXED),
+    {"codec": "size_adaptive", "threshold": 500},
+    *(
+        {"codec": "none", "powersgd_rank": rank, "min_compression_ratio": 0.3}
+        for rank in (1, 2, 4)
+    ),
+    {"codec": "float16", "powersgd_rank": 2, "min_compression_ratio": 0.85},
+    {
+        "codec": "size_adaptive",
+        "threshold": 100,
+        "powersgd_rank": 2,
+        "min_compression_ratio": 0.0,
+    },
+    {"codec": "scaled_float16", "powersgd_rank": 4, "min_compression_ratio": 0.99},
+]
+NAMES = ["-".join(str(value) for value in case.values()) for case in CASES]
+
+
+@pytest.fixture(scope="module", params=[2, 4], ids=["2 peers", "4 peers"])
+def swarm(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
+    peers = request.param
+    return peers, run_scenario("bytes_of_rounds", peers=peers, cases=CASES)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=NAMES)
+def test_measured_bytes_are_the_predicted_bytes(
+    swarm: tuple[int, list[dict[str, Any]]], index: int
+) -> None:
+    peers, told = swarm
+    case, seen = CASES[index], told[index]
+    predicted = payload(SHAPES, part_size_bytes=PART_SIZE, **case)
+    assert predicted.exact
+    assert seen["compressed"] == list(predicted.compressed)
+    for results in seen["rounds"]:
+        sent = sum(result["sent_bytes"] for result in results)
+        assert sent == 2 * (peers - 1) * predicted.bytes_per_transfer
+        assert sent == peers * allreduce_bytes(predicted.bytes_per_transfer, peers)
+        assert sent == sum(result["received_bytes"] for result in results)
+        for result in results:
+            assert [phase["name"] for phase in result["phases"]] == [
+                phase.name for phase in predicted.phases
+            ]
+        for at, phase in enumerate(predicted.phases):
+            measured = sum(result["phases"][at]["sent_bytes"] for result in results)
+            assert measured == 2 * (peers - 1) * phase.bytes
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=NAMES)
+def test_rounds_are_complete_and_say_so(
+    swarm: tuple[int, list[dict[str, Any]]], index: int
+) -> None:
+    peers, told = swarm
+    for result in (result for results in told[index]["rounds"] for result in results):
+        assert result["group_size"] == peers
+        assert result["fraction"] == 1.0
+        assert result["counts_complete"]
+        assert result["attempts"] == 1
+        assert not result["banned"]
+        assert not result["wasted_bytes"]
+        assert 0 <= result["matchmaking_s"] and 0 < result["allreduce_s"]
+    assert told[index]["recorded"] == [len(told[index]["rounds"])] * peers
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=NAMES)
+def test_the_codec_encodes_one_payload_for_every_other_peer(
+    swarm: tuple[int, list[dict[str, Any]]], index: int
+) -> None:
+    """The counting wrapper sees the parts sent to reducers: half of the traffic."""
+    peers, told = swarm
+    predicted = payload(SHAPES, part_size_bytes=PART_SIZE, **CASES[index])
+    encoded = sum(count[0] for count in told[index]["encoded"])
+    rounds = len(told[index]["rounds"])
+    assert encoded == rounds * (peers - 1) * predicted.bytes_per_transfer
+
+
+@pytest.mark.parametrize("index", range(len(FIXED)), ids=FIXED)
+def test_the_average_is_the_average(
+    swarm: tuple[int, list[dict[str, Any]]], index: int
+) -> None:
+    """Encoded twice, on the way to the reducer and back as a difference, for every peer."""
+    _, told = swarm
+    bound = 4 * CODECS.get(CASES[index]["codec"]).relative_error + 1e-6
+    assert told[index]["error"] <= bound
+
+
+def test_peers_agree_bit_for_bit_under_powersgd(
+    swarm: tuple[int, list[dict[str, Any]]],
+) -> None:
+    """What is factorised is multiplied out of the same factors; the rest differs by rounding."""
+    _, told = swarm
+    for case, seen in zip(CASES, told, strict=True):
+        if case["codec"] == "none":
+            assert seen["spread"] < 1e-5

@@ -1,0 +1,201 @@
+"""A cluster without processes: its supervisors write real event logs, one step at each look.
+
+A :class:`World` outlives drivers, as a Ray cluster does. What a supervisor does in between two
+looks of a driver is decided by the test.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rayhive.config import SwarmConfig
+from rayhive.errors import Problem
+from rayhive.events import Event, EventLog, make_event
+from rayhive.spec import ReplicateSpec
+from tests.fixtures.logs import Log
+
+SHAPES = ((64, 32), (32,), (10, 64), (10,))
+
+
+class Killed(BaseException):
+    """The driver died here, as if by SIGKILL."""
+
+
+class Supervisor:
+    """One running replicate: after ``looks`` looks it is finished."""
+
+    def __init__(self, log: Log, looks: int) -> None:
+        self.spec = log.spec
+        self.left = looks
+        self.planned = log
+        self.file = EventLog(Path(self.spec.folder) / "events.jsonl")
+        self.outcome: dict[str, Any] | None = None
+        self.write(log.head())
+        self.file.sync()
+
+    def write(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.file.append(event)
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left <= 0 and self.outcome is None:
+            for peer in range(self.spec.swarm.peers):
+                self.write(self.planned.of_peer(peer))
+            self.finish(str(self.planned.state), "rounds")
+
+    def finish(self, state: str, reason: str) -> None:
+        self.write([make_event("replicate_finished", state=state, stop_reason=reason)])
+        self.file.close()
+        self.outcome = {"state": state, "stop_reason": reason}
+
+
+class World:
+    """What outlives a driver.
+
+    Args:
+        looks: Looks that a replicate takes.
+        tick: Called at everything that a driver asks of the cluster.
+        log: What a replicate writes; by default it completes.
+    """
+
+    def __init__(
+        self,
+        looks: int = 2,
+        tick: Callable[[], None] = lambda: None,
+        log: Callable[[ReplicateSpec], Log] = Log,
+    ) -> None:
+        self.looks = looks
+        self.tick = tick
+        self.log = log
+        self.live: dict[str, Supervisor] = {}
+        self.starts: Counter[str] = Counter()
+        self.ends: Counter[str] = Counter()
+        self.released: list[str] = []
+        self.lose: set[str] = set()
+        self.room: list[Problem] = []
+        self.closed = 0
+
+    def run_on(self) -> None:
+        """Let every live supervisor come to its end, as it does without a driver."""
+        for run_id, supervisor in list(self.live.items()):
+            while supervisor.outcome is None:
+                self.look(run_id)
+            del self.live[run_id]
+
+    def look(self, run_id: str) -> dict[str, Any] | None:
+        """Give a supervisor the time between two looks."""
+        supervisor = self.live[run_id]
+        before = supervisor.outcome
+        supervisor.step()
+        if before is None and supervisor.outcome is not None:
+            self.ends[replicate_name(supervisor.spec)] += 1
+        return supervisor.outcome
+
+    def die(self) -> None:
+        """End every supervisor where it is, in the middle of a line."""
+        for supervisor in self.live.values():
+            if supervisor.outcome is None:
+                supervisor.file._file.write('{"kind":"rou')
+                supervisor.file.close()
+        self.live.clear()
+
+    @contextmanager
+    def connect(self, address: str | None) -> Iterator[FakeCluster]:
+        """Stand in for ``Cluster.connect``."""
+        try:
+            yield FakeCluster(self)
+        finally:
+            self.closed += 1
+
+
+class FakeCluster:
+    """One driver's view of the world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def check_room(self, swarm: SwarmConfig) -> list[Problem]:
+        return self.world.room
+
+    def find(self, run_id: str, folder: Any = None) -> FakeHandle | None:
+        self.world.tick()
+        live = self.world.live.get(run_id)
+        if live is None or (folder is not None and Path(live.spec.folder) != Path(folder)):
+            return None
+        return FakeHandle(self.world, run_id)
+
+    def start(self, spec: ReplicateSpec) -> FakeHandle:
+        world = self.world
+        world.tick()
+        if spec.run_id not in world.live:
+            world.live[spec.run_id] = Supervisor(world.log(spec), world.looks)
+            world.starts[replicate_name(spec)] += 1
+        world.tick()
+        return FakeHandle(world, spec.run_id)
+
+
+class FakeHandle:
+    """One driver's hold on a replicate."""
+
+    def __init__(self, world: World, run_id: str) -> None:
+        self.world = world
+        self.run_id = run_id
+
+    def wait(self, timeout: float) -> dict[str, Any] | None:
+        self.world.tick()
+        if self.run_id in self.world.lose:  # its node went away
+            self.world.lose.discard(self.run_id)
+            self.world.live.pop(self.run_id).file.close()
+            return {"state": "failed", "stop_reason": "the supervisor died"}
+        return self.world.look(self.run_id)
+
+    def status(self) -> dict[str, Any]:
+        return {"phase": "training", "peers": {"peer-0": {"state": "training", "round": 3}}}
+
+    def stop(self, reason: str) -> None:
+        self.world.tick()
+        supervisor = self.world.live[self.run_id]
+        if supervisor.outcome is None:
+            supervisor.finish("stopped", reason)
+
+    def release(self) -> None:
+        self.world.tick()
+        self.world.released.append(self.run_id)
+        self.world.live.pop(self.run_id, None)
+
+
+def replicate_name(spec: ReplicateSpec) -> str:
+    return f"{spec.trial}/{spec.replicate}/{spec.scenario}"
+
+
+class Recorder:
+    """Progress that only notes what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def began(self, trials: int, replicates: int) -> None:
+        self.events.append(("began", trials, replicates))
+
+    def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
+        self.events.append(("started", replicate_name(spec), spec.attempt, adopted))
+
+    def replicate_status(self, spec: ReplicateSpec, handle: Any) -> None:
+        self.events.append(("status", replicate_name(spec)))
+
+    def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
+        self.events.append(("finished", replicate_name(spec), row["state"], kept))
+
+    def trial_finished(self, record: Any, values: Any, reason: str | None) -> None:
+        self.events.append(("trial", record.number, values, reason))
+
+    def note(self, text: str) -> None:
+        self.events.append(("note", text))
+
+    def of(self, kind: str) -> list[tuple[Any, ...]]:
+        return [event[1:] for event in self.events if event[0] == kind]

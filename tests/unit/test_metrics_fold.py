@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+
+from rayhive.config import Configuration
+from rayhive.metrics.fold import fold
+from rayhive.metrics.group import Row
+from rayhive.metrics.rows import timeline_row
+from rayhive.metrics.timeline import Timeline
+from tests.fixtures.logs import Log, make_spec
+
+
+def rows(*logs: Log) -> list[Row]:
+    return [timeline_row(Timeline(log.spec, log.events())) for log in logs]
+
+
+def replicates(count: int, **fields: object) -> list[Log]:
+    return [Log(spec=make_spec(replicate=number), **fields) for number in range(count)]  # type: ignore[arg-type]
+
+
+def test_replicates_become_a_mean_with_an_interval() -> None:
+    logs = replicates(2)
+    logs[1].losses = (1.0, 0.7)
+    (row,) = fold(rows(*logs))
+    assert (row["n"], row["n_failed"], row["n_timed_out"]) == (2, 0, 0)
+    assert row["final_loss"] == pytest.approx(0.61)
+    half = 12.706204736432095 * 0.1  # t(0.975, 1) · s / √2 with s = 0.1 · √2
+    assert row["final_loss_low"] == pytest.approx(0.61 - half)
+    assert row["final_loss_high"] == pytest.approx(0.61 + half)
+    assert row["rounds"] == 8
+    assert row["rounds_complete"] == 8
+    assert row["reached"] == 2
+    assert (row["payload_bytes_per_round_low"], row["payload_bytes_per_round_high"]) == (4000, 4000)
+
+
+def test_one_replicate_has_no_interval() -> None:
+    (row,) = fold(rows(*replicates(1)))
+    assert row["samples_per_s"] == 512 / 4.5
+    assert row["samples_per_s_low"] is None
+    assert row["samples_per_s_high"] is None
+
+
+@pytest.mark.parametrize("state", ["diverged", "failed", "invalid", "something new"])
+def test_failures_are_counted_and_enter_no_mean(state: str) -> None:
+    logs = replicates(3)
+    logs[1].state = state
+    logs[1].losses = (9.0, 9.0)
+    (row,) = fold(rows(*logs))
+    assert (row["n"], row["n_failed"]) == (2, 1)
+    assert row["final_loss"] == pytest.approx(0.51)
+    assert row["rounds"] == 8
+
+
+def test_a_configuration_that_only_failed_keeps_its_row() -> None:
+    early = Log(state="failed")
+    row = timeline_row(Timeline(early.spec, [*early.head(), *early.tail()]))
+    (folded,) = fold([row])
+    assert (folded["n"], folded["n_failed"]) == (0, 1)
+    assert folded["configuration"] == "none"
+    assert folded["data"] is None
+    assert folded["final_loss"] is None and folded["rounds"] is None
+
+
+def test_a_replicate_that_failed_before_it_knew_its_data_is_of_the_same_row() -> None:
+    early = Log(spec=make_spec(replicate=1), state="failed")
+    failed = timeline_row(Timeline(early.spec, [*early.head(), *early.tail()]))
+    (row,) = fold([failed, *rows(Log())])
+    assert (row["n"], row["n_failed"], row["data"]) == (1, 1, "real")
+
+
+def test_timed_out_replicates_stay_in_the_means_and_are_counted() -> None:
+    logs = replicates(2)
+    logs[1].state = "timed_out"
+    logs[1].losses = (1.0, 0.7)
+    (row,) = fold(rows(*logs))
+    assert (row["n"], row["n_timed_out"]) == (2, 1)
+    assert row["final_loss"] == pytest.approx(0.61)
+
+
+@pytest.mark.parametrize("state", ["stopped", None])
+def test_what_did_not_come_to_its_end_counts_nowhere(state: str | None) -> None:
+    assert fold(rows(Log(state=state))) == []
+
+
+def test_a_censored_time_is_of_those_that_reached_and_has_no_interval() -> None:
+    logs = replicates(3)
+    logs[2].accuracies = (0.1, 0.2)
+    (row,) = fold(rows(*logs))
+    assert row["reached"] == 2
+    assert row["time_to_target_s"] == 4.1
+    assert row["time_to_target_s_low"] is None
+    assert row["samples_to_target_high"] is None
+    assert row["final_loss_low"] is not None
+
+
+def test_a_time_that_nobody_reached_is_none() -> None:
+    (row,) = fold(rows(*replicates(2, accuracies=(0.1, 0.2))))
+    assert row["reached"] == 0
+    assert row["time_to_target_s"] is None
+
+
+def test_the_worst_distance_and_every_mismatch_stay_visible() -> None:
+    logs = replicates(2)
+    logs[1].rounds = {(2, 1): {"sent_bytes": 1}}
+    first, second = rows(*logs)
+    second["weights_distance_max"] = 0.5
+    (row,) = fold([first, second])
+    assert row["weights_distance_max"] == 0.5
+    assert row["payload_matches"] is False
+
+
+def test_texts_are_kept_where_equal_and_joined_where_not() -> None:
+    first, second = rows(*replicates(2))
+    second["hardware"] = "another machine"
+    second["started"], second["ended"] = "2024-01-01T00:00:00Z", "2024-01-02T00:00:00Z"
+    (row,) = fold([first, second])
+    assert row["git_revision"] == "abc1234"
+    assert row["hardware"] == "2 x x86_64; another machine"
+    assert row["started"] == "2024-01-01T00:00:00Z"
+    assert row["ended"] == "2025-06-15T15:07:40Z"
+
+
+def test_scenarios_are_never_folded_together() -> None:
+    logs = [Log(), Log(spec=make_spec(scenario="kill-one"))]
+    assert [row["scenario"] for row in fold(rows(*logs))] == ["none", "kill-one"]
+    assert len(fold(rows(*logs), by=["codec"])) == 2
+
+
+def test_by_folds_whatever_else_differs() -> None:
+    configurations = [
+        Configuration(codec="float16"),
+        Configuration(codec="float16", powersgd_rank=4, min_compression_ratio=0.5, delay="state"),
+        Configuration(),
+    ]
+    logs = [
+        Log(spec=make_spec(trial=trial, configuration=configuration))
+        for trial, configuration in enumerate(configurations)
+    ]
+    float16, none = fold(rows(*logs), by=["codec"])
+    assert (float16["codec"], float16["n"]) == ("float16", 2)
+    assert float16["delay"] == "none; state"
+    assert float16["powersgd_rank"] is None  # 4 and none at all: there is no one number
+    assert (none["codec"], none["n"]) == ("none", 1)
+    assert len(fold(rows(*logs))) == 3

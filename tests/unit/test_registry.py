@@ -1,0 +1,78 @@
+"""A registry looks names up, lazily where asked, and refuses unknown and double ones."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayhive.errors import ConfigError
+from rayhive.registry import Registry
+
+
+@pytest.fixture
+def animals() -> Registry[type]:
+    registry: Registry[type] = Registry("animal")
+
+    @registry.register("cat")
+    class Cat:
+        pass
+
+    registry.register_lazy("fraction", "fractions:Fraction")
+    return registry
+
+
+def test_decorator_returns_what_it_registers(animals: Registry[type]) -> None:
+    class Dog:
+        pass
+
+    assert animals.register("dog")(Dog) is Dog
+    assert animals.get("dog") is Dog
+
+
+def test_lazy_entry_is_imported_when_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "rayhive_lazy_probe.py").write_text("class Thing: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[type] = Registry("thing")
+    registry.register_lazy("thing", "rayhive_lazy_probe:Thing")
+    assert "thing" in registry
+    assert registry.names() == ("thing",)
+    assert "rayhive_lazy_probe" not in sys.modules
+    try:
+        assert registry.get("thing") is sys.modules["rayhive_lazy_probe"].Thing
+        assert registry.get("thing") is registry.get("thing")
+    finally:
+        sys.modules.pop("rayhive_lazy_probe", None)
+
+
+@pytest.mark.parametrize("taken", ["cat", "fraction"])
+def test_duplicate_names_are_refused(animals: Registry[type], taken: str) -> None:
+    with pytest.raises(ValueError, match=f"animal '{taken}' is registered twice"):
+        animals.register(taken)(int)
+    with pytest.raises(ValueError, match=f"animal '{taken}' is registered twice"):
+        animals.register_lazy(taken, "fractions:Fraction")
+
+
+def test_unknown_name_lists_the_known_ones_and_the_nearest(animals: Registry[type]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        animals.get("fractoin")
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value, problem.nearest) == ("animal", "fractoin", "fraction")
+    assert problem.allowed == "one of cat, fraction"
+
+
+def test_unknown_name_is_told_under_the_key_that_held_it(animals: Registry[type]) -> None:
+    with pytest.raises(ConfigError, match=r"^space\.animal: 'dog' is not valid"):
+        animals.get("dog", key="space.animal")
+
+
+def test_names_and_entries_are_sorted_and_counted(animals: Registry[type]) -> None:
+    animals.register("ant")(int)
+    assert tuple(animals) == animals.names() == ("ant", "cat", "fraction")
+    assert [name for name, _ in animals.items()] == ["ant", "cat", "fraction"]
+    assert dict(animals.items())["ant"] is int
+    assert len(animals) == 3
+    assert "dog" not in animals

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rayhive.config import Configuration, SwarmConfig
+from rayhive.errors import ConfigError
+from rayhive.report.frames import configuration_columns
+from rayhive.report.render import results_text
+from tests.fixtures.logs import Log, make_spec, write_run
+
+CONFIGURATIONS = (
+    Configuration(),
+    Configuration(codec="float16"),
+    Configuration(codec="size_adaptive", threshold=65537),
+    Configuration(codec="none", powersgd_rank=4, min_compression_ratio=0.5, delay="gradients"),
+)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Four configurations of two replicates that differ in speed and payload.
+
+    Trial 1 reaches its target once, trial 2 was once ended by the time limit; besides, one
+    configuration diverged and one is still running.
+    """
+    logs = []
+    for trial, configuration in enumerate(CONFIGURATIONS):
+        for replicate in (0, 1):
+            log = Log(
+                spec=make_spec(trial=trial, replicate=replicate, configuration=configuration),
+                seconds=(2.0, 0.5 + trial + 0.01 * replicate, 0.6, 0.7),
+                losses=(1.0, 0.5 + 0.01 * replicate),
+                payload=4000 // 2**trial,
+            )
+            if (trial, replicate) == (1, 1):
+                log.accuracies = (0.1, 0.2)
+            if (trial, replicate) == (2, 0):
+                log.state = "timed_out"
+            logs.append(log)
+    diverged = Log(spec=make_spec(trial=4, configuration=Configuration(codec="uniform8")))
+    diverged.state = "diverged"
+    running = Log(spec=make_spec(trial=5, configuration=Configuration(codec="quantile8")))
+    running.state = None
+    return write_run(tmp_path / "run", [*logs, diverged, running])
+
+
+def test_json_is_a_list_of_objects_with_the_column_names(run: Path) -> None:
+    rows = json.loads(results_text(run, "json"))
+    assert [row["configuration"] for row in rows] == [
+        "none",
+        "float16",
+        "size_adaptive(65537)",
+        "none rank4(≥0.5) delay-gradients",
+        "uniform8",
+    ]
+    assert all(list(row) == list(configuration_columns()) for row in rows)
+    first = rows[0]
+    assert first["payload_bytes_per_round"] == first["payload_bytes_per_round_predicted"] == 4000
+    assert first["final_loss"] == pytest.approx(0.515, rel=1e-15)
+    assert first["threshold"] is None and rows[2]["threshold"] == 65537
+    assert first["faults_planned"] is None  # empty, not zero
+    assert first["pareto"] is True
+    assert (rows[1]["reached"], rows[1]["time_to_target_s_low"]) == (1, None)
+    assert (rows[4]["n"], rows[4]["n_failed"], rows[4]["final_loss"]) == (0, 1, None)
+
+
+def test_csv_holds_the_same_as_json(run: Path) -> None:
+    read = list(csv.DictReader(io.StringIO(results_text(run, "csv"))))
+    rows = json.loads(results_text(run, "json"))
+    assert len(read) == len(rows)
+    for line, row in zip(read, rows, strict=True):
+        assert line == {name: "" if v is None else str(v) for name, v in row.items()}
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 200, 500])
+def test_no_number_is_cut_whatever_the_width(run: Path, width: int) -> None:
+    def tokens(text: str) -> set[str]:
+        return set(re.findall(r"[\d.,]+(?: ± [\d.,]+)?", text))
+
+    wide, narrow = results_text(run, console_width=1000), results_text(run, console_width=width)
+    assert tokens(narrow) == tokens(wide)
+    assert "…" not in narrow
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_lines_fit_the_width(run: Path, width: int) -> None:
+    assert max(map(len, results_text(run, console_width=width).splitlines())) <= width
+
+
+def test_the_table_has_groups_units_and_marks(run: Path) -> None:
+    text = results_text(run, console_width=1000)
+    title, _, groups, *_ = text.splitlines()
+    assert title == "study: 5 rows of 9 replicates"
+    assert groups.split() == [
+        "configuration",
+        "replication",
+        "convergence",
+        "throughput",
+        "communication",
+    ]
+    assert {"[s]", "[1/s]", "[B]", "[x]", "[elements]"} <= set(text.split())
+    assert "★ none" in text
+    assert "★ float16" not in text  # its time is known of one replicate only
+    assert "≥ 5.100 (1/2)" in text
+    assert "2 (1†)" in text
+    assert "\x1b" not in text
+
+
+def test_the_notes_say_what_a_reader_has_to_know(run: Path) -> None:
+    notes = results_text(run, console_width=1000).split("\n\n")[-1]
+    assert "Pareto front of payload_bytes_per_sample (minimize), time_to_target_s (min" in notes
+    assert "not counted: 1 unfinished." in notes
+    empty = next(line for line in notes.splitlines() if line.startswith("Empty in every row"))
+    assert "link" in empty and "faults_planned" in empty and "wire_bytes_per_round" in empty
+    assert "threshold" not in empty and "rounds_partial" not in empty
+    assert "git_revision: abc1234" in notes
+    assert "started: 2025-06-15T15:06:40Z" in notes
+
+
+def test_only_what_separates_from_every_other_row_is_marked(run: Path) -> None:
+    lines = results_text(run, "md").splitlines()
+    header = [cell.strip() for cell in lines[2].strip("|").split("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:9]]
+
+    def column(name: str) -> list[str]:
+        index = next(i for i, cell in enumerate(header) if f"`{name}`" in cell)
+        return [row[index] for row in rows]
+
+    payload = column("payload_bytes_per_round")
+    assert payload == ["4,000", "2,000", "1,000", "**500**", "-"]
+    assert not [cell for cell in column("final_loss") if "**" in cell]  # all alike
+    assert [bool("**" in cell) for cell in column("samples_per_s")] == [True, *[False] * 4]
+    predicted = column("payload_bytes_per_round_predicted")
+    assert not [cell for cell in predicted if "**" in cell]  # no better or worse
+
+
+def test_without_intervals_nothing_is_marked(tmp_path: Path) -> None:
+    logs = [
+        Log(spec=make_spec(trial=trial, configuration=configuration), payload=4000 // (trial + 1))
+        for trial, configuration in enumerate(CONFIGURATIONS)
+    ]
+    run = write_run(tmp_path / "run", logs)
+    assert "**4" not in results_text(run, "md")
+    assert " *" not in results_text(run)
+
+
+def test_a_terminal_gets_bold(run: Path) -> None:
+    text = results_text(run, console_width=1000, color=True)
+    assert re.search(r"\x1b\[1m *500\x1b\[0m", text)
+    assert re.search(r" 500 \*", results_text(run, console_width=1000))
+
+
+def test_latex_is_escaped_and_whole(run: Path) -> None:
+    text = results_text(run, "latex")
+    body = text[text.index(r"\begin{tabular}") : text.index(r"\end{tabular}")]
+    for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr)"):
+        assert rule in body
+    assert r"size\_adaptive(65537)" in body
+    assert r"$\pm$" in body and r"$\geq$" in body and r"$\star$" in body
+    assert r"\textbf{500}" in body
+    columns = len(body.splitlines()[0].removeprefix(r"\begin{tabular}").strip("{}"))
+    for line in body.splitlines():
+        if line.endswith(r"\\") and "multicolumn" not in line:
+            assert line.count(" & ") + 1 == columns
+    assert not re.search(r"(?<!\\)[_%#]", text.partition("\n")[2].partition("\n")[2])
+    assert re.fullmatch(r"[\x00-\x7f]*", text)
+
+
+def test_sorting(run: Path) -> None:
+    def order(sort: str) -> list[str]:
+        return [row["codec"] for row in json.loads(results_text(run, "json", sort=sort))]
+
+    ascending = order("payload_bytes_per_round")
+    assert ascending == ["none", "size_adaptive", "float16", "none", "uniform8"]
+    # empty stays last
+    assert order("-payload_bytes_per_round") == [*reversed(ascending[:4]), "uniform8"]
+    assert order("configuration")[0] == "float16"
+    assert order("-pareto")[:3] == ["none", "size_adaptive", "none"]
+
+
+def test_by_makes_one_row_per_value(run: Path) -> None:
+    rows = json.loads(results_text(run, "json", by=["codec"]))
+    assert {row["codec"]: row["n"] for row in rows} == {
+        "none": 4,
+        "float16": 2,
+        "size_adaptive": 2,
+        "uniform8": 0,
+    }
+    text = results_text(run, by=["codec", "delay"], console_width=1000)
+    header = next(line.split() for line in text.splitlines() if line.startswith("codec"))
+    assert header[:3] == ["codec", "delay", "scenario"]
+    assert "threshold" not in header and "configuration" not in header
+    assert text.startswith("study: 5 rows of 9 replicates")
+
+
+def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        results_text(tmp_path / "no", "jsn", by=["codex", "final_loss"], sort="-sample_per_s")
+    told = {problem.value: problem.nearest for problem in caught.value.problems}
+    assert told["jsn"] == "json"
+    assert told["codex"] == "codec"
+    assert "final_loss" in told
+    assert told["sample_per_s"] == "samples_per_s"
+    assert str(tmp_path / "no") in told
+
+
+@pytest.mark.parametrize("format", ["table", "md", "latex", "csv", "json"])
+def test_a_run_in_which_nothing_has_finished_is_no_error(tmp_path: Path, format: str) -> None:
+    run = write_run(tmp_path / "run", [Log(state=None)])
+    text = results_text(run, format)
+    if format == "json":
+        assert json.loads(text) == []
+    elif format == "csv":
+        assert text.count("\n") == 1
+    else:
+        assert "No replicate has finished." in text
+        assert "1 unfinished" in text
+
+
+def test_peers_tell_rows_apart_and_are_repeated_in_every_block(tmp_path: Path) -> None:
+    logs = [
+        Log(spec=make_spec(trial=n, swarm=SwarmConfig(peers=n, target_batch_size=128)))
+        for n in (2, 3)
+    ]
+    text = results_text(write_run(tmp_path / "run", logs), console_width=80)
+    blocks = [block for block in text.split("\n\n") if "─" in block]
+    assert len(blocks) > 2
+    for block in blocks:
+        assert block.splitlines()[-2].split()[:3] == ["★", "none", "2"], block
+    assert "5,333" in text
+
+
+def test_a_round_that_was_not_whole_and_a_wrong_prediction_are_pointed_out(tmp_path: Path) -> None:
+    logs = [
+        Log(rounds={(2, 0): {"outcome": "partial", "fraction": 0.5}}),
+        Log(spec=make_spec(replicate=1), rounds={(3, 1): {"sent_bytes": 1}}),
+    ]
+    text = results_text(write_run(tmp_path / "run", logs), console_width=1000)
+    assert "In 1 row not every round was averaged by all peers" in text
+    assert "In 1 row the payload differs from the exact prediction." in text

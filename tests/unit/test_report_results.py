@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rayhive.columns import BY_NAME, REPLICATE_COLUMNS
+from rayhive.config import Configuration
+from rayhive.errors import ConfigError, RayhiveError
+from rayhive.report.frames import (
+    configuration_columns,
+    configuration_frame,
+    replicate_columns,
+    replicate_frame,
+    write_parquet,
+)
+from rayhive.report.pareto import mark_front
+from rayhive.report.results import load_results
+from tests.fixtures.logs import Log, make_spec, write_run
+
+
+def study(run: Path) -> Path:
+    """Two configurations of two replicates, and one that diverged."""
+    logs = [
+        Log(spec=make_spec(trial=trial, replicate=replicate, configuration=configuration))
+        for trial, configuration in enumerate([Configuration(), Configuration(codec="float16")])
+        for replicate in (0, 1)
+    ]
+    bad = Log(spec=make_spec(trial=2, configuration=Configuration(codec="uniform8")))
+    bad.state = "diverged"
+    return write_run(run, [*logs, bad])
+
+
+def test_a_run_is_read_from_its_events(tmp_path: Path) -> None:
+    results = load_results(study(tmp_path / "run"))
+    assert results.name == "study"
+    assert results.objectives == {
+        "time_to_target_s": "minimize",
+        "payload_bytes_per_sample": "minimize",
+    }
+    assert list(results.replicates["trial"]) == [0, 0, 1, 1, 2]
+    table = results.configurations
+    assert list(table["configuration"]) == ["none", "float16", "uniform8"]
+    assert list(table["n"]) == [2, 2, 0]
+    assert list(table["n_failed"]) == [0, 0, 1]
+    assert list(table["pareto"]) == [True, True, False]
+
+
+def test_deleting_the_parquet_files_changes_nothing(tmp_path: Path) -> None:
+    run = study(tmp_path / "run")
+    write_parquet(load_results(run), run)
+    files = {path.name for path in run.iterdir()}
+    assert files == {"sweep.yaml", "trials", "trials.parquet", "configurations.parquet"}
+    before = {name: pd.read_parquet(run / name) for name in files if name.endswith(".parquet")}
+    for name in before:
+        (run / name).unlink()
+    write_parquet(load_results(run), run)
+    for name, frame in before.items():
+        pd.testing.assert_frame_equal(pd.read_parquet(run / name), frame)
+
+
+def test_parquet_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = study(tmp_path / "run")
+    write_parquet(load_results(run), run)
+    before = (run / "trials.parquet").read_bytes()
+
+    def tear(frame: pd.DataFrame, path: str, index: bool) -> None:
+        Path(path).write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", tear)
+    with pytest.raises(OSError, match="no space"):
+        write_parquet(load_results(run), run)
+    assert (run / "trials.parquet").read_bytes() == before
+    assert not [path for path in run.iterdir() if path.name.startswith(".")]
+
+
+def test_column_types_do_not_depend_on_what_is_in_them(tmp_path: Path) -> None:
+    results = load_results(study(tmp_path / "run"))
+    assert list(results.configurations.columns) == list(configuration_columns())
+    assert list(results.replicates.columns) == list(replicate_columns())
+    assert (configuration_frame([]).dtypes == results.configurations.dtypes).all()
+    assert (replicate_frame([]).dtypes == results.replicates.dtypes).all()
+    both = pd.concat([configuration_frame([]), results.configurations])
+    assert (both.dtypes == results.configurations.dtypes).all()
+    assert "object" not in set(map(str, results.configurations.dtypes))
+
+
+def test_the_columns_are_those_that_were_promised() -> None:
+    names = configuration_columns()
+    assert [name for name in names if name in BY_NAME] == list(BY_NAME)
+    at = names.index("final_loss")
+    assert names[at : at + 3] == ("final_loss", "final_loss_low", "final_loss_high")
+    assert "loss_delta_low" not in names
+    assert replicate_columns()[:6] == REPLICATE_COLUMNS
+
+
+def test_a_replicate_that_was_run_again_counts_once(tmp_path: Path) -> None:
+    """A driver that died leaves an orphan; its configuration is run again as another trial."""
+    orphan = Log(spec=make_spec(trial=0), state=None)
+    kept = Log(spec=make_spec(trial=0, replicate=1), losses=(1.0, 0.9))
+    again = [
+        Log(spec=make_spec(trial=5, attempt=1), losses=(1.0, 0.3)),
+        Log(spec=make_spec(trial=5, replicate=1, attempt=1), state=None, losses=(1.0, 0.1)),
+    ]
+    results = load_results(write_run(tmp_path / "run", [orphan, kept, *again]))
+    assert list(results.replicates["trial"]) == [0, 5]
+    assert list(results.replicates["attempt"]) == [0, 1]
+    (row,) = results.folded
+    assert row["n"] == 2
+    assert row["final_loss"] == pytest.approx((0.91 + 0.31) / 2)
+
+
+def test_folders_that_are_no_replicate_are_passed_by(tmp_path: Path) -> None:
+    run = study(tmp_path / "run")
+    (run / "trials" / "0" / "notes").mkdir()
+    (run / "trials" / "9" / "r0-none").mkdir(parents=True)
+    (run / "trials" / "0" / "a file").write_text("")
+    assert len(load_results(run).rows) == 5
+
+
+def test_a_run_without_its_study_has_no_front(tmp_path: Path) -> None:
+    run = study(tmp_path / "run")
+    (run / "sweep.yaml").unlink()
+    results = load_results(run)
+    assert results.name == "run"
+    assert results.configurations["pareto"].isna().all()
+
+
+def test_the_revision_comes_from_the_run_where_events_are_silent(tmp_path: Path) -> None:
+    silent, telling = Log(), Log(spec=make_spec(replicate=1))
+    run = write_run(tmp_path / "run", [silent, telling])
+    log = run / "trials" / "0" / "r0-none" / "events.jsonl"
+    log.write_text(log.read_text().replace('"git_revision":"abc1234",', ""))
+    assert [row["git_revision"] for row in load_results(run).rows] == [None, "abc1234"]
+    sessions = [{"git_revision": "111"}, {"git_revision": None}]
+    latest = {"git_revision": "222", "git_dirty": True, "earlier": sessions}
+    (run / "provenance.json").write_text(json.dumps(latest))
+    revisions = [row["git_revision"] for row in load_results(run).rows]
+    assert revisions == ["111; 222 with changes", "abc1234"]
+    (run / "provenance.json").write_text("{")
+    with pytest.raises(RayhiveError, match=r"provenance\.json"):
+        load_results(run)
+
+
+def test_a_study_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    run = study(tmp_path / "run")
+    (run / "sweep.yaml").write_text("a: [")
+    with pytest.raises(RayhiveError, match=r"sweep\.yaml"):
+        load_results(run)
+
+
+def test_a_folder_that_is_no_run_names_the_nearest(tmp_path: Path) -> None:
+    study(tmp_path / "quickstart")
+    study(tmp_path / "baseline")
+    with pytest.raises(ConfigError) as caught:
+        load_results(tmp_path / "quikstart")
+    (problem,) = caught.value.problems
+    assert problem.nearest == str(tmp_path / "quickstart")
+    assert str(tmp_path / "baseline") in problem.allowed
+    with pytest.raises(ConfigError, match="quickstart"):
+        load_results(tmp_path)
+
+
+def test_no_run_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="a run folder") as caught:
+        load_results(tmp_path / "nothing" / "here")
+    assert caught.value.problems[0].nearest is None
+
+
+def row(time: float | None, payload: float, **fields: object) -> dict[str, object]:
+    conditions = {"scenario": "none", "workload": "digits", "peers": 2, "link": None}
+    row = {"time_to_target_s": time, "payload_bytes_per_sample": payload, "n": 2, "reached": 2}
+    return {**conditions, **row, **fields}
+
+
+OBJECTIVES = {"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"}
+
+
+def front(rows: list[dict[str, object]], objectives: dict[str, str] = OBJECTIVES) -> list[object]:
+    mark_front(rows, objectives)  # type: ignore[arg-type]
+    return [row["pareto"] for row in rows]
+
+
+def test_the_front_is_what_nothing_dominates() -> None:
+    rows = [row(1.0, 9.0), row(2.0, 5.0), row(2.0, 6.0), row(3.0, 5.0), row(9.0, 1.0)]
+    assert front(rows) == [True, True, False, False, True]
+
+
+def test_equals_do_not_dominate_each_other() -> None:
+    assert front([row(1.0, 1.0), row(1.0, 1.0)]) == [True, True]
+
+
+def test_directions_are_kept() -> None:
+    rows = [{**row(1.0, 1.0), "goodput": value} for value in (0.5, 0.9)]
+    assert front(rows, {"goodput": "maximize"}) == [False, True]
+
+
+def test_what_lacks_an_objective_is_not_on_the_front_and_keeps_nobody_off() -> None:
+    assert front([row(None, 0.1, reached=0), row(2.0, 5.0)]) == [False, True]
+    censored = row(0.1, 0.1, reached=1)
+    assert front([censored, row(2.0, 5.0)]) == [False, True]
+
+
+def test_rows_under_other_conditions_do_not_compete() -> None:
+    rows = [row(1.0, 1.0), row(2.0, 2.0, scenario="kill-one"), row(3.0, 3.0, peers=4)]
+    assert front(rows) == [True, True, True]
+
+
+def test_without_objectives_there_is_no_front() -> None:
+    assert front([row(1.0, 1.0)], {}) == [None]
+
+
+def test_importing_the_report_is_light() -> None:
+    heavy = ("pandas", "rich", "scipy", "torch", "ray", "optuna", "hivemind")
+    code = (
+        "import sys, rayhive, rayhive.metrics.rows, rayhive.report.results;"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,325 @@
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from rayhive.config import Configuration, Space, SweepConfig
+from rayhive.errors import ConfigError, Problem
+from rayhive.metrics.rows import replicate_row
+from rayhive.spec import ReplicateSpec
+from rayhive.sweep.driver import Done
+from rayhive.sweep.folder import RunFolder
+from rayhive.sweep.interruption import Interrupted, Interruption
+from rayhive.sweep.objectives import NoValue, objective_values
+from rayhive.sweep.replicates import finished_event, replicate_seed
+from rayhive.sweep.run import run_sweep
+from rayhive.sweep.storage import open_study
+from rayhive.sweep.study import Study
+from tests.fixtures.logs import Log
+from tests.unit.sweep_fakes import SHAPES, FakeCluster, Recorder, World
+
+STEPS = [
+    Configuration(),
+    Configuration(codec="float16"),
+    Configuration(powersgd_rank=1, min_compression_ratio=0.5),
+]
+
+
+def make_study(**fields: Any) -> Study:
+    given: dict[str, Any] = {
+        "name": "study",
+        "workload": {"name": "digits"},
+        "swarm": {"peers": 2, "target_batch_size": 128},
+        "space": {"codec": ["none", "float16", "uniform8"]},
+        "replicates": 2,
+        "budget": {"trials": 3, "seconds_per_replicate": 30},
+    }
+    config = SweepConfig.model_validate({**given, **fields})
+    return Study(config, SHAPES, batch_size=32, data="real")
+
+
+def journalled(study: Study, folder: Path) -> Study:
+    """Keep trials in a journal, which is far quicker than SQLite where a disk is slow."""
+    return replace(
+        study, config=study.config.model_copy(update={"storage": f"journal:{folder}.log"})
+    )
+
+
+def sweep(study: Study, folder: Path, world: World) -> tuple[Done, Recorder]:
+    progress = Recorder()
+    with Interruption() as interruption:
+        study = journalled(study, folder)
+        done = run_sweep(study, folder, progress, interruption, connect=world.connect)
+    return done, progress
+
+
+def stored(study: Study, folder: Path) -> list[optuna.trial.FrozenTrial]:
+    run = json.loads((folder / "provenance.json").read_text())["run"]
+    return open_study(journalled(study, folder).config, folder, run).get_trials()
+
+
+def test_a_sweep_runs_every_replicate_of_every_trial_once(run_dir: Path) -> None:
+    study, world, progress = make_study(), World(), Recorder()
+    with Interruption() as interruption:
+        done = run_sweep(study, run_dir, progress, interruption, connect=world.connect)
+    assert done == Done(trials=3, failed=0, duplicates=done.duplicates, exhausted=False)
+    assert sorted(world.starts.values()) == [1] * 6
+    assert len(progress.of("finished")) == 6
+    assert not world.live and world.closed == 1
+    folders = sorted(path.parent for path in run_dir.glob("trials/*/*/events.jsonl"))
+    assert len(folders) == 6
+    specs = [
+        ReplicateSpec.model_validate_json((path / "spec.json").read_text()) for path in folders
+    ]
+    assert {spec.configuration.codec for spec in specs} == {"none", "float16", "uniform8"}
+    assert {spec.seed for spec in specs} == {replicate_seed(0, 0), replicate_seed(0, 1)}
+    for name in ("sweep.yaml", "study.db", "provenance.json"):
+        assert (run_dir / name).exists()
+
+
+def test_values_are_means_over_replicates(run_dir: Path) -> None:
+    def log(spec: ReplicateSpec) -> Log:
+        seconds = (2.0, 0.5, 0.6, 0.7 + spec.replicate)
+        return Log(spec, seconds=seconds, payload=4000 + 400 * spec.replicate)
+
+    study = make_study(budget={"trials": 1}, space={})
+    _, progress = sweep(study, run_dir, World(log=log))
+    rows = [replicate_row(path) for path in sorted(run_dir.glob("trials/0/*"))]
+    (trial,) = stored(study, run_dir)
+    expected = [
+        sum(row[name] for row in rows) / 2  # type: ignore[misc]
+        for name in ("time_to_target_s", "payload_bytes_per_sample")
+    ]
+    assert trial.values == pytest.approx(expected)
+    assert rows[0]["time_to_target_s"] != rows[1]["time_to_target_s"]
+    assert progress.of("trial") == [(0, tuple(trial.values), None)]
+
+
+def test_enqueued_configurations_come_first_and_in_order(run_dir: Path) -> None:
+    study = make_study(enqueue=STEPS, budget={"trials": 5}, space={"delay": ["none", "state"]})
+    sweep(study, run_dir, World())
+    tried = [trial.user_attrs["configuration"] for trial in stored(study, run_dir)][:3]
+    assert [Configuration.model_validate(item) for item in tried] == STEPS
+
+
+def test_a_configuration_is_not_run_twice_under_two_names(run_dir: Path) -> None:
+    same = [
+        Configuration(codec="size_adaptive", threshold=10**6),
+        Configuration(codec="float16"),
+        Configuration(codec="size_adaptive", threshold=10**7),
+        Configuration(),
+    ]
+    study = make_study(enqueue=same, budget={"trials": 4}, space={"codec": ["none", "uniform8"]})
+    done, _ = sweep(study, run_dir, World())
+    assert done.trials == 3 and done.exhausted
+    assert done.duplicates >= 2
+    trials = stored(study, run_dir)
+    repeated = {
+        trial.number: trial.user_attrs["duplicate_of"]
+        for trial in trials
+        if "duplicate_of" in trial.user_attrs
+    }
+    assert {1: 0, 2: 0}.items() <= repeated.items()
+    assert all(trials[number].state.name == "FAIL" for number in repeated)
+    assert len(list(run_dir.glob("trials/*"))) == 3
+
+
+def test_a_finite_space_that_ends_before_the_budget_says_so(run_dir: Path) -> None:
+    study = make_study(budget={"trials": 10})
+    done, progress = sweep(study, run_dir, World())
+    assert done.trials == 3 and done.exhausted
+    assert progress.of("note") == [
+        ("the space has no further configuration: 3 instead of 10 trials",)
+    ]
+
+
+def test_every_trial_of_a_small_space_is_found_however_the_sampler_repeats(run_dir: Path) -> None:
+    delays = ["none", "state", "optimizer", "gradients"]
+    codecs = ["none", "float16", "uniform8"]
+    study = make_study(
+        space={"codec": codecs, "delay": delays}, budget={"trials": 12}, replicates=1
+    )
+    done, _ = sweep(study, run_dir, World())
+    assert done.trials == 12 and not done.exhausted
+    assert len(stored(study, run_dir)) == 12 + done.duplicates
+
+
+@pytest.mark.parametrize("state", ["diverged", "failed", "timed_out"])
+def test_how_a_replicate_ended_is_kept(run_dir: Path, state: str) -> None:
+    def log(spec: ReplicateSpec) -> Log:
+        return Log(spec, state=state if spec.replicate == 1 else "completed")
+
+    study = make_study(budget={"trials": 1, "seconds_per_replicate": 30}, space={})
+    done, progress = sweep(study, run_dir, World(log=log))
+    assert done.failed == 0
+    assert [item[1] for item in progress.of("finished")] == ["completed", state]
+    (trial,) = stored(study, run_dir)
+    reached = 4.3  # the clock of the slower peer
+    missed = 60.0  # twice the budget
+    expected = reached if state == "timed_out" else (reached + missed) / 2
+    assert trial.values[0] == pytest.approx(expected, rel=0.1)
+
+
+def test_a_trial_whose_replicates_all_failed_is_failed_and_not_repeated(run_dir: Path) -> None:
+    def log(spec: ReplicateSpec) -> Log:
+        return Log(spec, state="failed" if spec.trial == 0 else "completed")
+
+    study, world = make_study(), World(log=log)
+    done, progress = sweep(study, run_dir, world)
+    assert (done.trials, done.failed) == (3, 1)
+    assert progress.of("trial")[0] == (0, None, "no replicate completed: failed")
+    trials = stored(study, run_dir)
+    assert trials[0].state.name == "FAIL"
+    assert trials[0].user_attrs["failed"] == "no replicate completed: failed"
+    again, progress = sweep(study, run_dir, world)
+    assert again == done and sum(world.starts.values()) == 6
+    assert all(kept for *_, kept in progress.of("finished"))
+
+
+def test_a_missing_column_fails_the_trial_with_its_name() -> None:
+    config = make_study(objectives={"final_loss": "minimize"}).config
+    with pytest.raises(NoValue, match="final_loss"):
+        objective_values(config, [{"state": "completed", "final_loss": None}])
+    rows = [{"state": "completed", "final_loss": loss} for loss in (None, float("nan"), 2.0)]
+    assert objective_values(config, rows) == [2.0]
+
+
+def test_a_missed_target_costs_twice_the_budget() -> None:
+    names = {"time_to_target_s": "minimize", "samples_to_target": "minimize"}
+    budget = {"seconds_per_replicate": 10, "samples_per_replicate": 1000}
+    config = make_study(objectives=names, budget=budget).config
+    hit = {"state": "completed", "time_to_target_s": 4.0, "samples_to_target": 500}
+    miss = {"state": "timed_out", "time_to_target_s": None, "samples_to_target": None}
+    assert objective_values(config, [hit, miss]) == [12.0, 1250.0]
+    assert objective_values(config, [miss, miss]) == [20.0, 2000.0]
+    assert objective_values(config, [hit, {**hit, "state": "diverged"}]) == [12.0, 1250.0]
+
+
+def test_more_trials_and_replicates_continue_a_run(run_dir: Path) -> None:
+    world = World()
+    sweep(make_study(budget={"trials": 2}), run_dir, world)
+    before = {path: path.read_bytes() for path in run_dir.glob("trials/*/*/events.jsonl")}
+    study = make_study(budget={"trials": 3}, replicates=3)
+    done, progress = sweep(study, run_dir, world)
+    assert done.trials == 3
+    assert len(world.starts) == 9 and set(world.starts.values()) == {1}
+    assert {path: path.read_bytes() for path in before} == before
+    assert sum(kept for *_, kept in progress.of("finished")) == 4
+    assert "replicates: 3" in (run_dir / "sweep.yaml").read_text()
+
+
+def test_a_supervisor_that_dies_is_tried_again(run_dir: Path) -> None:
+    study, world = make_study(budget={"trials": 1}, space={}, replicates=1), World()
+    world.lose = {"study-t0-r0-none-a0"}
+    done, progress = sweep(study, run_dir, world)
+    assert done.failed == 0
+    assert progress.of("started") == [("0/0/none", 0, False), ("0/0/none", 1, False)]
+    folder = run_dir / "trials/0/r0-none"
+    assert (folder / "events.attempt-0.jsonl").exists()
+    assert replicate_row(folder)["attempt"] == 1
+
+
+def test_a_supervisor_that_always_dies_is_a_failure(run_dir: Path) -> None:
+    study, world = make_study(budget={"trials": 1}, space={}, replicates=1), World()
+    world.lose = {f"study-t0-r0-none-a{attempt}" for attempt in range(9)}
+    done, _ = sweep(study, run_dir, world)
+    assert done.failed == 1
+    assert world.starts["0/0/none"] == 3
+    finished = finished_event(run_dir / "trials/0/r0-none")
+    assert finished is not None and "3 times" in finished["stop_reason"]
+
+
+class Signalling(Recorder):
+    """Sends signals to its own process while a replicate runs."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self.numbers = list(numbers)
+
+    def replicate_status(self, spec: ReplicateSpec, handle: Any) -> None:
+        super().replicate_status(spec, handle)
+        if self.numbers:
+            signal.raise_signal(self.numbers.pop(0))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_the_replicate_and_the_next_run_goes_on(
+    run_dir: Path, number: signal.Signals
+) -> None:
+    study, world = journalled(make_study(), run_dir), World(looks=3)
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=number.name) as caught, Interruption() as interruption:
+        run_sweep(study, run_dir, Signalling(number), interruption, connect=world.connect)
+    assert caught.value.exit_code == 128 + number
+    assert signal.getsignal(number) is before
+    assert not world.live and world.closed == 1 and len(world.released) == 1
+    assert finished_event(run_dir / "trials/0/r0-none") is None
+
+    done, progress = sweep(study, run_dir, world)
+    assert done.trials == 3
+    assert progress.of("started")[0] == ("0/0/none", 1, False)
+    assert world.starts["0/0/none"] == 2 and sum(world.starts.values()) == 7
+
+
+class Stubborn(FakeCluster):
+    """Its replicates do not end when they are told to."""
+
+    def start(self, spec: ReplicateSpec) -> Any:
+        handle = super().start(spec)
+        handle.stop = lambda reason: signal.raise_signal(signal.SIGINT)
+        return handle
+
+
+def test_a_second_signal_does_not_wait(run_dir: Path) -> None:
+    study, world = journalled(make_study(), run_dir), World(looks=10**6)
+    progress = Signalling(signal.SIGINT)
+
+    @contextmanager
+    def connect(address: str | None) -> Iterator[Stubborn]:
+        yield Stubborn(world)
+        world.closed += 1
+
+    with pytest.raises(Interrupted), Interruption() as interruption:
+        run_sweep(study, run_dir, progress, interruption, connect=connect)
+    assert len(world.released) == 1
+
+
+def test_a_signal_between_replicates_raises_where_it_comes() -> None:
+    with Interruption() as interruption:
+        with pytest.raises(Interrupted) as caught:
+            signal.raise_signal(signal.SIGTERM)
+        assert caught.value.signal_number == signal.SIGTERM
+        with pytest.raises(Interrupted):
+            interruption.check()
+
+
+def test_stopping_from_outside_ends_the_sweep(run_dir: Path) -> None:
+    def log(spec: ReplicateSpec) -> Log:
+        return Log(spec, state="stopped" if spec.trial else "completed")
+
+    with pytest.raises(Interrupted, match="stopped from outside: rounds") as caught:
+        sweep(make_study(), run_dir, World(log=log))
+    assert caught.value.exit_code == 1
+
+
+def test_a_swarm_that_does_not_fit_is_refused_before_anything_is_written(run_dir: Path) -> None:
+    world = World()
+    world.room = [Problem("swarm.peers", 2, "at most 1: this cluster has 1 core")]
+    with pytest.raises(ConfigError, match="at most 1"):
+        sweep(make_study(), run_dir, world)
+    assert not run_dir.exists() and world.closed == 1
+
+
+def test_the_space_of_a_study_may_be_all_constants(run_dir: Path) -> None:
+    study = make_study(space=Space().model_dump(), budget={"trials": 2})
+    done, _ = sweep(study, run_dir, World())
+    assert done.trials == 1 and done.exhausted
+    assert RunFolder(run_dir).has_trials

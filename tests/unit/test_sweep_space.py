@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import math
+from random import Random
+
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayhive.checks import check_configuration
+from rayhive.compression.accounting import threshold_range
+from rayhive.config import Configuration, Range, Space
+from rayhive.registry import CODECS
+from rayhive.sweep.space import OptunaChooser, RandomChooser, SearchSpace
+from tests.unit.sweep_fakes import SHAPES
+
+WIDE = Space(
+    codec=["none", "float16", "uniform8", "size_adaptive"],
+    threshold=Range(low=8, high=262144, log=True),
+    powersgd_rank=[None, 1, 2, 4],
+    min_compression_ratio=Range(low=0.0, high=0.95),
+    delay=["none", "state", "optimizer", "gradients"],
+)
+FINITE = Space(
+    codec=["none", "size_adaptive"],
+    threshold=[100, 1000],
+    powersgd_rank=[None, 2],
+    min_compression_ratio=[0.1, 0.5],
+    delay=["none", "state"],
+)
+
+
+def assert_valid(configuration: Configuration) -> None:
+    assert list(check_configuration(configuration)) == []
+    adaptive = CODECS.get(configuration.codec).uses_threshold
+    assert (configuration.threshold is not None) == adaptive
+    assert (configuration.min_compression_ratio is None) == (configuration.powersgd_rank is None)
+
+
+@given(seed=st.integers(0, 2**32), space=st.sampled_from([WIDE, FINITE]))
+@settings(max_examples=200, deadline=None)
+def test_every_draw_is_valid_and_conditional(seed: int, space: Space) -> None:
+    assert_valid(SearchSpace(space, SHAPES).draw(RandomChooser(Random(seed))))
+
+
+@given(low=st.integers(1, 1000), more=st.integers(0, 10**6), log=st.booleans(), seed=st.integers())
+@settings(deadline=None)
+def test_numbers_stay_in_their_range(low: int, more: int, log: bool, seed: int) -> None:
+    chooser = RandomChooser(Random(seed))
+    assert low <= chooser.whole("x", low, low + more, log) <= low + more
+    assert low <= chooser.real("x", low, low + more, log) <= low + more
+
+
+def test_log_axes_are_uniform_in_the_logarithm() -> None:
+    chooser = RandomChooser(Random(3))
+    drawn = [chooser.whole("x", 1, 10_000, log=True) for _ in range(4000)]
+    below = sum(value < 100 for value in drawn) / len(drawn)
+    assert below == pytest.approx(0.53, abs=0.04)  # log(99.5/0.5) / log(10000.5/0.5)
+
+
+def test_constants_and_what_means_nothing_are_not_asked() -> None:
+    space = SearchSpace(Space(codec=["none"], delay=["none", "state"]), SHAPES)
+    trial = optuna.create_study().ask()
+    space.draw(OptunaChooser(trial))
+    assert trial.params.keys() == {"delay"}
+
+
+def test_optuna_is_asked_for_a_threshold_only_with_a_codec_that_has_one() -> None:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space, study = SearchSpace(WIDE, SHAPES), optuna.create_study()
+    for _ in range(40):
+        trial = study.ask()
+        configuration = space.draw(OptunaChooser(trial))
+        assert_valid(configuration)
+        assert ("threshold" in trial.params) == (configuration.codec == "size_adaptive")
+        assert ("min_compression_ratio" in trial.params) == (
+            configuration.powersgd_rank is not None
+        )
+        study.tell(trial, 1.0)
+
+
+@pytest.mark.parametrize("rank", [None, 1, 2])
+def test_a_range_of_thresholds_is_narrowed_to_where_it_matters(rank: int | None) -> None:
+    axis = Range(low=8, high=262144, log=True)
+    space = SearchSpace(
+        Space(codec=["size_adaptive"], threshold=axis, powersgd_rank=[rank]), SHAPES
+    )
+    least, most = threshold_range(SHAPES, rank, 0.5)
+    drawn = {space.draw(RandomChooser(Random(seed))).threshold for seed in range(300)}
+    assert min(drawn) >= max(8, least)
+    assert max(drawn) <= most < 262144
+    assert len({space.key(item) for item in _thresholds(space, drawn, rank)}) > 1
+
+
+def _thresholds(space: SearchSpace, drawn: set[int], rank: int | None) -> list[Configuration]:
+    ratio = None if rank is None else 0.5
+    return [
+        Configuration(
+            codec="size_adaptive",
+            threshold=threshold,
+            powersgd_rank=rank,
+            min_compression_ratio=ratio,
+        )
+        for threshold in drawn
+    ]
+
+
+@pytest.mark.parametrize(("low", "high", "kept"), [(10**6, 10**7, 10**6), (1, 3, 3)])
+def test_a_range_in_which_nothing_changes_is_one_point(low: int, high: int, kept: int) -> None:
+    axis = Range(low=low, high=high)
+    space = SearchSpace(Space(codec=["size_adaptive"], threshold=axis), SHAPES)
+    drawn = {space.draw(RandomChooser(Random(seed))).threshold for seed in range(20)}
+    assert drawn == {kept}
+
+
+def test_a_finite_space_is_listed_once() -> None:
+    space = SearchSpace(FINITE, SHAPES)
+    everything = list(space.every() or ())
+    assert len(everything) == len(set(everything))
+    # codec and threshold: 1 + 2; rank and ratio: 1 + 2; delays: 2
+    assert len(everything) == 18
+    for configuration in everything:
+        assert_valid(configuration)
+
+
+def test_a_range_makes_a_space_that_cannot_be_listed() -> None:
+    assert SearchSpace(WIDE, SHAPES).every() is None
+    constant = Space(min_compression_ratio=Range(low=0.5, high=0.5), powersgd_rank=[1])
+    assert len(list(SearchSpace(constant, SHAPES).every() or ())) == 1
+
+
+@pytest.mark.parametrize("space", [WIDE, FINITE])
+def test_unseen_finds_every_key_and_then_none(space: Space) -> None:
+    search, random = SearchSpace(space, SHAPES), Random(0)
+    seen: set[str] = set()
+    while (found := search.unseen(seen, random)) is not None:
+        assert_valid(found)
+        assert search.key(found) not in seen
+        seen.add(search.key(found))
+    if space is FINITE:
+        assert seen == {search.key(item) for item in search.every() or ()}
+    else:
+        drawn = {search.key(search.draw(RandomChooser(Random(seed)))) for seed in range(300)}
+        assert drawn <= seen
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=100, deadline=None)
+def test_the_parameters_of_a_draw_lead_back_to_it(seed: int) -> None:
+    search = SearchSpace(WIDE, SHAPES)
+    configuration = search.draw(RandomChooser(Random(seed)))
+    study = optuna.create_study()
+    study.enqueue_trial(search.parameters(configuration))
+    trial = study.ask()
+    search.follow(configuration, trial)
+    assert trial.params == search.parameters(configuration)
+    again = search.draw(OptunaChooser(trial))
+    assert again == configuration
+
+
+def test_what_lies_outside_the_space_is_not_taught() -> None:
+    search = SearchSpace(FINITE, SHAPES)
+    foreign = Configuration(codec="float16", powersgd_rank=2, min_compression_ratio=0.7)
+    assert search.parameters(foreign) == {"powersgd_rank": 2, "delay": "none"}
+
+
+def test_names_are_the_same_for_what_is_the_same() -> None:
+    search = SearchSpace(WIDE, SHAPES)
+    huge = [Configuration(codec="size_adaptive", threshold=size) for size in (10**5, 10**6)]
+    assert search.key(huge[0]) == search.key(huge[1]) != search.key(Configuration())
+    assert math.prod(SHAPES[0]) < 10**5
