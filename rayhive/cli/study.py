@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from rayhive.sweep.plan import Plan
     from rayhive.sweep.study import Study
 
-File = Annotated[Path, typer.Argument(help="The study, a YAML file.", show_default=False)]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The study, a YAML file.", show_default=False)
+]
 Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        help="Replace one field: KEY=VALUE, as in budget.trials=8; may be repeated.",
+        metavar="KEY=VALUE",
+        help="Replace one field, as in budget.trials=8; may be repeated.",
         show_default=False,
     ),
 ]
@@ -116,6 +119,17 @@ def plan(
     )
     if found.left_out:
         print(f"... and {found.left_out} more corners of the space")
+
+
+def with_default_file(arguments: Sequence[str], file: Path) -> list[str]:
+    """Return the arguments of ``sweep`` with ``file`` put in where they name none."""
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            return list(arguments)
+        if "=" not in argument and argument != "--help":
+            next(rest, None)  # the value of the option
+    return [str(file), *arguments]
 
 
 def check_format(format: str) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+#: Width of a table that goes to a file or a pipe [characters].
+PIPE_WIDTH = 160
 
 Address = Annotated[
     str | None,
@@ -41,7 +44,8 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) ->
     """
     from rich.console import Console
 
-    Console(soft_wrap=True).print(_table(rows, columns))
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    Console(width=width).print(_table(rows, columns))
 
 
 def _table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
@@ -50,7 +54,8 @@ def _table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Tab
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for header in columns.values():
-        table.add_column(header.rstrip(">"), justify="right" if header.endswith(">") else "left")
+        side: Literal["left", "right"] = "right" if header.endswith(">") else "left"
+        table.add_column(header.rstrip(">"), justify=side, overflow="fold")
     for row in rows:
         table.add_row(*(escape(_cell(row.get(key))) for key in columns))
     return table

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 
 from rayhive.errors import ConfigError, Problem
@@ -116,26 +117,31 @@ def _auth_mode(given: str) -> str | None:
 
 
 def _probe(given: str, mode: str | None) -> dict[str, str]:
+    """Join the cluster in another process; return ``error`` and ``text`` if that fails."""
     env = dict(os.environ) | ({"RAY_AUTH_MODE": mode} if mode is not None else {})
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROBE, given],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    said: list[str] = []
+    watchdog = threading.Timer(_PROBE_TIMEOUT, process.kill)
+    watchdog.start()
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE, given],
-            env=env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_PROBE_TIMEOUT,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as error:
-        text = str(error.stderr or b"")
-        if "InvalidAuthToken" in text or "Unauthenticated" in text:
-            return {"error": "AuthenticationError", "text": "it wants a token"}
-        return {"error": "Timeout", "text": f"no answer within {_PROBE_TIMEOUT:g} s"}
-    try:
-        answer: dict[str, str] = json.loads(done.stdout.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return {"error": "Failure", "text": done.stderr.strip()[-300:]}
-    if "error" in answer and "InvalidAuthToken" in done.stderr + answer["text"]:
-        return {"error": "AuthenticationError", "text": answer["text"]}
-    return answer
+        for line in process.stdout or ():
+            if "InvalidAuthToken" in line or "Unauthenticated" in line:
+                return {"error": "AuthenticationError", "text": "it wants a token"}
+            if line.startswith("{"):
+                answer: dict[str, str] = json.loads(line)
+                return answer
+            said.append(line)
+    finally:
+        watchdog.cancel()
+        process.kill()  # Ray itself would try again for longer
+        process.communicate()
+    text = said[-1].strip() if said else f"no answer within {_PROBE_TIMEOUT:g} s"
+    return {"error": "Failure", "text": text}

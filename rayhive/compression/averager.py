@@ -18,7 +18,7 @@ from hivemind.averaging import DecentralizedAverager, averager
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.dht import DHT, DHTNode
-from hivemind.p2p import P2PContext
+from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture
 from hivemind.utils.asyncio import achain, anext, as_aiter
@@ -27,6 +27,7 @@ from rayhive.compression import wire
 from rayhive.compression.matchmaking import TRACE, LiveMatchmaking, StepTrace
 from rayhive.compression.rounds import RoundResult
 from rayhive.compression.runner import MeasuredRunner
+from rayhive.compression.streams import COURTESY, PATIENCE, stay_open, until
 
 #: Longest wait for a groupmate's next part [s], if nothing asks for another.
 SENDER_TIMEOUT = 10.0
@@ -280,6 +281,31 @@ class MeasuredAverager(DecentralizedAverager):
             if key.startswith(group_id) and future.done() and not future.cancelled()
         }
 
+    @classmethod
+    def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> _Stub:
+        """Return the remote side of a peer."""
+        return _Stub(super().get_stub(p2p, peer, namespace=namespace))
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """Lead a peer as hivemind does, and let it hang up when it has the last word."""
+        async for message in super().rpc_join_group(request, context):
+            yield message
+        await stay_open(PATIENCE)
+
+    async def rpc_download_state(
+        self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        """Send the state as hivemind does, then an empty message that says it is complete."""
+        anything = False
+        async for message in super().rpc_download_state(_request, _context):
+            anything = True
+            yield message
+        if anything:
+            yield averaging_pb2.DownloadData()
+            await stay_open(COURTESY)
+
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
@@ -300,6 +326,22 @@ class MeasuredAverager(DecentralizedAverager):
         async with contextlib.aclosing(answers):
             async for message in answers:
                 yield message
+
+
+class _Stub:
+    """The remote side of a peer, from which a state is read until it is complete."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stub, name)
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadRequest
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        messages = await self._stub.rpc_download_state(request)
+        return until(messages, lambda message: not message.ByteSize())
 
 
 async def _nothing(dht: DHT, node: DHTNode) -> None:

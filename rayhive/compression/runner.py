@@ -13,6 +13,11 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
 from rayhive.compression.rounds import PhaseRecord
+from rayhive.compression.streams import PATIENCE, stay_open, until
+
+#: Set in ``Tensor.chunks`` of every part by a sender that closes the stream after the last
+#: answer; hivemind leaves it at 0, does not read it here, and waits for the reducer to close.
+HANGS_UP = 1
 
 
 class MeasuredRunner(AllReduceRunner):
@@ -37,9 +42,12 @@ class MeasuredRunner(AllReduceRunner):
         others = set(self.sender_peer_ids) - {self.peer_id}
         self._unanswered: set[PeerID] = others if self.tensor_part_reducer.num_parts else set()
         self._answered = asyncio.Event()
+        self._hanging_up: set[PeerID] = set()
 
     def _get_peer_stub(self, peer: PeerID) -> _CountedStub:
-        return _CountedStub(super()._get_peer_stub(peer), self)
+        parts = self.tensor_part_container.num_parts_by_peer
+        expected = parts[self.ordered_peer_ids.index(peer)]
+        return _CountedStub(super()._get_peer_stub(peer), self, expected)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         try:
@@ -54,6 +62,7 @@ class MeasuredRunner(AllReduceRunner):
         async with aclosing(super()._generate_input_for_peer(peer_index)) as messages:
             async for message in messages:
                 self.sent_bytes += len(message.tensor_part.buffer)
+                message.tensor_part.chunks = HANGS_UP
                 yield message
 
     async def received(
@@ -64,19 +73,31 @@ class MeasuredRunner(AllReduceRunner):
             self.received_bytes += len(message.tensor_part.buffer)
             yield message
 
+    async def _from_sender(
+        self, stream: AsyncIterable[averaging_pb2.AveragingData], sender: PeerID
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in self.received(stream):
+            if message.tensor_part.chunks == HANGS_UP:
+                self._hanging_up.add(sender)
+            yield message
+
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Average a sender's parts with the others' and answer, counting both ways."""
+        sender, sent = context.remote_id, 0
         try:
-            answers = super().rpc_aggregate_part(self.received(stream), context)
+            answers = super().rpc_aggregate_part(self._from_sender(stream, sender), context)
             async with aclosing(answers):
                 async for message in answers:
                     self.sent_bytes += len(message.tensor_part.buffer)
+                    sent += 1
                     yield message
         finally:
-            self._unanswered.discard(context.remote_id)
+            self._unanswered.discard(sender)
             self._answered.set()
+        if sender in self._hanging_up and sent == self.tensor_part_reducer.num_parts:
+            await stay_open(PATIENCE)
 
     async def drain(self, patience: float) -> bool:
         """Wait until every sender that was not given up has its last answer.
@@ -147,10 +168,15 @@ class MeasuredRunner(AllReduceRunner):
 class _CountedStub:
     """The remote side of a peer, as the runner calls it."""
 
-    def __init__(self, stub: Any, runner: MeasuredRunner) -> None:
-        self._stub, self._runner = stub, runner
+    def __init__(self, stub: Any, runner: MeasuredRunner, expected: int) -> None:
+        self._stub, self._runner, self._missing = stub, runner, expected
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData]
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        return self._runner.received(await self._stub.rpc_aggregate_part(stream))
+        answers = await self._stub.rpc_aggregate_part(stream)
+        return self._runner.received(until(answers, self._is_last))
+
+    def _is_last(self, _: averaging_pb2.AveragingData) -> bool:
+        self._missing -= 1
+        return self._missing == 0

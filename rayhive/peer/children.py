@@ -13,6 +13,7 @@ import glob
 import os
 import secrets
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +43,7 @@ class Children:
     """What one strategy makes hivemind start, and how it is cleaned up."""
 
     def __init__(self) -> None:
-        self._prefix = f"/tmp/hivemind-{os.getpid()}-{secrets.token_hex(4)}-"
+        self._prefix = f"{tempfile.gettempdir()}/hivemind-{os.getpid()}-{secrets.token_hex(4)}-"
 
     @contextlib.contextmanager
     def forking(self, own_group: bool = False) -> Iterator[None]:

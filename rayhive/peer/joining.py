@@ -19,6 +19,8 @@ from rayhive.peer.flags import StrategyError
 
 log = logging.getLogger("rayhive.peer")
 
+#: Longest wait for an answer out of the DHT [s].
+_DHT_TIMEOUT = 10.0
 #: Longest wait at leaving for the list of neighbours, which only a second fit needs [s].
 _NEIGHBOURS_TIMEOUT = 1.0
 
@@ -101,18 +103,27 @@ class Membership:
         """Return whether somebody takes part in the run already."""
         if self._given is None and not self._peers and not self._arguments.get("use_ipfs"):
             return False
-        return bool(_entries(self.dht, f"{self._run_id}_progress"))
+        return bool(self._donors())
 
     def best_round_of_others(self) -> int | None:
         """Return the round of the furthest peer that shares its state; None without any."""
         own = self.dht.peer_id.to_bytes()
-        entries = _entries(self.dht, f"{self._run_id}_state_averager.all_averagers")
-        rounds = [
-            value
-            for peer, value in entries.items()
-            if peer != own and isinstance(value, (int, float))
-        ]
+        rounds = [round_ for peer, round_ in self._donors().items() if peer != own]
         return int(max(rounds)) if rounds else None
+
+    def _donors(self) -> dict[bytes, float]:
+        """Return the peers that share their state, and the round of each."""
+        key = f"{self._run_id}_state_averager.all_averagers"
+        try:
+            answer = self.dht.get(key, latest=True, return_future=True).result(_DHT_TIMEOUT)
+        except Exception as error:
+            log.warning(f"could not ask who is in the run: {error!r}")
+            return {}
+        entries = getattr(answer, "value", None)
+        if not isinstance(entries, dict):
+            return {}
+        found = {peer: getattr(entry, "value", None) for peer, entry in entries.items()}
+        return {peer: value for peer, value in found.items() if isinstance(value, (int, float))}
 
     def leave(self) -> None:
         """End the DHT, if it is the strategy's own; calling it again does nothing."""
@@ -128,15 +139,6 @@ async def _neighbours(dht: hivemind.DHT, node: Any) -> list[str]:
     """Return the addresses of the peers that this one is connected to; runs in the DHT."""
     peers = await node.protocol.p2p.list_peers()
     return [f"{address}/p2p/{peer.peer_id}" for peer in peers for address in peer.addrs]
-
-
-def _entries(dht: hivemind.DHT, key: str) -> dict[Any, Any]:
-    """Return the values that peers stored under subkeys of ``key``."""
-    found = getattr(dht.get(key, latest=True), "value", None)
-    if not isinstance(found, dict):
-        return {}
-    values = {name: getattr(entry, "value", None) for name, entry in found.items()}
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _readable(address: str) -> bool:

@@ -12,6 +12,7 @@ import platform
 import signal
 import socket
 import sys
+import tempfile
 import traceback
 from importlib import metadata
 from typing import Any
@@ -53,6 +54,7 @@ def _die_with_parent() -> None:
 def _train(channel: Channel, spec: PeerSpec) -> None:
     import hivemind
     import torch
+    from hivemind.p2p import P2P
     from lightning.pytorch import Trainer
 
     from rayhive.peer.callbacks import MeasuredTraining
@@ -60,6 +62,8 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     from rayhive.peer.strategy import HivemindStrategy
     from rayhive.workloads.loading import load_workload
 
+    # hivemind's sockets go where everything temporary of this peer goes, and with it
+    P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
     torch.set_num_threads(spec.swarm.threads_per_peer)
     given = spec.workload
     workload = load_workload(given.name, given.import_path, given.args)
@@ -87,6 +91,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
             dht=dht,
             on_event=callback.on_event,
             extra_tensors=workload.extra_tensors(module),
+            scheduler_fn=workload.scheduler_fn(),
             **strategy_arguments(spec, batch_size),
         )
         torch.manual_seed(spec.seed * 1_000_003 + spec.peer)

@@ -22,6 +22,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,7 @@ class Zygote:
             os.close(log)
             os.close(null)
             os.environ.update(request.get("env") or {})
+            tempfile.tempdir = None  # so that a TMPDIR among them counts
             code = run_peer(connection, PeerSpec.model_validate(request["spec"]))
         except BaseException as error:
             print(f"peer ended: {error!r}", file=sys.stderr)

@@ -18,7 +18,6 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind wants typing's
 
 import hivemind
 import torch
-from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import NoCompression
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import P2PContext
@@ -119,11 +118,11 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
                 make = RayhivePowerSGDAverager
                 options["averager_rank"] = case["powersgd_rank"]
                 options["min_compression_ratio"] = case["min_compression_ratio"]
-            counters: list[CountingCompression] = []
+            counters = [CountingCompression(codec.build(case.get("threshold"))) for _ in dhts]
+            unused = iter(counters)
 
-            def counted(make: Any = make, case: Any = case, codec: Any = codec, **kwargs: Any):
-                counters.append(CountingCompression(codec.build(case.get("threshold"))))
-                return make(compression=counters[-1], **kwargs)
+            def counted(make: Any = make, unused: Any = unused, **kwargs: Any) -> Any:
+                return make(compression=next(unused), **kwargs)
 
             with averagers(dhts, counted, **options) as group:
                 expected = mean_gradients(group)
@@ -236,6 +235,7 @@ def plain_peer() -> Any:
 
 def state_and_shutdown() -> Any:
     """Average parameters, then use an averager whose process is gone."""
+
     def make(parameters: Any, **options: Any) -> Any:
         return RayhiveStateAverager(
             optimizer=torch.optim.SGD(parameters, lr=0.1), initialize_optimizer=False, **options
@@ -252,10 +252,19 @@ def state_and_shutdown() -> Any:
             for averager in group:
                 averager.step(wait_for_delayed_updates=True)
             rounds = [[r.summary() for r in averager.take_rounds()] for averager in group]
+            with torch.no_grad():
+                for parameter in group[0].main_parameters:
+                    parameter.normal_()
+            group[0].local_epoch = 3
+            began = time.monotonic()
+            group[1].load_state_from_peers(timeout=20)
+            seconds = time.monotonic() - began
+            pairs = zip(group[0].main_parameters, group[1].main_parameters, strict=True)
+            loaded = group[1].local_epoch == 3 and all(torch.equal(a, b) for a, b in pairs)
         for averager in group:
             averager.set_group_size(7)
         alive = [averager.is_alive() for averager in group]
-    return {"rounds": rounds, "alive": alive}
+    return {"rounds": rounds, "alive": alive, "loaded": loaded, "seconds": seconds}
 
 
 def shutdown_while_searching() -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -107,7 +106,7 @@ def users_of(directory: Path) -> list[int]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if str(directory) in " ".join(process.cmdline()):
+            if f"{directory}/" in " ".join(process.cmdline()):
                 found.append(process.pid)
     return found
 
@@ -176,7 +175,7 @@ def ray_head(folder: Path, dashboard: bool = False, **environment: str) -> Itera
     command += ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"]
     command += [f"--temp-dir={folder}/r", "--num-cpus=4", "--object-store-memory=80000000"]
     command += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={web}"]
-    command += ["--disable-usage-stats", "--ray-client-server-port=0"]
+    command += ["--disable-usage-stats", f"--ray-client-server-port={_free_port()}"]
     command += [f"--dashboard-agent-listen-port={_free_port()}"]
     with (folder / "head.log").open("w") as log:
         process = subprocess.Popen(
@@ -189,7 +188,8 @@ def ray_head(folder: Path, dashboard: bool = False, **environment: str) -> Itera
         )
     try:
         text = folder / "head.log"
-        eventually(lambda: re.search(r"Ray runtime started", text.read_text()), 60.0)
+        eventually(lambda: process.poll() is not None or "started" in text.read_text(), 60.0)
+        assert process.poll() is None, text.read_text()
         yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{web}", env)
     finally:
         process.send_signal(signal.SIGTERM)

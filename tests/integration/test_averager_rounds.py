@@ -49,6 +49,7 @@ def test_rounds_of_the_state_averager_are_recorded_and_a_dead_one_is_harmless() 
     for (result,) in told["rounds"]:
         assert result["group_size"] == 2
         assert result["fraction"] == 1.0
+    assert told["loaded"]
     assert told["alive"] == [False, False]
 
 

@@ -25,8 +25,8 @@ TARGET = 128
 
 
 @pytest.fixture(scope="module")
-def socket_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with zygote(tmp_path_factory.mktemp("z")) as path:
+def socket_path() -> Iterator[str]:
+    with zygote() as path:
         yield path
 
 

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +31,8 @@ class PeerLine:
         self._buffer = b""
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.connection.connect(socket_path)
-        self._send({"spec": spec.model_dump(mode="json", by_alias=True), "log": str(log)})
+        request = {"spec": spec.model_dump(mode="json", by_alias=True), "log": str(log)}
+        self._send({**request, "env": {"TMPDIR": str(Path(socket_path).parent)}})
         self.pid = int(self.wait_for("spawned")["pid"])
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -74,9 +76,13 @@ class PeerLine:
 
 
 @contextlib.contextmanager
-def zygote(folder: Path) -> Iterator[str]:
+def zygote() -> Iterator[str]:
     """Run a zygote; yield the path of its socket; leave nothing behind."""
-    path = str(folder / "z")
+    with tempfile.TemporaryDirectory(prefix="rayhive-z") as folder:
+        yield from _zygote(f"{folder}/z")
+
+
+def _zygote(path: str) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "rayhive.peer.zygote", path],
         stdin=subprocess.PIPE,

@@ -1,0 +1,31 @@
+"""``rayhive train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def train(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The study, a YAML file.", show_default=False)
+    ],
+    initial_peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address of a peer to join, as another peer printed it; may be repeated. "
+            "INITIAL_PEERS counts too. Without any, this is the first peer.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train as one peer of a collaborative run by hand, on this machine.
+
+    Example: `rayhive train experiments/quickstart.yaml` on the first machine; on the others the
+    command that it prints.
+    """
+    from rayhive.peer.train import train_file
+
+    train_file(file, initial_peers or ())

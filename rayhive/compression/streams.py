@@ -1,0 +1,35 @@
+"""Streams of answers that are closed by the side that reads them.
+
+When the answering side closes a stream first, p2pd resets it, and the reader loses what has
+arrived but was not read yet: now and then the last averaged part of a round, the leader's word
+that a group begins, or the tail of a downloaded state. So whoever answers keeps the stream open,
+and whoever has all that it wanted hangs up. hivemind then cancels the answering handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+#: Longest wait for a reader that is known to hang up [s].
+PATIENCE = 10.0
+#: Longest wait for a reader that may be waiting for us to close [s].
+COURTESY = 1.0
+
+
+async def stay_open(seconds: float) -> None:
+    """Keep a handler's stream open until its reader hangs up, which cancels the handler."""
+    await asyncio.sleep(seconds)
+
+
+async def until(stream: AsyncGenerator[T, Any], last: Callable[[T], bool]) -> AsyncIterator[T]:
+    """Pass a stream through and hang up after the first message for which ``last`` holds."""
+    async with aclosing(stream):
+        async for message in stream:
+            yield message
+            if last(message):
+                return

@@ -1,0 +1,136 @@
+"""A module so small that a swarm of it is only about the swarm, and what is asked of each peer."""
+
+from __future__ import annotations
+
+import glob
+import os
+import time
+from typing import Any
+
+import lightning.pytorch as pl
+import psutil
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+#: Rounds begin at once on a link of milliseconds.
+FAST: dict[str, Any] = {
+    "matchmaking_time": 2.0,
+    "averaging_timeout": 10.0,
+    "tracker_opts": {
+        "min_refresh_period": 0.02,
+        "default_refresh_period": 0.1,
+        "max_refresh_period": 0.5,
+    },
+}
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+
+
+class Regression(pl.LightningModule):
+    """Learns a fixed linear map through one hidden layer.
+
+    Args:
+        seed: Seed of the initial parameters.
+        optimizer: Makes the optimizer out of parameters.
+        scheduler: Makes the scheduler out of the optimizer.
+    """
+
+    def __init__(self, seed: int = 0, optimizer: Any = None, scheduler: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.net = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+        self.make_optimizer = optimizer or (lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9))
+        self.make_scheduler = scheduler
+        self.losses: list[float] = []
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer(self.parameters())
+        if self.make_scheduler is None:
+            return optimizer
+        return [optimizer], [self.make_scheduler(optimizer)]
+
+
+def loader(seed: int = 0, samples: int = 4096, batch_size: int = 16) -> DataLoader[Any]:
+    """Return data of the same linear map for every seed."""
+    weights = torch.randn(8, 4, generator=torch.Generator().manual_seed(77))
+    inputs = torch.randn(samples, 8, generator=torch.Generator().manual_seed(seed))
+    return DataLoader(TensorDataset(inputs, inputs @ weights), batch_size=batch_size)
+
+
+class UntilRound(pl.Callback):
+    """Waits for the other peers at the start, ends after a number of rounds, and keeps a log.
+
+    Args:
+        rounds: Rounds to stop after.
+        peers: Peers to wait for before the first batch.
+        at_round: Called with the trainer after each round.
+        pace_s: Shortest time of a batch [s].
+    """
+
+    def __init__(
+        self, rounds: int, peers: int = 1, at_round: Any = None, pace_s: float = 0.0
+    ) -> None:
+        self.rounds, self.peers, self.at_round, self.pace_s = rounds, peers, at_round, pace_s
+        self.seen = 0
+        self.most_peers = 0
+        self.rates: dict[int, float] = {}
+        self.deadline = time.monotonic() + 60
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.seen = trainer.optimizers[0].local_epoch
+        if self.peers > 1:
+            assert trainer.optimizers[0].tracker.wait_for_peers(self.peers, 30)
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        if self.pace_s:
+            time.sleep(self.pace_s)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        optimizer = trainer.optimizers[0]
+        self.most_peers = max(self.most_peers, trainer.strategy.num_peers)
+        if optimizer.local_epoch != self.seen:
+            self.seen = optimizer.local_epoch
+            self.rates[self.seen] = optimizer.param_groups[0]["lr"]
+            if self.at_round is not None:
+                self.at_round(trainer)
+        if self.seen >= self.rounds or time.monotonic() > self.deadline:
+            trainer.should_stop = True
+
+
+def trainer(strategy: Any, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
+    """Return a trainer that does nothing but train."""
+    settings: dict[str, Any] = {
+        "accelerator": "cpu",
+        "max_epochs": -1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+    }
+    return pl.Trainer(strategy=strategy, callbacks=list(callbacks), **{**settings, **options})
+
+
+def flat(module: nn.Module) -> list[float]:
+    """Return all parameters as plain numbers."""
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).tolist()
+
+
+def left_behind() -> dict[str, list[str]]:
+    """Return what this process has not cleaned up: its children and their files."""
+    time.sleep(0.1)  # a child that has ended takes a moment to be gone
+    children = psutil.Process().children(recursive=True)
+    _, alive = psutil.wait_procs(children, timeout=3.0)
+    return {
+        "processes": [f"{child.pid} {child.name()}" for child in alive],
+        "sockets": glob.glob(f"/tmp/hivemind-{os.getpid()}-*"),
+        "memory": glob.glob(f"/dev/shm/torch_{os.getpid()}_*"),
+    }
+
+
+NOTHING: dict[str, list[str]] = {"processes": [], "sockets": [], "memory": []}
