@@ -285,6 +285,17 @@ def _check_choices(config: SweepConfig) -> Iterator[Problem]:
             )
         elif direction != BY_NAME[name].better:
             yield Problem(f"objectives.{name}", direction, f"{BY_NAME[name].better}")
+        elif name.startswith("retention") and set(config.scenarios) == {"none"}:
+            yield Problem(
+                f"objectives.{name}", name, "absent without a scenario in which something breaks"
+            )
+    if "samples_to_target" in config.objectives and config.budget.samples_per_replicate is None:
+        yield Problem(
+            "budget.samples_per_replicate",
+            None,
+            "given with the objective samples_to_target: a replicate that misses the target is "
+            "charged a multiple of it",
+        )
     if config.budget.stop_at_target and "final_loss" in config.objectives:
         yield Problem(
             "budget.stop_at_target",

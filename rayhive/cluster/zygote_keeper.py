@@ -60,6 +60,7 @@ class ZygoteKeeper:
         return self._directory / f"z{self._started}.sock"
 
     async def _start(self) -> None:
+        await self.end()  # what a dead one has left here
         self._started += 1
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(

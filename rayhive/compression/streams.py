@@ -1,9 +1,9 @@
 """Streams of answers that are closed by the side that reads them.
 
-When the answering side closes a stream first, p2pd resets it, and the reader loses what has
-arrived but was not read yet: now and then the last averaged part of a round, the leader's word
-that a group begins, or the tail of a downloaded state. So whoever answers keeps the stream open,
-and whoever has all that it wanted hangs up. hivemind then cancels the answering handler.
+When the answering side closes a stream first, p2pd now and then resets it instead of ending it,
+and the reader loses what has arrived but was not read yet: the last averaged part of a round, the
+leader's word that a group begins, or the tail of a downloaded state. So whoever answers keeps the
+stream open, and whoever has all that it wanted hangs up. hivemind then cancels the handler.
 """
 
 from __future__ import annotations

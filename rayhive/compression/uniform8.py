@@ -17,7 +17,7 @@ class Uniform8(FixedCodec):
     """256 equal buckets over six deviations; each bucket decodes to the mean of its values."""
 
     name = "uniform8"
-    relative_error = 0.02
+    relative_error = 0.05
     element_bits = 8
     overhead: ClassVar[int] = CODEBOOK_BYTES
 

@@ -93,10 +93,9 @@ def _validate(data: Mapping[str, Any], problems: list[Problem]) -> SweepConfig |
         try:
             return SweepConfig.model_validate(rest)
         except ValidationError as error:
-            before = tuple(problems)
             for item in error.errors():
                 problem = _problem(item)
-                if not _follows(problem, before):
+                if not _follows(problem, problems):
                     problems.append(problem)
                 _mend(rest, item)
     return None

@@ -70,10 +70,7 @@ class Children:
         try:
             yield
         except BaseException:
-            for child in set(descendants(os.getpid())) - before:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.kill()
-                    child.wait(1.0)
+            kill([child for child in descendants(os.getpid()) if child not in before])
             raise
         finally:
             P2P._UNIX_SOCKET_PREFIX = socket_prefix
@@ -96,9 +93,7 @@ class Children:
         with contextlib.suppress(Exception):
             dht.shutdown()
         end_process(dht)
-        for daemon in daemons:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                daemon.kill()
+        kill(daemons)
         self.remove_sockets()
 
     def remove_sockets(self) -> None:
@@ -108,12 +103,22 @@ class Children:
                 os.unlink(path)
 
 
-def descendants(pid: int) -> list[psutil.Process]:
+def descendants(pid: Any) -> list[psutil.Process]:
     """Return the children of a process and theirs; none if it has ended."""
+    if not isinstance(pid, int):  # it has not been started
+        return []
     try:
         return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
         return []
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """Kill processes and wait until they are gone."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(processes, timeout=1.0)
 
 
 def end_process(process: Any, grace_s: float = 1.0) -> None:

@@ -58,6 +58,8 @@ class RoundSchedule(LRScheduler):
 
     def step(self, epoch: int | None = None) -> None:
         """Advance every scheduler by one round."""
+        # A peer that catches up has not stepped itself; torch would warn about the order.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]
         for scheduler in self.schedulers:
             self._advance(scheduler)
         self._step_count += 1

@@ -156,7 +156,7 @@ def _plain(config: SweepConfig) -> dict[str, Any]:
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in data.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = value

@@ -17,7 +17,7 @@ from rich.text import Text
 from rayhive.config import SweepConfig
 from rayhive.errors import RayhiveError
 from rayhive.spec import ReplicateSpec
-from rayhive.sweep.progress import Tally, figure, finished_line, replicate_label, trial_line
+from rayhive.sweep.progress import Tally, finished_line, objective, replicate_label, trial_line
 from rayhive.sweep.replicates import Handle
 from rayhive.sweep.trials import TrialRecord
 
@@ -124,16 +124,26 @@ class LiveProgress:
         for _, header, _ in PEER_FIGURES:
             table.add_column(header, justify="right")
         for name, peer in sorted(dict(self._status.get("peers", {})).items()):
+            shown = {**peer, "samples_per_s": self._rate(peer)}
             cells = [
-                "" if peer.get(key) is None else form.format(peer[key])
+                "" if shown.get(key) is None else form.format(shown[key])
                 for key, _, form in PEER_FIGURES
             ]
             table.add_row(str(name), *cells)
         return table
 
+    def _rate(self, peer: Mapping[str, Any]) -> float | None:
+        """Return what a peer says of its speed, or else its mean since training began [1/s]."""
+        if peer.get("samples_per_s") is not None:
+            return float(peer["samples_per_s"])
+        seconds, samples = self._status.get("seconds"), peer.get("samples")
+        if self._status.get("phase") != "training" or not seconds or not samples:
+            return None
+        return float(samples / seconds)
+
     def _best(self) -> RenderableType:
         lines = [
-            f"best {name}: {figure(name, value)} (trial {record.number} "
+            f"best {name}: {objective(self._tally.config, name, value)} (trial {record.number} "
             f"{record.configuration.label})"
             for name, (value, record) in self._tally.best.items()
         ]

@@ -12,6 +12,7 @@ from rayhive.columns import BY_NAME
 from rayhive.config import SweepConfig
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.eta import Eta, clock
+from rayhive.sweep.objectives import missed_charge
 from rayhive.sweep.replicates import Handle
 from rayhive.sweep.trials import TrialRecord
 
@@ -163,8 +164,14 @@ def trial_line(
         return f"{head}: failed{f' ({reason})' if reason else ''}"
     names = tally.config.objectives
     pairs = zip(names, values, strict=True)
-    told = ", ".join(f"{name} {figure(name, value)}" for name, value in pairs)
+    told = ", ".join(f"{name} {objective(tally.config, name, value)}" for name, value in pairs)
     return f"{head}: {told}"
+
+
+def objective(config: SweepConfig, name: str, value: float) -> str:
+    """Print the value of an objective; what stands for a target missed each time says so."""
+    missed = value == missed_charge(name, config.budget)
+    return f"missed (counts as {figure(name, value)})" if missed else figure(name, value)
 
 
 def figure(name: str, value: float) -> str:

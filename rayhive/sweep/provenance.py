@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import rayhive
 from rayhive.cluster import machine
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def collect(config: SweepConfig) -> dict[str, Any]:
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git_revision": revision,
         "git_dirty": dirty,
-        "versions": machine.versions(),
+        # A checkout that is not installed has no metadata, but it knows its version.
+        "versions": {**machine.versions(), "rayhive": rayhive.__version__},
         "hardware": machine.facts(),
         "link": _link(config),
     }

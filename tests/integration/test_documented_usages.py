@@ -5,7 +5,6 @@ The second peer joins with the line that the first one prints.
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.swarm_helpers import call, forks  # noqa: F401
-from tests.integration.toy import FAST, NOTHING, Regression, UntilRound, flat, left_behind, loader
+from tests.integration.toy import FAST, NOTHING, Regression, Together, flat, left_behind, loader
 from tests.integration.toy import trainer as make_trainer
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -125,21 +124,6 @@ USAGES = {
 TOLERANCE = {"size_adaptive": 0.05}
 
 
-class LeaveTogether(UntilRound):
-    """Ends with the others, so that no peer's last round is without company."""
-
-    def __init__(self, folder: str, peer: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.folder, self.peer = Path(folder), peer
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        trainer.optimizers[0].state_averager.step(wait_for_delayed_updates=True)
-        (self.folder / f"done-{self.peer}").touch()
-        while len(list(self.folder.glob("done-*"))) < self.peers:
-            assert time.monotonic() < self.deadline
-            time.sleep(0.02)
-
-
 def run_peer(usage: str, peer: int, folder: str) -> dict[str, Any]:
     import torch
     from torch.nn.functional import mse_loss
@@ -155,7 +139,7 @@ def run_peer(usage: str, peer: int, folder: str) -> dict[str, Any]:
         with torch.no_grad():
             return float(mse_loss(module.net(inputs), targets))
 
-    callback = LeaveTogether(folder, peer, rounds=ROUNDS, peers=2)
+    callback = Together(folder, peer, rounds=ROUNDS)
     before = held_out()
     make_trainer(strategy, callback).fit(module, loader(seed=peer))
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -63,19 +64,16 @@ def loader(seed: int = 0, samples: int = 4096, batch_size: int = 16) -> DataLoad
 
 
 class UntilRound(pl.Callback):
-    """Waits for the other peers at the start, ends after a number of rounds, and keeps a log.
+    """Ends after a number of rounds, and keeps a log.
 
     Args:
         rounds: Rounds to stop after.
-        peers: Peers to wait for before the first batch.
         at_round: Called with the trainer after each round.
         pace_s: Shortest time of a batch [s].
     """
 
-    def __init__(
-        self, rounds: int, peers: int = 1, at_round: Any = None, pace_s: float = 0.0
-    ) -> None:
-        self.rounds, self.peers, self.at_round, self.pace_s = rounds, peers, at_round, pace_s
+    def __init__(self, rounds: int, at_round: Any = None, pace_s: float = 0.0) -> None:
+        self.rounds, self.at_round, self.pace_s = rounds, at_round, pace_s
         self.seen = 0
         self.most_peers = 0
         self.rates: dict[int, float] = {}
@@ -83,8 +81,6 @@ class UntilRound(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.seen = trainer.optimizers[0].local_epoch
-        if self.peers > 1:
-            assert trainer.optimizers[0].tracker.wait_for_peers(self.peers, 30)
 
     def on_train_batch_start(self, *_: Any) -> None:
         if self.pace_s:
@@ -100,6 +96,36 @@ class UntilRound(pl.Callback):
                 self.at_round(trainer)
         if self.seen >= self.rounds or time.monotonic() > self.deadline:
             trainer.should_stop = True
+
+
+class Together(UntilRound):
+    """Begins and ends with the other peers, so that every round is a round of all.
+
+    Args:
+        folder: A folder that they share.
+        peer: The number of this one.
+        peers: How many there are.
+        **options: See the base class.
+    """
+
+    def __init__(self, folder: str, peer: int, peers: int = 2, **options: Any) -> None:
+        super().__init__(**options)
+        self.folder, self.peer, self.peers = Path(folder), peer, peers
+
+    def meet(self, where: str) -> None:
+        (self.folder / f"{where}-{self.peer}").touch()
+        while len(list(self.folder.glob(f"{where}-*"))) < self.peers:
+            assert time.monotonic() < self.deadline, f"nobody came to {where}"
+            time.sleep(0.01)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 0:  # after the strategy has loaded the state of others
+            assert trainer.optimizers[0].tracker.wait_for_peers(self.peers, 30)
+            self.meet("start")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        trainer.optimizers[0].state_averager.step(wait_for_delayed_updates=True)
+        self.meet("end")
 
 
 def trainer(strategy: Any, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:

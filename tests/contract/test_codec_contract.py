@@ -1,0 +1,179 @@
+"""What every registered codec keeps, tested the moment it is registered."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hivemind.compression import CompressionInfo, deserialize_torch_tensor
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rayhive.compression  # noqa: F401 - registers the codecs
+from rayhive.compression.codec import Codec
+from rayhive.errors import ConfigError
+from rayhive.registry import CODECS
+
+HERE = [name for name, codec in CODECS.items() if codec.available()]
+every = pytest.mark.parametrize("name", CODECS.names())
+available = pytest.mark.parametrize("name", HERE)
+
+#: Both sides of the adaptive codecs' threshold, block and part sizes and their neighbours.
+SIZES = st.one_of(st.integers(0, 3000), st.sampled_from([4095, 4096, 4097, 8192, 70_001]))
+THRESHOLD = 1000
+
+
+def made(name: str) -> tuple[Codec, int | None]:
+    codec = CODECS.get(name)()
+    return codec, THRESHOLD if codec.uses_threshold else None
+
+
+def encode(name: str, part: torch.Tensor, tensor_elements: int | None = None) -> Any:
+    """Encode a part as hivemind does: the info describes the whole tensor."""
+    codec, threshold = made(name)
+    whole = torch.empty(part.numel() if tensor_elements is None else tensor_elements)
+    return codec.build(threshold).compress(part, CompressionInfo.from_tensor(whole))
+
+
+def decode(message: Any) -> torch.Tensor:
+    """Decode as any hivemind peer does, by hivemind's own table."""
+    return deserialize_torch_tensor(message)
+
+
+def normal(elements: int, seed: int = 0, scale: float = 1.0, shift: float = 0.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(elements, generator=generator) * scale + shift
+
+
+@every
+def test_it_is_registered_under_its_name(name: str) -> None:
+    codec = CODECS.get(name)
+    assert codec.name == name
+    assert issubclass(codec, Codec)
+    assert codec.available() == (
+        codec.requires is None or importlib.util.find_spec(codec.requires) is not None
+    )
+
+
+@every
+def test_it_asks_for_a_threshold_exactly_when_it_uses_one(name: str) -> None:
+    codec, threshold = made(name)
+    wrong: list[int | None] = [None, 0, -1] if codec.uses_threshold else [1, 1000]
+    for value in wrong:
+        for use in (
+            lambda value=value: codec.build(value),
+            lambda value=value: codec.bits(10, value),
+            lambda value=value: codec.part_bytes(10, 10, value),
+        ):
+            with pytest.raises(ConfigError, match="threshold"):
+                use()
+    assert codec.bits(10, threshold) > 0
+
+
+@every
+def test_its_sizes_grow_with_the_part(name: str) -> None:
+    codec, threshold = made(name)
+    for whole in (10, 100_000):
+        sizes = [codec.part_bytes(n, whole, threshold) for n in (0, 1, 2, 10, 5000, 100_000)]
+        assert sizes == sorted(set(sizes))
+        assert codec.bits(whole, threshold) * 100_000 / 8 <= sizes[-1]
+
+
+@available
+@given(elements=SIZES, tensor_elements=SIZES, seed=st.integers(0, 3))
+def test_a_part_has_exactly_the_bytes_it_says(
+    name: str, elements: int, tensor_elements: int, seed: int
+) -> None:
+    codec, threshold = made(name)
+    assert codec.exact_size, "an inexact codec needs a test of its own"
+    message = encode(name, normal(elements, seed), tensor_elements)
+    assert len(message.buffer) == codec.part_bytes(elements, tensor_elements, threshold)
+
+
+@available
+@given(elements=SIZES.filter(bool))
+def test_hivemind_cuts_tensors_by_the_bits_it_says(name: str, elements: int) -> None:
+    codec, threshold = made(name)
+    info = CompressionInfo.from_tensor(torch.empty(elements))
+    assert codec.bits(elements, threshold) == 32 * codec.build(
+        threshold
+    ).estimate_compression_ratio(info)
+
+
+@available
+@given(
+    elements=st.sampled_from([300, 1024, 5000, 70_001]),
+    seed=st.integers(0, 20),
+    scale=st.sampled_from([1e-3, 1.0, 50.0]),
+)
+def test_hivemind_decodes_what_it_encodes(
+    name: str, elements: int, seed: int, scale: float
+) -> None:
+    codec, _ = made(name)
+    part = normal(elements, seed, scale)
+    before = part.clone()
+    message = encode(name, part)
+    got = decode(message)
+    assert torch.equal(part, before), "compress changed its input"
+    assert (got.shape, got.dtype) == (part.shape, part.dtype)
+    assert (got - part).norm() <= codec.relative_error * part.norm()
+    assert torch.equal(got, part) or not codec.lossless
+    built = codec.build(THRESHOLD if codec.uses_threshold else None)
+    assert torch.equal(built.extract(message), got), "our decoder and hivemind's disagree"
+
+
+@available
+@pytest.mark.parametrize("elements", [1, 2, 3, 1500])
+@pytest.mark.parametrize("value", [0.0, 1.0, -2.5, 1e-12, 3e4])
+def test_constant_parts_stay_constant(name: str, elements: int, value: float) -> None:
+    """Also a part of one element: biases of width one exist."""
+    part = torch.full((elements,), value)
+    got = decode(encode(name, part))
+    # Half precision, and its least step near zero; the others hold the mean in float32.
+    torch.testing.assert_close(got, part, rtol=2.0**-11, atol=2.0**-25)
+    assert (got == got[0]).all()
+
+
+@available
+def test_an_empty_part_stays_empty(name: str) -> None:
+    got = decode(encode(name, torch.empty(0)))
+    assert got.shape == (0,)
+
+
+@available
+@pytest.mark.parametrize("elements", [5, 1500])
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
+def test_what_blew_up_never_looks_finite(name: str, elements: int, poison: float) -> None:
+    part = normal(elements)
+    part[3] = poison
+    assert not torch.isfinite(decode(encode(name, part))[3])
+
+
+@available
+@pytest.mark.parametrize("shape", [(6, 50), (2, 3, 400), (40, 1)])
+def test_tensors_keep_their_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Averaging sends flat parts, but a downloaded state is encoded tensor by tensor."""
+    codec, threshold = made(name)
+    tensor = normal(2400)[: torch.Size(shape).numel()].reshape(shape)
+    message = codec.build(threshold).compress(tensor, CompressionInfo.from_tensor(tensor))
+    got = decode(message)
+    assert got.shape == tensor.shape
+    assert (got - tensor).norm() <= 0.2 * tensor.norm()
+
+
+def test_listing_and_counting_load_neither_torch_nor_hivemind() -> None:
+    code = (
+        "import sys, rayhive.compression\n"
+        "from rayhive.registry import CODECS\n"
+        "from rayhive.compression.accounting import payload\n"
+        "names = [name for name, codec in CODECS.items() if codec.available() is not None]\n"
+        "payload([(40, 30), (7,)], codec='uniform8', powersgd_rank=2)\n"
+        "loaded = {'torch', 'hivemind', 'numpy'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {loaded}' if loaded or not names else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,42 @@
+"""Averagers without a swarm: built, but never started, and a DHT that nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer
+
+PEER = PeerID(b"the peer itself")
+OTHER = PeerID(b"another peer")
+
+
+def unstarted(kind: Any, shapes: Sequence[tuple[int, ...]], **options: Any) -> Any:
+    """Return an averager of gradients of these shapes that has no process."""
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
+    dht = SimpleNamespace(client_mode=False, peer_id=PEER)
+    options = {"prefix": "test", "dht": dht, "start": False, **options}
+    return kind(parameters=parameters, **options)
+
+
+def group_of_one(group_id: bytes = b"group") -> GroupInfo:
+    """Return a group in which the peer is alone."""
+    dumps = MSGPackSerializer.dumps
+    return GroupInfo(group_id, (PEER,), (dumps([None, 0, dumps("mine")]),))
+
+
+async def stream_of(*messages: Any) -> AsyncIterator[Any]:
+    """Yield messages, as a request stream does."""
+    for message in messages:
+        yield message
+
+
+async def settle() -> None:
+    """Let everything run that can run without waiting for time."""
+    for _ in range(20):
+        await asyncio.sleep(0)

@@ -1,0 +1,140 @@
+"""What dead process groups leave, and that nothing of anybody else is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayhive.cluster import belongings
+from rayhive.cluster.belongings import Belongings
+
+GROUP = """
+import os, socket, sys, time
+s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + "/hivemind-x.sock"); s.listen()
+t = socket.socket(socket.AF_UNIX); t.bind(sys.argv[1] + "/other.sock"); t.listen()
+child = os.fork()
+open(f"/dev/shm/torch_{os.getpid()}_7_0", "wb").close()
+if child == 0:
+    time.sleep(600)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", GROUP, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+def dead(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 5
+    while any(belongings.started(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(belongings.started(pid) for pid in pids)
+
+
+def memory_of(pids: list[int]) -> list[Path]:
+    return [path for path in belongings.shared_memory() if belongings.creator_of(path) in pids]
+
+
+def test_a_group_is_killed_and_what_it_left_removed(
+    group: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    owned = Belongings(group.pid, folder=str(folder))
+    owned.note()
+    members = list(owned.processes)
+    assert len(members) == 2 and group.pid in members
+    assert owned.sockets == {str(tmp_path / "hivemind-x.sock")}
+    record = tmp_path / f"p{belongings.RECORD_SUFFIX}"
+    owned.save(record)
+    assert list(belongings.records(tmp_path)) == [(record, owned)]
+
+    assert owned.remove() == [], "nothing is taken from the living"
+    assert len(memory_of(members)) == 2 and folder.is_dir()
+    os.kill(group.pid, signal.SIGKILL)  # its child lives on, and still has the files
+    group.wait()
+    assert owned.living() == [pid for pid in members if pid != group.pid]
+    owned.kill()
+    assert dead(members)
+    removed = owned.remove()
+    assert len(removed) == 4 and memory_of(members) == [] and not folder.exists()
+    assert (tmp_path / "other.sock").exists() and not (tmp_path / "hivemind-x.sock").exists()
+
+
+def test_a_pid_that_was_used_again_is_somebody_else() -> None:
+    mine = Belongings(os.getpid(), {os.getpid(): (belongings.started(os.getpid()) or 0) - 1})
+    assert mine.living() == []
+    mine.kill()  # or this test ends here
+
+
+def test_the_dead_and_zombies_have_no_start() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    with open(f"/proc/{process.pid}/stat"):
+        deadline = time.monotonic() + 10
+        while belongings.started(process.pid) is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert belongings.started(process.pid) is None, "a zombie"
+    process.wait()
+    assert belongings.started(process.pid) is None
+
+
+def test_broken_records_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / f"a{belongings.RECORD_SUFFIX}").write_text("{")
+    (tmp_path / f"b{belongings.RECORD_SUFFIX}").write_text("{}")
+    assert list(belongings.records(tmp_path)) == []
+
+
+def test_only_directories_of_dead_owners_are_orphaned(tmp_path: Path) -> None:
+    names = ("living", "dead", "unclaimed")
+    paths = {name: tmp_path / f"{belongings.DIRECTORY_PREFIX}{name}" for name in names}
+    for path in paths.values():
+        path.mkdir()
+    belongings.claim(paths["living"], os.getpid())
+    (paths["dead"] / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
+    assert belongings.orphaned(tmp_path) == [paths["dead"]]
+    assert belongings.owned(tmp_path) == [(paths["living"], os.getpid())]
+
+
+def test_the_undertaker_waits_for_its_owner_and_clears_up(
+    group: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    directory = tmp_path / f"{belongings.DIRECTORY_PREFIX}x"
+    directory.mkdir()
+    owned = Belongings(group.pid)
+    owned.note()
+    owned.save(directory / f"p{belongings.RECORD_SUFFIX}")
+    members = list(owned.processes)
+    code = "import sys, time; f = open(sys.argv[1], 'w'); time.sleep(600)"
+    writer = subprocess.Popen([sys.executable, "-c", code, str(directory / "log")])
+    with subprocess.Popen(
+        [sys.executable, belongings.__file__, str(directory)], stdin=subprocess.PIPE
+    ) as undertaker:
+        assert undertaker.stdin is not None
+        undertaker.send_signal(signal.SIGTERM)  # it has no right to go first
+        with pytest.raises(subprocess.TimeoutExpired):
+            undertaker.wait(0.3)
+        assert directory.is_dir() and belongings.started(group.pid)
+        undertaker.stdin.close()
+        assert writer.wait(15) == -signal.SIGKILL
+        assert undertaker.wait(15) == 0
+    group.wait()
+    assert not directory.exists() and dead(members) and memory_of(members) == []

@@ -1,0 +1,143 @@
+"""What is known of replicates from their folders alone, and what this machine is like."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayhive.cluster import embedded, machine
+from rayhive.cluster.actors import is_agent, supervisor_pattern
+from rayhive.cluster.control import status_from_disk
+from rayhive.cluster.doctor import _within, doctor
+from rayhive.cluster.handle import settle
+from rayhive.cluster.replicate import _fresh
+from rayhive.events import EventLog, make_event
+from tests.integration.cluster_harness import replicate
+
+
+def write(folder: Path, *events: dict[str, object]) -> None:
+    log = EventLog(folder / "events.jsonl")
+    for event in events:
+        log.append(event)
+    log.close()
+
+
+def test_the_outcome_of_a_dead_supervisor_is_the_one_on_disk(tmp_path: Path) -> None:
+    assert settle(tmp_path, "gone") == {
+        "state": "failed",
+        "stop_reason": "the supervisor died: gone",
+    }
+    write(tmp_path, make_event("barrier_released", peers=2))
+    assert settle(tmp_path, "gone")["state"] == "failed"
+    write(tmp_path, make_event("replicate_finished", state="completed", stop_reason="rounds"))
+    assert settle(tmp_path, "gone") == {"state": "completed", "stop_reason": "rounds"}
+
+
+def test_the_status_of_a_replicate_is_read_from_its_events(tmp_path: Path) -> None:
+    assert status_from_disk(tmp_path) is None
+    spec = replicate(tmp_path)
+    (tmp_path / "spec.json").write_text(spec.model_dump_json(by_alias=True))
+    write(tmp_path, make_event("replicate_started"))
+    status = status_from_disk(tmp_path)
+    assert status is not None and status["phase"] == "placing"
+    write(tmp_path, make_event("peer_spawned", "peer-0", pid=7, host="h", node="n"))
+    status = status_from_disk(tmp_path)
+    assert status is not None and status["phase"] == "starting"
+    write(
+        tmp_path,
+        make_event("barrier_released", peers=2),
+        make_event("round", "peer-0", round=3, samples=8, loss=0.25),
+        make_event("peer_lost", "peer-1", exit_code=-9, reason="killed"),
+    )
+    status = status_from_disk(tmp_path)
+    assert status is not None and status["phase"] == "training" and status["outcome"] is None
+    assert status["run_id"] == spec.run_id and status["seconds"] < 60
+    assert status["peers"]["peer-0"]["round"] == 3 and status["peers"]["peer-0"]["pid"] == 7
+    assert status["peers"]["peer-1"]["state"] == "lost"
+    write(tmp_path, make_event("replicate_finished", state="failed", stop_reason="x"))
+    status = status_from_disk(tmp_path)
+    assert status is not None and status["outcome"] == {"state": "failed", "stop_reason": "x"}
+
+
+def test_events_of_an_earlier_attempt_are_set_aside(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    assert _fresh(path) == path
+    for number in range(2):
+        path.write_text("old\n")
+        assert _fresh(path) == path and not path.exists()
+        assert (tmp_path / f"events.attempt-{number}.jsonl").read_text() == "old\n"
+
+
+@pytest.mark.parametrize(
+    ("study", "name", "ours"),
+    [
+        ("a", "a-t0-r0-none-a0", True),
+        ("a", "a-t12-r3-kill-one-a1", True),
+        ("a.b", "a_b-t0-r0-none-a0", True),
+        ("a", "ab-t0-r0-none-a0", False),
+        (None, "whatever-t0-r0-none-a0", True),
+        (None, "agent:a:0:0", False),
+    ],
+)
+def test_supervisors_are_told_by_their_names(study: str | None, name: str, ours: bool) -> None:
+    assert (supervisor_pattern(study).fullmatch(name) is not None) == ours
+    assert is_agent("agent:a:0:0") and not is_agent("a-t0-r0-none-a0")
+
+
+def test_private_directories_leave_room_for_the_names_of_sockets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(long))
+    assert len(machine.short_temporary_directory()) <= 28
+
+
+def test_workers_can_import_what_the_driver_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    paths = embedded.import_paths()
+    assert paths[0] == str(Path(embedded.__file__).parents[2]) and str(tmp_path) in paths
+    assert not [path for path in paths if "-packages" in path or path.endswith(".zip")]
+
+
+def test_facts_about_the_machine_fit_in_a_cell() -> None:
+    facts = machine.facts()
+    assert facts["cores"] >= 1 and facts["memory"] > 2**28
+    assert machine.hardware().startswith(f"{facts['cores']} x ")
+    assert machine.versions()["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+@pytest.mark.parametrize(
+    ("version", "bound", "ok"),
+    [
+        ("2.13.0+cpu", ">=2.6", True),
+        ("2.6", ">=2.6.0", True),
+        ("2.4.1", "<2.4", False),
+        ("1.1.12", "==1.1.12", True),
+        ("1.1.11", "==1.1.12", False),
+        ("5.0.0rc1", "<6", True),
+    ],
+)
+def test_versions_are_held_against_bounds(version: str, bound: str, ok: bool) -> None:
+    assert _within(version, bound) == ok
+
+
+def test_the_doctor_finds_this_machine_fit() -> None:
+    checks = {check.name: check for check in doctor()}
+    assert len(checks) == 14
+    for check in checks.values():
+        assert check.detail, check.name
+        assert check.ok or check.mend, f"{check.name} is wrong and nobody says what to do"
+    assert checks["p2pd"].ok and checks["python"].ok and checks["ports"].ok
+
+
+def test_the_doctor_sees_a_small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rayhive.cluster import doctor as module
+
+    monkeypatch.setattr(module, "_MIN_SHARED_MEMORY", 2**60)
+    shared = next(check for check in doctor() if check.name == "shared memory")
+    assert not shared.ok and "--shm-size" in shared.mend

@@ -1,0 +1,108 @@
+"""What follows for a replicate from what its peers said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayhive.cluster.ledger import Ledger, Outcome
+from rayhive.config import Budget
+from rayhive.events import make_event
+
+SAMPLES = Budget(samples_per_replicate=100)
+TARGET = Budget(stop_at_target=True)
+SECONDS = Budget()
+
+
+def ledger() -> Ledger:
+    found = Ledger(["peer-0", "peer-1"])
+    for index, name in enumerate(found.peers):
+        found.spawned(name, 100 + index, "host")
+    return found
+
+
+def say(book: Ledger, name: str, kind: str, **fields: Any) -> None:
+    book.take(name, make_event(kind, name, **fields))
+
+
+def finish(book: Ledger, *reasons: str) -> None:
+    for name, reason in zip(book.peers, reasons, strict=True):
+        say(book, name, "peer_finished", reason=reason, round=7, samples=50, clock_s=1.0)
+
+
+def test_it_follows_the_peers_to_the_barrier_and_beyond() -> None:
+    book = ledger()
+    assert not book.all_ready() and book.missing("ready") == ["peer-0", "peer-1"]
+    say(book, "peer-0", "dht_ready", peer_id="x", addresses=["/ip4/1"])
+    assert book.peers["peer-0"].addresses == ["/ip4/1"]
+    for name in book.peers:
+        say(book, name, "peer_ready")
+    assert book.all_ready()
+    say(book, "peer-1", "training_started")
+    say(book, "peer-1", "round", round=1, samples=30, loss=0.5)
+    say(book, "peer-1", "round", round=2, samples=34, loss=None)
+    say(book, "peer-1", "progress", round=2, samples=64, samples_per_s=12.5, peers=2)
+    status = book.peers["peer-1"].status()
+    assert status["state"] == "training" and status["pid"] == 101
+    assert (status["round"], status["samples"], status["loss"]) == (2, 64, 0.5)
+    assert status["samples_per_s"] == 12.5 and 0 <= status["last_event_age"] < 60
+    assert book.all_ready() and not book.all_finished()
+
+
+@pytest.mark.parametrize(
+    ("reasons", "budget", "out_of_time", "stopped", "outcome"),
+    [
+        (("rounds", "rounds"), SAMPLES, False, None, Outcome("completed", "rounds")),
+        (("rounds", "stop"), SAMPLES, True, None, Outcome("completed", "rounds")),
+        (("stop", "target"), TARGET, False, None, Outcome("completed", "target")),
+        (("stop", "stop"), SECONDS, True, None, Outcome("completed", "seconds")),
+        (("stop", "stop"), SAMPLES, True, None, Outcome("timed_out", "seconds")),
+        (("stop", "stop"), TARGET, True, None, Outcome("timed_out", "seconds")),
+        (("seconds", "stop"), SAMPLES, False, None, Outcome("timed_out", "seconds")),
+        (("stop", "stop"), SAMPLES, True, "by hand", Outcome("stopped", "by hand")),
+        (("rounds", "rounds"), SAMPLES, False, "late", Outcome("completed", "rounds")),
+        (
+            ("stop", "diverged"),
+            SAMPLES,
+            False,
+            None,
+            Outcome("diverged", "peer-1 diverged in round 7"),
+        ),
+    ],
+)
+def test_the_outcome(
+    reasons: tuple[str, str],
+    budget: Budget,
+    out_of_time: bool,
+    stopped: str | None,
+    outcome: Outcome,
+) -> None:
+    book = ledger()
+    finish(book, *reasons)
+    assert book.all_finished()
+    assert book.outcome(budget, out_of_time, stopped) == outcome
+
+
+def test_peers_that_stop_without_being_told_do_not_complete_anything() -> None:
+    book = ledger()
+    finish(book, "stop", "stop")
+    assert book.outcome(SAMPLES, False, None).state == "stopped"
+
+
+def test_trouble_names_the_peer_and_keeps_the_first_cause() -> None:
+    book = ledger()
+    assert book.trouble() is None
+    say(book, "peer-1", "peer_failed", error="ValueError('x')", traceback="...")
+    book.lost("peer-1", "its process ended with exit code 1")
+    assert book.trouble() == "peer-1: ValueError('x')"
+    book.lost("peer-0", "killed")
+    assert book.trouble() == "peer-0: killed" and book.all_exited()
+
+
+def test_a_peer_that_goes_home_is_no_trouble() -> None:
+    book = ledger()
+    finish(book, "rounds", "rounds")
+    book.left("peer-0")
+    assert book.trouble() is None and not book.all_exited()
+    assert book.peers["peer-0"].state == "gone"

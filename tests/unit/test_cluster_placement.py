@@ -1,0 +1,107 @@
+"""Where peers go: every demand is met or told, cores never stand in the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayhive.cluster.placement import Bundle, Room, bundles, demands, fits, problems
+from rayhive.config import SwarmConfig
+
+
+def swarm(peers: int = 2, **settings: Any) -> SwarmConfig:
+    return SwarmConfig.model_validate({"peers": peers, **settings})
+
+
+def test_a_peer_gets_the_cores_of_its_threads_where_there_are_enough() -> None:
+    rooms = [Room("a", 16)]
+    assert [b.cpus for b in bundles(swarm(3, threads_per_peer=4), rooms)] == [4.0, 4.0, 4.0]
+
+
+def test_peers_share_the_cores_where_there_are_not() -> None:
+    assert [b.cpus for b in bundles(swarm(8), [Room("a", 2)])] == [0.25] * 8
+
+
+def test_the_share_is_the_largest_that_fits_node_by_node() -> None:
+    # thirds of the total would leave two peers for one node that holds only one of them
+    assert [b.cpus for b in bundles(swarm(3), [Room("a", 1), Room("b", 1)])] == [0.5] * 3
+
+
+@given(
+    peers=st.integers(1, 12),
+    threads=st.integers(1, 8),
+    cores=st.lists(st.integers(1, 8), min_size=1, max_size=4),
+)
+def test_any_swarm_without_demands_fits_and_takes_no_more_than_its_threads(
+    peers: int, threads: int, cores: list[int]
+) -> None:
+    rooms = [Room(str(index), float(count)) for index, count in enumerate(cores)]
+    config = swarm(peers, threads_per_peer=threads)
+    asked = bundles(config, rooms)
+    assert len(asked) == peers and fits(asked, rooms)
+    assert all(0 < bundle.cpus <= threads for bundle in asked)
+    assert problems(config, rooms) == []
+
+
+def test_node_classes_take_the_peers_in_their_order() -> None:
+    config = swarm(
+        3,
+        node_classes={
+            "fast": {"count": 1, "labels": {"speed": "fast"}, "gpus": 0.5},
+            "slow": {"count": 2, "labels": {"speed": "slow"}},
+        },
+    )
+    assert [(b.labels["speed"], b.gpus) for b in demands(config)] == [
+        ("fast", 0.5),
+        ("slow", 0.0),
+        ("slow", 0.0),
+    ]
+    rooms = [Room("a", 4, 1, {"speed": "fast"}), Room("b", 4, 0, {"speed": "slow"})]
+    assert problems(config, rooms) == []
+    assert bundles(config, rooms)[0].resources == {"CPU": 1.0, "GPU": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "peers", "have", "slots"),
+    [(0.5, 2, [1.0], None), (0.5, 3, [1.0], 2), (1.0, 2, [1.0, 1.0], None), (1.0, 1, [], 0)],
+)
+def test_fractions_of_gpus_share_one_and_too_many_are_told(
+    gpus: float, peers: int, have: list[float], slots: int | None
+) -> None:
+    rooms = [Room("cpu", 8.0), *(Room(str(i), 8.0, count) for i, count in enumerate(have))]
+    found = problems(swarm(peers, gpus_per_peer=gpus), rooms)
+    if slots is None:
+        assert found == []
+    else:
+        assert [p.key for p in found] == ["swarm.gpus_per_peer"]
+        assert f"room for {slots} such peers" in found[0].allowed
+
+
+def test_a_fraction_above_one_gpu_is_told() -> None:
+    (problem,) = problems(swarm(1, gpus_per_peer=1.5), [Room("a", 8, 8)])
+    assert "whole number" in problem.allowed
+
+
+def test_a_label_that_no_node_carries_is_told_with_the_nearest_one() -> None:
+    config = swarm(1, node_classes={"far": {"count": 1, "labels": {"region": "eu-wset"}}})
+    rooms = [Room("a", 4, labels={"region": "eu-west"}), Room("b", 4, labels={"region": "us"})]
+    (problem,) = problems(config, rooms)
+    assert problem.key == "swarm.node_classes.far.labels"
+    assert problem.nearest == "region=eu-west" and "region=us" in problem.allowed
+
+
+def test_labels_that_fit_alone_but_not_together_are_told() -> None:
+    classes = {
+        name: {"count": 1, "labels": {"zone": "z"}, "gpus": 1} for name in ("first", "second")
+    }
+    found = problems(swarm(2, node_classes=classes), [Room("a", 4, 1, {"zone": "z"})])
+    assert [p.key for p in found] == ["swarm.peers"]
+
+
+def test_peers_without_gpus_leave_the_gpu_nodes_to_others() -> None:
+    asked = [Bundle(1, 0), Bundle(1, 1)]
+    assert fits(asked, [Room("gpu", 1, 1), Room("cpu", 1)])
+    assert not fits(asked, [Room("gpu", 1, 1)])

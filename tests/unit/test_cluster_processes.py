@@ -1,0 +1,189 @@
+"""The zygote's keeper and the peer's actor without Ray, and what importing them costs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.cluster import zygote_keeper
+from rayhive.cluster.belongings import records, started
+from rayhive.cluster.peer_actor import EXITED, PeerActor
+from rayhive.cluster.zygote_keeper import ZygoteKeeper, tail
+from rayhive.errors import PeerError
+from rayhive.events import Event
+from tests.integration.cluster_harness import FAKE_ZYGOTE, replicate
+
+Body = Callable[[str, PeerActor], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)
+
+
+def with_peer(folder: Path, body: Body, **settings: Any) -> None:
+    """Run ``body`` with the socket of a zygote and the actor of a started peer."""
+
+    async def run() -> None:
+        keeper = ZygoteKeeper(folder, FAKE_ZYGOTE)
+        actor = PeerActor("peer-0")
+        try:
+            zygote = await keeper.ensure()
+            own = folder / "p0"
+            own.mkdir()
+            spec = replicate(folder, **settings).peer_spec(0)
+            answer = await actor.start(
+                spec.model_dump(mode="json", by_alias=True),
+                zygote,
+                str(folder / "peer-0.log"),
+                str(own),
+                gpus=False,
+            )
+            assert answer["devices"] == "" and started(answer["pid"])
+            await body(zygote, actor)
+        finally:
+            await actor.close()
+            await keeper.end()
+            for _, owned in records(folder):
+                owned.remove()
+
+    asyncio.run(run())
+
+
+async def until(actor: PeerActor, kind: str, taken: int = 0) -> list[Event]:
+    """Return events up to the first of this kind."""
+    found: list[Event] = []
+    while not any(event["kind"] == kind for event in found):
+        new = await actor.next_events(taken + len(found), 10.0)
+        assert new, f"no {kind} after {found}"
+        found += new
+    return found
+
+
+def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
+    async def body(zygote: str, actor: PeerActor) -> None:
+        assert await actor.next_events(0, 0.05) == []
+        assert await actor.command({"do": "start", "initial_peers": []})
+        first = await until(actor, "peer_ready")
+        assert first[0]["kind"] == "dht_ready"
+        assert await actor.next_events(0, 0.05) == first  # the answer may have been lost
+        assert await actor.next_events(len(first), 0.05) == []
+        assert await actor.next_events(0, 0.05) == []  # what arrived is forgotten
+        for do in ("train", "shutdown"):
+            await actor.command({"do": do})
+        rest = await until(actor, EXITED, len(first))
+        assert rest[-1]["exit_code"] == 0
+        assert [event["round"] for event in rest if event["kind"] == "round"] == [1, 2, 3]
+        assert not await actor.command({"do": "train"})
+        status = await actor.status()
+        assert (status["running"], status["exit_code"]) == (False, 0)
+
+    with_peer(folder, body, rounds=3)
+
+
+def test_a_death_is_told_with_its_signal(folder: Path) -> None:
+    async def body(zygote: str, actor: PeerActor) -> None:
+        assert (await actor.status())["running"]
+        await actor.kill(signal.SIGKILL)
+        assert (await until(actor, EXITED))[-1]["exit_code"] == -signal.SIGKILL
+
+    with_peer(folder, body)
+
+
+def test_a_death_is_told_even_if_nobody_knows_how_and_forks_hold_the_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_ZYGOTE_KEEPS_EXIT_CODES", "1")
+
+    async def body(zygote: str, actor: PeerActor) -> None:
+        await actor.command({"do": "start", "initial_peers": []})
+        taken = len(await until(actor, "peer_ready"))
+        pid = (await actor.status())["pid"]
+        os.kill(pid, signal.SIGKILL)  # the peer alone: its fork lives on
+        assert (await until(actor, EXITED, taken))[-1]["exit_code"] is None
+
+    with_peer(folder, body)
+
+
+def test_a_zygote_that_ends_is_replaced_and_one_that_cannot_start_is_told(folder: Path) -> None:
+    async def run() -> None:
+        keeper = ZygoteKeeper(folder, FAKE_ZYGOTE)
+        first = await keeper.ensure()
+        pid = keeper.pid
+        assert pid is not None and await keeper.ensure() == first and keeper.pid == pid
+        os.kill(pid, signal.SIGKILL)
+        while keeper.pid is not None:
+            await asyncio.sleep(0.01)
+        assert await keeper.ensure() != first and keeper.pid not in (None, pid)
+        await keeper.end()
+        assert keeper.pid is None
+
+        broken = ZygoteKeeper(folder, [sys.executable, "-c", "raise SystemExit('no torch here')"])
+        with pytest.raises(PeerError, match="no torch here"):
+            await broken.ensure()
+
+    asyncio.run(run())
+
+
+def test_a_zygote_that_never_serves_is_given_up(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zygote_keeper, "READY_TIMEOUT", 0.3)
+    keeper = ZygoteKeeper(folder, [sys.executable, "-c", "import sys; sys.stdin.read()"])
+    with pytest.raises(PeerError, match="not ready after"):
+        asyncio.run(keeper.ensure())
+
+
+def test_a_peer_cannot_start_without_its_zygote(folder: Path) -> None:
+    async def run() -> None:
+        own = folder / "p0"
+        own.mkdir()
+        with pytest.raises(PeerError, match="did not start peer-0"):
+            await PeerActor("peer-0").start({}, str(folder / "none"), "log", str(own), gpus=False)
+
+    asyncio.run(run())
+
+
+def test_the_zygote_sees_what_its_owner_can_import_and_nothing_of_ray(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_SECRET", "x")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    environment = zygote_keeper.zygote_environment()
+    assert not [name for name in environment if name.startswith(("RAY_", "OMP_NUM"))]
+    assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
+
+
+def test_the_end_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert "empty" in tail(log)
+    log.write_text("".join(f"line {number}\n" for number in range(100)))
+    assert tail(log, 2) == "line 98\nline 99"
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("rayhive.cluster", ["ray", "torch"]),
+        ("rayhive.cluster.supervisor", ["torch", "hivemind", "lightning", "optuna"]),
+        ("rayhive.cluster.agent", ["torch", "hivemind", "lightning", "optuna"]),
+        ("rayhive.cluster.belongings", ["ray", "pydantic", "psutil"]),
+    ],
+)
+def test_what_starts_often_imports_little(module: str, absent: list[str]) -> None:
+    code = f"import sys, {module}; print([m for m in {absent!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

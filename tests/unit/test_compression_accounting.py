@@ -1,0 +1,253 @@
+"""The prediction against hivemind's own cutting, merging and choosing."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from hivemind.averaging.partition import TensorPartContainer
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
+from hivemind.utils.math import get_flatten_greedy_dims
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rayhive.compression  # noqa: F401 - registers the codecs
+from rayhive.compression.accounting import (
+    allreduce_bytes,
+    compressed_tensors,
+    configuration_key,
+    matrix_dims,
+    payload,
+    tensor_bytes,
+    threshold_range,
+)
+from rayhive.config import Configuration
+from rayhive.errors import ConfigError
+from rayhive.registry import CODECS
+from tests.unit.compression_fakes import unstarted
+
+FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")
+
+shapes_of_any_rank = st.lists(st.integers(1, 40), min_size=0, max_size=5).map(tuple)
+models = st.lists(shapes_of_any_rank.filter(lambda s: math.prod(s) < 50_000), min_size=1, max_size=8)
+ranks = st.one_of(st.none(), st.integers(1, 12))
+ratios = st.one_of(st.none(), st.floats(0, 1.2))
+
+
+def threshold_for(name: str, threshold: int) -> int | None:
+    return threshold if CODECS.get(name).uses_threshold else None
+
+
+@given(shape=st.lists(st.integers(1, 64), min_size=2, max_size=6))
+def test_dimensions_merge_as_in_hivemind(shape: list[int]) -> None:
+    meta = torch.empty(shape, device="meta")
+    assert list(matrix_dims(shape)) == get_flatten_greedy_dims(meta)
+
+
+@given(shapes=models, rank=st.integers(1, 12), ratio=st.floats(0, 1))
+def test_the_compressed_set_is_hiveminds(
+    shapes: list[tuple[int, ...]], rank: int, ratio: float
+) -> None:
+    """hivemind's rule, as written in its averager, on the same shapes."""
+    theirs = []
+    for index, shape in enumerate(shapes):
+        grad = torch.empty(shape, device="meta")
+        if grad.ndim > 1 and not (
+            1 - rank * sum(get_flatten_greedy_dims(grad)) / grad.numel()
+        ) < ratio:
+            theirs.append(index)
+    assert list(compressed_tensors(shapes, rank, ratio)) == theirs
+
+
+def test_the_compressed_set_is_that_of_a_hivemind_averager() -> None:
+    shapes = [(64, 27), (64,), (10, 512), (30, 4, 3, 3), (4, 4), (1,)]
+    for rank in (1, 2, 4):
+        for ratio in (0.0, 0.5, 0.9):
+            averager = unstarted(
+                PowerSGDGradientAverager, shapes, averager_rank=rank, min_compression_ratio=ratio
+            )
+            left = averager._uncompressed_gradients_indexes
+            assert set(compressed_tensors(shapes, rank, ratio)) == set(range(len(shapes))) - left
+
+
+@given(shapes=models, rank=st.integers(1, 12), ratio=st.floats(0, 1))
+def test_a_rank_that_is_worth_it_never_needs_clipping(
+    shapes: list[tuple[int, ...]], rank: int, ratio: float
+) -> None:
+    """The paper clips the rank to min(n, m); a ratio of at least zero implies it."""
+    for index in compressed_tensors(shapes, rank, ratio):
+        assert rank < min(matrix_dims(shapes[index]))
+
+
+@pytest.mark.parametrize("name", FIXED)
+@settings(max_examples=40)
+@given(
+    shapes=models,
+    threshold=st.integers(1, 3000),
+    part_size=st.sampled_from([64, 1000, 4096, 2**19]),
+)
+def test_parts_are_hiveminds_parts(
+    name: str, shapes: list[tuple[int, ...]], threshold: int, part_size: int
+) -> None:
+    """Every part of hivemind's container, encoded, has the predicted bytes in sum."""
+    codec = CODECS.get(name)()
+    chosen = threshold_for(name, threshold)
+    built = codec.build(chosen)
+    tensors = [torch.linspace(-1, 1, math.prod(shape)).reshape(shape) for shape in shapes]
+    container = TensorPartContainer(
+        tensors, peer_fractions=(0.5, 0.5), compression=built, part_size_bytes=part_size
+    )
+    parts = [part for queue in container._input_parts_by_peer for part in queue]
+    assert len(parts) == sum(container.num_parts_by_tensor)
+    for index, shape in enumerate(shapes):
+        mine = [len(built.compress(part, info).buffer) for part, info in parts if info.key == index]
+        assert sum(mine) == tensor_bytes(math.prod(shape), codec, chosen, part_size)
+    predicted = payload(shapes, codec=name, threshold=chosen, part_size_bytes=part_size)
+    assert predicted.bytes_per_transfer == sum(
+        len(built.compress(part, info).buffer) for part, info in parts
+    )
+    container.finalize()
+
+
+@given(shapes=models, rank=ranks, ratio=ratios)
+def test_dense_powersgd_bytes_follow_the_formula(
+    shapes: list[tuple[int, ...]], rank: int | None, ratio: float | None
+) -> None:
+    """4 [sum of min(r, n, m)(n + m) over compressed matrices + the rest]."""
+    predicted = payload(shapes, powersgd_rank=rank, min_compression_ratio=ratio)
+    elements = 0
+    for index, shape in enumerate(shapes):
+        if index in predicted.compressed:
+            assert rank is not None
+            n, m = matrix_dims(shape)
+            elements += min(rank, n, m) * (n + m)
+        else:
+            elements += math.prod(shape)
+    assert predicted.bytes_per_transfer == 4 * elements
+    assert predicted.dense_bytes == 4 * sum(map(math.prod, shapes))
+    assert predicted.ratio == pytest.approx(predicted.dense_bytes / (4 * elements))
+    assert [phase.name for phase in predicted.phases] == (["dense"] if rank is None else ["P", "Q"])
+
+
+def test_the_share_of_a_peer_is_exact() -> None:
+    assert allreduce_bytes(1000, 1) == 0
+    assert allreduce_bytes(1000, 2) == 1000
+    assert allreduce_bytes(1000, 3) == Fraction(4000, 3)
+    assert allreduce_bytes(1000, 4) == 1500
+    with pytest.raises(ValueError, match="at least one peer"):
+        allreduce_bytes(1000, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({"codec": "unifrom8"}, ["codec"]),
+        ({"codec": "none", "threshold": 5}, ["threshold"]),
+        ({"codec": "size_adaptive"}, ["threshold"]),
+        (
+            {"powersgd_rank": 0, "min_compression_ratio": -0.5},
+            ["powersgd_rank", "min_compression_ratio"],
+        ),
+        ({"powersgd_rank": 2, "min_compression_ratio": math.nan}, ["min_compression_ratio"]),
+    ],
+)
+def test_bad_input_is_named(options: dict[str, Any], keys: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        payload([(20, 20)], **options)
+    assert [problem.key for problem in caught.value.problems] == keys
+
+
+def behaviour(shapes: list[tuple[int, ...]], configuration: Configuration) -> Any:
+    """Return all that peers can tell apart: codec of every tensor sent, in order, and delay."""
+    rank = configuration.powersgd_rank
+    sent = payload(
+        shapes,
+        codec=configuration.codec,
+        threshold=configuration.threshold,
+        powersgd_rank=rank,
+        min_compression_ratio=configuration.min_compression_ratio,
+    )
+    codec = CODECS.get(configuration.codec)()
+    names = []
+    for phase in sent.phases:
+        for size in phase.elements:
+            if configuration.codec == "size_adaptive":
+                names.append((size, codec.choose(size, configuration.threshold).name))
+            else:
+                names.append((size, codec.name))
+    return names, (rank, sent.compressed) if sent.compressed else None, configuration.delay
+
+
+configurations = st.builds(
+    lambda codec, threshold, rank, ratio, delay: Configuration(
+        codec=codec,
+        threshold=threshold_for(codec, threshold),
+        powersgd_rank=rank,
+        min_compression_ratio=ratio if rank is not None else None,
+        delay=delay,
+    ),
+    st.sampled_from(["float16", "uniform8", "size_adaptive", "size_adaptive"]),
+    st.integers(1, 2000),
+    st.one_of(st.none(), st.integers(1, 3)),
+    st.one_of(st.none(), st.floats(0, 1)),
+    st.sampled_from(["none", "state"]),
+)
+
+
+@settings(max_examples=300)
+@given(shapes=models, one=configurations, other=configurations)
+def test_keys_are_equal_exactly_when_behaviour_is(
+    shapes: list[tuple[int, ...]], one: Configuration, other: Configuration
+) -> None:
+    same_key = configuration_key(shapes, one) == configuration_key(shapes, other)
+    assert same_key == (behaviour(shapes, one) == behaviour(shapes, other))
+
+
+def test_configurations_that_are_the_same_have_one_key() -> None:
+    shapes = [(64, 64), (64,), (64, 1000)]
+
+    def key(**fields: Any) -> str:
+        return configuration_key(shapes, Configuration(**fields))
+
+    adaptive = {"codec": "size_adaptive"}
+    assert key(**adaptive, threshold=65) == key(**adaptive, threshold=4096)
+    assert key(**adaptive, threshold=1) == key(codec="uniform8")
+    assert key(**adaptive, threshold=64_001) == key(codec="float16")
+    assert key(powersgd_rank=40, min_compression_ratio=0.9) == key()
+    assert key(powersgd_rank=2, min_compression_ratio=0.1) == key(powersgd_rank=2)
+    assert key(powersgd_rank=2) != key(powersgd_rank=2, min_compression_ratio=0.95)
+    assert key(powersgd_rank=2) != key(powersgd_rank=3)
+    assert key(delay="state") != key()
+
+
+@given(shapes=models, rank=ranks, ratio=ratios, threshold=st.integers(1, 60_000))
+def test_thresholds_outside_the_range_act_like_its_ends(
+    shapes: list[tuple[int, ...]], rank: int | None, ratio: float | None, threshold: int
+) -> None:
+    low, high = threshold_range(shapes, rank, ratio)
+
+    def key(value: int) -> str:
+        return configuration_key(
+            shapes,
+            Configuration(
+                codec="size_adaptive",
+                threshold=value,
+                powersgd_rank=rank,
+                min_compression_ratio=ratio,
+            ),
+        )
+
+    assert key(threshold) == key(min(max(threshold, low), high))
+    assert key(low) != key(low + 1) and key(high) != key(high - 1)
+
+
+def test_the_range_follows_the_factors() -> None:
+    """ResNet-18's largest convolution is 512 by 4608: its Q at rank r has 4608 r elements."""
+    shapes = [(512, 512, 3, 3), (512,)]
+    assert threshold_range(shapes) == (512, 512 * 4608 + 1)
+    assert threshold_range(shapes, rank=2) == (512, 2 * 4608 + 1)
+    with pytest.raises(ConfigError):
+        threshold_range([])

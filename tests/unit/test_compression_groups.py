@@ -1,0 +1,156 @@
+"""Parts that arrive before their group is registered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.proto import averaging_pb2
+
+from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.compression.groups import GroupBook
+from tests.unit.compression_fakes import OTHER, PEER, settle, stream_of, unstarted
+
+SHAPES = [(4, 3)]
+PATIENCE = 30.0  # never waited out: what is awaited happens
+
+
+def group(group_id: bytes) -> GroupInfo:
+    return GroupInfo(group_id, (PEER, OTHER), (b"", b""))
+
+
+class Answering:
+    """A runner that echoes."""
+
+    async def rpc_aggregate_part(self, stream: Any, _: Any) -> AsyncIterator[Any]:
+        async for message in stream:
+            yield averaging_pb2.AveragingData(
+                code=averaging_pb2.AVERAGED_PART, group_id=message.group_id
+            )
+
+
+def in_child(kind: Any, **options: Any) -> Any:
+    """Return an averager with what its process would have made."""
+    averager = unstarted(kind, SHAPES, **options)
+    averager._pending_groups_registered = asyncio.Event()
+    averager._matchmaking = SimpleNamespace(groups=GroupBook())
+    return averager
+
+
+async def first_answer(averager: Any, allreduce_id: bytes) -> Any:
+    request = averaging_pb2.AveragingData(group_id=allreduce_id)
+    answers = averager.rpc_aggregate_part(stream_of(request), SimpleNamespace(remote_id=OTHER))
+    return await answers.__anext__()
+
+
+async def other_group_ends(averager: Any) -> None:
+    with averager._register_allreduce_group(group(b"other")):
+        await settle()
+    await settle()
+
+
+def test_a_part_waits_for_its_own_group_while_others_end() -> None:
+    async def body() -> None:
+        averager = in_child(RayhiveGradientAverager)
+        averager._matchmaking.groups.expect(b"ours")
+        waiting = asyncio.create_task(first_answer(averager, b"ours"))
+        await other_group_ends(averager)
+        assert not waiting.done()
+        with averager._register_allreduce_group(group(b"ours")):
+            averager._running_groups[b"ours"].set_result(Answering())
+            answer = await asyncio.wait_for(waiting, PATIENCE)
+        assert answer.code == averaging_pb2.AVERAGED_PART
+
+    asyncio.run(body())
+
+
+def test_hivemind_refuses_that_part() -> None:
+    """The same events; if this fails the wait of our own is no longer needed."""
+
+    async def body() -> None:
+        averager = in_child(GradientAverager)
+        waiting = asyncio.create_task(first_answer(averager, b"ours"))
+        await other_group_ends(averager)
+        assert (await asyncio.wait_for(waiting, PATIENCE)).code == averaging_pb2.BAD_GROUP_ID
+
+    asyncio.run(body())
+
+
+def test_phases_of_powersgd_are_groups_of_their_own() -> None:
+    async def body() -> None:
+        averager = in_child(RayhivePowerSGDAverager, averager_rank=1, min_compression_ratio=0.0)
+        averager._matchmaking.groups.expect(b"ours")
+        waiting = asyncio.create_task(first_answer(averager, b"oursPHASE_P"))
+        await settle()
+        with averager._register_allreduce_group(group(b"ours")):
+            averager._running_groups[b"oursPHASE_P"].set_result(Answering())
+            assert (await waiting).code == averaging_pb2.AVERAGED_PART
+            unknown = asyncio.create_task(first_answer(averager, b"oursPHASE_Q"))
+            await settle()
+            assert not unknown.done()
+        assert (await unknown).code == averaging_pb2.BAD_GROUP_ID, "its all-reduce never began"
+
+    asyncio.run(body())
+
+
+def test_a_sender_that_hangs_up_spares_the_all_reduce() -> None:
+    """hivemind awaits the runner directly: cancelling one waiting sender cancels it for all."""
+
+    async def body() -> tuple[bool, bool]:
+        seen = []
+        for kind in (RayhiveGradientAverager, GradientAverager):
+            averager = in_child(kind)
+            with averager._register_allreduce_group(group(b"ours")):
+                sender = asyncio.create_task(first_answer(averager, b"ours"))
+                await settle()
+                sender.cancel()
+                await settle()
+                seen.append(averager._running_groups[b"ours"].cancelled())
+        return seen[0], seen[1]
+
+    assert asyncio.run(body()) == (False, True)
+
+
+def test_a_late_part_is_refused_at_once_and_an_unknown_one_after_a_while() -> None:
+    async def body() -> None:
+        averager = in_child(RayhiveGradientAverager, sender_timeout=0.05)
+        with averager._register_allreduce_group(group(b"over")):
+            pass
+        for allreduce_id in (b"over", b"never heard of"):
+            answer = await asyncio.wait_for(first_answer(averager, allreduce_id), PATIENCE)
+            assert answer.code == averaging_pb2.BAD_GROUP_ID
+
+    asyncio.run(body())
+
+
+def test_an_assembled_group_is_waited_for_until_it_is_dropped() -> None:
+    async def body() -> None:
+        book = GroupBook()
+        book.expect(b"group")
+        waiting = asyncio.create_task(book.opened(b"groupPHASE_P", patience=0.0))
+        await settle()
+        assert not waiting.done(), "a group that waits for its trigger is not unknown"
+        book.close(b"group")
+        assert await waiting is False
+        assert await book.opened(b"nothing", patience=0.0) is False
+        book.open(b"next", [b"next"])
+        assert await book.opened(b"next", patience=0.0) is True
+
+    asyncio.run(body())
+
+
+
+def test_leaving_a_group_that_never_began_lets_its_parts_go() -> None:
+    async def body() -> None:
+        averager = in_child(RayhiveGradientAverager)
+        with averager._register_allreduce_group(group(b"ours")):
+            waiting = asyncio.create_task(first_answer(averager, b"ours"))
+            await settle()
+            assert not waiting.done()
+        assert (await asyncio.wait_for(waiting, PATIENCE)).code == averaging_pb2.BAD_GROUP_ID
+
+    asyncio.run(body())

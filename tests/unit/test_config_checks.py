@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+import rayhive.compression
+import rayhive.faults  # noqa: F401  (both fill registries)
+from rayhive.checks import DELAY_FLAGS, check_configuration, check_sweep
+from rayhive.config import DELAYS, Configuration, SwarmConfig, SweepConfig
+from rayhive.errors import Problem
+
+
+def study(**fields: Any) -> SweepConfig:
+    return SweepConfig.model_validate({"name": "a", "workload": {"name": "digits"}, **fields})
+
+
+def keys(problems: Iterable[Problem]) -> list[str]:
+    return [problem.key for problem in problems]
+
+
+def test_delays_are_the_valid_combinations_of_flags() -> None:
+    """The rule was measured over all combinations of hivemind's flags."""
+    assert tuple(DELAY_FLAGS) == DELAYS
+    for flags in DELAY_FLAGS.values():
+        state, optimizer, gradients, offload = (
+            flags.get(name, False)
+            for name in (
+                "delay_state_averaging",
+                "delay_optimizer_step",
+                "delay_grad_averaging",
+                "offload_optimizer",
+            )
+        )
+        assert (not gradients or optimizer) and (not optimizer or (offload and state))
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"swarm": {"target_batch_size": 16, "batch_size": 17}}, "swarm.target_batch_size"),
+        ({"swarm": {"matchmaking_time": 30}}, "swarm.matchmaking_time"),
+        ({"swarm": {"state_codec": "flote16"}}, "swarm.state_codec"),
+        ({"swarm": {"state_codec": "size_adaptive"}}, "swarm.state_codec"),
+        ({"swarm": {"peers": 3, "node_classes": {"a": {"count": 2}}}}, "swarm.peers"),
+        (
+            {"swarm": {"node_classes": {"a": {"count": 2, "cpu_share": 0.5}}}},
+            "swarm.node_classes.a.cpu_share",
+        ),
+        ({"space": {"codec": []}}, "space.codec"),
+        ({"space": {"codec": ["none", "none"]}}, "space.codec"),
+        ({"space": {"codec": {"low": 1, "high": 2}}}, "space.codec"),
+        ({"space": {"codec": [["none"]]}}, "space.codec"),
+        ({"space": {"codec": [{"a": 1}]}}, "space.codec"),
+        ({"space": {"codec": None}}, "space.codec"),
+        ({"space": {"delay": "gradient"}}, "space.delay"),
+        ({"space": {"codec": "size_adaptive", "threshold": 0}}, "space.threshold"),
+        ({"space": {"codec": "size_adaptive", "threshold": 1.5}}, "space.threshold"),
+        ({"space": {"codec": "float16", "threshold": 5}}, "space.threshold"),
+        ({"space": {"powersgd_rank": 0}}, "space.powersgd_rank"),
+        ({"space": {"powersgd_rank": True}}, "space.powersgd_rank"),
+        ({"space": {"powersgd_rank": float("inf")}}, "space.powersgd_rank"),
+        ({"space": {"powersgd_rank": float("nan")}}, "space.powersgd_rank"),
+        ({"space": {"powersgd_rank": "2"}}, "space.powersgd_rank"),
+        ({"space": {"powersgd_rank": {"low": 3, "high": 2}}}, "space.powersgd_rank"),
+        ({"space": {"powersgd_rank": {"low": 1.5, "high": 2}}}, "space.powersgd_rank"),
+        (
+            {"space": {"powersgd_rank": 1, "min_compression_ratio": 1.0}},
+            "space.min_compression_ratio",
+        ),
+        (
+            {"space": {"powersgd_rank": 1, "min_compression_ratio": float("nan")}},
+            "space.min_compression_ratio",
+        ),
+        (
+            {
+                "space": {
+                    "powersgd_rank": 1,
+                    "min_compression_ratio": {"low": 0, "high": 0.5, "log": True},
+                }
+            },
+            "space.min_compression_ratio",
+        ),
+        ({"space": {"min_compression_ratio": 0.5}}, "space.min_compression_ratio"),
+        ({"scenarios": ["none", "none"]}, "scenarios"),
+        ({"scenarios": ["kill"]}, "scenarios"),
+        ({"objectives": {"final_los": "minimize"}}, "objectives.final_los"),
+        ({"objectives": {"rounds": "maximize"}}, "objectives.rounds"),
+        ({"objectives": {"final_loss": "maximize"}}, "objectives.final_loss"),
+        ({"objectives": {"retention": "maximize"}}, "objectives.retention"),
+        ({"objectives": {"samples_to_target": "minimize"}}, "budget.samples_per_replicate"),
+        (
+            {"objectives": {"final_loss": "minimize"}, "budget": {"stop_at_target": True}},
+            "budget.stop_at_target",
+        ),
+        ({"enqueue": [{}, {}], "budget": {"trials": 1}}, "budget.trials"),
+        ({"enqueue": [{"codec": "nne"}]}, "enqueue.0.codec"),
+        ({"enqueue": [{"codec": "none", "threshold": 5}]}, "enqueue.0.threshold"),
+        ({"enqueue": [{"min_compression_ratio": 0.5}]}, "enqueue.0.min_compression_ratio"),
+        ({"enqueue": [{}, {"powersgd_rank": 0}]}, "enqueue.1.powersgd_rank"),
+    ],
+)
+def test_each_rule_is_told_once_under_its_key(fields: dict[str, Any], key: str) -> None:
+    assert keys(check_sweep(study(**fields))) == [key]
+
+
+@pytest.mark.parametrize(
+    ("space", "key"),
+    [
+        ({"delay": ["none", "gradients"]}, "space.delay"),
+        ({"delay": "optimizer"}, "space.delay"),
+        ({"powersgd_rank": [None, 1]}, "space.powersgd_rank"),
+        ({"codec": ["none", "float16"]}, "space.codec"),
+    ],
+)
+def test_local_updates_leave_nothing_to_do_with_gradients(space: dict[str, Any], key: str) -> None:
+    swarm = {"use_local_updates": True}
+    assert keys(check_sweep(study(swarm=swarm, space=space))) == [key]
+    assert keys(check_sweep(study(swarm=swarm, space={"delay": ["none", "state"]}))) == []
+    only = {name: axis[-1] if isinstance(axis, list) else axis for name, axis in space.items()}
+    found = check_configuration(Configuration(**only), SwarmConfig(use_local_updates=True))
+    assert keys(found) == [key.removeprefix("space.")]
+
+
+def test_a_codec_without_its_dependency_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from rayhive.registry import CODECS
+
+    class Missing(CODECS.get("blockwise8")):  # type: ignore[misc]
+        requires = "a_package_that_nobody_has"
+
+    monkeypatch.setitem(CODECS._entries, "blockwise8", Missing)
+    (problem,) = check_sweep(study(space={"codec": "blockwise8"}))
+    assert "install a_package_that_nobody_has" in problem.allowed
+
+
+def test_whole_numbers_may_be_written_as_floats() -> None:
+    assert check_sweep(study(space={"powersgd_rank": [1.0, 2]})) == []
+
+
+def test_a_label_tells_configurations_apart() -> None:
+    configurations = [
+        Configuration(),
+        Configuration(codec="float16"),
+        Configuration(codec="size_adaptive", threshold=5),
+        Configuration(codec="size_adaptive", threshold=6),
+        Configuration(powersgd_rank=1, min_compression_ratio=0.25),
+        Configuration(powersgd_rank=1, min_compression_ratio=0.5),
+        Configuration(powersgd_rank=1, min_compression_ratio=0.5, delay="state"),
+    ]
+    assert len({configuration.label for configuration in configurations}) == len(configurations)
+    default = Configuration(powersgd_rank=1)
+    assert default.label == Configuration(powersgd_rank=1, min_compression_ratio=0.5).label

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rayhive.config import Configuration, SweepConfig
+from rayhive.errors import ClusterError
+from rayhive.spec import ReplicateSpec
+from rayhive.sweep.eta import Eta, clock
+from rayhive.sweep.live import LiveProgress
+from rayhive.sweep.progress import PlainProgress, Tally, figure
+from rayhive.sweep.trials import TrialRecord
+from tests.fixtures.logs import make_spec
+
+CONFIG = SweepConfig(
+    name="study",
+    workload={"name": "digits"},
+    objectives={"time_to_target_s": "minimize", "samples_per_s": "maximize"},
+    budget={"trials": 2, "seconds_per_replicate": 30},
+)
+ROW = {"state": "completed", "final_loss": 0.25, "samples_per_s": 2100.4, "round_p50_s": 0.125}
+
+
+def record(number: int, codec: str = "none") -> TrialRecord:
+    return TrialRecord(number, Configuration(codec=codec), told=True)
+
+
+def spec(**fields: Any) -> ReplicateSpec:
+    return make_spec(configuration=Configuration(codec="float16"), **fields)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Handle:
+    """A replicate that trains; or one that is gone."""
+
+    def __init__(self, status: dict[str, Any] | None) -> None:
+        self._status = status
+
+    def status(self) -> dict[str, Any]:
+        if self._status is None:
+            raise ClusterError("gone")
+        return self._status
+
+
+def test_nothing_is_known_before_the_first_replicate() -> None:
+    eta = Eta(4)
+    assert eta.remaining_s() is None
+    eta.add(None)  # a kept one of which only the end is known
+    assert eta.remaining_s() is None and eta.done == 1
+
+
+def test_what_is_left_is_the_mean_times_the_rest() -> None:
+    eta = Eta(5)
+    eta.add(10)
+    eta.add(20)
+    assert eta.remaining_s() == 45
+    assert eta.remaining_s(running_s=5) == 40
+    assert eta.remaining_s(running_s=500) == 30  # a slow one does not make the rest negative
+    for _ in range(3):
+        eta.add(1)
+    assert eta.remaining_s() == 0
+
+
+@given(
+    durations=st.lists(st.floats(0, 1e4), min_size=1, max_size=20),
+    more=st.integers(0, 20),
+    running=st.floats(0, 1e5),
+)
+def test_an_eta_is_never_negative(durations: list[float], more: int, running: float) -> None:
+    eta = Eta(len(durations) + more)
+    for seconds in durations:
+        eta.add(seconds)
+    left = eta.remaining_s(running)
+    assert left is not None and left >= -1e-6
+    assert left <= more * max(durations) + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "unknown"), (7.4, "7 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"),
+     (3840, "1 h 04 min")],
+)  # fmt: skip
+def test_durations_are_readable(seconds: float | None, text: str) -> None:
+    assert clock(seconds) == text
+
+
+def test_the_best_of_each_objective_is_kept() -> None:
+    tally = Tally(CONFIG)
+    tally.told(record(0), [10.0, 500.0])
+    tally.told(record(1, "float16"), [12.0, 900.0])
+    tally.told(record(2), None)
+    tally.told(record(3), [10.0, 900.0])  # as good is no better
+    assert {name: (value, item.number) for name, (value, item) in tally.best.items()} == {
+        "time_to_target_s": (10.0, 0),
+        "samples_per_s": (900.0, 1),
+    }
+    assert tally.trials_done == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [("final_loss", 0.25, "0.25"), ("samples_per_s", 12345.6, "12,346 1/s"),
+     ("round_p50_s", 0.12345, "0.1235 s")],
+)  # fmt: skip
+def test_figures_have_units(name: str, value: float, text: str) -> None:
+    assert figure(name, value) == text
+
+
+def test_plain_lines_tell_start_end_and_what_is_left() -> None:
+    out, time = io.StringIO(), Clock()
+    progress = PlainProgress(CONFIG, out, time)
+    progress.began(2, 2)
+    progress.replicate_started(spec(), adopted=False)
+    time.now += 10
+    progress.replicate_status(spec(), Handle({}))
+    progress.replicate_finished(spec(), ROW, kept=False)
+    kept = {**ROW, "started": "2025-06-15T15:00:00Z", "ended": "2025-06-15T15:00:20Z"}
+    progress.replicate_finished(spec(replicate=1), kept, kept=True)
+    progress.trial_finished(record(0), [60.0, 2100.0], None)
+    progress.replicate_started(spec(trial=1, attempt=1, scenario="kill-one"), adopted=True)
+    time.now += 4
+    failed = {"state": "failed", "stop_reason": "peer-1 died"}
+    progress.replicate_finished(spec(trial=1, attempt=1, scenario="kill-one"), failed, kept=False)
+    progress.trial_finished(record(1), None, "no replicate completed: failed")
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "study: 2 trials of 2 replicates each"
+    assert lines[1] == "[1/4] trial 0 float16 r0 starts (left: unknown)"
+    assert lines[2].startswith("[1/4] trial 0 float16 r0 completed in 10 s: final_loss 0.25,")
+    assert "samples_per_s 2,100 1/s" in lines[2]
+    assert lines[3].startswith("[2/4] trial 0 float16 r1 completed in 20 s (kept): ")
+    assert lines[4] == (
+        "trial 0 done, 1 of 2: time_to_target_s missed (counts as 60 s), samples_per_s 2,100 1/s"
+    )
+    assert lines[5] == (
+        "[3/4] trial 1 float16 r0 kill-one attempt 2 goes on (left: 30 s)"  # 2 x (10 + 20)/2
+    )
+    assert lines[6].endswith("failed (peer-1 died)")
+    assert lines[7] == "trial 1 done, 2 of 2: failed (no replicate completed: failed)"
+
+
+def test_the_display_shows_the_peers_and_the_best() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    status = {
+        "phase": "training",
+        "seconds": 4.0,
+        "peers": {
+            "peer-1": {"state": "training", "round": 7, "samples": 400, "loss": 1.25},
+            "peer-0": {"state": "lost", "round": 6, "samples": 0, "samples_per_s": 77.7},
+        },
+    }
+    progress = LiveProgress(CONFIG, console)
+    progress.began(2, 1)
+    with console.capture() as before:
+        console.print(progress.render())
+    assert "replicates 0/2" in before.get() and "peer" not in before.get()
+
+    progress.replicate_started(spec(), adopted=False)
+    progress.replicate_status(spec(), Handle(status))
+    progress.replicate_status(spec(), Handle(None))  # the last known status stays
+    progress.trial_finished(record(0, "uniform8"), [12.5, 900.0], None)
+    with console.capture() as during:
+        console.print(progress.render())
+    lines = [line.split() for line in during.get().splitlines()]
+    assert ["peer-0", "lost", "6", "0", "78"] in lines
+    assert ["peer-1", "training", "7", "400", "100", "1.25"] in lines  # 400 samples in 4 s
+    assert "trial 0 float16 r0: training" in during.get()
+    assert "best time_to_target_s: 12.5 s (trial 0 uniform8)" in during.get()
+
+    progress.replicate_finished(spec(), ROW, kept=False)
+    with console.capture() as after:
+        console.print(progress.render())
+    assert "replicates 1/2" in after.get() and "peer-0" not in after.get()
+
+
+def test_the_display_starts_and_ends_with_the_sweep() -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    with LiveProgress(CONFIG, console) as progress:
+        progress.began(1, 1)
+        progress.replicate_started(spec(), adopted=False)
+        progress.replicate_finished(spec(), ROW, kept=False)
+        progress.note("a note")
+    assert "trial 0 float16 r0 completed" in out.getvalue()
+    assert "a note" in out.getvalue()
+    assert out.getvalue().count("\x1b[?25h") == 1  # the cursor is shown again

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from rayhive.config import Configuration, Space, SweepConfig
+from rayhive.errors import ConfigError
+from rayhive.sweep.folder import RunFolder
+from rayhive.sweep.run import open_book
+from rayhive.sweep.space import SearchSpace
+from rayhive.sweep.storage import check_storage, open_study, sampler
+from rayhive.sweep.study import Study
+from rayhive.sweep.trials import REASKS, TrialBook
+from tests.unit.sweep_fakes import SHAPES
+
+
+def config(**fields: Any) -> SweepConfig:
+    return SweepConfig.model_validate({"name": "a", "workload": {"name": "digits"}, **fields})
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("sqlite:///{folder}/study.db", None),
+        ("journal:///{folder}/study.log", None),
+        ("journal:study.log", None),
+        ("sqlite:///{folder}/no/where/study.db", "in a folder that exists"),
+        ("journal:///{folder}/no/where", "in a folder that exists"),
+        ("journal:", "journal:///FILE"),
+        ("sqlite://", "outlives the driver"),
+        ("sqlite:///:memory:", "outlives the driver"),
+        ("nonsense", "a storage that Optuna can open"),
+        ("redshift9://host/db", "a storage that Optuna can open"),
+        ("oracle://host/db", "a storage that Optuna can open"),
+    ],
+)
+def test_urls_are_checked_without_opening_them(tmp_path: Path, url: str, said: str | None) -> None:
+    found = [problem.allowed for problem in check_storage(url.format(folder=tmp_path))]
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", [None, "sqlite:///{folder}/s.db", "journal:///{folder}/s.log"])
+def test_trials_are_there_again_when_a_study_is_reopened(tmp_path: Path, url: str | None) -> None:
+    study = config(storage=url and url.format(folder=tmp_path))
+    first = open_study(study, tmp_path, "run-1")
+    first.tell(first.ask(), [1.0, 2.0])
+    again = open_study(study, tmp_path, "run-1")
+    assert [trial.values for trial in again.get_trials()] == [[1.0, 2.0]]
+    assert [direction.name for direction in again.directions] == ["MINIMIZE", "MINIMIZE"]
+
+
+def test_a_study_of_another_run_folder_is_not_continued(tmp_path: Path) -> None:
+    study = config(storage=f"journal:///{tmp_path}/s.log")
+    open_study(study, tmp_path / "one", "run-1")
+    with pytest.raises(ConfigError, match="of another run folder"):
+        open_study(study, tmp_path / "two", "run-2")
+    open_study(config(name="b", storage=study.storage), tmp_path / "two", "run-2")
+
+
+def test_a_storage_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    (tmp_path / "s.db").write_text("this is no database, and long enough to be seen as none\n" * 9)
+    with pytest.raises(ConfigError, match="storage"):
+        open_study(config(storage=f"sqlite:///{tmp_path}/s.db"), tmp_path, "run")
+
+
+def test_a_folder_whose_trials_the_storage_does_not_know_is_refused(run_dir: Path) -> None:
+    study = Study(config(), SHAPES, 32, "real")
+    run = RunFolder(run_dir)
+    run.replicate(0, 0, "none").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="the storage that knows the trials"):
+        open_book(study, run, "run")
+
+
+def test_a_resumed_sampler_does_not_repeat_itself() -> None:
+    def draws(trials: int) -> list[float]:
+        study = optuna.create_study(sampler=sampler(0, trials))
+        return [study.ask().suggest_float("x", 0, 1) for _ in range(3)]
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    assert draws(0) == draws(0) != draws(3)
+
+
+def make_book(
+    space: Space, study: optuna.Study | None = None, *enqueue: Configuration
+) -> TrialBook:
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = study or optuna.create_study(sampler=sampler(0, 0))
+    return TrialBook(study, SearchSpace(space, SHAPES), enqueue, seed=0)
+
+
+def test_chance_takes_over_where_the_sampler_repeats_itself() -> None:
+    class Stuck(optuna.samplers.BaseSampler):
+        """Always suggests the first choice."""
+
+        def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+            return {}
+
+        def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict[str, Any]:
+            return {}
+
+        def sample_independent(self, study: Any, trial: Any, name: str, distribution: Any) -> Any:
+            return distribution.choices[0]
+
+    study = optuna.create_study(sampler=Stuck())
+    book = make_book(Space(codec=["none", "float16", "uniform8"]), study)
+    found = []
+    while (record := book.next()) is not None:
+        book.tell(record, [1.0])
+        found.append(record.configuration.codec)
+    assert found[0] == "none" and sorted(found) == ["float16", "none", "uniform8"]
+    assert book.duplicates == 2 * REASKS
+    complete = [trial for trial in study.get_trials() if trial.state.name == "COMPLETE"]
+    assert sorted(trial.params["codec"] for trial in complete) == sorted(found)
+
+
+def test_duplicates_are_passed_over_by_the_sampler() -> None:
+    """What TPE learns from is each distinct configuration once."""
+    study = optuna.create_study(sampler=sampler(0, 0))
+    same = [Configuration(codec="size_adaptive", threshold=10**n) for n in (5, 6, 7)]
+    book = make_book(Space(codec=["none"]), study, *same, Configuration())
+    records = []
+    while (record := book.next()) is not None:
+        records.append(record)
+        book.tell(record, [1.0])
+    assert [record.number for record in records] == [0, 3]
+    states = [trial.state.name for trial in study.get_trials()]
+    assert states == ["COMPLETE", "FAIL", "FAIL", "COMPLETE"]
+
+
+def test_what_a_dead_driver_left_is_settled() -> None:
+    study = optuna.create_study(sampler=sampler(0, 0))
+    space = Space(codec=["none", "float16"])
+    study.ask()  # it died before it knew what it had asked for
+    asked = make_book(space, study).next()
+    assert asked is not None and asked.number == 1
+    book = make_book(space, study)
+    assert [(record.number, record.told) for record in book.records] == [(1, False)]
+    assert book.records[0].configuration == asked.configuration
+    trials = study.get_trials()
+    assert trials[0].state.name == "FAIL" and trials[0].user_attrs == {"orphan": True}
+
+
+def test_enqueued_values_teach_the_sampler_what_lies_in_the_space() -> None:
+    study = optuna.create_study(sampler=sampler(0, 0))
+    inside = Configuration(codec="float16", delay="state")
+    outside = Configuration(codec="uniform8", delay="state")
+    space = Space(codec=["none", "float16"], delay=["none", "state"])
+    book = make_book(space, study, inside, outside)
+    assert [book.next().configuration for _ in range(2)] == [inside, outside]  # type: ignore[union-attr]
+    params = [trial.params for trial in study.get_trials()]
+    assert params == [{"codec": "float16", "delay": "state"}, {"delay": "state"}]

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rayhive.config import Configuration
+from rayhive.errors import ConfigError
+from rayhive.sweep.plan import LISTED, make_plan
+from rayhive.sweep.space import SearchSpace
+from rayhive.sweep.study import Study, completed, load_study, make_study
+
+BASE: dict[str, Any] = {
+    "name": "study",
+    "workload": {"name": "digits"},
+    "swarm": {"peers": 2, "target_batch_size": 256},
+}
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+def keys(error: pytest.ExceptionInfo[ConfigError]) -> list[str]:
+    return [problem.key for problem in error.value.problems]
+
+
+def test_a_study_knows_its_workload(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(yaml.safe_dump(BASE))
+    study = load_study(file, ["workload.args.width=8", "replicates=1"])
+    assert study.config.replicates == 1
+    assert study.batch_size == 32
+    assert study.data == "real"
+    assert study.shapes[0] == (8, 1, 3, 3)
+    assert load_study(file, ["swarm.batch_size=16"]).batch_size == 16
+
+
+def test_mistakes_in_the_workload_are_told_with_the_rest() -> None:
+    wrong = {**BASE, "workload": {"name": "digits", "args": {"widht": 8, "target": 3}}}
+    with pytest.raises(ConfigError) as caught:
+        make_study({**wrong, "replicates": 0, "space": {"codec": "nonne"}})
+    assert keys(caught) == [
+        "replicates",
+        "space.codec",
+        "workload.args.target",
+        "workload.args.widht",
+    ]
+
+
+def test_a_round_holds_at_least_one_batch_of_a_peer() -> None:
+    small = {**BASE, "swarm": {"target_batch_size": 16}}
+    with pytest.raises(ConfigError, match="by default 32 with this workload") as caught:
+        make_study(small)
+    assert keys(caught) == ["swarm.target_batch_size"]
+    make_study({**small, "swarm": {"target_batch_size": 16, "batch_size": 16}})
+
+
+def test_enqueued_configurations_are_spelled_out() -> None:
+    enqueue = [{"codec": "size_adaptive"}, {"powersgd_rank": 2}, {"codec": "float16"}]
+    study = make_study({**BASE, "enqueue": enqueue})
+    assert study.config.enqueue == (
+        Configuration(codec="size_adaptive", threshold=65537),
+        Configuration(powersgd_rank=2, min_compression_ratio=0.5),
+        Configuration(codec="float16"),
+    )
+    assert all(completed(item) == item for item in study.config.enqueue)
+
+
+def quickstart() -> Study:
+    return load_study(EXPERIMENTS / "quickstart.yaml")
+
+
+def test_the_quickstart_covers_what_it_promises() -> None:
+    study = quickstart()
+    enqueue = study.config.enqueue
+    space = SearchSpace(study.config.space, study.shapes)
+    assert len({space.key(item) for item in enqueue}) == len(enqueue) >= 8
+    assert {item.codec for item in enqueue} >= {"none", "float16", "uniform8", "size_adaptive"}
+    assert {item.delay for item in enqueue} == {"none", "state", "optimizer", "gradients"}
+    assert {item.powersgd_rank for item in enqueue} == {None, 1, 2, 4}
+    assert len({item.threshold for item in enqueue} - {None}) == 2
+    assert len({item.min_compression_ratio for item in enqueue} - {None}) >= 2
+    assert study.config.swarm.peers == 2 and study.config.replicates == 2
+
+
+def test_a_plan_counts_and_predicts() -> None:
+    space = {"codec": ["none", "float16"], "delay": ["none", "state"]}
+    budget = {"trials": 9, "seconds_per_replicate": 10, "samples_per_replicate": 1000}
+    study = make_study({**BASE, "space": space, "budget": budget, "replicates": 2})
+    plan = make_plan(study)
+    assert (plan.space_size, plan.trials, plan.replicates) == (4, 4, 8)
+    assert plan.rounds == 4
+    assert plan.longest_s == 80
+    dense, half = plan.configurations
+    assert dense.bytes_per_round == plan.dense_bytes == 2 * half.bytes_per_round
+    assert (dense.ratio, half.ratio) == (1, 2)
+    assert not dense.enqueued and dense.exact
+
+
+def test_a_plan_of_a_wide_space_lists_its_corners() -> None:
+    ranges = {
+        "codec": ["none", "float16", "uniform8", "quantile8", "size_adaptive"],
+        "threshold": {"low": 16, "high": 10**6},
+        "powersgd_rank": [None, 1, 2, 4],
+        "min_compression_ratio": {"low": 0.0, "high": 0.95},
+    }
+    plan = make_plan(make_study({**BASE, "space": ranges, "enqueue": [{"codec": "float16"}]}))
+    assert plan.space_size is None and plan.trials == 24
+    assert plan.configurations[0].enqueued
+    assert not any(row.enqueued for row in plan.configurations[1:])
+    assert len(plan.configurations) == LISTED and plan.left_out > 0
+    labels = [row.configuration.label for row in plan.configurations]
+    assert len(set(labels)) == len(labels)
+    peers = {4: 1.5, 2: 1.0, 1: 0.0}
+    for count, share in peers.items():
+        swarm = {"peers": count, "target_batch_size": 256}
+        found = make_plan(make_study({**BASE, "swarm": swarm})).configurations[0]
+        assert found.bytes_per_round == share * plan.dense_bytes
