@@ -175,7 +175,8 @@ def _print_results(folder: Path, format: str) -> None:
 
 def _print_end(done: Done, folder: Path) -> None:
     failed = f", {done.failed} failed" if done.failed else ""
-    complain(f"{done.trials} trials{failed}; {folder} (again: rayhive results {folder})")
+    again = shlex.join(["rayhive", "results", str(folder)])
+    complain(f"{done.trials} trials{failed}; {folder} (again: {again})")
 
 
 def _command() -> list[str]:

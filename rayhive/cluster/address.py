@@ -100,13 +100,9 @@ def _auth_mode(given: str) -> str | None:
     answer = _probe(given, None)
     if "error" not in answer:
         return None
-    if "RAY_AUTH_MODE" not in os.environ:
-        second = _probe(given, "token")
-        if "error" not in second:
-            return "token"
-        if "Authentication" in second["error"]:
-            answer = second
     if "Authentication" in answer["error"]:
+        if "RAY_AUTH_MODE" not in os.environ and "error" not in _probe(given, "token"):
+            return "token"
         text = (
             "a cluster whose token is known here: it refuses us; put its token into "
             "RAY_AUTH_TOKEN, or into the file that RAY_AUTH_TOKEN_PATH names"

@@ -49,7 +49,7 @@ class PeerRecord:
     host: str | None = None
     round: int = 0
     samples: int = 0
-    samples_per_s: float | None = None
+    samples_per_s: float | None = None  # since its training started, without evaluation
     loss: float | None = None
     finish_reason: str | None = None
     error: str | None = None
@@ -86,7 +86,6 @@ class Ledger:
             "peer_ready": _peer_ready,
             "training_started": _training_started,
             "round": _round,
-            "progress": _progress,
             "peer_finished": _peer_finished,
             "peer_failed": _peer_failed,
         }
@@ -193,13 +192,10 @@ def _round(peer: PeerRecord, event: Event) -> None:
     peer.state = "training"
     peer.round = int(event["round"])
     peer.samples += int(event["samples"])
+    if event.get("clock_s"):
+        peer.samples_per_s = peer.samples / float(event["clock_s"])
     if event.get("loss") is not None:
         peer.loss = float(event["loss"])
-
-
-def _progress(peer: PeerRecord, event: Event) -> None:
-    peer.round = int(event["round"])
-    peer.samples_per_s = float(event["samples_per_s"])
 
 
 def _peer_finished(peer: PeerRecord, event: Event) -> None:

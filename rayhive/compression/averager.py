@@ -143,6 +143,10 @@ class MeasuredAverager(DecentralizedAverager):
         if start:
             self.run_in_background(await_ready=True)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_parent_pid"):  # else it was refused before it became a process
+            super().__del__()
+
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
         name = f"{cls.wire_name}.{method_name}"

@@ -6,7 +6,9 @@ size is fixed when the averager starts. Here the trainer changes it between and 
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -14,6 +16,7 @@ from typing import Any, cast
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.utils import MSGPackSerializer
 
 from rayhive.compression.groups import GroupBook
 
@@ -89,6 +92,19 @@ class LiveMatchmaking(Matchmaking):
             and len(self.current_followers) + 1 >= self.target_group_size
         )
 
+    @contextlib.asynccontextmanager
+    async def looking_for_group(self, step_control: StepControl) -> AsyncIterator[None]:
+        """Search among the peers of the same round, if the step gathers its number.
+
+        The number becomes the bits of hivemind's group key. Without it, a peer that is a round
+        behind averages what it has with another round of the others.
+        """
+        async with super().looking_for_group(step_control):
+            round_ = _round_of(step_control)
+            if round_ is not None:
+                self.group_key_manager.group_bits = format(round_, "b")
+            yield
+
     async def look_for_group(self, step: StepControl) -> GroupInfo | None:
         """Search as hivemind does, and note when; a group that is found becomes expected."""
         begin = time.monotonic()
@@ -103,3 +119,10 @@ class LiveMatchmaking(Matchmaking):
             trace.groups.append(group.group_id)
             self.groups.expect(group.group_id)
         return group
+
+
+def _round_of(step: StepControl) -> int | None:
+    """Return what a step gathers if it is the number of a round."""
+    *_, gathered = MSGPackSerializer.loads(step.data_for_gather)
+    value = MSGPackSerializer.loads(gathered)
+    return value if isinstance(value, int) and value >= 0 else None

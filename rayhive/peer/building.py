@@ -143,7 +143,9 @@ def initialise_state(optimizer: Optimizer) -> None:
     before = [(p, p.grad, p.detach().clone()) for p in parameters]
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
+    decay = NoDecay(optimizer.param_groups)
     optimizer.step()
+    decay.lift(optimizer.param_groups)
     with torch.no_grad():
         for parameter, gradient, value in before:
             parameter.copy_(value)
@@ -162,13 +164,13 @@ def _state_values(optimizer: Optimizer) -> Iterator[Any]:
 
 
 class NoDecay:
-    """Holds weight decay back while hivemind starts.
+    """Holds weight decay back in a step that is only for the state.
 
-    An optimizer that has no state at all gets hivemind's step with zero gradients nevertheless,
-    in which the weights would decay.
+    There are two: that of :func:`initialise_state`, and hivemind's own, which an optimizer that
+    has no state at all gets nevertheless.
 
     Args:
-        groups: The parameter groups that hivemind is given.
+        groups: The parameter groups.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:

@@ -7,6 +7,8 @@ Differences from :class:`hivemind.Optimizer`, all of them within one run of rayh
 * parameters that are averaged in the background are waited for before the next step, which
   hivemind lets them undo when they come late;
 * a peer without company applies all that it accumulated; hivemind applies its last batch;
+* gradients and parameters are averaged by peers in the same round only; in hivemind, peers that
+  average in the background drift apart and mix their rounds;
 * groups form when every live peer is in them, not when the matchmaking window ends;
 * ``averager_opts`` reaches both averagers, and no timeout hangs on the matchmaking window;
 * every round is reported, with what entered it, what came of it and where the time went.
@@ -21,8 +23,9 @@ from typing import Any, Literal
 
 import hivemind
 import torch
+from hivemind.averaging.control import AveragingStage
 from hivemind.optim.grad_averager import GradientAverager
-from hivemind.utils import get_logger
+from hivemind.utils import get_dht_time, get_logger
 
 from rayhive.compression.averagers import RayhiveStateAverager
 from rayhive.peer.averaging import round_fields, with_our_averager
@@ -151,6 +154,30 @@ class RayhiveOptimizer(hivemind.Optimizer):  # type: ignore[misc]
             if hasattr(averager, "set_group_size"):
                 averager.set_group_size(size)
 
+    def _should_load_state_from_peers(self) -> bool:
+        """Say whether this peer has missed a round.
+
+        One that is a round behind can still take part in the round that the others have begun;
+        hivemind may make it throw its samples away and download the state instead, while the
+        others wait for it.
+        """
+        return bool(self.local_epoch < self.tracker.global_epoch - 1)
+
+    def _maybe_schedule_gradient_averaging(self) -> None:
+        """Look for the group of the next round when the round is due within the window."""
+        ready_s = self.tracker.estimated_next_update_time - get_dht_time()
+        control = self.scheduled_grads
+        if ready_s <= self.matchmaking_time and (
+            control is None or control.triggered or control.done()
+        ):
+            self.scheduled_grads = self._seek_gradient_group()
+
+    def _seek_gradient_group(self) -> Any:
+        # what is gathered also names the group: only peers in the same round meet
+        return self.grad_averager.schedule_step(
+            gather=self.local_epoch + 1, timeout=self.averaging_timeout
+        )
+
     def _update_global_epoch(self, grad_scaler: Any) -> None:
         if self._schema_hash != self._compute_schema_hash():
             raise RuntimeError("parameters or gradients were replaced between two steps")
@@ -173,7 +200,7 @@ class RayhiveOptimizer(hivemind.Optimizer):  # type: ignore[misc]
     def _begin_record(self) -> dict[str, Any]:
         averager = self.grad_averager
         return {
-            "round": max(self.local_epoch + 1, self.tracker.global_epoch),
+            "round": self.local_epoch + 1,
             "samples": averager.local_samples_accumulated,
             "live_peers": self.live_peers,
             "began": time.perf_counter(),
@@ -194,7 +221,7 @@ class RayhiveOptimizer(hivemind.Optimizer):  # type: ignore[misc]
         self._local_gradients = self._copy_accumulated()
         try:
             if control is None:
-                control = self.grad_averager.schedule_step(timeout=self.averaging_timeout)
+                control = self._seek_gradient_group()
             return self.grad_averager.step(control=control, reset_accumulators=True, wait=False)
         except Exception as error:
             logger.warning(f"could not begin to average gradients: {error!r}")
@@ -268,7 +295,7 @@ class RayhiveOptimizer(hivemind.Optimizer):  # type: ignore[misc]
             # parameters averaged in the background replace the local ones: arriving after this
             # round's step, which hivemind allows, they would undo it
             averager.step(wait_for_delayed_updates=True)
-        next_round = max(self.local_epoch + 1, self.tracker.global_epoch)
+        next_round = self.local_epoch + 1
         steps = not self.auxiliary and not self.use_local_updates and "skip" not in self._record
         control = self._state_control(next_round)
         if control is not None:
@@ -339,9 +366,7 @@ class RayhiveOptimizer(hivemind.Optimizer):  # type: ignore[misc]
 
         hivemind retries for ever on errors.
         """
-        if self.scheduled_grads is not None and not self.scheduled_grads.done():
-            self._tag_along_with_zero_weight(self.scheduled_grads)
-            self.scheduled_grads = None
+        self._leave_scheduled_rounds()
         self.state_averager.step(wait_for_delayed_updates=True)
         began, round_before = time.perf_counter(), self.local_epoch
         kwargs.setdefault("timeout", self.load_state_timeout)
@@ -369,6 +394,17 @@ class RayhiveOptimizer(hivemind.Optimizer):  # type: ignore[misc]
             round=self.local_epoch,
             seconds=time.perf_counter() - began,
         )
+
+    def _leave_scheduled_rounds(self) -> None:
+        """Give up rounds that the swarm has left behind, without keeping a group waiting."""
+        for control in (self.scheduled_grads, self.scheduled_state):
+            if control is None or control.done():
+                continue
+            if control.stage == AveragingStage.LOOKING_FOR_GROUP:
+                control.cancel()
+            else:
+                self._tag_along_with_zero_weight(control)
+        self.scheduled_grads = self.scheduled_state = None
 
     # -- events ------------------------------------------------------------------------------
 

@@ -85,6 +85,7 @@ class Participation:
         self._running = True
         try:
             decay.lift(self.inner.param_groups)
+            self.optimizer.defaults = self.inner.defaults  # callbacks look there
             self._share_state(False)
             self.configs = self._configs(configs)
             if arguments["reuse_grad_buffers"]:

@@ -32,6 +32,9 @@ TRACKER_OPTIONS = {
     "max_refresh_period": 1.0,
 }
 
+#: A peer may be one round behind another, and what is known of it one more.
+REPORTED_SLACK = 2
+
 
 class LiveProgressTracker(ProgressTracker):  # type: ignore[misc]
     """Tracks the progress of this peer and of the swarm.
@@ -90,7 +93,7 @@ class LiveProgressTracker(ProgressTracker):  # type: ignore[misc]
                 if entry.value is None:
                     continue
                 peer = LocalTrainingProgress.parse_obj(entry.value)
-                live += peer.epoch >= progress.epoch - 1
+                live += peer.epoch >= progress.epoch - REPORTED_SLACK
         with self._fetched:
             self._live_peers = live
             self._fetched.notify_all()

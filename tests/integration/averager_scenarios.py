@@ -12,18 +12,19 @@ import json
 import multiprocessing
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind wants typing's
 
 import hivemind
 import torch
-from hivemind.compression import NoCompression
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
 import rayhive.compression  # noqa: F401 - registers the codecs
+from rayhive.compression.averager import _nothing
 from rayhive.compression.averagers import (
     RayhiveGradientAverager,
     RayhivePowerSGDAverager,
@@ -147,28 +148,29 @@ class Mute(RayhiveGradientAverager):
         await asyncio.Event().wait()
 
 
-def partial_round() -> Any:
+def partial_round(dhts: Sequence[hivemind.DHT]) -> Any:
     """Run one round of three peers of which one keeps silent."""
-    with swarm(3) as dhts, averagers(dhts[2:], Mute, prefix="partial", target_group_size=3) as mute:
-        limits = {"sender_timeout": 0.5, "reducer_timeout": 2.0, "part_size_bytes": PART_SIZE}
-        options = {"prefix": "partial", "target_group_size": 3, **limits}
-        with averagers(dhts[:2], RayhiveGradientAverager, **options) as talking:
-            for averager in mute:
-                averager.step(wait=False, timeout=NEVER + 30)
-            results = one_round(talking)
-            return {"rounds": [r.summary() for r in results], "mute": str(dhts[2].peer_id)}
+    options = {"prefix": "partial", "target_group_size": 3}
+    limits = {"sender_timeout": 0.5, "reducer_timeout": 2.0, "part_size_bytes": PART_SIZE}
+    with (
+        averagers(dhts[2:], Mute, **options) as mute,
+        averagers(dhts[:2], RayhiveGradientAverager, **options, **limits) as talking,
+    ):
+        for averager in mute:
+            averager.step(wait=False, timeout=NEVER + 30)
+        results = one_round(talking)
+    return {"rounds": [r.summary() for r in results], "mute": str(dhts[2].peer_id)}
 
 
-def growing_group() -> Any:
+def growing_group(dhts: Sequence[hivemind.DHT]) -> Any:
     """Average with two peers, then with a third; the window never ends."""
-    with swarm(3) as dhts:
-        options = {"prefix": "grow", "target_group_size": 2}
-        with averagers(dhts[:2], RayhiveGradientAverager, **options) as first:
-            before = one_round(first)
-            with averagers(dhts[2:], RayhiveGradientAverager, **options) as late:
-                for averager in (*first, *late):
-                    averager.set_group_size(3)
-                after = one_round((*first, *late))
+    options = {"prefix": "grow", "target_group_size": 2}
+    with averagers(dhts[:2], RayhiveGradientAverager, **options) as first:
+        before = one_round(first)
+        with averagers(dhts[2:], RayhiveGradientAverager, **options) as late:
+            for averager in (*first, *late):
+                averager.set_group_size(3)
+            after = one_round((*first, *late))
     return [[r.summary() for r in results] for results in (before, after)]
 
 
@@ -194,83 +196,53 @@ def wait_for_follower(group: Sequence[Watched], limit: float = 30.0) -> None:
         time.sleep(0.02)  # no event spans the two processes
 
 
-def shrinking_group() -> Any:
+def shrinking_group(dhts: Sequence[hivemind.DHT]) -> Any:
     """Let two peers wait for a third that never comes, then say that it is gone."""
-    with swarm(2) as dhts:
-        options = {"prefix": "shrink", "target_group_size": 3}
-        with averagers(dhts, Watched, **options) as group:
-            for averager in group:
-                averager.accumulate_grads_(batch_size=1)
-            controls = [averager.step(wait=False, timeout=NEVER + 30) for averager in group]
-            wait_for_follower(group)
-            too_early = [control.done() for control in controls]
-            for averager in group:
-                averager.set_group_size(2)
-            sizes = [control.result(40).group_size for control in controls]
+    with averagers(dhts[:2], Watched, prefix="shrink", target_group_size=3) as group:
+        for averager in group:
+            averager.accumulate_grads_(batch_size=1)
+        controls = [averager.step(wait=False, timeout=NEVER + 30) for averager in group]
+        wait_for_follower(group)
+        too_early = [control.done() for control in controls]
+        for averager in group:
+            averager.set_group_size(2)
+        sizes = [control.result(40).group_size for control in controls]
     return {"too_early": too_early, "sizes": sizes}
 
 
-def plain_peer() -> Any:
-    """Average with a peer that runs hivemind's own class."""
-    with swarm(2) as dhts:
-        options = {"prefix": "mixed", "min_matchmaking_time": 2.0}
-        with (
-            averagers(dhts[:1], RayhiveGradientAverager, **options, target_group_size=2) as ours,
-            averagers(
-                dhts[1:], GradientAverager, **options, target_group_size=2, request_timeout=1.0
-            ) as theirs,
-        ):
-            expected = mean_gradients((*ours, *theirs))
-            results = one_round((*ours, *theirs))
-            return {
-                "sizes": [len(result) for result in results],
-                "error": worst_error(theirs[0], expected),
-                "ours": results[0].summary(),
-                "names": [
-                    kind._get_handle_name("x", "rpc_join_group")
-                    for kind in (RayhiveGradientAverager, GradientAverager)
-                ],
-            }
-
-
-def state_and_shutdown() -> Any:
-    """Average parameters, then use an averager whose process is gone."""
+def state_averaging(dhts: Sequence[hivemind.DHT]) -> Any:
+    """Average parameters, download a state, then use averagers whose processes are gone."""
 
     def make(parameters: Any, **options: Any) -> Any:
         return RayhiveStateAverager(
             optimizer=torch.optim.SGD(parameters, lr=0.1), initialize_optimizer=False, **options
         )
 
-    with swarm(2) as dhts:
-        with averagers(dhts, make, prefix="state", compression=NoCompression()) as group:
-            for averager in group:
-                averager.step(
-                    averaging_round=True,
-                    delay_averaging=True,
-                    averaging_opts={"timeout": NEVER + 30},
-                )
-            for averager in group:
-                averager.step(wait_for_delayed_updates=True)
-            rounds = [[r.summary() for r in averager.take_rounds()] for averager in group]
-            with torch.no_grad():
-                for parameter in group[0].main_parameters:
-                    parameter.normal_()
-            group[0].local_epoch = 3
-            began = time.monotonic()
-            group[1].load_state_from_peers(timeout=20)
-            seconds = time.monotonic() - began
-            pairs = zip(group[0].main_parameters, group[1].main_parameters, strict=True)
-            loaded = group[1].local_epoch == 3 and all(torch.equal(a, b) for a, b in pairs)
+    with averagers(dhts[:2], make, prefix="state", target_group_size=2) as group:
         for averager in group:
-            averager.set_group_size(7)
-        alive = [averager.is_alive() for averager in group]
-    return {"rounds": rounds, "alive": alive, "loaded": loaded, "seconds": seconds}
+            averager.step(
+                averaging_round=True, delay_averaging=True, averaging_opts={"timeout": NEVER + 30}
+            )
+        for averager in group:
+            averager.step(wait_for_delayed_updates=True)
+        rounds = [[r.summary() for r in averager.take_rounds()] for averager in group]
+        with torch.no_grad():
+            for parameter in group[0].main_parameters:
+                parameter.normal_()
+        group[0].local_epoch = 3
+        group[1].load_state_from_peers(timeout=20)
+        pairs = zip(group[0].main_parameters, group[1].main_parameters, strict=True)
+        loaded = group[1].local_epoch == 3 and all(torch.equal(a, b) for a, b in pairs)
+    for averager in group:
+        averager.set_group_size(7)
+    alive = [averager.is_alive() for averager in group]
+    return {"rounds": rounds, "alive": alive, "loaded": loaded}
 
 
-def shutdown_while_searching() -> Any:
+def shutdown_while_searching(_: Sequence[hivemind.DHT]) -> Any:
     """Shut an averager down that looks for peers that do not exist."""
     with swarm(1) as dhts:
-        with averagers(dhts, RayhiveGradientAverager, prefix="alone") as group:
+        with averagers(dhts, RayhiveGradientAverager, prefix="alone", target_group_size=2) as group:
             group[0].accumulate_grads_(batch_size=1)
             control = group[0].step(wait=False, timeout=NEVER + 30)
         try:
@@ -282,6 +254,53 @@ def shutdown_while_searching() -> Any:
         "recorded": len(group[0].take_rounds()),
         "exit codes": [group[0].exitcode, dhts[0].exitcode],
     }
+
+
+class Plain(GradientAverager):
+    """hivemind's averager, which would leave a socket file and may crash its DHT at the end."""
+
+    async def _shutdown(self, timeout: float | None) -> None:
+        await super()._shutdown(timeout)
+        await self.dht.run_coroutine(_nothing, return_future=True)
+        await self._p2p.shutdown()
+
+
+Plain.__name__ = GradientAverager.__name__  # its RPCs carry it
+
+
+def plain_peer(dhts: Sequence[hivemind.DHT]) -> Any:
+    """Average with a peer that runs hivemind's own class."""
+    options = {"prefix": "mixed", "min_matchmaking_time": 2.0, "target_group_size": 2}
+    with (
+        averagers(dhts[:1], RayhiveGradientAverager, **options) as ours,
+        averagers(dhts[1:2], Plain, **options, request_timeout=1.0) as theirs,
+    ):
+        expected = mean_gradients((*ours, *theirs))
+        results = one_round((*ours, *theirs))
+        return {
+            "sizes": [len(result) for result in results],
+            "error": worst_error(theirs[0], expected),
+            "ours": results[0].summary(),
+        }
+
+
+def rounds_of_averagers() -> Any:
+    """Let the scenarios of one swarm happen one after the other; a failed one tells why."""
+    told: dict[str, Any] = {}
+    with swarm(3) as dhts:
+        for scenario in (
+            partial_round,
+            growing_group,
+            shrinking_group,
+            state_averaging,
+            shutdown_while_searching,
+            plain_peer,
+        ):
+            try:
+                told[scenario.__name__] = scenario(dhts)
+            except Exception:
+                told[scenario.__name__] = {"failure": traceback.format_exc()}
+    return told
 
 
 def main() -> None:

@@ -80,17 +80,10 @@ class Peer:
                 break
             done += 1
             self.trouble(done)
-            self.emit(
-                "round",
-                round=done,
-                samples=4,
-                group_size=self.spec["peers"],
-                outcome="averaged",
-                fraction=1.0,
-                seconds=self.fake["round_s"],
-                loss=1 / done,
-            )
-            self.emit("progress", round=done, samples=4 * done, samples_per_s=4.0, peers=1)
+            clock = done * self.fake["round_s"]
+            group = {"group_size": self.spec["peers"], "outcome": "averaged", "fraction": 1.0}
+            self.emit("round", round=done, samples=4, loss=1 / done, clock_s=clock, **group)
+            self.emit("transition", round=done, seconds=self.fake["round_s"], clock_s=clock)
         self.emit("peer_finished", reason=reason, round=done, samples=4 * done, clock_s=0.1)
 
     def stopping(self, seconds: float) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.integration.averager_harness import run_scenario
@@ -9,43 +11,49 @@ from tests.integration.averager_harness import run_scenario
 pytestmark = pytest.mark.swarm
 
 
-def test_a_silent_member_makes_the_round_partial() -> None:
-    told = run_scenario("partial_round")
+@pytest.fixture(scope="module")
+def scenarios() -> dict[str, Any]:
+    """All scenarios, in one process: most of their time is loading torch and hivemind."""
+    return run_scenario("rounds_of_averagers", limit=240.0)
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest, scenarios: dict[str, Any]) -> Any:
+    """What the scenario that a test is named after told."""
+    told = scenarios[request.node.name.removeprefix("test_")]
+    assert "failure" not in told, told["failure"]
+    return told
+
+
+def test_partial_round(told: Any) -> None:
+    """A member that joins and keeps silent is named, and the round is not called complete."""
     for result in told["rounds"]:
         assert result["group_size"] == 3
         # As a sender a peer loses what the mute one should have reduced, as a reducer a third.
         assert 0.4 < result["fraction"] < 0.7
         assert result["banned"] == [told["mute"]]
+        assert len(result["failures"]) == 1
+        assert told["mute"] in result["failures"][0]
         assert result["sent_bytes"] > result["received_bytes"]
         assert result["error"] is None
 
 
-def test_rounds_begin_when_the_live_peers_are_there() -> None:
-    """The matchmaking window lasts longer than the scenario may take."""
-    before, after = run_scenario("growing_group", limit=55)
+def test_growing_group(told: Any) -> None:
+    """Rounds begin when the live peers are there: the window would outlast the scenario."""
+    before, after = told
     assert [result["group_size"] for result in before] == [2, 2]
     assert [result["group_size"] for result in after] == [3, 3, 3]
     assert all(result["fraction"] == 1.0 for result in (*before, *after))
 
 
-def test_a_waiting_group_begins_when_the_missing_peer_is_given_up() -> None:
-    told = run_scenario("shrinking_group", limit=55)
+def test_shrinking_group(told: Any) -> None:
+    """A group that waits for a lost peer begins when that peer is given up."""
     assert told["too_early"] == [False, False]
     assert told["sizes"] == [2, 2]
 
 
-def test_a_plain_hivemind_peer_can_join() -> None:
-    """RPCs carry the name of hivemind's class, so both kinds of peers find each other."""
-    told = run_scenario("plain_peer")
-    assert told["sizes"] == [2, 2]
-    assert told["error"] < 1e-6
-    assert told["ours"]["fraction"] == 1.0
-    ours, theirs = told["names"]
-    assert ours == theirs
-
-
-def test_rounds_of_the_state_averager_are_recorded_and_a_dead_one_is_harmless() -> None:
-    told = run_scenario("state_and_shutdown")
+def test_state_averaging(told: Any) -> None:
+    """Its rounds are recorded, its downloads are whole, and once dead it is harmless."""
     for (result,) in told["rounds"]:
         assert result["group_size"] == 2
         assert result["fraction"] == 1.0
@@ -53,7 +61,13 @@ def test_rounds_of_the_state_averager_are_recorded_and_a_dead_one_is_harmless() 
     assert told["alive"] == [False, False]
 
 
-def test_a_search_ends_with_its_averager_and_spares_the_dht() -> None:
+def test_shutdown_while_searching(told: Any) -> None:
     """hivemind leaves the search running; its messages crash the DHT, whose p2pd stays behind."""
-    told = run_scenario("shutdown_while_searching", limit=55)
     assert told == {"ended": "cancelled", "recorded": 0, "exit codes": [0, 0]}
+
+
+def test_plain_peer(told: Any) -> None:
+    """A peer that runs hivemind's own class finds ours and averages with it."""
+    assert told["sizes"] == [2, 2]
+    assert told["error"] < 1e-6
+    assert told["ours"]["fraction"] == 1.0

@@ -21,7 +21,7 @@ TARGET, ROUNDS = 64, 6
 
 
 def plain(run: dict[str, Any]) -> Any:
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive import HivemindStrategy
 
     return HivemindStrategy(target_batch_size=TARGET, **run)
 
@@ -33,7 +33,7 @@ def size_adaptive(run: dict[str, Any]) -> Any:
         Uniform8BitQuantization,
     )
 
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive import HivemindStrategy
 
     compression = SizeAdaptiveCompression(
         threshold=2**8 + 1, less=Float16Compression(), greater_equal=Uniform8BitQuantization()
@@ -49,7 +49,7 @@ def size_adaptive(run: dict[str, Any]) -> Any:
 def powersgd(run: dict[str, Any]) -> Any:
     from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive import HivemindStrategy
 
     return HivemindStrategy(
         target_batch_size=TARGET,
@@ -63,7 +63,7 @@ def powersgd(run: dict[str, Any]) -> Any:
 def overlap(run: dict[str, Any]) -> Any:
     import torch
 
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive import HivemindStrategy
 
     return HivemindStrategy(
         target_batch_size=TARGET,
@@ -79,7 +79,7 @@ def overlap(run: dict[str, Any]) -> Any:
 def delayed_state(run: dict[str, Any]) -> Any:
     import torch
 
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive import HivemindStrategy
 
     return HivemindStrategy(
         target_batch_size=TARGET,
@@ -92,7 +92,7 @@ def delayed_state(run: dict[str, Any]) -> Any:
 def offload(run: dict[str, Any]) -> Any:
     import torch
 
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive import HivemindStrategy
 
     return HivemindStrategy(
         target_batch_size=TARGET,
@@ -103,7 +103,7 @@ def offload(run: dict[str, Any]) -> Any:
 
 
 def reused_buffers(run: dict[str, Any]) -> Any:
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive import HivemindStrategy
 
     return HivemindStrategy(target_batch_size=TARGET, reuse_grad_buffers=True, **run)
 

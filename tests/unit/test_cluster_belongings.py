@@ -14,6 +14,7 @@ import pytest
 
 from rayhive.cluster import belongings
 from rayhive.cluster.belongings import Belongings
+from tests.integration.cluster_harness import eventually
 
 GROUP = """
 import os, socket, sys, time
@@ -129,6 +130,8 @@ def test_the_undertaker_waits_for_its_owner_and_clears_up(
         [sys.executable, belongings.__file__, str(directory)], stdin=subprocess.PIPE
     ) as undertaker:
         assert undertaker.stdin is not None
+        status = Path(f"/proc/{undertaker.pid}/status")
+        eventually(lambda: int(status.read_text().split("SigIgn:")[1].split()[0], 16) & 1 << 14)
         undertaker.send_signal(signal.SIGTERM)  # it has no right to go first
         with pytest.raises(subprocess.TimeoutExpired):
             undertaker.wait(0.3)

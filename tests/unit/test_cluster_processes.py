@@ -78,7 +78,6 @@ def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
         assert await actor.command({"do": "start", "initial_peers": []})
         first = await until(actor, "peer_ready")
         assert first[0]["kind"] == "dht_ready"
-        assert await actor.next_events(0, 0.05) == first  # the answer may have been lost
         assert await actor.next_events(len(first), 0.05) == []
         assert await actor.next_events(0, 0.05) == []  # what arrived is forgotten
         for do in ("train", "shutdown"):

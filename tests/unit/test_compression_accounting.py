@@ -32,7 +32,9 @@ from tests.unit.compression_fakes import unstarted
 FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")
 
 shapes_of_any_rank = st.lists(st.integers(1, 40), min_size=0, max_size=5).map(tuple)
-models = st.lists(shapes_of_any_rank.filter(lambda s: math.prod(s) < 50_000), min_size=1, max_size=8)
+models = st.lists(
+    shapes_of_any_rank.filter(lambda s: math.prod(s) < 50_000), min_size=1, max_size=8
+)
 ranks = st.one_of(st.none(), st.integers(1, 12))
 ratios = st.one_of(st.none(), st.floats(0, 1.2))
 
@@ -55,9 +57,10 @@ def test_the_compressed_set_is_hiveminds(
     theirs = []
     for index, shape in enumerate(shapes):
         grad = torch.empty(shape, device="meta")
-        if grad.ndim > 1 and not (
-            1 - rank * sum(get_flatten_greedy_dims(grad)) / grad.numel()
-        ) < ratio:
+        if (
+            grad.ndim > 1
+            and not (1 - rank * sum(get_flatten_greedy_dims(grad)) / grad.numel()) < ratio
+        ):
             theirs.append(index)
     assert list(compressed_tensors(shapes, rank, ratio)) == theirs
 

@@ -143,7 +143,6 @@ def test_an_assembled_group_is_waited_for_until_it_is_dropped() -> None:
     asyncio.run(body())
 
 
-
 def test_leaving_a_group_that_never_began_lets_its_parts_go() -> None:
     async def body() -> None:
         averager = in_child(RayhiveGradientAverager)

@@ -44,11 +44,10 @@ CONFIG = SweepConfig(
     enqueue=[
         Configuration(codec="float16"),
         Configuration(codec="size_adaptive", threshold=10**6),
-        Configuration(),
     ],
     space={"codec": ["none", "float16", "uniform8", "quantile8"]},
     replicates=2,
-    budget={"trials": 3, "seconds_per_replicate": 30},
+    budget={"trials": 2, "seconds_per_replicate": 30},
 )
 STUDY = Study(CONFIG, SHAPES, batch_size=32, data="real")
 
@@ -149,9 +148,9 @@ def check_end(folder: Path, storage: optuna.storages.BaseStorage) -> None:
     assert {trial.state.name for trial in found} <= {"COMPLETE", "FAIL"}
     complete = [trial for trial in found if trial.state.name == "COMPLETE"]
     tried = [Configuration.model_validate(trial.user_attrs["configuration"]) for trial in complete]
-    assert tried[:2] == [CONFIG.enqueue[0], CONFIG.enqueue[2]]
+    assert tried[0] == CONFIG.enqueue[0]
     space = SearchSpace(CONFIG.space, SHAPES)
-    assert len({space.key(configuration) for configuration in tried}) == len(tried) == 3
+    assert len({space.key(configuration) for configuration in tried}) == len(tried) == 2
     for trial in found:
         if trial.state.name == "FAIL":
             assert trial.user_attrs.keys() & {"duplicate_of", "orphan"}
@@ -207,7 +206,7 @@ def kill_points(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
 def test_a_driver_killed_anywhere_loses_nothing(
     tmp_path: Path, kill_points: list[int], fate: str
 ) -> None:
-    assert len(kill_points) > 60
+    assert len(kill_points) > 40
     kept_some = adopted_some = 0
     for at in kill_points:
         folder, storage = tmp_path / str(at), optuna.storages.InMemoryStorage()
@@ -231,9 +230,9 @@ def test_a_driver_killed_anywhere_loses_nothing(
         assert not names & again.keys(), f"killed at line {at}: a finished replicate ran again"
         if fate != "died too":
             assert set(world.starts.values()) == {1}, f"killed at line {at}: {world.starts}"
-        assert len(progress.of("finished")) == 6
+        assert len(progress.of("finished")) == 4
         told = [number for number, *_ in progress.of("trial")]
-        assert len(told) == len(set(told)) == 3
+        assert len(told) == len(set(told)) == 2
         kept_some += bool(kept)
         adopted_some += any(adopted for *_, adopted in progress.of("started"))
     assert kept_some > len(kill_points) / 2
@@ -246,7 +245,7 @@ def test_a_driver_killed_again_and_again_still_ends(tmp_path: Path) -> None:
     while True:
         lives += 1
         try:
-            drive(tmp_path, storage, world, Trap(at=400 + 97 * lives))
+            drive(tmp_path, storage, world, Trap(at=250 + 97 * lives))
             break
         except Killed:
             world.die()
@@ -285,6 +284,6 @@ def test_sqlite_and_the_lock_survive_kill_9(run_dir: Path, tick: int) -> None:
     world, progress = World(log=short_log), Witness()
     run_sweep(STUDY, run_dir, progress, Interruption(), connect=world.connect)
     assert {log: log.read_bytes() for log in kept} == kept
-    assert sum(world.starts.values()) == 6 - len(kept)
+    assert sum(world.starts.values()) == 4 - len(kept)
     study = open_study(CONFIG, run_dir, "whoever")
-    assert sum(trial.state.name == "COMPLETE" for trial in study.get_trials()) == 3
+    assert sum(trial.state.name == "COMPLETE" for trial in study.get_trials()) == 2

@@ -85,11 +85,8 @@ def test_a_resumed_sampler_does_not_repeat_itself() -> None:
     assert draws(0) == draws(0) != draws(3)
 
 
-def make_book(
-    space: Space, study: optuna.Study | None = None, *enqueue: Configuration
-) -> TrialBook:
+def make_book(space: Space, study: optuna.Study, *enqueue: Configuration) -> TrialBook:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    study = study or optuna.create_study(sampler=sampler(0, 0))
     return TrialBook(study, SearchSpace(space, SHAPES), enqueue, seed=0)
 
 

@@ -1,0 +1,384 @@
+"""What one fit does on one real peer: schedulers, batches, precision, clipping, buffers."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.toy import FAST, LOOPBACK, Regression, UntilRound, loader
+from tests.integration.toy import trainer as make_trainer
+
+pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
+
+#: Of one peer with batches of 16: a round is four batches.
+ALONE: dict[str, Any] = {**FAST, "target_batch_size": 64, "host_maddrs": LOOPBACK}
+
+
+def _fit(strategy: dict[str, Any], module: Any, rounds: int = 4, **options: Any) -> Any:
+    from rayhive import HivemindStrategy
+
+    callback = UntilRound(rounds, at_round=options.pop("at_round", None))
+    data = options.pop("data", None) or loader()
+    trainer = make_trainer(HivemindStrategy(**{**ALONE, **strategy}), callback, **options)
+    trainer.fit(module, data)
+    return trainer
+
+
+def schedulers_advance_with_rounds() -> dict[str, Any]:
+    import torch
+    from lightning.pytorch.callbacks import LearningRateMonitor
+    from lightning.pytorch.loggers import CSVLogger
+    from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, ExponentialLR, SequentialLR
+
+    from rayhive.peer.strategy import HiveMindScheduler
+
+    class Scheduled(Regression):
+        def __init__(self, **config: Any) -> None:
+            super().__init__()
+            self.config = config
+            self.calls = 0
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            config = {**self.config, "scheduler": self.config["scheduler"](optimizer)}
+            return {"optimizer": optimizer, "lr_scheduler": config}
+
+        def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+            self.calls += 1
+            super().lr_scheduler_step(scheduler, metric)
+
+    def rates(config: dict[str, Any], **strategy: Any) -> list[float]:
+        seen = []
+
+        def at_round(trainer: Any) -> None:
+            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+            for shown in trainer.lr_scheduler_configs:
+                assert isinstance(shown.scheduler, HiveMindScheduler)
+                assert shown.scheduler.get_last_lr()[0] == seen[-1]
+
+        # short epochs: a scheduler that stepped with them would be seen to
+        module = Scheduled(**config)
+        _fit(strategy, module, at_round=at_round, data=loader(samples=96))
+        assert module.calls == 4, module.calls
+        return seen
+
+    def half(optimizer: Any) -> Any:
+        return ExponentialLR(optimizer, 0.5)
+
+    def restarts(optimizer: Any) -> Any:
+        return CosineAnnealingWarmRestarts(optimizer, 2)  # counts its steps in a way of its own
+
+    def sequence(optimizer: Any) -> Any:
+        parts = [ExponentialLR(optimizer, 1.0), ExponentialLR(optimizer, 0.5)]
+        return SequentialLR(optimizer, parts, milestones=[2])
+
+    monitor = LearningRateMonitor(logging_interval="step")
+    from rayhive import HivemindStrategy
+
+    trainer = make_trainer(
+        HivemindStrategy(**ALONE),
+        UntilRound(2),
+        monitor,
+        logger=CSVLogger(".", flush_logs_every_n_steps=1),
+        log_every_n_steps=1,
+    )
+    trainer.fit(Scheduled(scheduler=half, interval="step", name="rate"), loader())
+    return {
+        "epoch": rates({"scheduler": half}),
+        "step": rates({"scheduler": half, "interval": "step", "frequency": 3}),
+        "restarts": rates({"scheduler": restarts, "interval": "step"}),
+        "sequence": rates({"scheduler": sequence}),
+        "scheduler_fn": rates({"scheduler": restarts}, scheduler_fn=half),
+        "scheduler_fn, offloaded": rates(
+            {"scheduler": restarts}, scheduler_fn=half, offload_optimizer=True
+        ),
+        "monitor": sorted(set(trainer.callback_metrics)),
+    }
+
+
+def test_schedulers_advance_exactly_once_a_round() -> None:
+    result = call(schedulers_advance_with_rounds).result()
+    halves = pytest.approx([0.05, 0.025, 0.0125, 0.00625])
+    assert result["epoch"] == halves
+    assert result["step"] == halves
+    assert result["restarts"] == pytest.approx([0.05, 0.1, 0.05, 0.1])
+    assert result["sequence"] == pytest.approx([0.1, 0.1, 0.05, 0.025])
+    assert result["scheduler_fn"] == halves
+    assert result["scheduler_fn, offloaded"] == halves
+    assert result["monitor"] == ["rate"]
+
+
+def batches_are_counted() -> dict[str, Any]:
+    """Epochs of 40 samples in batches of 16, 16 and 8; one of four batches has no gradient."""
+
+    class Skips(Regression):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return (
+                None
+                if self.skip and self.trainer.global_step % 4 == 1
+                else super().training_step(batch, batch_idx)
+            )
+
+    def samples(skip: bool, **strategy: Any) -> list[int]:
+        entered: list[int] = []
+        module = Skips()
+        module.skip = skip
+
+        def on_event(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "round":
+                entered.append(fields["samples"])
+
+        _fit(
+            {"target_batch_size": 40, "on_event": on_event, **strategy},
+            module,
+            rounds=3,
+            data=loader(samples=40),
+        )
+        return entered
+
+    return {
+        "counted": samples(False),
+        "given": samples(False, batch_size=20),
+        "skipped": samples(True),
+    }
+
+
+def test_samples_are_counted_as_they_are() -> None:
+    result = call(batches_are_counted).result()
+    assert result["counted"] == [40, 40, 40]
+    assert result["given"] == [40, 40, 40]
+    assert result["skipped"] == [16 + 8 + 16, 16 + 16 + 16, 8 + 16 + 8 + 16]
+
+
+def gradients_of_each_way() -> dict[str, Any]:
+    """The weights after three rounds, for every way to get the same gradients there."""
+    import torch
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    from tests.integration.toy import flat
+
+    def weights(strategy: dict[str, Any] | None = None, **options: Any) -> list[float]:
+        class Validated(Regression):
+            def validation_step(self, batch: Any, batch_idx: int) -> None:
+                self.net(batch[0])
+
+            def configure_optimizers(self) -> Any:
+                return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+
+        module = Validated()
+        # a validation in the middle of a round clears gradients, if it is let
+        validation = {"val_check_interval": 3, "limit_val_batches": 1}
+        from rayhive import HivemindStrategy
+
+        trainer = make_trainer(
+            HivemindStrategy(**{**ALONE, **(strategy or {})}),
+            UntilRound(3),
+            **validation,
+            **options,
+        )
+        trainer.fit(module, loader(), loader(samples=16))
+        return flat(module)
+
+    def plugin(dtype: str) -> dict[str, Any]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if dtype == "16-mixed" else None
+        return {"plugins": [MixedPrecision(dtype, "cpu", scaler)]}  # type: ignore[arg-type]
+
+    reference = Regression()
+    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+    batches = iter(loader())
+    for _ in range(3):
+        optimizer.zero_grad()
+        for inputs, targets in (next(batches) for _ in range(4)):
+            loss = torch.nn.functional.mse_loss(reference.net(inputs), targets) / 4
+            loss.backward()
+        optimizer.step()
+    return {
+        "reference": flat(reference),
+        "plain": weights(),
+        "reused": weights({"reuse_grad_buffers": True}),
+        "offloaded": weights({"offload_optimizer": True}),
+        "bf16": weights(precision="bf16-mixed"),
+        "fp16": weights(**plugin("16-mixed")),
+        "fp16, reused": weights({"reuse_grad_buffers": True}, **plugin("16-mixed")),
+        "bf16, reused, offloaded": weights(
+            {"reuse_grad_buffers": True, "offload_optimizer": True}, precision="bf16-mixed"
+        ),
+    }
+
+
+def test_every_way_applies_the_same_gradients() -> None:
+    result = call(gradients_of_each_way).result()
+    reference = result.pop("reference")
+    for way, weights in result.items():
+        tolerance = 0.02 if "16" in way else 1e-5
+        distance = max(abs(a - b) for a, b in zip(weights, reference, strict=True))
+        assert distance < tolerance, way
+
+
+def clipping() -> dict[str, Any]:
+    """Returns the gradient norms that moved the weights, and how often clipping was asked for."""
+    import torch
+
+    class Clipped(Regression):
+        calls = 0
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=1.0)
+
+        def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+            self.calls += 1
+            super().configure_gradient_clipping(*args, **kwargs)
+
+    class Failing(Regression):
+        def configure_gradient_clipping(self, *args: Any, **kwargs: Any) -> None:
+            raise ArithmeticError("cannot clip")
+
+    def norms(**strategy: Any) -> tuple[list[float], int]:
+        module, moves = Clipped(), []
+        last = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+
+        def at_round(trainer: Any) -> None:
+            nonlocal last
+            now = torch.nn.utils.parameters_to_vector(module.parameters()).detach().clone()
+            moves.append(float((now - last).norm()))
+            last = now
+
+        _fit(strategy, module, rounds=3, at_round=at_round, gradient_clip_val=0.01)
+        assert "configure_gradient_clipping" not in vars(module)
+        return moves, module.calls
+
+    error = ""
+    try:
+        _fit({}, Failing(), rounds=3)
+    except ArithmeticError as caught:
+        error = str(caught)
+    return {
+        "plain": norms(),
+        "reused": norms(reuse_grad_buffers=True),
+        "offloaded": norms(offload_optimizer=True),
+        "error": error,
+    }
+
+
+def test_the_gradient_of_a_round_is_clipped() -> None:
+    result = call(clipping).result()
+    assert result.pop("error") == "cannot clip"
+    for way, (norms, calls) in result.items():
+        assert norms == pytest.approx([0.01] * 3, rel=1e-3), way
+        assert calls == 3, way
+
+
+def reused_buffers() -> dict[str, Any]:
+    import warnings
+
+    class Overridden(Regression):
+        def optimizer_zero_grad(self, *args: Any) -> None:
+            raise AssertionError("called")
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.zero_grad()
+            if self.fail:
+                raise ZeroDivisionError
+
+    module = Overridden()
+    before = dict(vars(module))
+    module.fail = False
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _fit({"reuse_grad_buffers": True}, module, rounds=2)
+    restored = not vars(module).keys() & {"zero_grad", "optimizer_zero_grad"}
+    module.fail = True
+    with contextlib.suppress(ZeroDivisionError):
+        _fit({"reuse_grad_buffers": True}, module, rounds=2)
+    return {
+        "warned": any(
+            "You have overridden `optimizer_zero_grad`" in str(w.message) for w in caught
+        ),
+        "restored": restored,
+        "restored after an error": not vars(module).keys() & {"zero_grad", "optimizer_zero_grad"},
+        "moved": bool(before) and module.losses[-1] < module.losses[0],
+    }
+
+
+def test_reused_buffers_are_kept_from_the_module_until_the_end() -> None:
+    result = call(reused_buffers).result()
+    assert result == {
+        "warned": True,
+        "restored": True,
+        "restored after an error": True,
+        "moved": True,
+    }
+
+
+def manual_optimization() -> dict[str, Any]:
+    import hivemind
+
+    class Manual(Regression):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+            optimizer = self.optimizers()
+            assert isinstance(optimizer, hivemind.Optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    module = Manual()
+    trainer = _fit({}, module, rounds=4)
+    return {"batches": trainer.global_step, "losses": module.losses}
+
+
+def test_manual_optimization_counts_each_step_as_a_batch() -> None:
+    result = call(manual_optimization).result()
+    assert result["batches"] == 16
+    assert result["losses"][-1] < result["losses"][0]
+
+
+def frozen_and_recreated() -> dict[str, Any]:
+    import torch
+
+    module = Regression(
+        optimizer=lambda parameters: torch.optim.AdamW(
+            [
+                {"params": list(module.net[0].parameters()), "lr": 0.02},
+                {"params": list(module.net[2].parameters()), "weight_decay": 0.5},
+            ],
+            lr=0.01,
+            betas=(0.8, 0.9),
+        )
+    )
+    module.net[0].bias.requires_grad_(False)
+    frozen = module.net[0].bias.detach().clone()
+    steps: list[Any] = []
+
+    def at_round(trainer: Any) -> None:
+        inner = trainer.optimizers[0].opt
+        steps.append(float(inner.state[inner.param_groups[0]["params"][0]]["step"]))
+
+    trainer = _fit({"offload_optimizer": True}, module, rounds=2, at_round=at_round)
+    inner = trainer.optimizers[0].opt
+    return {
+        "class": type(inner).__name__,
+        "groups": [
+            {k: v for k, v in group.items() if k in ("lr", "weight_decay", "betas")}
+            for group in inner.param_groups
+        ],
+        "sizes": [len(group["params"]) for group in inner.param_groups],
+        "frozen": bool((module.net[0].bias == frozen).all()),
+        "steps": steps,
+    }
+
+
+def test_a_recreated_optimizer_is_the_same_but_for_its_tensors() -> None:
+    result = call(frozen_and_recreated).result()
+    assert result["class"] == "AdamW"
+    assert result["groups"] == [
+        {"lr": 0.02, "weight_decay": 0.01, "betas": [0.8, 0.9]},
+        {"lr": 0.01, "weight_decay": 0.5, "betas": [0.8, 0.9]},
+    ]
+    assert result["sizes"] == [1, 2]  # the frozen one is left alone
+    assert result["frozen"]
+    assert result["steps"] == [1.0, 2.0]

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import rayhive.sweep.run
+from rayhive.cli import main
+from rayhive.cli.study import with_default_file
+from rayhive.cluster import control, doctor
+from rayhive.errors import ClusterError
+from tests.fixtures.logs import Log
+from tests.unit.sweep_fakes import FakeCluster, FakeHandle, World
+
+ROOT = Path(__file__).parents[2]
+STUDY: dict[str, Any] = {
+    "name": "tiny",
+    "workload": {"name": "digits"},
+    "swarm": {"peers": 2, "target_batch_size": 128},
+    "space": {"codec": ["none", "float16"]},
+    "replicates": 1,
+    "budget": {"trials": 2, "seconds_per_replicate": 5},
+    "storage": "journal:trials.log",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the working directory, with a study in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    return tmp_path
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Return a world that takes the place of Ray."""
+    world = World()
+    monkeypatch.setattr(rayhive.sweep.run, "_ray", world.connect)
+    return world
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, rayhive.cli; code = rayhive.cli.main(['--help']);"
+        "print(code, [name for name in sys.modules if name in "
+        "('torch', 'ray', 'optuna', 'hivemind', 'pandas', 'pydantic', 'lightning')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.splitlines()[-1] == "0 []"
+    before = time.process_time()
+    assert main(["--help"]) == 0
+    assert time.process_time() - before < 0.5
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["sweep", "plan", "results", "scenario", "train", "status", "stop", "doctor"],
+)
+def test_every_command_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert "Usage" in said and len(said) > 200
+    if command not in ("scenario", "doctor"):
+        assert f"rayhive {command} " in said.split("Example", 1)[1] or command == "status"
+
+
+def test_a_sweep_prints_its_table_and_writes_parquet(
+    place: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", "study.yaml", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    rows = json.loads(out)
+    assert sorted(row["configuration"] for row in rows) == ["float16", "none"]
+    assert "tiny: 2 trials of 1 replicates each" in err
+    assert "2 trials; runs/tiny" in err
+    for name in ("trials.parquet", "configurations.parquet"):
+        assert (place / "runs/tiny" / name).exists()
+
+    assert main(["results", "runs/tiny", "--format", "csv", "--sort=-codec"]) == 0
+    assert capsys.readouterr().out.startswith("configuration,")
+
+    assert main(["sweep", "study.yaml", "--set", "budget.trials=1"]) == 2
+    assert "at least 2, as in the run" in capsys.readouterr().err
+    assert main(["sweep", "study.yaml", "--set", "replicates=2"]) == 0
+    assert sum(world.starts.values()) == 4
+
+
+def test_a_sweep_of_which_everything_failed_exits_with_1(
+    place: Path, world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.log = lambda spec: Log(spec, state="failed")
+    assert main(["sweep", "study.yaml"]) == 1
+    assert "2 trials, 2 failed" in capsys.readouterr().err
+    world.log = Log
+    assert main(["sweep", "study.yaml", "--out", "elsewhere", "--set", "storage=null"]) == 0
+
+
+def test_an_interrupted_sweep_says_how_to_go_on(
+    place: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = FakeHandle.wait
+    signals = [signal.SIGTERM]
+
+    def wait(self: FakeHandle, timeout: float) -> Any:
+        if "-t0-" not in self.run_id and signals:
+            signal.raise_signal(signals.pop())
+        return look(self, timeout)
+
+    monkeypatch.setattr(FakeHandle, "wait", wait)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/rayhive", "sweep", "study.yaml", "--out", "a b"])
+    assert main(["sweep", "study.yaml", "--out", "a b"]) == 128 + signal.SIGTERM
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "interrupted by SIGTERM" in err
+    assert "rayhive sweep study.yaml --out 'a b'" in err
+    assert not world.live and world.closed == 1
+    assert (place / "a b" / "trials.parquet").exists()
+
+    monkeypatch.setattr(FakeHandle, "wait", look)
+    monkeypatch.setattr(sys, "argv", ["experiments/sweep.py"])
+    assert main(["sweep", "study.yaml", "--out", "a b"]) == 0
+    assert sorted(world.starts.values()) == [1, 2]
+
+
+def test_a_job_on_a_cluster_is_warned_that_its_folder_will_go(
+    place: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    assert main(["sweep", "study.yaml", "--out", str(place / "kept")]) == 0
+    assert "working directory of this Ray job" not in capsys.readouterr().err
+    assert main(["sweep", "study.yaml", "--set", "storage=null"]) == 0
+    assert "working directory of this Ray job" in capsys.readouterr().err
+
+
+def test_a_failure_is_a_message_and_a_bug_is_a_traceback(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def connect(address: str | None) -> Iterator[FakeCluster]:
+        raise ClusterError("an embedded Ray did not start: no room")
+        yield
+
+    monkeypatch.setattr(rayhive.sweep.run, "_ray", connect)
+    assert main(["sweep", "study.yaml"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("rayhive: an embedded Ray did not start")
+    assert sorted(path.name for path in place.iterdir()) == ["study.yaml"]
+
+    def broken(address: str | None) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rayhive.sweep.run, "_ray", broken)
+    with pytest.raises(ZeroDivisionError):  # python prints it and exits with 1
+        main(["sweep", "study.yaml"])
+
+
+def test_a_plan_starts_and_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "study.yaml", "--set", "budget.trials=9"]) == 0
+    out = capsys.readouterr().out
+    assert "2 trials (the space has 2 configurations) x 1 scenarios x 1 replicates" in out
+    assert "5 s of training; all at most 10 s" in out
+    assert main(["plan", "study.yaml", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["configuration"] for row in rows] == ["none", "float16"]
+    assert rows[0]["payload_bytes_per_round_predicted"] == 605_992
+    assert main(["plan", "study.yaml", "--format", "csv"]) == 2
+    assert sorted(path.name for path in place.iterdir()) == ["study.yaml"]
+
+
+def test_scenarios_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scenario", "list"]) == 0
+    assert "Nothing breaks." in capsys.readouterr().out
+    assert main(["scenario", "list", "--format", "json"]) == 0
+    assert "none" in [row["scenario"] for row in json.loads(capsys.readouterr().out)]
+    assert main(["scenario", "show", "none", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["scenario", "show", "none"]) == 0
+    assert "no faults" in capsys.readouterr().out
+
+
+RUNNING = {
+    "run_id": "tiny-t0-r0-none-a0",
+    "study": "tiny",
+    "folder": "/somewhere/r0-none",
+    "phase": "training",
+    "seconds": 3.2,
+    "budget_seconds": 30.0,
+    "outcome": None,
+    "peers": {"peer-0": {"state": "training", "round": 4, "samples": 1024, "loss": 0.5}},
+}
+
+
+def test_status_shows_what_the_cluster_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control, "cluster_status", lambda address: [RUNNING])
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "tiny-t0-r0-none-a0: training, 3 of 30 s" in out
+    assert "1,024" in out
+    assert main(["status", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [RUNNING]
+    monkeypatch.setattr(control, "cluster_status", lambda address: [])
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == "nothing runs\n"
+
+
+def test_stop_says_what_it_stopped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str | None, str]] = []
+
+    def stop_study(address: str | None, study: str) -> list[str]:
+        asked.append((address, study))
+        return ["tiny-t0-r0-none-a0"] if study == "tiny" else []
+
+    monkeypatch.setattr(control, "stop_study", stop_study)
+    assert main(["stop", "tiny", "--address", "a:1"]) == 0
+    assert capsys.readouterr().out == "stopped tiny-t0-r0-none-a0\n"
+    assert main(["stop", "other"]) == 0
+    assert "nothing of 'other' runs" in capsys.readouterr().out
+    assert asked == [("a:1", "tiny"), (None, "other")]
+
+
+def test_doctor_exits_with_1_if_something_needed_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checks = [doctor.Check("python", True, "3.11"), doctor.Check("tc", False, "none", "x", False)]
+    monkeypatch.setattr(doctor, "doctor", lambda: checks)
+    assert main(["doctor"]) == 0
+    assert "note" in capsys.readouterr().out
+    checks.append(doctor.Check("p2pd", False, "[missing]", "pip install hivemind"))
+    assert main(["doctor"]) == 1
+    out = capsys.readouterr().out
+    assert "[missing]" in out and "pip install hivemind" in out
+    assert main(["doctor", "--format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)[2]["name"] == "p2pd"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [
+        ([], False),
+        (["--set", "a=b"], False),
+        (["--set=a=b", "--out", "x", "--format=json"], False),
+        (["--help"], False),
+        (["study.yaml"], True),
+        (["--out", "x", "study.yaml"], True),
+        (["study.yaml", "--set", "a=b"], True),
+    ],
+)
+def test_the_script_runs_the_quickstart_unless_told_otherwise(
+    arguments: list[str], given: bool
+) -> None:
+    found = with_default_file(arguments, Path("quick.yaml"))
+    assert found == (arguments if given else ["quick.yaml", *arguments])
+
+
+def test_the_module_runs_too() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rayhive", "scenario", "show", "no such"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("rayhive: NAME: 'no such' is not valid")
