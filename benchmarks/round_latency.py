@@ -132,9 +132,8 @@ def main() -> None:
         print(f"{name:>9}: p50 {p50:.3f} s   (p5 {p5:.3f}, p95 {p95:.3f}, n {len(values)})")
     slow, fast = (np.array(seconds[name]) for name in ("hivemind", "rayhive"))
     low, high = ratio_interval(slow, fast)
-    print(
-        f"ratio of medians {np.median(slow) / np.median(fast):.1f}x, 95 % interval {low:.1f}-{high:.1f}"
-    )
+    ratio = np.median(slow) / np.median(fast)
+    print(f"ratio of medians {ratio:.1f}x, 95 % interval {low:.1f}-{high:.1f}")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ prints its addresses; the others get them. What a peer prints as its last line i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -68,10 +69,8 @@ def run_swarm(script: str, peers: int, settings: dict[str, Any], timeout: float)
             raise
         finally:
             for process in processes:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
                 process.wait()
 
 
@@ -83,4 +82,5 @@ def _last_line(process: subprocess.Popen[str], timeout: float) -> str:
 def conditions() -> str:
     """Return one line that says what was measured on."""
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "hivemind"))
-    return f"{os.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}, {packages}"
+    machine = f"{os.cpu_count()} cores {platform.machine()}"
+    return f"{machine}, Python {platform.python_version()}, {packages}"

@@ -1,4 +1,4 @@
-"""The columns of the results tables: one list that metrics fill, reports print and objectives name."""
+"""The columns of the results: one list that metrics fill, reports print and objectives name."""
 
 from __future__ import annotations
 

@@ -67,17 +67,14 @@ def sweep(
             f"{folder.absolute()} is inside the working directory of this Ray job, which Ray "
             "removes some time after the job; name a lasting folder with --out to keep the run"
         )
-    done: Done | None = None
     try:
         with Interruption() as interruption, _progress(study) as progress:
             done = run_sweep(study, folder, progress, interruption, address)
     except Interrupted as stop:
+        _write_tables(folder)
         complain(f"{stop.reason}; what is finished is kept in {folder}. To go on:")
         complain(f"  {shlex.join(_command())}")
         raise typer.Exit(stop.exit_code) from None
-    finally:
-        if done is None:
-            _write_tables(folder)
     _write_tables(folder)
     _print_results(folder, format)
     _print_end(done, folder)

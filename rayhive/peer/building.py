@@ -12,14 +12,12 @@ from lightning.fabric.utilities import rank_zero_warn
 from torch.optim import LBFGS, Optimizer
 
 from rayhive.errors import Problem
-from rayhive.peer.flags import StrategyError
+from rayhive.peer.flags import StrategyError, argument_names
 from rayhive.peer.optimizer import RayhiveOptimizer
 from rayhive.peer.schedulers import unscheduled
 
 _HIVEMIND_OPTIMIZER = hivemind.Optimizer
-_OURS_ALONE = set(inspect.signature(RayhiveOptimizer.__init__).parameters) - set(
-    inspect.signature(hivemind.Optimizer.__init__).parameters
-)
+_OURS_ALONE = argument_names(RayhiveOptimizer) - argument_names(hivemind.Optimizer)
 
 
 def make_optimizer(**arguments: Any) -> Any:

@@ -116,12 +116,20 @@ _TRACKER_KEYS = (
 _CODECS = ("grad_compression", "state_averaging_compression", "load_state_compression")
 
 
+def argument_names(cls: type) -> set[str]:
+    """Return the named arguments of a swarm's optimizer, of whichever class in its line."""
+    lineage = cls.__mro__[: cls.__mro__.index(Optimizer) + 1]
+    return {
+        name
+        for ancestor in lineage
+        for name, parameter in inspect.signature(ancestor.__init__).parameters.items()
+        if parameter.kind == parameter.KEYWORD_ONLY
+    }
+
+
 def optimizer_options() -> list[str]:
     """Return the names that ``HivemindStrategy(**optimizer_kwargs)`` takes, sorted."""
-    names: set[str] = set()
-    for cls in (Optimizer, RayhiveOptimizer):
-        names.update(inspect.signature(cls.__init__).parameters)
-    return sorted(names - {"self", "kwargs", "auxiliary", *_OWN})
+    return sorted(argument_names(RayhiveOptimizer) - {"auxiliary", *_OWN})
 
 
 def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import hivemind
-import torch
 import torch.multiprocessing
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
@@ -22,6 +20,7 @@ from rayhive.peer.arguments import read_arguments
 from rayhive.peer.flags import StrategyError, check_trainer
 from rayhive.peer.joining import Membership
 from rayhive.peer.participation import Participation
+from rayhive.peer.reusable import ReusableStrategy
 from rayhive.peer.scaler import swarm_scaler
 from rayhive.peer.schedulers import HiveMindScheduler
 
@@ -40,7 +39,7 @@ class _SkippedBatch(Exception):
     """The module's ``training_step`` returned None: there is no gradient to count."""
 
 
-class HivemindStrategy(Strategy):
+class HivemindStrategy(ReusableStrategy):
     """Trains a module together with other peers, over links and on machines that may fail.
 
     Each peer computes gradients of its own batches. When the swarm has ``target_batch_size``
@@ -132,7 +131,6 @@ class HivemindStrategy(Strategy):
         self._participation: Participation | None = None
         self._running = False
         self._leaving = False
-        self._device: torch.device | None = None
         self._membership = Membership(run_id, dht, settings.initial_peers, settings.network)
         self._take_equal = (
             dht is None and settings.initial_peers is not None
@@ -174,28 +172,6 @@ class HivemindStrategy(Strategy):
     # -- Lightning's view of the peer ----------------------------------------------------------
 
     @property
-    def parallel_devices(self) -> list[torch.device]:
-        """Always empty, so that each trainer hands over its own devices; see `root_device`."""
-        return []
-
-    @parallel_devices.setter
-    def parallel_devices(self, devices: list[torch.device]) -> None:
-        if len(devices) != 1:
-            raise StrategyError(
-                Problem(
-                    "devices",
-                    [str(device) for device in devices],
-                    "one device a peer: Trainer(devices=1), and one process for each device",
-                )
-            )
-        self._device = devices[0]
-
-    @property
-    def root_device(self) -> torch.device:
-        """The device that the trainer was given."""
-        return self._device if self._device is not None else torch.device("cpu")
-
-    @property
     def is_global_zero(self) -> bool:
         """Whether this peer acts for all: it was the first of the run, unless told otherwise."""
         return self._global_zero
@@ -204,11 +180,6 @@ class HivemindStrategy(Strategy):
     def global_rank(self) -> int:
         """0 for the peer that acts for all, 1 for every other one."""
         return 0 if self._global_zero else 1
-
-    def model_to_device(self) -> None:
-        """Move the module to the device."""
-        assert self.model is not None
-        self.model.to(self.root_device)
 
     def reduce(self, tensor: Tensor | Any, *args: Any, **kwargs: Any) -> Tensor | Any:
         """Return ``tensor``: a metric is this peer's own."""

@@ -36,7 +36,7 @@ TRACKER_OPTIONS = {
 REPORTED_SLACK = 2
 
 
-class LiveProgressTracker(ProgressTracker):  # type: ignore[misc]
+class LiveProgressTracker(ProgressTracker):
     """Tracks the progress of this peer and of the swarm.
 
     Takes hivemind's arguments.

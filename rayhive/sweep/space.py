@@ -19,8 +19,10 @@ from rayhive.registry import CODECS
 if TYPE_CHECKING:
     from optuna import Trial
 
-#: Draws without anything new after which a space with ranges counts as exhausted.
+#: Draws without anything new after which a space that cannot be listed counts as exhausted.
 ENOUGH_DRAWS = 500
+#: Points up to which a space is listed.
+LISTABLE = 2000
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -104,9 +106,11 @@ class SearchSpace:
         self.draw(_Follower(configuration, trial))
 
     def every(self) -> Iterator[Configuration] | None:
-        """Yield every configuration once per spelling; None if a range makes them too many."""
+        """Yield every configuration once per spelling; None if they are too many to list."""
         axes = [getattr(self.space, name) for name in Space.model_fields]
         if any(isinstance(axis, Range) and axis.low < axis.high for axis in axes):
+            return None
+        if math.prod(len(_values(axis)) for axis in axes) > LISTABLE:
             return None
         return self._product()
 
@@ -129,7 +133,7 @@ class SearchSpace:
     def unseen(self, seen: set[str], random: Random) -> Configuration | None:
         """Return a configuration whose key is not in ``seen``; None if there seems to be none.
 
-        Without ranges the answer is exact; with them, several hundred draws decide.
+        Where the space can be listed the answer is exact; else several hundred draws decide.
         """
         everything = self.every()
         if everything is not None:

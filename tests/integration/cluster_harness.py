@@ -6,10 +6,11 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,49 +162,67 @@ class Head:
 
 
 @contextlib.contextmanager
-def ray_head(folder: Path, dashboard: bool = False, **environment: str) -> Iterator[Head]:
+def ray_head(
+    folder: Path, dashboard: bool = False, options: Sequence[str] = (), **environment: str
+) -> Iterator[Head]:
     """Run a Ray head with a private directory and free ports, and end it.
 
     Args:
         folder: A short path.
         dashboard: Whether jobs can be submitted.
+        options: More options of ``ray start``.
         environment: Of the head, and of who talks to it.
     """
     env = {"HOME": str(folder), "RAY_TMPDIR": str(folder), **environment}
     port, web = _free_port(), _free_port()
-    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
-    command += ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"]
-    command += [f"--temp-dir={folder}/r", "--num-cpus=4", "--object-store-memory=80000000"]
-    command += [f"--include-dashboard={str(dashboard).lower()}", f"--dashboard-port={web}"]
-    command += ["--disable-usage-stats", f"--ray-client-server-port={_free_port()}"]
-    command += [f"--dashboard-agent-listen-port={_free_port()}"]
-    with (folder / "head.log").open("w") as log:
+    own = ["--head", f"--port={port}", f"--dashboard-port={web}", "--num-cpus=4"]
+    own += [f"--include-dashboard={str(dashboard).lower()}", f"--temp-dir={folder}/r"]
+    own += [f"--ray-client-server-port={_free_port()}", *options]
+    with _ray_start(folder, "head", own, env):
+        yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{web}", env)
+
+
+@contextlib.contextmanager
+def ray_node(head: Head, folder: Path, options: Sequence[str] = ()) -> Iterator[None]:
+    """Join another node, on this machine, to a running head."""
+    own = [f"--address={head.address}", *options]
+    with _ray_start(folder, "node", own, head.environment):
+        yield
+
+
+@contextlib.contextmanager
+def _ray_start(
+    folder: Path, name: str, options: Sequence[str], environment: Mapping[str, str]
+) -> Iterator[None]:
+    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"]
+    command += ["--block", "--disable-usage-stats", "--object-store-memory=80000000"]
+    command += [f"--dashboard-agent-listen-port={_free_port()}", *options]
+    with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
             command,
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             start_new_session=True,
         )
     try:
-        text = folder / "head.log"
-        eventually(lambda: process.poll() is not None or "started" in text.read_text(), 60.0)
-        assert process.poll() is None, text.read_text()
-        yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{web}", env)
+        said = folder / f"{name}.log"
+        eventually(lambda: process.poll() is not None or "started" in said.read_text(), 60.0)
+        assert process.poll() is None, said.read_text()
+        yield
     finally:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(20.0)
         except subprocess.TimeoutExpired:
             process.kill()
-        for pid in users_of(folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if name == "head":
+            for pid in users_of(folder):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _free_port() -> int:
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "die": None,  # [where, signal or exit code]; where as in "fail"
     "deaf": False,  # ignores commands to stop and to shut down
     "litter": True,
+    "says": "",  # to its log
 }
 
 
@@ -45,6 +46,7 @@ class Peer:
     def run(self) -> None:
         threading.Thread(target=self.read, daemon=True).start()
         self.emit("spawned", pid=os.getpid())
+        print(self.fake["says"], flush=True)
         start = self.wait_for("start")
         if self.spec["peer"] > 0 and not start["initial_peers"]:
             raise RuntimeError("no initial peers")

@@ -26,6 +26,7 @@ from tests.integration.cluster_harness import (
     litter,
     pids,
     ray_head,
+    ray_node,
     replicate,
     training,
     users_of,
@@ -40,6 +41,7 @@ from rayhive.spec import ReplicateSpec
 address, spec, zygote = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
 with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
     assert not cluster.embedded
+    assert not cluster.check_room(spec.swarm)
     handle = cluster.start(spec)
     print("started", flush=True)
     print("outcome", json.dumps(handle.wait(60)), flush=True)
@@ -76,7 +78,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def head(folder: Path) -> Iterator[Head]:
-    with ray_head(folder) as head:
+    with ray_head(folder, options=["--num-gpus=1", "--labels=zone=a"]) as head:
         yield head
 
 
@@ -118,12 +120,23 @@ def _line(pid: int) -> str:
 
 
 def test_a_driver_that_ends_takes_its_agents_along(head: Head, tmp_path: Path) -> None:
-    spec = replicate(tmp_path, study="other", rounds=3)
+    # ... and the demands of node classes are met: two peers share the one (pretended) GPU
+    classes = {
+        "gpu": {"count": 2, "gpus": 0.5, "labels": {"zone": "a"}},
+        "cpu": {"count": 1},
+    }
+    spec = replicate(tmp_path, study="other", rounds=3, swarm={"peers": 3, "node_classes": classes})
     arguments = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
     with driver(START, *arguments, **head.environment) as only:
         assert json.loads(only.line("outcome")) == {"state": "completed", "stop_reason": "rounds"}
         assert only.process.wait(30) == 0
     assert groups(spec) == [] and litter(spec) == []
+    ready = [event for event in events_of(spec) if event["kind"] == "peer_ready"]
+    assert {event["peer"]: event["device"] for event in ready} == {
+        "peer-0": "0",
+        "peer-1": "0",
+        "peer-2": "",
+    }
     eventually(lambda: _actors(head) == [])
 
 
@@ -136,6 +149,36 @@ print("answer", json.dumps([a["name"] for a in ray.util.list_named_actors(True)]
     with driver(code, head.address, **head.environment) as asker:
         found: list[str] = json.loads(asker.line("answer"))
     return found
+
+
+@pytest.mark.slow
+def test_peers_go_to_the_nodes_of_their_class_and_their_logs_come_home(tmp_path: Path) -> None:
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    classes = {name: {"count": 1, "labels": {"zone": name}} for name in ("a", "b")}
+    spec = replicate(tmp_path, swarm={"node_classes": classes}, says="hello")
+    try:
+        with ray_head(path, options=["--labels=zone=b"]) as head:
+            arguments = (head.address, spec.model_dump_json(by_alias=True))
+            with driver(START, *arguments, json.dumps(FAKE_ZYGOTE), **head.environment) as early:
+                assert early.process.wait(60) == 1
+            assert not (tmp_path / "events.jsonl").exists()
+            with (
+                ray_node(head, path, ["--labels=zone=a", "--num-cpus=1"]),
+                driver(START, *arguments, json.dumps(FAKE_ZYGOTE), **head.environment) as late,
+            ):
+                outcome = json.loads(late.line("outcome"))
+                assert outcome == {"state": "completed", "stop_reason": "rounds"}
+                assert late.process.wait(30) == 0
+        spawned = [event for event in events_of(spec) if event["kind"] == "peer_spawned"]
+        assert len({event["node"] for event in spawned}) == 2
+        ready = [event for event in events_of(spec) if event["kind"] == "dht_ready"]
+        # they have to reach each other: no loopback between machines
+        assert not [e for e in ready if "127.0.0.1" in e["addresses"][0]]
+        for name in ("peer-0", "peer-1"):
+            assert "hello" in (tmp_path / "logs" / f"{name}.log").read_text()
+        assert groups(spec) == [] and litter(spec) == [] and users_of(path) == []
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.mark.slow

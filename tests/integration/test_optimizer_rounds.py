@@ -1,4 +1,4 @@
-"""What a peer applies when its gradients are not averaged: all of its own, once, and never zeros."""
+"""What a peer applies when its gradients are not averaged: its own, once, and never zeros."""
 
 from __future__ import annotations
 

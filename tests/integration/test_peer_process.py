@@ -1,4 +1,4 @@
-"""Real peer processes: the whole life of a small swarm, and what remains of it when it is killed."""
+"""Real peer processes: the whole life of a small swarm, and what a killed one leaves."""
 
 from __future__ import annotations
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+import ray
+import yaml
 
 from rayhive.cluster import embedded, machine
 from rayhive.cluster.actors import is_agent, supervisor_pattern
@@ -141,3 +145,16 @@ def test_the_doctor_sees_a_small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MIN_SHARED_MEMORY", 2**60)
     shared = next(check for check in doctor() if check.name == "shared memory")
     assert not shared.ok and "--shm-size" in shared.mend
+
+
+def test_the_cluster_file_is_what_ray_takes_and_ships_what_exists() -> None:
+    root = Path(__file__).resolve().parents[2]
+    config = yaml.safe_load((root / "experiments" / "cluster.yaml").read_text())
+    schema = Path(ray.__file__).parent / "autoscaler" / "ray-schema.json"
+    jsonschema.validate(config, json.loads(schema.read_text()))
+    for shipped in config["file_mounts"].values():
+        assert (root / shipped).exists(), shipped
+    assert "~/quickstart.yaml" in config["file_mounts"], "the default of experiments/sweep.py"
+    assert config["head_node_type"] in config["available_node_types"]
+    workers = [n for n in config["available_node_types"] if n != config["head_node_type"]]
+    assert all(config["available_node_types"][name]["min_workers"] > 0 for name in workers)

@@ -126,6 +126,8 @@ def test_a_finite_space_is_listed_once() -> None:
 
 def test_a_range_makes_a_space_that_cannot_be_listed() -> None:
     assert SearchSpace(WIDE, SHAPES).every() is None
+    many = Space(codec=["size_adaptive"], threshold=list(range(1, 3000)))
+    assert SearchSpace(many, SHAPES).every() is None
     constant = Space(min_compression_ratio=Range(low=0.5, high=0.5), powersgd_rank=[1])
     assert len(list(SearchSpace(constant, SHAPES).every() or ())) == 1
 
