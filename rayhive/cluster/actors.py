@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import re
@@ -67,4 +68,8 @@ def live(prefix_or_pattern: str | re.Pattern[str]) -> list[str]:
 
 def leave() -> None:
     """End the actor that this is called in, after what else it is doing."""
+    # Ray ends a process on the spot, before what is registered to run at exit, if one of its
+    # references is collected after it was shut down.
+    gc.collect()
+    gc.freeze()
     exit_actor()  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from rayhive.cluster.peer_actor import EXITED
 from rayhive.cluster.swarm import Swarm
 from rayhive.cluster.timing import Timing
 from rayhive.cluster.zygote_keeper import tail
-from rayhive.errors import RayhiveError
+from rayhive.errors import RayhiveError, ReplicateError
 from rayhive.events import Event, EventLog, make_event
 from rayhive.spec import ReplicateSpec
 
@@ -53,14 +53,13 @@ class Replicate:
         self._out_of_time = False
         self._news = asyncio.Event()
         self._log: EventLog | None = None
+        self._disk_error: str | None = None
 
     async def run(self) -> None:
         """Run to the end. Whatever happens, there is an outcome afterwards, and it is on disk."""
         folder = Path(self._spec.folder)
         try:
-            (folder / "logs").mkdir(parents=True, exist_ok=True)
-            self._write_spec(folder / "spec.json")
-            self._log = EventLog(_fresh(folder / "events.jsonl"))
+            self._open(folder)
             outcome = await self._course()
         except _Ended as ended:
             outcome = ended.outcome
@@ -74,10 +73,22 @@ class Replicate:
         except Exception:
             self._note_failure(folder)
         self._emit("replicate_finished", **outcome.as_dict())
-        if self._log is not None:
-            self._log.close()
+        try:
+            if self._log is not None:
+                self._log.close()
+        except OSError as error:
+            self._disk_error = f"events can't be written: {error}"
         self._phase = "finished"
-        self.outcome = outcome
+        lost = self._disk_error
+        self.outcome = outcome if lost is None else Outcome("failed", lost)
+
+    def _open(self, folder: Path) -> None:
+        try:
+            (folder / "logs").mkdir(parents=True, exist_ok=True)
+            self._write_spec(folder / "spec.json")
+            self._log = EventLog(_fresh(folder / "events.jsonl"))
+        except OSError as error:
+            raise ReplicateError(f"{folder} can't be written: {error.strerror}") from error
 
     def stop(self, reason: str) -> None:
         """Ask for an early end."""
@@ -130,7 +141,7 @@ class Replicate:
         """Return when every peer has finished, by itself or because it was told to."""
         ledger, patience = self._ledger, self._patience()
         over = await self._wait(
-            lambda: ledger.trouble() or ledger.first_finish() or self._stopped, deadline
+            lambda: self._trouble() or ledger.first_finish() or self._stopped, deadline
         )
         self._raise_trouble()
         reason = ledger.first_finish()
@@ -138,7 +149,7 @@ class Replicate:
             # The others are in the same round: they end by themselves unless they hang.
             until = min(deadline, time.monotonic() + patience)
             await self._wait(
-                lambda: ledger.trouble() or ledger.all_finished() or self._stopped, until
+                lambda: self._trouble() or ledger.all_finished() or self._stopped, until
             )
             self._raise_trouble()
         if ledger.all_finished():
@@ -151,7 +162,7 @@ class Replicate:
         if self._stopped is not None:
             patience = self._timing.hurry
         await self._wait(
-            lambda: ledger.trouble() or ledger.all_finished(), time.monotonic() + patience
+            lambda: self._trouble() or ledger.all_finished(), time.monotonic() + patience
         )
         if self._stopped is None:
             self._raise_trouble()
@@ -189,7 +200,7 @@ class Replicate:
             _Ended: A peer is in trouble, somebody wants to stop, or time is over.
         """
         ledger = self._ledger
-        done = await self._wait(lambda: reached() or ledger.trouble() or self._stopped, deadline)
+        done = await self._wait(lambda: reached() or self._trouble() or self._stopped, deadline)
         if self._stopped is not None:
             raise _Ended(Outcome("stopped", self._stopped))
         self._raise_trouble()
@@ -198,8 +209,11 @@ class Replicate:
             text = f"{late} did not reach {what} within {self._timing.startup:g} s"
             raise _Ended(Outcome("failed", text))
 
+    def _trouble(self) -> str | None:
+        return self._disk_error or self._ledger.trouble()
+
     def _raise_trouble(self) -> None:
-        trouble = self._ledger.trouble()
+        trouble = self._trouble()
         if trouble is not None:
             raise _Ended(Outcome("failed", trouble))
 
@@ -246,7 +260,10 @@ class Replicate:
             self._peer_exited(name, event.get("exit_code"), event.get("reason"))
         else:
             self._append({**event, "peer": name})
-            self._ledger.take(name, event)
+            try:
+                self._ledger.take(name, event)
+            except (KeyError, TypeError, ValueError) as error:
+                self._ledger.lost(name, f"it sent a {event['kind']} that can't be read: {error!r}")
         self._news.set()
 
     def _peer_exited(self, name: str, code: int | None, reason: str | None) -> None:
@@ -262,8 +279,13 @@ class Replicate:
         self._append(make_event(kind, peer, **fields))
 
     def _append(self, event: Event) -> None:
-        if self._log is not None:
+        if self._log is None or self._disk_error is not None:
+            return
+        try:
             self._log.append(event)
+        except OSError as error:
+            self._disk_error = f"events can't be written: {error}"
+            self._news.set()
 
     def _write_spec(self, path: Path) -> None:
         temporary = path.with_suffix(".tmp")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -26,16 +26,19 @@ from rayhive.cluster import actors
 from rayhive.cluster.agent import NodeAgent
 from rayhive.cluster.peer_actor import EXITED, PeerActor
 from rayhive.cluster.placement import Bundle, Room, bundles
-from rayhive.errors import ClusterError
+from rayhive.errors import ClusterError, RayhiveError
 from rayhive.events import Event
 from rayhive.spec import PeerSpec, ReplicateSpec
 
 _POLL = 20.0
 _PLACEMENT_POLL = 2.0
+#: What an actor on a node that can't be reached costs at most; Ray notices it much later.
+_ANSWER_TIMEOUT = 10.0
 _CLOSE_TIMEOUT = 3.0
 #: What an actor without work of its own asks for.
 _LIGHT = {"num_cpus": 0, "max_restarts": 0}
 
+T = TypeVar("T")
 #: Takes a peer's name and one of its events, the last of kind ``exited``.
 Listener = Callable[[str, Event], Awaitable[None]]
 
@@ -56,6 +59,16 @@ def rooms() -> list[Room]:
 
 def _nodes() -> list[dict[str, Any]]:
     return list(ray.nodes())  # type: ignore[no-untyped-call]
+
+
+async def _all(steps: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all at once, and raise rayhive's own errors as they were raised in the actors."""
+    try:
+        return await asyncio.gather(*steps)
+    except RayTaskError as error:
+        if isinstance(error.cause, RayhiveError):
+            raise error.cause from None
+        raise
 
 
 class Swarm:
@@ -152,10 +165,8 @@ class Swarm:
         by_node = defaultdict(list)
         for name, node in self._nodes.items():
             by_node[node].append(name)
-        prepared = await asyncio.gather(
-            *(self._prepare(node, peers) for node, peers in by_node.items())
-        )
-        ready = dict(zip(by_node, prepared, strict=True))
+        steps = [self._prepare(node, peers) for node, peers in by_node.items()]
+        ready = dict(zip(by_node, await _all(steps), strict=True))
         alone = len(by_node) == 1
 
         async def start(index: int) -> None:
@@ -175,7 +186,7 @@ class Swarm:
             started(peer.name, {**answer, "node": node})
             self._pumps.append(asyncio.create_task(self._pump(peer.name)))
 
-        await asyncio.gather(*(start(index) for index in range(len(self._specs))))
+        await _all([start(index) for index in range(len(self._specs))])
 
     def log_of(self, name: str) -> Path:
         """Return where a peer's log ends up."""
@@ -225,8 +236,9 @@ class Swarm:
         """Send a command to some peers; dead ones are passed over, their death is an event."""
 
         async def send(name: str) -> None:
-            with contextlib.suppress(RayActorError):
-                await self._actors[name].command.remote({"do": do, **fields})
+            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
+                answer = self._actors[name].command.remote({"do": do, **fields})
+                await asyncio.wait_for(answer, _ANSWER_TIMEOUT)
 
         await asyncio.gather(*(send(name) for name in who if name in self._actors))
 
@@ -234,8 +246,8 @@ class Swarm:
         """Kill the process groups of some peers."""
 
         async def kill(name: str) -> None:
-            with contextlib.suppress(RayActorError):
-                await self._actors[name].kill.remote()
+            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
+                await asyncio.wait_for(self._actors[name].kill.remote(), _ANSWER_TIMEOUT)
 
         await asyncio.gather(*(kill(name) for name in who if name in self._actors))
 
@@ -253,11 +265,15 @@ class Swarm:
             pump.cancel()
         for name, node in self._nodes.items():
             if node != self._home and node in self._agents:
-                with contextlib.suppress(RayActorError, OSError):
-                    text = await self._agents[node].fetch_log.remote(self._spec.run_id, name)
+                with contextlib.suppress(RayActorError, asyncio.TimeoutError, OSError):
+                    answer = self._agents[node].fetch_log.remote(self._spec.run_id, name)
+                    text = await asyncio.wait_for(answer, _ANSWER_TIMEOUT)
                     self.log_of(name).write_bytes(text)
-        for agent in self._agents.values():
-            with contextlib.suppress(RayActorError):
-                await agent.cleanup.remote(self._spec.run_id)
+
+        async def clean(agent: Any) -> None:
+            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
+                await asyncio.wait_for(agent.cleanup.remote(self._spec.run_id), _ANSWER_TIMEOUT)
+
+        await asyncio.gather(*(clean(agent) for agent in self._agents.values()))
         if self._group is not None:
             await asyncio.to_thread(remove_placement_group, self._group)

@@ -27,57 +27,24 @@ from rayhive.compression import wire
 from rayhive.compression.matchmaking import TRACE, LiveMatchmaking, StepTrace
 from rayhive.compression.rounds import RoundResult
 from rayhive.compression.runner import MeasuredRunner
-from rayhive.compression.streams import COURTESY, PATIENCE, stay_open, until
+from rayhive.compression.steps import STEPS_KEPT
+from rayhive.compression.streams import COURTESY, PATIENCE, DownloadStub, stay_open
 
 #: Longest wait for a groupmate's next part [s], if nothing asks for another.
 SENDER_TIMEOUT = 10.0
 #: Longest wait for replies that are still leaving when our own part of a round is done [s].
 DRAIN_PATIENCE = 2.0
-#: Longest wait at shutdown for steps to end and the DHT to have read our messages, each [s].
-FLUSH_PATIENCE = 1.0
+#: Longest waits at shutdown, for steps to end and for the DHT to have read our messages [s];
+#: hivemind terminates an averager that takes longer than 5 s.
+STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
 #: What hivemind appends to a group's id for each of its all-reduces.
 PHASE_NAMES = {b"": "dense", b"PHASE_P": "P", b"PHASE_Q": "Q"}
-#: Steps kept for :meth:`RecordedSteps.take_rounds`, should nobody ask.
-STEPS_KEPT = 1024
-
-
-class RecordedSteps(DecentralizedAverager):
-    """Keeps the outcome of every step in the trainer's process.
-
-    hivemind's state averager drops the result of its rounds; from here they can be had. This
-    class stands *after* the averager that it serves among the bases, where all its steps pass.
-    """
-
-    _steps: deque[StepControl]
-
-    def step(self, *args: Any, wait: bool = True, **kwargs: Any) -> Any:
-        """Run a step as hivemind does, and remember how it ended.
-
-        Raises:
-            ValueError: Asked to wait for a step that waits for a trigger.
-        """
-        if wait and kwargs.get("require_trigger"):
-            raise ValueError("a step that requires a trigger cannot be waited for here")
-        control = super().step(*args, wait=False, **kwargs)
-        self._steps.append(control)
-        return control.result() if wait else control
-
-    def take_rounds(self) -> list[RoundResult]:
-        """Return the rounds that ended since the last call, failed ones with their error."""
-        taken = []
-        for _ in range(len(self._steps)):
-            control = self._steps.popleft()
-            if not control.done():
-                self._steps.append(control)
-            elif not control.cancelled():  # a cancelled step never was a round
-                error = control.exception()
-                taken.append(control.result() if error is None else RoundResult(error=repr(error)))
-        return taken
 
 
 class MeasuredAverager(DecentralizedAverager):
-    """Mixin that stands first among the bases of an averager; :class:`RecordedSteps` last.
+    """Mixin that stands first among the bases of an averager.
 
+    :class:`rayhive.compression.steps.RecordedSteps` stands last among them.
     ``StepControl.result()`` is a :class:`RoundResult`. Timeouts differ from hivemind's: those of
     an all-reduce do not follow the matchmaking window, and ``request_timeout`` stays below it.
 
@@ -202,11 +169,11 @@ class MeasuredAverager(DecentralizedAverager):
             for task in tasks if insist else ():
                 task.cancel()
             if tasks:
-                await asyncio.wait(tasks, timeout=FLUSH_PATIENCE)
+                await asyncio.wait(tasks, timeout=STEP_PATIENCE)
         self._running_groups.clear()
         with contextlib.suppress(Exception):  # held from here on: no search begins any more
             lock = self._matchmaking.lock_looking_for_group
-            await asyncio.wait_for(lock.acquire(), FLUSH_PATIENCE)
+            await asyncio.wait_for(lock.acquire(), STEP_PATIENCE)
         await super()._shutdown(timeout)
         with contextlib.suppress(Exception):
             read = self.dht.run_coroutine(_nothing, return_future=True)
@@ -286,16 +253,17 @@ class MeasuredAverager(DecentralizedAverager):
         }
 
     @classmethod
-    def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> _Stub:
+    def get_stub(cls, p2p: P2P, peer: PeerID, *, namespace: str | None = None) -> DownloadStub:
         """Return the remote side of a peer."""
-        return _Stub(super().get_stub(p2p, peer, namespace=namespace))
+        return DownloadStub(super().get_stub(p2p, peer, namespace=namespace))
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
         """Lead a peer as hivemind does, and let it hang up when it has the last word."""
-        async for message in super().rpc_join_group(request, context):
-            yield message
+        async with contextlib.aclosing(super().rpc_join_group(request, context)) as messages:
+            async for message in messages:
+                yield message
         await stay_open(PATIENCE)
 
     async def rpc_download_state(
@@ -303,9 +271,10 @@ class MeasuredAverager(DecentralizedAverager):
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         """Send the state as hivemind does, then an empty message that says it is complete."""
         anything = False
-        async for message in super().rpc_download_state(_request, _context):
-            anything = True
-            yield message
+        async with contextlib.aclosing(super().rpc_download_state(_request, _context)) as parts:
+            async for part in parts:
+                anything = True
+                yield part
         if anything:
             yield averaging_pb2.DownloadData()
             await stay_open(COURTESY)
@@ -330,22 +299,6 @@ class MeasuredAverager(DecentralizedAverager):
         async with contextlib.aclosing(answers):
             async for message in answers:
                 yield message
-
-
-class _Stub:
-    """The remote side of a peer, from which a state is read until it is complete."""
-
-    def __init__(self, stub: Any) -> None:
-        self._stub = stub
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stub, name)
-
-    async def rpc_download_state(
-        self, request: averaging_pb2.DownloadRequest
-    ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        messages = await self._stub.rpc_download_state(request)
-        return until(messages, lambda message: not message.ByteSize())
 
 
 async def _nothing(dht: DHT, node: DHTNode) -> None:

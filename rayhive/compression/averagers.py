@@ -8,8 +8,9 @@ from __future__ import annotations
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
-from rayhive.compression.averager import MeasuredAverager, RecordedSteps
+from rayhive.compression.averager import MeasuredAverager
 from rayhive.compression.powersgd import TransactionalPowerSGD
+from rayhive.compression.steps import RecordedSteps
 
 
 class RayhiveGradientAverager(MeasuredAverager, GradientAverager, RecordedSteps):

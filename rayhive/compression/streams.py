@@ -13,6 +13,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from hivemind.proto import averaging_pb2
+
 T = TypeVar("T")
 
 #: Longest wait for a reader that is known to hang up [s].
@@ -33,3 +35,20 @@ async def until(stream: AsyncGenerator[T, Any], last: Callable[[T], bool]) -> As
             yield message
             if last(message):
                 return
+
+
+class DownloadStub:
+    """The remote side of a peer, from which a state is read until it is complete."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stub, name)
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadRequest
+    ) -> AsyncIterator[averaging_pb2.DownloadData]:
+        """Download a peer's state, hanging up on the message that says it is complete."""
+        messages = await self._stub.rpc_download_state(request)
+        return until(messages, lambda message: not message.ByteSize())

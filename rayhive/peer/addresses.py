@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -46,13 +47,28 @@ def _is_loopback(address: str) -> bool:
         return False
 
 
-def join_message(run_id: str, addresses: Sequence[str]) -> str:
-    """Return the text that tells how other machines join; each of its two lines can be pasted."""
+def join_message(run_id: str, addresses: Sequence[str], command: str) -> str:
+    """Return the text that tells how other machines join; each way is one line to paste."""
     joined = ",".join(addresses)
     return (
         f"This peer takes part in the run {run_id!r}. Other machines join it with the same "
         f"command and one variable:\n"
-        f"INITIAL_PEERS={joined} python ...\n"
+        f"INITIAL_PEERS={joined} {command}\n"
         f"or by passing the peers to the strategy:\n"
         f"HivemindStrategy(initial_peers='{joined}')"
     )
+
+
+def same_command(interpreter: Sequence[str], arguments: Sequence[str]) -> str:
+    """Return the command that this process was started with, as another machine has it.
+
+    Args:
+        interpreter: ``sys.orig_argv``.
+        arguments: ``sys.argv``.
+    """
+    script = arguments[0] if arguments else ""
+    if "-c" in interpreter or script in ("", "-c", "-"):
+        return "python ..."
+    if os.path.dirname(script) == os.path.dirname(interpreter[0]):  # an installed command
+        return shlex.join([os.path.basename(script), *arguments[1:]])
+    return shlex.join(["python", *interpreter[1:]])

@@ -23,6 +23,8 @@ import psutil
 from hivemind.p2p import P2P
 
 _PR_SET_PDEATHSIG = 1
+#: The path of a socket may have 107 bytes, of which the name of the file takes up to 50.
+_LONGEST_FOLDER = 55
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: What the fork that is under way has to become; None outside of :meth:`Children.forking`.
 _fork: dict[str, bool] | None = None
@@ -43,7 +45,10 @@ class Children:
     """What one strategy makes hivemind start, and how it is cleaned up."""
 
     def __init__(self) -> None:
-        self._prefix = f"{tempfile.gettempdir()}/hivemind-{os.getpid()}-{secrets.token_hex(4)}-"
+        folder = tempfile.gettempdir()
+        if len(folder) > _LONGEST_FOLDER:
+            folder = "/tmp"
+        self._prefix = f"{folder}/hivemind-{os.getpid()}-{secrets.token_hex(4)}-"
 
     @contextlib.contextmanager
     def forking(self, own_group: bool = False) -> Iterator[None]:
@@ -71,6 +76,7 @@ class Children:
             yield
         except BaseException:
             kill([child for child in descendants(os.getpid()) if child not in before])
+            self.remove_sockets()
             raise
         finally:
             P2P._UNIX_SOCKET_PREFIX = socket_prefix
@@ -81,11 +87,7 @@ class Children:
     def start_dht(self, **arguments: Any) -> hivemind.DHT:
         """Start a :class:`hivemind.DHT`; on failure nothing of it is left."""
         with self.forking(own_group=True):
-            try:
-                return hivemind.DHT(start=True, **arguments)
-            except BaseException:
-                self.remove_sockets()
-                raise
+            return hivemind.DHT(start=True, **arguments)
 
     def end_dht(self, dht: hivemind.DHT) -> None:
         """Shut the DHT down, by force if it does not answer."""

@@ -122,7 +122,8 @@ def argument_names(cls: type) -> set[str]:
     return {
         name
         for ancestor in lineage
-        for name, parameter in inspect.signature(ancestor.__init__).parameters.items()
+        if "__init__" in vars(ancestor)
+        for name, parameter in inspect.signature(vars(ancestor)["__init__"]).parameters.items()
         if parameter.kind == parameter.KEYWORD_ONLY
     }
 

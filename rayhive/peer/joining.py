@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ import hivemind
 from hivemind.utils.multiaddr import Multiaddr
 
 from rayhive.errors import PeerError, Problem
-from rayhive.peer.addresses import join_message, reachable
+from rayhive.peer.addresses import join_message, reachable, same_command
 from rayhive.peer.children import Children
 from rayhive.peer.flags import StrategyError
 
@@ -88,8 +89,8 @@ class Membership:
             raise PeerError(f"could not join the swarm at {where}: {error}") from error
 
     def _announce(self) -> None:
-        addresses = reachable(self.dht.get_visible_maddrs())
-        message = join_message(self._run_id, addresses)
+        command = same_command(sys.orig_argv, sys.argv)
+        message = join_message(self._run_id, self.addresses, command)
         log.info(message)
         if not self._peers:
             print(message, flush=True)

@@ -15,6 +15,10 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "RESULT "
+#: What the scenarios average: matrices, a convolution, vectors, a single element and, last, a
+#: tensor that never gets a gradient; and the size of their parts, so that each peer reduces some.
+SHAPES = [(48, 40), (48,), (24, 8, 3, 3), (1,), (30, 50), (7,), (11,)]
+PART_SIZE = 2**10
 
 
 def run_scenario(name: str, *, limit: float = 90.0, **arguments: Any) -> Any:

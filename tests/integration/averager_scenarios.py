@@ -19,6 +19,7 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind wants typing's
 
 import hivemind
 import torch
+from hivemind.averaging.allreduce import AllreduceException
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
@@ -33,11 +34,8 @@ from rayhive.compression.averagers import (
 from rayhive.compression.counting import CountingCompression
 from rayhive.compression.rounds import RoundResult
 from rayhive.registry import CODECS
-from tests.integration.averager_harness import MARK
+from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES
 
-#: Matrices, a convolution, vectors, a single element and a tensor that never gets a gradient.
-SHAPES = [(48, 40), (48,), (24, 8, 3, 3), (1,), (30, 50), (7,), (11,)]
-PART_SIZE = 2**10
 #: Long enough that a group which waits for its window fails the test by its limit.
 NEVER = 60.0
 
@@ -160,6 +158,25 @@ def partial_round(dhts: Sequence[hivemind.DHT]) -> Any:
             averager.step(wait=False, timeout=NEVER + 30)
         results = one_round(talking)
     return {"rounds": [r.summary() for r in results], "mute": str(dhts[2].peer_id)}
+
+
+class Stumbling(RayhivePowerSGDAverager):
+    """Loses its first round after everything was sent."""
+
+    stumbled = False
+
+    async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
+        await super()._run_allreduce_inplace_(*args, **kwargs)
+        if args[2].endswith(b"PHASE_Q") and not self.stumbled:
+            self.stumbled = True
+            raise AllreduceException("stumbled")
+
+
+def retried_round(dhts: Sequence[hivemind.DHT]) -> Any:
+    """Let the first attempt at a round fail for both peers, then average once more."""
+    options = {"averager_rank": 2, "min_compression_ratio": 0.3, "part_size_bytes": PART_SIZE}
+    with averagers(dhts[:2], Stumbling, prefix="retry", target_group_size=2, **options) as group:
+        return [[r.summary() for r in one_round(group)] for _ in range(2)]
 
 
 def growing_group(dhts: Sequence[hivemind.DHT]) -> Any:
@@ -290,6 +307,7 @@ def rounds_of_averagers() -> Any:
     with swarm(3) as dhts:
         for scenario in (
             partial_round,
+            retried_round,
             growing_group,
             shrinking_group,
             state_averaging,

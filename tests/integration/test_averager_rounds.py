@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.averager_harness import run_scenario
+from rayhive.compression.accounting import payload
+from tests.integration.averager_harness import PART_SIZE, SHAPES, run_scenario
 
 pytestmark = pytest.mark.swarm
 
@@ -36,6 +37,19 @@ def test_partial_round(told: Any) -> None:
         assert told["mute"] in result["failures"][0]
         assert result["sent_bytes"] > result["received_bytes"]
         assert result["error"] is None
+
+
+def test_retried_round(told: Any) -> None:
+    """What a failed attempt cost is told with the next result, and only once."""
+    one = payload(
+        SHAPES, powersgd_rank=2, min_compression_ratio=0.3, part_size_bytes=PART_SIZE
+    ).bytes_per_transfer
+    first, second = told
+    for result in first:
+        assert (result["attempts"], result["fraction"], result["sent_bytes"]) == (2, 1.0, one)
+        assert result["wasted_bytes"] == one
+    for result in second:
+        assert (result["attempts"], result["wasted_bytes"]) == (1, 0)
 
 
 def test_growing_group(told: Any) -> None:

@@ -104,9 +104,8 @@ def resume(way: str, checkpoint: str, rounds: int) -> dict[str, Any]:
     restored: dict[str, Any] = {}
 
     class Looking(UntilRound):
-        def on_train_epoch_start(self, trainer: Any, *_: Any) -> None:
-            if not restored:
-                restored.update(_state(trainer))
+        def at_start(self, trainer: Any) -> None:
+            restored.update(_state(trainer))
 
     trainer = make_trainer(_strategy(way), Looking(rounds))
     trainer.fit(_module(way), _same_batches(), ckpt_path=checkpoint)
@@ -161,10 +160,9 @@ def test_plain_checkpoints_come_and_go(tmp_path: Path) -> None:
 
 def rejoin(way: str, peer: int, folder: str, checkpoint: str | None) -> dict[str, Any]:
     class Looking(Together):
-        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-            if trainer.current_epoch == 0:
-                self.start = _state(trainer)
-            super().on_train_epoch_start(trainer, pl_module)
+        def at_start(self, trainer: Any) -> None:
+            self.start = _state(trainer)
+            super().at_start(trainer)
 
     callback = Looking(folder, peer, rounds=6)
     trainer = make_trainer(_strategy(way), callback)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -151,6 +152,39 @@ def test_a_peer_in_trouble_fails_the_replicate(
 ) -> None:
     outcome = run(cluster, replicate(tmp_path, rounds=None, peers={"1": trouble}))
     assert outcome["state"] == "failed" and outcome["stop_reason"].startswith(text)
+
+
+def test_a_zygote_that_does_not_start_fails_the_replicate_with_its_last_words(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = [sys.executable, "-c", "raise SystemExit('no torch here')"]
+    monkeypatch.setitem(cluster._agent_options, "zygote_command", command)
+    outcome = run(cluster, replicate(tmp_path, study="broken"))
+    assert outcome == {
+        "state": "failed",
+        "stop_reason": "the zygote ended with exit code 1: no torch here",
+    }
+
+
+def test_a_folder_that_cannot_be_written_fails_the_replicate(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    handle = cluster.start(replicate(tmp_path / "file"))
+    assert handle.wait(PATIENT) == {
+        "state": "failed",
+        "stop_reason": f"{tmp_path / 'file'} can't be written: Not a directory",
+    }
+    handle.release()
+
+
+def test_a_full_disk_fails_the_replicate(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    handle = cluster.start(replicate(tmp_path, rounds=None))
+    outcome = handle.wait(PATIENT)
+    assert outcome is not None and outcome["state"] == "failed"
+    assert "No space left on device" in outcome["stop_reason"]
+    handle.release()
 
 
 def test_a_peer_that_is_never_ready_fails_the_replicate(cluster: Cluster, tmp_path: Path) -> None:

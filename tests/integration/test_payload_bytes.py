@@ -12,13 +12,9 @@ import pytest
 
 from rayhive.compression.accounting import allreduce_bytes, payload
 from rayhive.registry import CODECS
-from tests.integration.averager_harness import run_scenario
+from tests.integration.averager_harness import PART_SIZE, SHAPES, run_scenario
 
 pytestmark = pytest.mark.swarm
-
-# As in averager_scenarios, which is not imported here: it loads torch and hivemind.
-SHAPES = [(48, 40), (48,), (24, 8, 3, 3), (1,), (30, 50), (7,), (11,)]
-PART_SIZE = 2**10
 
 FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8")
 CASES: list[dict[str, Any]] = [

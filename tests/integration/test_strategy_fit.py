@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.integration.swarm_helpers import call, forks  # noqa: F401
-from tests.integration.toy import FAST, LOOPBACK, Regression, UntilRound, loader
+from tests.integration.toy import FAST, LOOPBACK, Regression, UntilRound, flat, loader
 from tests.integration.toy import trainer as make_trainer
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -112,43 +112,41 @@ def test_schedulers_advance_exactly_once_a_round() -> None:
 def batches_are_counted() -> dict[str, Any]:
     """Epochs of 40 samples in batches of 16, 16 and 8; one of four batches has no gradient."""
 
-    class Skips(Regression):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            return (
-                None
-                if self.skip and self.trainer.global_step % 4 == 1
-                else super().training_step(batch, batch_idx)
-            )
+    class Counting(Regression):
+        skip = False
+        seen: list[int] = []  # noqa: RUF012 - replaced in each round
 
-    def samples(skip: bool, **strategy: Any) -> list[int]:
-        entered: list[int] = []
-        module = Skips()
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if self.skip and self.trainer.global_step % 4 == 1:
+                return None
+            self.seen = [*self.seen, len(batch[0])]
+            return super().training_step(batch, batch_idx)
+
+    def samples(skip: bool = False, **strategy: Any) -> list[tuple[int, list[int]]]:
+        rounds: list[tuple[int, list[int]]] = []
+        module = Counting()
         module.skip = skip
 
         def on_event(kind: str, fields: dict[str, Any]) -> None:
             if kind == "round":
-                entered.append(fields["samples"])
+                rounds.append((fields["samples"], module.seen))
+                module.seen = []
 
-        _fit(
-            {"target_batch_size": 40, "on_event": on_event, **strategy},
-            module,
-            rounds=3,
-            data=loader(samples=40),
-        )
-        return entered
+        settings = {"target_batch_size": 40, "on_event": on_event, **strategy}
+        _fit(settings, module, rounds=3, data=loader(samples=40))
+        return rounds
 
-    return {
-        "counted": samples(False),
-        "given": samples(False, batch_size=20),
-        "skipped": samples(True),
-    }
+    return {"counted": samples(), "given": samples(batch_size=20), "skipped": samples(skip=True)}
 
 
 def test_samples_are_counted_as_they_are() -> None:
     result = call(batches_are_counted).result()
-    assert result["counted"] == [40, 40, 40]
-    assert result["given"] == [40, 40, 40]
-    assert result["skipped"] == [16 + 8 + 16, 16 + 16 + 16, 8 + 16 + 8 + 16]
+    for way, rounds in result.items():
+        assert len(rounds) == 3
+        for samples, batches in rounds:
+            assert samples >= 40
+            assert samples == (20 * len(batches) if way == "given" else sum(batches)), way
+        assert {16, 8} == {size for _, batches in rounds for size in batches}
 
 
 def gradients_of_each_way() -> dict[str, Any]:
@@ -156,63 +154,65 @@ def gradients_of_each_way() -> dict[str, Any]:
     import torch
     from lightning.pytorch.plugins.precision import MixedPrecision
 
-    from tests.integration.toy import flat
+    from rayhive import HivemindStrategy
 
-    def weights(strategy: dict[str, Any] | None = None, **options: Any) -> list[float]:
-        class Validated(Regression):
-            def validation_step(self, batch: Any, batch_idx: int) -> None:
-                self.net(batch[0])
+    class Validated(Regression):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.net(batch[0])
 
-            def configure_optimizers(self) -> Any:
-                return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
+
+    def reference(batches: list[int]) -> list[float]:
+        """Return the weights after rounds of so many batches each, without a swarm."""
+        module, data = Validated(), iter(loader())
+        optimizer = module.configure_optimizers()
+        for count in batches:
+            optimizer.zero_grad()
+            for inputs, targets in (next(data) for _ in range(count)):
+                (torch.nn.functional.mse_loss(module.net(inputs), targets) / count).backward()
+            optimizer.step()
+        return flat(module)
+
+    def distance(strategy: dict[str, Any] | None = None, **options: Any) -> float:
+        batches: list[int] = []
+
+        def on_event(kind: str, fields: dict[str, Any]) -> None:
+            if kind == "round":
+                batches.append(fields["samples"] // 16)
 
         module = Validated()
-        # a validation in the middle of a round clears gradients, if it is let
-        validation = {"val_check_interval": 3, "limit_val_batches": 1}
-        from rayhive import HivemindStrategy
-
         trainer = make_trainer(
-            HivemindStrategy(**{**ALONE, **(strategy or {})}),
+            HivemindStrategy(**{**ALONE, "on_event": on_event, **(strategy or {})}),
             UntilRound(3),
-            **validation,
+            # a validation in the middle of a round clears gradients, if it is let
+            val_check_interval=3,
+            limit_val_batches=1,
             **options,
         )
         trainer.fit(module, loader(), loader(samples=16))
-        return flat(module)
+        pairs = zip(flat(module), reference(batches), strict=True)
+        return max(abs(a - b) for a, b in pairs)
 
-    def plugin(dtype: str) -> dict[str, Any]:
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if dtype == "16-mixed" else None
-        return {"plugins": [MixedPrecision(dtype, "cpu", scaler)]}  # type: ignore[arg-type]
+    def fp16() -> Any:
+        return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=1024.0))
 
-    reference = Regression()
-    optimizer = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
-    batches = iter(loader())
-    for _ in range(3):
-        optimizer.zero_grad()
-        for inputs, targets in (next(batches) for _ in range(4)):
-            loss = torch.nn.functional.mse_loss(reference.net(inputs), targets) / 4
-            loss.backward()
-        optimizer.step()
+    reuse = {"reuse_grad_buffers": True}
     return {
-        "reference": flat(reference),
-        "plain": weights(),
-        "reused": weights({"reuse_grad_buffers": True}),
-        "offloaded": weights({"offload_optimizer": True}),
-        "fp16": weights(**plugin("16-mixed")),
-        "fp16, reused": weights({"reuse_grad_buffers": True}, **plugin("16-mixed")),
-        "bf16, reused, offloaded": weights(
-            {"reuse_grad_buffers": True, "offload_optimizer": True}, precision="bf16-mixed"
+        "plain": distance(),
+        "reused": distance(reuse),
+        "offloaded": distance({"offload_optimizer": True}),
+        "fp16": distance(plugins=[fp16()]),
+        "fp16, reused": distance(reuse, plugins=[fp16()]),
+        "bf16, reused, offloaded": distance(
+            {**reuse, "offload_optimizer": True}, precision="bf16-mixed"
         ),
     }
 
 
 def test_every_way_applies_the_same_gradients() -> None:
-    result = call(gradients_of_each_way).result()
-    reference = result.pop("reference")
-    for way, weights in result.items():
-        tolerance = 0.02 if "16" in way else 1e-5
-        distance = max(abs(a - b) for a, b in zip(weights, reference, strict=True))
-        assert distance < tolerance, way
+    for way, distance in call(gradients_of_each_way).result().items():
+        assert distance < (0.02 if "16" in way else 1e-5), way
 
 
 def clipping() -> dict[str, Any]:
@@ -323,14 +323,20 @@ def manual_optimization() -> dict[str, Any]:
             self.manual_backward(super().training_step(batch, batch_idx))
             optimizer.step()
 
-    module = Manual()
-    trainer = _fit({}, module, rounds=4)
-    return {"batches": trainer.global_step, "losses": module.losses}
+    module, samples = Manual(), []
+
+    def on_event(kind: str, fields: dict[str, Any]) -> None:
+        if kind == "round":
+            samples.append(fields["samples"])
+
+    trainer = _fit({"on_event": on_event}, module, rounds=4)
+    return {"batches": trainer.global_step, "samples": samples, "losses": module.losses}
 
 
 def test_manual_optimization_counts_each_step_as_a_batch() -> None:
     result = call(manual_optimization).result()
-    assert result["batches"] == 16
+    assert len(result["samples"]) == 4
+    assert sum(result["samples"]) == 16 * result["batches"]
     assert result["losses"][-1] < result["losses"][0]
 
 

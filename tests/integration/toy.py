@@ -75,6 +75,7 @@ class UntilRound(pl.Callback):
     def __init__(self, rounds: int, at_round: Any = None, pace_s: float = 0.0) -> None:
         self.rounds, self.at_round, self.pace_s = rounds, at_round, pace_s
         self.seen = 0
+        self.started = False
         self.most_peers = 0
         self.rates: dict[int, float] = {}
         self.deadline = time.monotonic() + 60
@@ -82,7 +83,13 @@ class UntilRound(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.seen = trainer.optimizers[0].local_epoch
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def at_start(self, trainer: pl.Trainer) -> None:
+        """Do something before the first batch, after the strategy took the state of others."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if not self.started:
+            self.started = True
+            self.at_start(trainer)
         if self.pace_s:
             time.sleep(self.pace_s)
 
@@ -118,10 +125,9 @@ class Together(UntilRound):
             assert time.monotonic() < self.deadline, f"nobody came to {where}"
             time.sleep(0.01)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.current_epoch == 0:  # after the strategy has loaded the state of others
-            assert trainer.optimizers[0].tracker.wait_for_peers(self.peers, 30)
-            self.meet("start")
+    def at_start(self, trainer: pl.Trainer) -> None:
+        assert trainer.optimizers[0].tracker.wait_for_peers(self.peers, 30)
+        self.meet("start")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.optimizers[0].state_averager.step(wait_for_delayed_updates=True)

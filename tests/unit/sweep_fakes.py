@@ -150,7 +150,9 @@ class FakeHandle:
         self.world.tick()
         if self.run_id in self.world.lose:  # its node went away
             self.world.lose.discard(self.run_id)
-            self.world.live.pop(self.run_id).file.close()
+            log = self.world.live.pop(self.run_id).file
+            log._file.write('{"kind":"rou')  # it was writing
+            log.close()
             return {"state": "failed", "stop_reason": "the supervisor died"}
         return self.world.look(self.run_id)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -56,7 +57,11 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
         "('torch', 'ray', 'optuna', 'hivemind', 'pandas', 'pydantic', 'lightning')])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.stdout.splitlines()[-1] == "0 []"
     before = time.process_time()
@@ -274,7 +279,7 @@ def test_the_module_runs_too() -> None:
         capture_output=True,
         text=True,
         check=False,
-        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 2
     assert done.stderr.startswith("rayhive: NAME: 'no such' is not valid")

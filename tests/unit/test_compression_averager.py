@@ -20,7 +20,6 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
-from rayhive.compression.averager import RecordedSteps
 from rayhive.compression.averagers import (
     RayhiveGradientAverager,
     RayhivePowerSGDAverager,
@@ -29,6 +28,7 @@ from rayhive.compression.averagers import (
 from rayhive.compression.counting import CountingCompression
 from rayhive.compression.matchmaking import LiveMatchmaking, StepTrace
 from rayhive.compression.rounds import RoundResult
+from rayhive.compression.steps import RecordedSteps
 from tests.unit.compression_fakes import OTHER, PEER, settle, unstarted
 
 SHAPES = [(4, 3)]

@@ -147,10 +147,18 @@ def test_unseen_finds_every_key_and_then_none(space: Space) -> None:
         assert drawn <= seen
 
 
-@given(seed=st.integers(0, 2**32))
+RANGES = Space(
+    codec=["size_adaptive"],
+    threshold=Range(low=8, high=262144),
+    powersgd_rank=Range(low=1, high=8, log=True),
+    min_compression_ratio=Range(low=0.1, high=0.9, log=True),
+)
+
+
+@given(seed=st.integers(0, 2**32), space=st.sampled_from([WIDE, RANGES, FINITE]))
 @settings(max_examples=100, deadline=None)
-def test_the_parameters_of_a_draw_lead_back_to_it(seed: int) -> None:
-    search = SearchSpace(WIDE, SHAPES)
+def test_the_parameters_of_a_draw_lead_back_to_it(seed: int, space: Space) -> None:
+    search = SearchSpace(space, SHAPES)
     configuration = search.draw(RandomChooser(Random(seed)))
     study = optuna.create_study()
     study.enqueue_trial(search.parameters(configuration))
@@ -165,6 +173,8 @@ def test_what_lies_outside_the_space_is_not_taught() -> None:
     search = SearchSpace(FINITE, SHAPES)
     foreign = Configuration(codec="float16", powersgd_rank=2, min_compression_ratio=0.7)
     assert search.parameters(foreign) == {"powersgd_rank": 2, "delay": "none"}
+    far = Configuration(codec="float16", powersgd_rank=99, min_compression_ratio=0.95)
+    assert SearchSpace(RANGES, SHAPES).parameters(far) == {}
 
 
 def test_names_are_the_same_for_what_is_the_same() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def test_urls_are_checked_without_opening_them(tmp_path: Path, url: str, said: s
     assert len(found) == (said is not None)
     assert said is None or said in found[0]
     assert not list(tmp_path.iterdir())
+
+
+def test_redis_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    (problem,) = check_storage("redis://localhost:6379")
+    assert "install redis" in problem.allowed
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{folder}/s.db", "journal:///{folder}/s.log"])
