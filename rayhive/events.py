@@ -38,7 +38,9 @@ KINDS: dict[str, str] = {
     "partial, local, skipped, alone), clock_s (training time since training_started, without "
     "evaluation), loss (mean over the peer's batches); of a group also group_size, fraction (of "
     "the parts that were averaged), retries, waited_s (for the result), matchmaking_s, "
-    "averaging_s, sent_bytes, received_bytes. With delayed gradients it comes late",
+    "averaging_s, phases, banned, failures, wasted_bytes (of attempts that failed), sent_bytes, "
+    "received_bytes, counts_complete (whether the bytes are exact). With delayed gradients it "
+    "comes late",
     "transition": "round, seconds (since the previous transition, without evaluation), update_s "
     "(optimizer and state averaging, as far as they are waited for), clock_s: the peer goes on "
     "with the next round",

@@ -1,8 +1,8 @@
 """What a process group leaves behind when it is killed, and the removal of exactly that.
 
-A killed peer can't clean up: hivemind's unix sockets stay in the temporary directory, torch's
-shared memory stays under ``/dev/shm``. Both carry names that nothing ties to a swarm, so they
-are noted while the peer lives, and after its death only what was noted is removed.
+A killed peer can't clean up: hivemind's unix sockets stay in a temporary directory, torch's
+shared memory stays under ``/dev/shm``. What is not in the peer's own directory and has none of
+its pids in its name is noted while the peer lives; nothing else is removed after its death.
 
 This module is also the *undertaker*, run as a script beside an embedded Ray: it waits for the
 end of its owner, however that came, and then clears the owner's private directory. It needs the
@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
+#: Where a peer puts sockets whose paths would be too long elsewhere.
+SOCKETS = Path("/tmp")
 #: Records of living peers lie in files of this kind, below the directory that owns them.
 RECORD_SUFFIX = ".owns.json"
 #: Every private directory of rayhive has this prefix, and this file with its owner's identity.
@@ -83,6 +85,7 @@ class Belongings:
         """Add the group's present members and their sockets."""
         if not self.leader:
             return
+        self.processes.setdefault(self.leader, 0)  # it may be dead already
         members = group_of(self.leader)
         for pid in members:
             start = started(pid)
@@ -122,9 +125,9 @@ class Belongings:
     def living(self) -> list[int]:
         """Return the members that still run, including ones that were never noted."""
         alive = {pid for pid, start in self.processes.items() if started(pid) == start}
-        # The leader's id can't be used again while a member of its group lives, but without
-        # one it can: then the group of that id is somebody else's.
-        if alive:
+        # The kernel does not give a leader's pid away while its group has members, so a leader
+        # that started at another time leads somebody else's group.
+        if started(self.leader) in (None, self.processes.get(self.leader)):
             alive.update(group_of(self.leader))
         return sorted(alive)
 
@@ -140,14 +143,17 @@ class Belongings:
         Files of members that still live are left alone.
         """
         removed = []
-        alive = set(self.living())
+        alive = self.living()
+        dead = {pid for pid in self.processes if started(pid) is None}
         for path in shared_memory():
-            pid = creator_of(path)
-            if pid in self.processes and pid not in alive:
+            if creator_of(path) in dead:
                 removed += _unlink(path)
         if not alive:
-            for socket in sorted(self.sockets):
-                removed += _unlink(Path(socket))
+            sockets = {Path(path) for path in self.sockets}
+            for pid in dead:
+                sockets.update(SOCKETS.glob(f"hivemind-{pid}-*.sock"))
+            for socket in sorted(sockets):
+                removed += _unlink(socket)
             if self.folder is not None and Path(self.folder).exists():
                 shutil.rmtree(self.folder, ignore_errors=True)
                 removed.append(self.folder)

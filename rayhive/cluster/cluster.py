@@ -70,6 +70,8 @@ class Cluster:
     ) -> Cluster:
         """Connect to the cluster at ``address`` or ``RAY_ADDRESS``, or start one of our own.
 
+        To be called from the main thread: an embedded Ray ends with the thread that started it.
+
         Args:
             address: ``HOST:PORT`` or ``auto``; ``local`` for an embedded Ray in any case.
             namespace: Ray namespace of this driver; actors are always in rayhive's own.
@@ -214,10 +216,11 @@ class Cluster:
         self._open = False
         atexit.unregister(self.close)
         try:
-            if ray.is_initialized():
-                if self._embedded is not None:
+            with contextlib.suppress(RayError):  # it may be gone before us
+                if ray.is_initialized() and self._embedded is not None:
                     self._stop_all("the driver closed its cluster")
-                self.retire_agents(sorted(self._studies))
+                if ray.is_initialized():
+                    self.retire_agents(sorted(self._studies))
         finally:
             if self._embedded is not None:
                 self._embedded.close()

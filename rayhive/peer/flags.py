@@ -75,9 +75,10 @@ def check_delays(delays: Delays, use_local_updates: bool) -> Iterator[Problem]:
     if delays.gradients and not delays.optimizer:
         yield Problem("delay_optimizer_step", False, "True (or unset) with delay_grad_averaging")
     later = "delay_grad_averaging" if delays.gradients else "delay_optimizer_step"
-    if delays.optimizer and not delays.state:
+    steps_later = delays.optimizer or delays.gradients
+    if steps_later and not delays.state:
         yield Problem("delay_state_averaging", False, f"True with {later}")
-    if delays.optimizer and not delays.offload and not use_local_updates:
+    if steps_later and not delays.offload and not use_local_updates:
         yield Problem("offload_optimizer", False, f"True (or unset) with {later}")
     if use_local_updates:
         for name, on in (

@@ -21,6 +21,8 @@ class ReusableStrategy(Strategy):
     precision. Here each of them stands in a place of its own.
     """
 
+    #: Set by each trainer.
+    num_nodes: int = 1
     _device: torch.device | None = None
     _handed_accelerator: Accelerator | None = None
     _handed_precision: Precision | None = None

@@ -152,6 +152,7 @@ class Progress(Callback):
         self.spec, self.workload = spec, workload
         self.reason = "the budget is spent"
         self._round = 0
+        self._evaluated = -1
         self._samples = 0
         self._loss = float("nan")
         self._began = self._printed = 0.0
@@ -189,7 +190,8 @@ class Progress(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print what came of it."""
         self._optimizer(trainer).state_averager.step(wait_for_delayed_updates=True)
-        self._evaluate(trainer, pl_module)
+        if self._evaluated != self._round:
+            self._evaluate(trainer, pl_module)
         print(f"ended in round {self._round}: {self.reason}", flush=True)
 
     @staticmethod
@@ -207,6 +209,7 @@ class Progress(Callback):
         self._samples, self._printed = 0, now
 
     def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._evaluated = self._round
         values = self.workload.evaluate(pl_module, pl_module.device)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
         print(f"round {self._round}: held out: {shown}", flush=True)

@@ -70,7 +70,7 @@ def pids(spec: ReplicateSpec) -> list[int]:
 
 def litter(spec: ReplicateSpec) -> list[Path]:
     """Return what the replicate's peers own outside of their processes, as far as it exists."""
-    owned = [Path(f"/tmp/hivemind-fake-{pid}.sock") for pid in pids(spec)]
+    owned = [Path(f"/tmp/hivemind-{pid}-x.sock") for pid in pids(spec)]
     owned += [Path(f"/dev/shm/torch_{pid}_1_0") for pid in pids(spec)]
     return [path for path in owned if path.exists()]
 

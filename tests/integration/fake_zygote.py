@@ -42,6 +42,7 @@ class Peer:
         self.fake = {**DEFAULTS, **given, **own}
         self.commands: list[dict[str, Any]] = []
         self.news = threading.Condition()
+        self.sockets: list[socket.socket] = []
 
     def run(self) -> None:
         threading.Thread(target=self.read, daemon=True).start()
@@ -108,10 +109,15 @@ class Peer:
             os._exit(code)
 
     def litter(self) -> None:
-        # The real hivemind makes its sockets in /tmp, whatever TMPDIR says.
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(f"/tmp/hivemind-fake-{os.getpid()}.sock")
-        self.socket.listen()
+        # hivemind's sockets are in the peer's directory, or have its pid in their names.
+        for path in (
+            f"{os.environ['TMPDIR']}/hivemind-x.sock",
+            f"/tmp/hivemind-{os.getpid()}-x.sock",
+        ):
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(path)
+            listener.listen()
+            self.sockets.append(listener)
         with open(f"/dev/shm/torch_{os.getpid()}_1_0", "wb") as file:
             file.write(b"\0" * 64)
         with open(os.path.join(os.environ["TMPDIR"], "scratch"), "wb") as file:
@@ -190,7 +196,9 @@ def reap(peers: dict[int, socket.socket]) -> None:
         if pid == 0:
             return
         connection = peers.pop(pid)
-        if not os.environ.get("FAKE_ZYGOTE_KEEPS_EXIT_CODES"):
+        if not os.environ.get("FAKE_ZYGOTE_IS_SILENT"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # what the peer forked
             code = os.waitstatus_to_exitcode(status)
             last = {"kind": "exited", "pid": pid, "exit_code": code}
             with contextlib.suppress(OSError):

@@ -47,7 +47,8 @@ def test_retried_round(told: Any) -> None:
     first, second = told
     for result in first:
         assert (result["attempts"], result["fraction"], result["sent_bytes"]) == (2, 1.0, one)
-        assert result["wasted_bytes"] == one
+        # both phases may have been sent when it failed; the last answer may have been cut off
+        assert 0 < result["wasted_bytes"] <= one
     for result in second:
         assert (result["attempts"], result["wasted_bytes"]) == (1, 0)
 

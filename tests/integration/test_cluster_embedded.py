@@ -189,10 +189,10 @@ def test_a_full_disk_fails_the_replicate(cluster: Cluster, tmp_path: Path) -> No
 
 def test_a_peer_that_is_never_ready_fails_the_replicate(cluster: Cluster, tmp_path: Path) -> None:
     spec = replicate(tmp_path, peers={"1": {"startup_s": 60.0}})
-    outcome = run(cluster, spec, Timing(startup=6.0, hurry=0.5))
+    outcome = run(cluster, spec, Timing(startup=5.0, hurry=0.5))
     assert outcome == {
         "state": "failed",
-        "stop_reason": "peer-1 did not reach the barrier within 6 s",
+        "stop_reason": "peer-1 did not reach the barrier within 5 s",
     }
 
 
@@ -275,6 +275,7 @@ def _open_files(process: psutil.Process) -> str:
         return ""
 
 
+@pytest.mark.slow
 def test_eight_peers_fit_on_two_cores(cluster: Cluster, tmp_path: Path) -> None:
     spec = replicate(tmp_path, swarm={"peers": 8}, rounds=2)
     assert cluster.check_room(spec.swarm) == []
@@ -306,7 +307,7 @@ def test_the_records_of_running_peers_name_what_they_own(cluster: Cluster, tmp_p
     files = list(cluster._embedded.agents.rglob("*.owns.json"))
     owned = [json.loads(file.read_text()) for file in files]
     assert sorted(o["leader"] for o in owned) == sorted(pids(spec))
-    assert all(len(o["processes"]) == 2 and len(o["sockets"]) == 1 for o in owned)
+    assert all(len(o["processes"]) == 2 and len(o["sockets"]) == 2 for o in owned)
     handle.stop("seen")
     handle.wait(PATIENT)
     assert list(cluster._embedded.agents.rglob("*.owns.json")) == []

@@ -111,6 +111,10 @@ def test_schedulers_advance_exactly_once_a_round() -> None:
 
 def batches_are_counted() -> dict[str, Any]:
     """Epochs of 40 samples in batches of 16, 16 and 8; one of four batches has no gradient."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from rayhive.peer.strategy import StrategyError
 
     class Counting(Regression):
         skip = False
@@ -136,11 +140,33 @@ def batches_are_counted() -> dict[str, Any]:
         _fit(settings, module, rounds=3, data=loader(samples=40))
         return rounds
 
-    return {"counted": samples(), "given": samples(batch_size=20), "skipped": samples(skip=True)}
+    class Words(Counting):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            assert batch == ["two", "words"]
+            return self.net(torch.ones(2, 8)).sum()
+
+    def words(**strategy: Any) -> str:
+        try:
+            data = DataLoader(["two", "words"] * 100, batch_size=2, collate_fn=list)
+            _fit(strategy, Words(), rounds=1, data=data)
+        except StrategyError as error:
+            return str(error)
+        return "trained"
+
+    return {
+        "counted": samples(),
+        "given": samples(batch_size=20),
+        "skipped": samples(skip=True),
+        "words": [words(), words(batch_size=2)],
+    }
 
 
 def test_samples_are_counted_as_they_are() -> None:
     result = call(batches_are_counted).result()
+    error, trained = result.pop("words")
+    assert "Please provide the batch size to the Strategy." in error
+    assert "HivemindStrategy(batch_size=...)" in error
+    assert trained == "trained"
     for way, rounds in result.items():
         assert len(rounds) == 3
         for samples, batches in rounds:

@@ -145,6 +145,14 @@ def test_an_interrupt_from_the_terminal_ends_everything(delays: dict[str, Any]) 
     assert "Detected KeyboardInterrupt" in child.log()
 
 
+def test_a_polite_end_ends_everything() -> None:
+    child, _ = _training({"delay_state_averaging": True, "delay_grad_averaging": True})
+    child.signal(signal.SIGTERM)
+    assert child.exit_code(20) is not None
+    assert wait_until_gone(child.pid) == []
+    assert glob.glob(f"/tmp/hivemind-{child.pid}-*") == []
+
+
 def test_a_killed_trainer_takes_everything_with_it() -> None:
     child, processes = _training({})
     child.signal(signal.SIGKILL)

@@ -87,6 +87,25 @@ def test_a_pid_that_was_used_again_is_somebody_else() -> None:
     mine.kill()  # or this test ends here
 
 
+def test_a_group_that_died_before_it_was_seen_is_cleared_by_its_pid(
+    group: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(belongings, "SOCKETS", tmp_path)
+    ours, others = (tmp_path / f"hivemind-{pid}-x.sock" for pid in (group.pid, os.getpid()))
+    ours.touch()
+    others.touch()
+    os.kill(group.pid, signal.SIGKILL)
+    group.wait()
+    owned = Belongings(group.pid)
+    owned.note()
+    child = [pid for pid in owned.processes if pid != group.pid]
+    assert owned.living() == child and len(child) == 1
+    owned.kill()
+    assert dead(child)
+    owned.remove()
+    assert not ours.exists() and others.exists() and memory_of([group.pid, *child]) == []
+
+
 def test_the_dead_and_zombies_have_no_start() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     with open(f"/proc/{process.pid}/stat"):

@@ -104,7 +104,7 @@ def test_a_death_is_told_with_its_signal(folder: Path) -> None:
 def test_a_death_is_told_even_if_nobody_knows_how_and_forks_hold_the_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_ZYGOTE_KEEPS_EXIT_CODES", "1")
+    monkeypatch.setenv("FAKE_ZYGOTE_IS_SILENT", "1")
 
     async def body(zygote: str, actor: PeerActor) -> None:
         await actor.command({"do": "start", "initial_peers": []})

@@ -1,0 +1,105 @@
+"""Initial peers in every form reach the DHT, and what is printed can be pasted."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+from hivemind.utils.multiaddr import Multiaddr
+
+from rayhive.peer.addresses import initial_peers, join_message, reachable, same_command
+from rayhive.peer.strategy import HivemindStrategy
+
+ONE = "/ip4/10.0.0.1/tcp/1/p2p/12D3KooWE1wLERt3YbuCM1kNJfxCLi3NWmZHcP5163sJwzdbqoUe"
+TWO = ONE.replace("10.0.0.1", "10.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, None),
+        (ONE, [ONE]),
+        (f"{ONE}, {TWO} ,", [ONE, TWO]),
+        ([ONE, TWO], [ONE, TWO]),
+        ((Multiaddr(ONE),), [ONE]),
+        ("", None),
+        ([], None),
+    ],
+)
+def test_addresses_come_in_every_form(given: Any, expected: list[str] | None) -> None:
+    assert initial_peers(given, {}) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"PL_INITIAL_PEERS": f"{ONE},{TWO}"}, [ONE, TWO]),
+        ({"INITIAL_PEERS": ONE}, [ONE]),
+        ({"PL_INITIAL_PEERS": ONE, "INITIAL_PEERS": TWO}, [ONE]),
+        ({"PL_INITIAL_PEERS": "", "INITIAL_PEERS": TWO}, [TWO]),
+        ({}, None),
+    ],
+)
+def test_both_variables_reach_the_dht(
+    environ: dict[str, str], expected: list[str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with mock.patch("hivemind.DHT", autospec=True) as dht:
+        strategy = HivemindStrategy(target_batch_size=1)
+    assert strategy._initial_peers == dht.call_args.kwargs["initial_peers"] == expected
+
+
+def test_what_is_passed_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INITIAL_PEERS", ONE)
+    with mock.patch("hivemind.DHT", autospec=True) as dht:
+        HivemindStrategy(target_batch_size=1, initial_peers=TWO)
+    assert dht.call_args.kwargs["initial_peers"] == [TWO]
+
+
+def test_a_given_dht_is_not_told_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INITIAL_PEERS", ONE)
+    strategy = HivemindStrategy(target_batch_size=1, dht=mock.MagicMock())
+    assert strategy._initial_peers is None
+
+
+@pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (["/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.1/tcp/1"], ["/ip4/10.0.0.1/tcp/1"]),
+        (["/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1"], ["/ip4/127.0.0.1/tcp/1", "/ip6/::1/tcp/1"]),
+        (["/ip6/fe80::1%eth0/tcp/1", "/ip6/::1/tcp/1"], ["/ip6/fe80::1%eth0/tcp/1"]),
+        (["/dns4/host/tcp/1", "/ip4/127.0.0.1/tcp/1"], ["/dns4/host/tcp/1"]),
+        ([], []),
+    ],
+)
+def test_loopback_is_only_told_if_there_is_nothing_else(
+    addresses: list[str], expected: list[str]
+) -> None:
+    assert reachable(addresses) == expected
+
+
+def test_the_message_can_be_pasted() -> None:
+    message = join_message("run", [ONE, TWO], "python train.py")
+    lines = message.splitlines()
+    assert f"INITIAL_PEERS={ONE},{TWO} python train.py" in lines
+    assert f"HivemindStrategy(initial_peers='{ONE},{TWO}')" in lines
+    given = lines[1].partition(" ")[0].partition("=")[2]
+    assert initial_peers(given, {}) == [ONE, TWO]
+
+
+@pytest.mark.parametrize(
+    ("interpreter", "arguments", "expected"),
+    [
+        (["/v/bin/python", "train.py", "--a", "b c"], ["train.py"], "python train.py --a 'b c'"),
+        (["/v/bin/python", "-m", "pkg", "x"], ["/pkg/__main__.py", "x"], "python -m pkg x"),
+        (["/v/bin/python", "/v/bin/tool", "x"], ["/v/bin/tool", "x"], "tool x"),
+        (["/v/bin/python", "-c", "a\nb"], ["-c"], "python ..."),
+        (["/v/bin/python"], [""], "python ..."),
+    ],
+)
+def test_the_command_is_the_one_that_was_given(
+    interpreter: list[str], arguments: list[str], expected: str
+) -> None:
+    assert same_command(interpreter, arguments) == expected

@@ -1,0 +1,199 @@
+"""Every mistake in the arguments of the strategy is found before anything starts."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from unittest import mock
+
+import pytest
+from hivemind.compression import Float16Compression
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+
+from rayhive.errors import ConfigError
+from rayhive.peer.flags import StrategyError, check_delays, optimizer_options, resolve_delays
+from rayhive.peer.strategy import HivemindStrategy
+
+
+def refused(**arguments: Any) -> dict[str, str]:
+    """Return what is wrong with the arguments, by key; nothing may have been started."""
+    with mock.patch("hivemind.DHT") as dht, pytest.raises(StrategyError) as caught:
+        HivemindStrategy(**{"target_batch_size": 64, **arguments})
+    dht.assert_not_called()
+    return {problem.key: problem.allowed for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("state", "optimizer", "gradients", "offload"),
+    list(itertools.product([False, True], [None, False, True], [False, True], [None, False, True])),
+)
+def test_exactly_what_hivemind_can_run_is_accepted(
+    state: bool, optimizer: bool | None, gradients: bool, offload: bool | None
+) -> None:
+    delays = resolve_delays(
+        delay_state_averaging=state,
+        delay_optimizer_step=optimizer,
+        delay_grad_averaging=gradients,
+        offload_optimizer=offload,
+    )
+    step = gradients if optimizer is None else optimizer
+    on_host = (state or step or gradients) if offload is None else offload
+    valid = (not gradients or step) and (not step or (on_host and state))
+    problems = list(check_delays(delays, use_local_updates=False))
+    assert valid == (not problems)
+    # each problem names a flag, and setting those flags is enough
+    fixed = {
+        "delay_state_averaging": state,
+        "delay_optimizer_step": optimizer,
+        "delay_grad_averaging": gradients,
+        "offload_optimizer": offload,
+        **{problem.key: True for problem in problems},
+    }
+    assert list(check_delays(resolve_delays(**fixed), use_local_updates=False)) == []
+
+
+def test_the_documented_combinations_are_accepted() -> None:
+    for arguments, offload in (
+        ({"delay_state_averaging": True}, True),
+        ({"delay_state_averaging": True, "delay_optimizer_step": False}, True),
+        ({"delay_state_averaging": True, "offload_optimizer": False}, False),
+        ({"delay_state_averaging": True, "delay_grad_averaging": True}, True),
+        ({"offload_optimizer": True}, True),
+        ({}, False),
+    ):
+        with mock.patch("hivemind.DHT", autospec=True):
+            strategy = HivemindStrategy(64, **arguments)  # type: ignore[arg-type]
+        assert strategy._settings.delays.offload is offload
+
+
+def test_local_updates_go_with_nothing_that_needs_gradients() -> None:
+    found = refused(
+        use_local_updates=True,
+        offload_optimizer=True,
+        delay_state_averaging=True,
+        delay_grad_averaging=True,
+        reuse_grad_buffers=True,
+        grad_averager_factory=print,
+    )
+    assert found.keys() == {
+        "offload_optimizer",
+        "delay_optimizer_step",
+        "delay_grad_averaging",
+        "reuse_grad_buffers",
+        "grad_averager_factory",
+    }
+    with mock.patch("hivemind.DHT", autospec=True):
+        local = HivemindStrategy(64, use_local_updates=True, delay_state_averaging=True)
+    assert not local._settings.delays.offload
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    found = refused(
+        target_batch_size=0,
+        run_id="a.b",
+        batch_size=1.5,
+        delay_optimizer_step=True,
+        matchmaking_time=30,
+        averaging_timeout=30,
+        average_state_every=0,
+        performance_ema_alpha=0,
+        next_chunk_timeout=0,
+        grad_compression=Float16Compression,
+        averager_opts={"prefix": "x", "request_timeout": 40},
+        tracker_opts={"start": False},
+        delay_gradient_averaging=True,
+        optimizer="Adam",
+        auxiliary=True,
+        use_ipfs=True,
+        initial_peers="/ip4/127.0.0.1/tcp/1",
+        scheduler_fn=3,
+    )
+    assert found.keys() == {
+        "target_batch_size",
+        "run_id",
+        "batch_size",
+        "delay_state_averaging",
+        "matchmaking_time",
+        "average_state_every",
+        "performance_ema_alpha",
+        "next_chunk_timeout",
+        "grad_compression",
+        "averager_opts.prefix",
+        "averager_opts.request_timeout",
+        "tracker_opts.start",
+        "delay_gradient_averaging",
+        "optimizer",
+        "auxiliary",
+        "use_ipfs",
+        "scheduler_fn",
+    }
+
+
+def test_an_unknown_option_is_told_its_nearest() -> None:
+    with pytest.raises(StrategyError, match="did you mean 'grad_compression'"):
+        HivemindStrategy(64, gradient_compression=None)
+    assert {"grad_averager_factory", "extra_tensors", "on_failure"} <= set(optimizer_options())
+    assert not {"dht", "params", "kwargs", "self"} & set(optimizer_options())
+
+
+def test_a_given_dht_brings_its_own_settings() -> None:
+    dht = mock.Mock()
+    found = refused(dht=dht, identity_path="key", initial_peers=["/ip4/127.0.0.1/tcp/1"])
+    assert found.keys() == {"identity_path", "initial_peers"}
+    dht.is_alive.return_value = False
+    assert refused(dht=dht).keys() == {"dht"}
+
+
+def test_the_error_is_bad_input_to_lightning_too() -> None:
+    with pytest.raises(MisconfigurationException) as caught:
+        HivemindStrategy(64, delay_grad_averaging=True)
+    assert isinstance(caught.value, (ConfigError, ValueError))
+    assert caught.value.exit_code == 2
+    assert "delay_state_averaging" in str(caught.value)
+
+
+def test_everything_reaches_the_dht_and_the_optimizer() -> None:
+    compression = Float16Compression()
+    with mock.patch("hivemind.DHT", autospec=True) as dht:
+        strategy = HivemindStrategy(
+            64,
+            "name",
+            8,
+            host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+            wait_timeout=4,
+            bootstrap_timeout=5.0,
+            use_relay=False,
+            use_auto_relay=True,
+            identity_path="key",
+            client_mode=True,
+            grad_compression=compression,
+            verbose=True,
+        )
+    assert dht.call_args.kwargs == {
+        "start": True,
+        "initial_peers": None,
+        "host_maddrs": ["/ip4/127.0.0.1/tcp/0"],
+        "ensure_bootstrap_success": True,
+        "use_ipfs": False,
+        "wait_timeout": 4,
+        "bootstrap_timeout": 5.0,
+        "use_relay": False,
+        "use_auto_relay": True,
+        "identity_path": "key",
+        "client_mode": True,
+    }
+    expected = {
+        "target_batch_size": 64,
+        "run_id": "name",
+        "batch_size_per_step": 8,
+        "grad_compression": compression,
+        "matchmaking_time": 5.0,
+        "averaging_timeout": 30.0,
+        "verbose": True,
+        "client_mode": True,
+    }
+    assert expected.items() <= strategy._settings.optimizer.items()
+    with mock.patch("hivemind.DHT", autospec=True) as dht:
+        HivemindStrategy(64)
+    default = ["/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic"]
+    assert dht.call_args.kwargs["host_maddrs"] == default

@@ -1,0 +1,177 @@
+"""The swarm's optimizer is the module's, in every hyper-parameter and in its first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn, optim
+
+from rayhive.peer import building
+from rayhive.peer.flags import StrategyError
+from rayhive.peer.overrides import Overrides
+
+MAKERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.1),
+    "momentum": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1),
+    "adam": lambda p: optim.Adam(p, lr=0.02, betas=(0.5, 0.7), eps=1e-3, amsgrad=True),
+    "adamw": lambda p: optim.AdamW(p, lr=0.02, weight_decay=0.3, maximize=True),
+    "nadam": lambda p: optim.NAdam(p, lr=0.02),
+    "radam": lambda p: optim.RAdam(p, lr=0.02),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=0.02, momentum=0.5, centered=True),
+    "adagrad": lambda p: optim.Adagrad(p, lr=0.02),
+    "adadelta": lambda p: optim.Adadelta(p, lr=0.5),
+    "adamax": lambda p: optim.Adamax(p, lr=0.02, weight_decay=0.1),
+}
+
+
+def groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
+    first, second = model.children()
+    return [
+        {"params": list(first.parameters()), **options},
+        {"params": list(second.parameters()), "lr": 0.5},
+    ]
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+
+def train(module: nn.Module, optimizer: optim.Optimizer, steps: int = 3) -> list[float]:
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        module(torch.randn(8, 3, generator=generator)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()]).tolist()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_prepared_optimizer_steps_as_a_fresh_one(name: str) -> None:
+    """hivemind's own preparation is a step with zero gradients, which these would count."""
+    fresh, prepared = model(), model()
+    optimizer = MAKERS[name](groups(prepared, weight_decay=0.2))
+    weights = [p.detach().clone() for p in prepared.parameters()]
+    building.initialise_state(optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(weights, prepared.parameters(), strict=True))
+    assert all(p.grad is None for p in prepared.parameters())
+    assert optimizer.param_groups[0].get("weight_decay") == 0.2
+    expected = train(fresh, MAKERS[name](groups(fresh, weight_decay=0.2)))
+    assert train(prepared, optimizer) == pytest.approx(expected, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_recreated_optimizer_is_equal(name: str) -> None:
+    module = model()
+    original = MAKERS[name](groups(module, weight_decay=0.2))
+    optim.lr_scheduler.LinearLR(original, start_factor=0.1)
+    given = building.groups_for_recreation(original)
+    others = [torch.zeros_like(p).requires_grad_() for p in module.parameters()]
+    moved = [dict(group, params=[others.pop(0) for _ in group["params"]]) for group in given]
+    made = building.recreate(original)(moved)
+    assert type(made) is type(original)
+    assert made.defaults == original.defaults
+    assert [g["lr"] for g in made.param_groups] == [g["initial_lr"] for g in original.param_groups]
+    for mine, theirs in zip(made.param_groups, original.param_groups, strict=True):
+        skipped = {"params", "lr", "initial_lr"}
+        assert {k: v for k, v in mine.items() if k not in skipped} == {
+            k: v for k, v in theirs.items() if k not in skipped
+        }
+    assert not {id(p) for g in made.param_groups for p in g["params"]} & {
+        id(p) for p in module.parameters()
+    }
+
+
+def test_what_cannot_be_made_again_is_refused() -> None:
+    class Needy(optim.SGD):
+        def __init__(self, params: Any, model_size: int) -> None:
+            super().__init__(params, lr=0.1)
+
+    with pytest.raises(StrategyError, match="model_size"):
+        building.recreate(Needy(model().parameters(), model_size=3))
+
+
+def test_a_cuda_graph_is_left_behind_on_the_way_to_the_host() -> None:
+    original = optim.Adam(model().parameters(), lr=0.1)
+    original.defaults["capturable"] = original.param_groups[0]["capturable"] = True
+    made = building.recreate(original)(building.groups_for_recreation(original))
+    assert made.param_groups[0]["capturable"] is False
+
+
+def test_only_one_usable_optimizer_is_taken() -> None:
+    module = model()
+    good = optim.SGD(module.parameters(), lr=0.1)
+    assert building.check_configured([good]) is good
+    message = "Hivemind only supports training with one optimizer."
+    for several in ([], [good, good]):
+        with pytest.raises(StrategyError, match=message):
+            building.check_configured(several)
+    with pytest.raises(StrategyError, match="closure"):
+        building.check_configured([optim.LBFGS(module.parameters())])
+    empty = optim.SGD(module.parameters(), lr=0.1)
+    empty.param_groups[0]["params"] = []
+    with pytest.raises(StrategyError, match="parameters to train"):
+        building.check_configured([empty])
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    module = model()
+    module[0].requires_grad_(False)
+    optimizer = optim.SGD(module.parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match="2 frozen parameters"):
+        building.leave_out_frozen(optimizer)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [
+        id(p) for p in module[1].parameters()
+    ]
+
+
+def test_a_replaced_hivemind_optimizer_is_used() -> None:
+    """Whoever watches hivemind's optimizer gets to see the strategy's."""
+    with mock.patch("hivemind.Optimizer") as watched:
+        building.make_optimizer(dht="dht", on_event=print, target_batch_size=3)
+    watched.assert_called_once_with(dht="dht", target_batch_size=3)
+
+
+def test_loading_fills_the_tensors_that_are_shared() -> None:
+    module, other = model(), model()
+    ours, theirs = (optim.Adam(m.parameters(), lr=0.1) for m in (module, other))
+    building.initialise_state(ours)
+    train(other, theirs)
+    shared = [state["exp_avg"] for state in ours.state.values()]
+    swarm = mock.Mock()
+    swarm.state_averager.optimizer = ours
+    saved = theirs.state_dict()
+    saved["state"]["local_epoch"] = 7
+    assert building.load_state(swarm, saved) == 7
+    assert saved["state"]["local_epoch"] == 7  # the checkpoint is somebody else's
+    for state, tensor, wanted in zip(
+        ours.state.values(), shared, theirs.state.values(), strict=True
+    ):
+        assert state["exp_avg"] is tensor
+        assert torch.equal(tensor, wanted["exp_avg"])
+        assert state["step"] == wanted["step"] == 3
+    del saved["state"]["local_epoch"]
+    assert building.load_state(swarm, saved) == 0
+
+
+class Target:
+    def method(self) -> str:
+        return "class"
+
+
+def test_overrides_are_taken_back() -> None:
+    target, own = Target(), Target()
+    own.method = lambda: "own"  # type: ignore[method-assign]
+    for item, before in ((target, "class"), (own, "own")):
+        overrides = Overrides(item)
+        overrides.set("method", lambda: "first")
+        overrides.set("method", lambda: "second")
+        assert item.method() == "second"
+        overrides.restore()
+        overrides.restore()
+        assert item.method() == before
+    assert vars(target) == {}
