@@ -90,7 +90,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
         strategy = HivemindStrategy(
             dht=dht,
             on_event=callback.on_event,
-            extra_tensors=workload.extra_tensors(module),
+            extra_tensors=workload.extra_tensors,
             scheduler_fn=workload.scheduler_fn(),
             **strategy_arguments(spec, batch_size),
         )
