@@ -62,6 +62,7 @@ class MeasuredTraining(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report ready, and wait until everybody is."""
+        trainer.strategy.catch_up()  # type: ignore[attr-defined]
         optimizer = self._optimizer(trainer)
         parameters = list(optimizer.state_averager.main_parameters)
         self._sketch = WeightsSketch(parameters)

@@ -34,6 +34,8 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
     Returns:
         The exit code: 0, or 1 after a ``peer_failed`` event.
     """
+    # the threads that carry the progress of the swarm must not wait for the training loop
+    sys.setswitchinterval(0.0005)
     os.register_at_fork(after_in_child=_die_with_parent)
     channel = Channel(connection, spec.name)
     channel.emit("spawned", pid=os.getpid())

@@ -130,6 +130,7 @@ class HivemindStrategy(ReusableStrategy):
         self._initial_peers = settings.initial_peers
         self._participation: Participation | None = None
         self._running = False
+        self._caught_up = False
         self._leaving = False
         self._membership = Membership(run_id, dht, settings.initial_peers, settings.network)
         self._take_equal = (
@@ -243,13 +244,22 @@ class HivemindStrategy(ReusableStrategy):
             recreates=self._settings.delays.offload,
             arguments=self._settings.optimizer,
         )
-        self._running = True
+        self._running, self._caught_up = True, False
         self.optimizers = [self.optimizer]
         self.lr_scheduler_configs = self._participation.configs
 
     def on_train_start(self) -> None:
         """Take the state of a peer that is further; from now on, share one's own."""
-        if self._participation is not None and self._running:
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        """Do so now, if it was not done in this fit.
+
+        A callback that holds peers at a barrier calls it before: behind the barrier the others
+        train already, and a peer that takes their state then misses the round they are in.
+        """
+        if self._participation is not None and self._running and not self._caught_up:
+            self._caught_up = True
             self._participation.catch_up(self._take_equal and self.optimizer.local_epoch == 0)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
