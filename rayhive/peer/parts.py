@@ -97,13 +97,6 @@ class SwarmParts(hivemind.Optimizer):
             if hasattr(averager, "set_group_size"):
                 averager.set_group_size(size)
 
-    def __del__(self) -> None:
-        """Do nothing: whoever made the optimizer shuts it down.
-
-        hivemind's runs on the wrappers that Lightning makes of an optimizer, too, and ends the
-        one that is in use.
-        """
-
     def _emit_state_round(self, round_: int, began: float, control: Any) -> None:
         seconds = time.perf_counter() - began
         if control.cancelled() or control.exception() is not None:

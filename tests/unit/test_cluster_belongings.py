@@ -20,10 +20,13 @@ GROUP = """
 import os, socket, sys, time
 s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1] + "/hivemind-x.sock"); s.listen()
 t = socket.socket(socket.AF_UNIX); t.bind(sys.argv[1] + "/other.sock"); t.listen()
+told, tell = os.pipe()
 child = os.fork()
 open(f"/dev/shm/torch_{os.getpid()}_7_0", "wb").close()
 if child == 0:
+    os.write(tell, b"x")
     time.sleep(600)
+os.read(told, 1)
 print("ready", flush=True)
 time.sleep(600)
 """

@@ -154,7 +154,10 @@ def test_a_study_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
         load_results(run)
 
 
-def test_a_folder_that_is_no_run_names_the_nearest(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_names_the_nearest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a runs/ of the user's own would be searched, too
     study(tmp_path / "quickstart")
     study(tmp_path / "baseline")
     with pytest.raises(ConfigError) as caught:
