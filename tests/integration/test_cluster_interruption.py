@@ -28,6 +28,8 @@ from tests.integration.cluster_harness import (
 pytestmark = [pytest.mark.cluster]
 
 DRIVER = """
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage takes it, and then the cluster may not
 import json, sys
 from rayhive.cluster.cluster import Cluster
 from rayhive.spec import ReplicateSpec
