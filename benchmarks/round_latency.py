@@ -24,7 +24,12 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 from benchmarks.swarm import conditions, run_swarm
 
 BATCH = 32
-#: rayhive's peers use these everywhere; see rayhive.peer.tracker.
+#: hivemind's peers look for each other's progress so often [s], so that this is not measured.
+SHORT_REFRESH = {
+    "min_refresh_period": 0.02,
+    "default_refresh_period": 0.2,
+    "max_refresh_period": 1.0,
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "hivemind": {"matchmaking_time": 2.0},
     "rayhive": {"matchmaking_time": 5.0},
@@ -45,7 +50,6 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     import hivemind
 
     from rayhive.peer.optimizer import RayhiveOptimizer
-    from rayhive.peer.tracker import TRACKER_OPTIONS
 
     torch.set_num_threads(1)
     ours = settings["variant"] == "rayhive"
@@ -57,6 +61,8 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     )
     print(json.dumps([str(address) for address in dht.get_visible_maddrs()]), flush=True)
     module = make_module()
+    events: list[tuple[str, dict[str, Any]]] = []
+    ours_alone = {"on_event": lambda kind, fields: events.append((kind, fields))}
     optimizer = (RayhiveOptimizer if ours else hivemind.Optimizer)(
         dht=dht,
         run_id=f"latency-{settings['variant']}",
@@ -66,7 +72,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
         matchmaking_time=settings["matchmaking_time"],
         averaging_timeout=30.0,
         delay_state_averaging=False,
-        tracker_opts=TRACKER_OPTIONS,
+        **(ours_alone if ours else {"tracker_opts": SHORT_REFRESH}),
     )
     ended: list[float] = []
     alone = 0
@@ -78,7 +84,10 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(module(data), labels).backward()
         optimizer.step()
-        if not ended:
+        if not ended and ours:
+            assert optimizer.tracker.wait_for_peers(settings["peers"], 30)
+            ended.append(time.perf_counter())
+        elif not ended:
             # hivemind counts a peer from its first samples on; nobody may run ahead alone
             while optimizer.tracker.global_progress.num_peers < settings["peers"]:
                 optimizer.tracker.fetched_global_progress_this_epoch.wait(0.05)
@@ -87,13 +96,18 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
         if optimizer.local_epoch != round_:
             round_ = optimizer.local_epoch
             ended.append(time.perf_counter())
-            alone += optimizer.tracker.global_progress.num_peers < settings["peers"]
+            alone += not ours and optimizer.tracker.global_progress.num_peers < settings["peers"]
+    alone += sum(kind == "round" and fields["outcome"] != "averaged" for kind, fields in events)
     seconds = np.diff(ended)[settings["warm_up"] :]
     optimizer.shutdown()
     dht.shutdown()
     if alone:
         raise RuntimeError(f"{alone} rounds were done without all the peers: not a measurement")
-    return {"seconds": seconds.tolist(), "parameters": sum(p.numel() for p in module.parameters())}
+    return {
+        "seconds": seconds.tolist(),
+        "parameters": sum(p.numel() for p in module.parameters()),
+        "events": events,
+    }
 
 
 def ratio_interval(slow: np.ndarray, fast: np.ndarray, draws: int = 2000) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, AsyncIterator, ClassVar, cast  # noqa: UP035 - hivemind wants typing's
 
 from hivemind.averaging import DecentralizedAverager, averager
@@ -24,10 +24,11 @@ from hivemind.utils import MPFuture
 from hivemind.utils.asyncio import achain, anext, as_aiter
 
 from rayhive.compression import wire
-from rayhive.compression.matchmaking import TRACE, LiveMatchmaking, StepTrace
+from rayhive.compression.matchmaking import TRACE, LiveMatchmaking, StepTrace, round_of
+from rayhive.compression.rendezvous import DifferentTensors, Member, NobodyElse, RoundIsOver
 from rayhive.compression.rounds import RoundResult
 from rayhive.compression.runner import MeasuredRunner
-from rayhive.compression.steps import STEPS_KEPT
+from rayhive.compression.steps import STEPS_KEPT, OneAtATime
 from rayhive.compression.streams import COURTESY, PATIENCE, DownloadStub, stay_open
 
 #: Longest wait for a groupmate's next part [s], if nothing asks for another.
@@ -51,7 +52,8 @@ class MeasuredAverager(DecentralizedAverager):
     Args:
         args: As the averager's.
         start: Start the averager's process at once.
-        target_group_size: Peers to wait for at first, see :meth:`set_group_size`.
+        target_group_size: Size of a complete group as long as the members are not known, see
+            :meth:`set_members`.
         min_matchmaking_time: Longest wait for a group [s].
         request_timeout: Longest wait for a leader's answer [s]; cut to half the window, because
             two peers that ask each other are stuck until it ends.
@@ -90,7 +92,7 @@ class MeasuredAverager(DecentralizedAverager):
                 next_chunk_timeout = min(next_chunk_timeout, allreduce_timeout / 4)
         sender_timeout = next_chunk_timeout if sender_timeout is None else sender_timeout
         self._steps: deque[StepControl] = deque(maxlen=STEPS_KEPT)
-        self._group_size = target_group_size
+        self._here: set[bytes] = set()
         # These live in the averager's process.
         self._failed_searches = 0
         self._failed_bytes = 0
@@ -107,6 +109,7 @@ class MeasuredAverager(DecentralizedAverager):
             reducer_timeout=2 * sender_timeout if reducer_timeout is None else reducer_timeout,
             **kwargs,
         )
+        self._outer_pipe: Any = OneAtATime(self._outer_pipe)
         if start:
             self.run_in_background(await_ready=True)
 
@@ -119,26 +122,24 @@ class MeasuredAverager(DecentralizedAverager):
         name = f"{cls.wire_name}.{method_name}"
         return name if namespace is None else f"{namespace}::{name}"
 
-    def set_group_size(self, size: int | None) -> None:
-        """Say how many peers are live, so that rounds begin when they are all there.
+    def set_members(self, members: Sequence[Member]) -> None:
+        """Say who takes part in the run, the oldest peer first.
 
-        It may be called at any time, also while a group is forming: a group that has reached the
-        new size begins at once. Without a live averager it does nothing.
-
-        Args:
-            size: Live peers, this one included; None waits out the matchmaking window.
+        It may be called at any time and from any thread. A search that is under way follows; in an
+        all-reduce that is under way, a member that is no longer there is not waited for. Without
+        a live averager it does nothing.
         """
-        if size == self._group_size:
-            return
         with contextlib.suppress(OSError, ValueError, AssertionError):
-            if self.pid is None:
-                self.matchmaking_kwargs["target_group_size"] = self._group_size = size
-            elif self.is_alive():
-                self._outer_pipe.send(("_set_group_size", [size], {}))
-                self._group_size = size
+            if self.pid is not None and self.is_alive():
+                self._outer_pipe.send(("_set_members", [tuple(members)], {}))
 
-    async def _set_group_size(self, size: int | None) -> None:
-        await self._matchmaking.set_group_size(size)
+    async def _set_members(self, members: Sequence[Member]) -> None:
+        here = {member.peer_id for member in members}
+        gone, self._here = self._here - here, here
+        self._matchmaking.set_members(members)
+        for future in self._running_groups.values() if gone else ():
+            if future.done() and not future.cancelled():
+                await future.result().forget(gone)
 
     def run(self) -> None:
         """Serve until shut down; executed in the averager's own process."""
@@ -187,7 +188,12 @@ class MeasuredAverager(DecentralizedAverager):
         watcher = asyncio.create_task(_note_trigger(step, trace))
         try:
             await super()._step(step=step, future_for_init=future_for_init)
+        except (NobodyElse, RoundIsOver, DifferentTensors):
+            pass  # the trainer has it from the step
         finally:
+            round_ = round_of(step)
+            if round_ is not None:
+                self._matchmaking.rendezvous.leave_behind(round_)
             watcher.cancel()
             del self._running_steps[task]
             for group_id in trace.groups:

@@ -1,14 +1,12 @@
-"""hivemind's matchmaking with a group size that follows the live peers.
+"""hivemind's matchmaking among peers that are known, and what a step went through.
 
-hivemind's leader waits out the whole window unless ``target_group_size`` is reached, and that
-size is fixed when the averager starts. Here the trainer changes it between and during searches.
+Without knowledge of who takes part it is hivemind's own: a search in the DHT, for a window.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,9 +14,12 @@ from typing import Any, cast
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
 from rayhive.compression.groups import GroupBook
+from rayhive.compression.rendezvous import Member, Rendezvous
 
 
 @dataclass
@@ -49,11 +50,16 @@ TRACE: ContextVar[StepTrace | None] = ContextVar("TRACE", default=None)
 
 
 class LiveMatchmaking(Matchmaking):
-    """Matchmaking that assembles a group as soon as the live peers are in it.
+    """Matchmaking that assembles the group of a round as soon as all who take part are there.
+
+    Steps that gather a whole number, or a list that begins with one, say which round they belong
+    to; once :meth:`set_members` was called these meet by :class:`Rendezvous`. A round is looked
+    for when the trainer triggers it, not before: a group that waits for its slowest trainer would
+    let the others run into the timeouts of the all-reduce.
 
     Args:
         args: As hivemind's.
-        target_group_size: The size to begin with; None waits out the window.
+        target_group_size: Size of a group that hivemind's own search completes at once.
         kwargs: As hivemind's.
     """
 
@@ -61,56 +67,49 @@ class LiveMatchmaking(Matchmaking):
         # The key manager draws a sample of the group's size from this many buckets and raises
         # when a group is larger, as it may be here. Without a number it takes the group's own.
         super().__init__(*args, target_group_size=None, **kwargs)
+        self.target_group_size = self.potential_leaders.target_group_size = target_group_size
         self.groups = GroupBook()
-        self._set_target(target_group_size)
-
-    def _set_target(self, size: int | None) -> None:
-        target = None if size is None else max(size, self.min_group_size)
-        self.target_group_size = self.potential_leaders.target_group_size = target
-
-    async def set_group_size(self, size: int | None) -> None:
-        """Aim at groups of ``size`` from now on, and assemble at once if one is waiting.
-
-        Args:
-            size: Live peers, this one included; None waits out the window. A size below hivemind's
-                ``min_group_size`` counts as that: alone, the first to join completes the group.
-        """
-        self._set_target(size)
-        async with self.lock_request_join_group:
-            if self._may_assemble():
-                await self.leader_assemble_group()
-
-    def _may_assemble(self) -> bool:
-        """Say whether we lead a group that has reached the target size."""
-        return bool(
-            self.target_group_size is not None
-            and self.is_looking_for_group
-            and not self.client_mode
-            and self.current_leader is None
-            and self.current_followers
-            and not self.assembled_group.done()
-            and len(self.current_followers) + 1 >= self.target_group_size
+        self.rendezvous = Rendezvous(
+            self.peer_id,
+            client_mode=self.client_mode,
+            schema_hash=self.schema_hash,
+            key=self._prefix,
+            ask=self._ask,
         )
+        self._knows_members = False
 
-    @contextlib.asynccontextmanager
-    async def looking_for_group(self, step_control: StepControl) -> AsyncIterator[None]:
-        """Search among the peers of the same round, if the step gathers its number.
+    def set_members(self, members: Sequence[Member]) -> None:
+        """Say who takes part in the run, the oldest first."""
+        self._knows_members = True
+        self.rendezvous.set_members(members)
 
-        The number becomes the bits of hivemind's group key. Without it, a peer that is a round
-        behind averages what it has with another round of the others.
-        """
-        async with super().looking_for_group(step_control):
-            round_ = _round_of(step_control)
-            if round_ is not None:
-                self.group_key_manager.group_bits = format(round_, "b")
-            yield
+    async def _ask(
+        self, leader: PeerID, request: averaging_pb2.JoinRequest
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        stub = self._servicer_type.get_stub(self._p2p, leader, namespace=self._prefix)
+        return cast("AsyncIterator[Any]", await stub.rpc_join_group(request))
 
     async def look_for_group(self, step: StepControl) -> GroupInfo | None:
-        """Search as hivemind does, and note when; a group that is found becomes expected."""
-        begin = time.monotonic()
+        """Return the group of a step, which becomes expected, or None; note the time it took."""
+        round_, patience = round_of(step), step.get_timeout()
         group = None
+        meets = self._knows_members and round_ is not None
+        if meets:
+            await step.wait_for_trigger()
+        begin = time.monotonic()
         try:
-            group = cast("GroupInfo | None", await super().look_for_group(step))
+            if meets:
+                async with self.lock_looking_for_group:
+                    group = await self.rendezvous.meet(
+                        cast("int", round_),
+                        step.data_for_gather,
+                        window=self.min_matchmaking_time,
+                        patience=cast("float", patience),
+                    )
+            else:
+                group = cast("GroupInfo | None", await super().look_for_group(step))
+        except TimeoutError:
+            pass
         finally:
             trace = TRACE.get()
             if trace is not None:
@@ -120,9 +119,22 @@ class LiveMatchmaking(Matchmaking):
             self.groups.expect(group.group_id)
         return group
 
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """Answer a peer that asks to be led."""
+        if self._knows_members:
+            answers = self.rendezvous.rpc_join_group(request, context.remote_id)
+        else:
+            answers = super().rpc_join_group(request, context)
+        async for message in answers:
+            yield message
 
-def _round_of(step: StepControl) -> int | None:
-    """Return what a step gathers if it is the number of a round."""
+
+def round_of(step: StepControl) -> int | None:
+    """Return the round that a step says it belongs to."""
     *_, gathered = MSGPackSerializer.loads(step.data_for_gather)
     value = MSGPackSerializer.loads(gathered)
+    if isinstance(value, (list, tuple)) and value:
+        value = value[0]
     return value if isinstance(value, int) and value >= 0 else None

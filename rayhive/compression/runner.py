@@ -118,6 +118,12 @@ class MeasuredRunner(AllReduceRunner):
                 return False
         return True
 
+    async def forget(self, gone: set[bytes]) -> None:
+        """Stop waiting for parts of peers that are no longer there."""
+        for peer in self.sender_peer_ids:
+            if peer.to_bytes() in gone:
+                await self._ban_sender(peer)
+
     def fraction(self) -> float:
         """Return the share of the averaging that happened, the worse of both sides.
 

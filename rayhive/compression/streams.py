@@ -50,5 +50,6 @@ class DownloadStub:
         self, request: averaging_pb2.DownloadRequest
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         """Download a peer's state, hanging up on the message that says it is complete."""
-        messages = await self._stub.rpc_download_state(request)
+        opening = self._stub.rpc_download_state(request)
+        messages = await asyncio.wait_for(opening, PATIENCE)  # a dead peer may never refuse
         return until(messages, lambda message: not message.ByteSize())

@@ -118,7 +118,7 @@ class SwarmConfig(Model):
     average_state_every: int = Field(default=1, ge=1)
     matchmaking_time: float = Field(default=5.0, gt=0)
     averaging_timeout: float = Field(default=30.0, gt=0)
-    metadata_expiration: float = Field(default=30.0, gt=0)
+    metadata_expiration: float = Field(default=4.0, gt=0)
     state_codec: str = "none"
     use_local_updates: bool = False
     threads_per_peer: int = Field(default=1, ge=1)

@@ -217,8 +217,7 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> int:
 def set_round(optimizer: Any, round_: int) -> None:
     """Make the peer stand at the beginning of ``round_``, and tell the swarm."""
     optimizer.state_averager.local_epoch = round_
-    with optimizer.tracker.pause_updates():
-        optimizer.tracker.update_epoch(new_epoch=round_)
+    optimizer.tracker.jump_to(round_)
     if not optimizer.client_mode:
         optimizer.state_averager.state_sharing_priority = round_
         if optimizer.grad_averager is not None:

@@ -111,6 +111,7 @@ class MeasuredTraining(Callback):
         """Let background rounds finish, evaluate a last time, and leave only with the others."""
         optimizer = self._optimizer(trainer)
         optimizer.state_averager.step(wait_for_delayed_updates=True)
+        optimizer.tracker.take_part(False)  # whoever goes on does not wait for this peer
         clock_s = self.clock.seconds()
         if self.reason != "diverged":
             self._evaluate(trainer, pl_module, final=True)

@@ -51,7 +51,8 @@ class Channel:
                 return message
 
     def _read(self) -> None:
-        with self._connection.makefile("r", encoding="utf-8") as lines:
+        # an end that goes with events unread resets the line
+        with contextlib.suppress(OSError), self._connection.makefile(encoding="utf-8") as lines:
             for line in lines:
                 message = json.loads(line)
                 if message["do"] == "stop":

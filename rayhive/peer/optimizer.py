@@ -10,6 +10,10 @@ Differences from :class:`hivemind.Optimizer`, all of them within one run of rayh
 * gradients and parameters are averaged by peers in the same round only; in hivemind, peers that
   average in the background drift apart and mix their rounds;
 * groups form when every live peer is in them, not when the matchmaking window ends;
+* a peer that comes or falls behind takes over the newest state it can get, and averages with the
+  others without counting until its parameters are theirs;
+* after a round that failed or was partial, parameters are averaged in the next one;
+* when an averager, the DHT or the network daemon dies, that is an error, not a wait for ever;
 * ``averager_opts`` reaches both averagers, and no timeout hangs on the matchmaking window;
 * every round is reported, with what entered it, what came of it and where the time went.
 """
@@ -22,13 +26,17 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from hivemind.averaging.control import AveragingStage
-from hivemind.utils import get_dht_time, get_logger
+from hivemind.utils import get_logger
 
+from rayhive.compression.rendezvous import NobodyElse
+from rayhive.compression.steps import NOTICE_S
 from rayhive.peer.averaging import round_fields
 from rayhive.peer.parts import OnEvent, SwarmParts
 
 logger = get_logger(__name__)
+
+#: Weight of parameters that must not count; not 0, should all of a group have it.
+STALE_WEIGHT = 1e-9
 
 
 class RayhiveOptimizer(SwarmParts):
@@ -62,6 +70,14 @@ class RayhiveOptimizer(SwarmParts):
         self._averager_opts = dict(averager_opts or {})
         self._local_gradients: tuple[torch.Tensor, ...] | None = None
         self._record: dict[str, Any] = {}
+        #: Its parameters are of an older round than it says: they must not count.
+        self._stale = False
+        #: Its parameters may differ from the others' since a round that failed, or was partial.
+        self._astray = False
+        #: It has loaded the state and not averaged parameters since.
+        self._settling = False
+        self._average_state_soon = self._quiet = False
+        self._went_on = time.perf_counter()
         if next_chunk_timeout is None:
             next_chunk_timeout = max(matchmaking_time, averaging_timeout / 3)
         super().__init__(
@@ -71,13 +87,29 @@ class RayhiveOptimizer(SwarmParts):
             next_chunk_timeout=next_chunk_timeout,
             **kwargs,
         )
+        self.tracker.start()
+        self._watch = self._watch_processes()
+        self.tracker.follow(self._tell_members)
 
     # -- rounds ------------------------------------------------------------------------------
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Accumulate a batch, and take part in a round when one is due; see hivemind."""
-        self._follow_live_peers()
-        return super().step(*args, **kwargs)
+    def step(
+        self,
+        closure: Callable[[], torch.Tensor] | None = None,
+        batch_size: int | None = None,
+        grad_scaler: Any = None,
+    ) -> Any:
+        """Accumulate a batch, and take part in a round when one is due; see hivemind.
+
+        Raises:
+            PeerProcessDied: An averager, the DHT or the network daemon has died.
+        """
+        self._watch.check()
+        self.tracker.take_part(True)
+        try:
+            return super().step(closure, batch_size, grad_scaler)
+        finally:
+            self._watch.check()
 
     def _should_load_state_from_peers(self) -> bool:
         """Say whether this peer has missed a round.
@@ -86,27 +118,22 @@ class RayhiveOptimizer(SwarmParts):
         hivemind may make it throw its samples away and download the state instead, while the
         others wait for it.
         """
-        return bool(self.local_epoch < self.tracker.global_epoch - 1)
+        behind: bool = self.local_epoch < self.tracker.global_epoch - 1
+        if behind and self._settling:  # rounds are shorter than loading the state
+            self._go_on_from(self.local_epoch)
+            return False
+        return behind
 
     def _maybe_schedule_gradient_averaging(self) -> None:
-        """Look for the group of the next round when the round is due within the window."""
-        ready_s = self.tracker.estimated_next_update_time - get_dht_time()
-        control = self.scheduled_grads
-        if ready_s <= self.matchmaking_time and (
-            control is None or control.triggered or control.done()
-        ):
-            self.scheduled_grads = self._seek_gradient_group()
+        """Do nothing: a group forms at once when its round is due."""
 
-    def _seek_gradient_group(self) -> Any:
-        # what is gathered also names the group: only peers in the same round meet
-        return self.grad_averager.schedule_step(
-            gather=self.local_epoch + 1, timeout=self.averaging_timeout
-        )
+    def _maybe_schedule_state_averaging(self) -> None:
+        """Do nothing: a group forms at once when its round is due."""
 
     def _update_global_epoch(self, grad_scaler: Any) -> None:
+        self._quiet = False
         if self._schema_hash != self._compute_schema_hash():
             raise RuntimeError("parameters or gradients were replaced between two steps")
-        began = time.perf_counter()
         with self.tracker.pause_updates():
             finish_gradients: Callable[[], None] | None = None
             if self.use_gradient_averaging:
@@ -120,15 +147,17 @@ class RayhiveOptimizer(SwarmParts):
                     finish_gradients = partial(self._finish_gradient_round, control, self._record)
                 else:
                     self._finish_gradient_round(control, self._record)
-            self._advance(grad_scaler, finish_gradients, began)
+            self._advance(grad_scaler, finish_gradients)
 
     def _begin_record(self) -> dict[str, Any]:
         averager = self.grad_averager
+        began = time.perf_counter()
         return {
             "round": self.local_epoch + 1,
-            "samples": averager.local_samples_accumulated,
+            "samples": 0 if self._stale else averager.local_samples_accumulated,
             "live_peers": self.live_peers,
-            "began": time.perf_counter(),
+            "accumulating_s": began - self._went_on,
+            "began": began,
         }
 
     def _start_gradient_round(self, grad_scaler: Any) -> Any:
@@ -136,19 +165,23 @@ class RayhiveOptimizer(SwarmParts):
         if grad_scaler is not None:
             with grad_scaler.running_global_step():
                 assert grad_scaler.unscale_(self)
-        control, self.scheduled_grads = self.scheduled_grads, None
-        if control is not None and (control.triggered or control.done()):
-            control = None  # its matchmaking failed; look for a group anew
-        if self.tracker.global_progress.num_peers <= 1:
-            if control is not None:
-                control.cancel()
+        if self.live_peers <= 1:
             return None
         self._local_gradients = self._copy_accumulated()
         try:
-            if control is None:
-                control = self._seek_gradient_group()
-            return self.grad_averager.step(control=control, reset_accumulators=True, wait=False)
+            control = self.grad_averager.schedule_step(
+                # the round names the group; the other says whether parameters must be averaged
+                gather=[self.local_epoch + 1, self._stale or self._astray],
+                timeout=self.averaging_timeout,
+            )
+            return self.grad_averager.step(
+                control=control,
+                weight=STALE_WEIGHT if self._stale else None,
+                reset_accumulators=True,
+                wait=False,
+            )
         except Exception as error:
+            self._watch.check()
             logger.warning(f"could not begin to average gradients: {error!r}")
             self._record["error"] = repr(error)
             return None
@@ -165,21 +198,36 @@ class RayhiveOptimizer(SwarmParts):
     def _finish_gradient_round(self, control: Any, record: dict[str, Any]) -> None:
         """Wait for the averaged gradients and hand them, or the peer's own, to the optimizer."""
         try:
-            result = control.result(self.averaging_timeout)
+            result = control.result(self.averaging_timeout + NOTICE_S)
+        except NobodyElse:
+            self._restore_own_gradients()
+            self._emit_round(record, "alone")
         except BaseException as error:
+            self._watch.check()
             if not control.done():
                 control.cancel()
             record["error"] = repr(error)
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
             self._fall_back(record)
-            return
-        fraction = getattr(result, "fraction", 1.0)
-        record.update(round_fields(result, time.perf_counter() - record["began"]))
-        self._load_averaged_gradients_into_optimizer_()
-        self._emit_round(record, "averaged" if fraction >= 1.0 else "partial")
+        else:
+            record.update(round_fields(result, time.perf_counter() - record["began"]))
+            self._load_averaged_gradients_into_optimizer_()
+            complete = record["fraction"] >= 1.0
+            self._astray |= not complete
+            self._average_state_soon = any(_wants_state(wish) for wish in result.values())
+            # All who were in a complete group know how far each of them is.
+            self._quiet = (
+                complete and len(result) == record["live_peers"] and not self.delay_grad_averaging
+            )
+            self._emit_round(record, "averaged" if complete else "partial")
+        finally:
+            self.tracker.has_ended(
+                "averaged", record["round"], met="group_size" in record, aloud=not self._quiet
+            )
 
     def _fall_back(self, record: dict[str, Any]) -> None:
+        self._astray = True
         logger.warning(f"averaging failed, going on with {self._on_failure}: {record['error']}")
         self._emit(
             "fallback", round=record["round"], reason=record["error"], choice=self._on_failure
@@ -203,16 +251,16 @@ class RayhiveOptimizer(SwarmParts):
     def _use_own_gradients(self, record: dict[str, Any], outcome: str) -> None:
         if "error" in record:
             self._fall_back(record)
-            return
-        self.grad_averager.load_accumulators_into_averager_()
-        self._load_averaged_gradients_into_optimizer_()
-        self._emit_round(record, outcome)
+        else:
+            self.grad_averager.load_accumulators_into_averager_()
+            self._load_averaged_gradients_into_optimizer_()
+            self._emit_round(record, outcome)
+        self.tracker.has_ended("averaged", record["round"], met=False)
 
     def _advance(
         self,
         grad_scaler: Any,
         finish_gradients: Callable[[], None] | None,
-        began: float,
     ) -> None:
         """Step the optimizer, average parameters if it is their turn, and begin the next round."""
         averager = self.state_averager
@@ -223,10 +271,6 @@ class RayhiveOptimizer(SwarmParts):
         next_round = self.local_epoch + 1
         steps = not self.auxiliary and not self.use_local_updates and "skip" not in self._record
         control = self._state_control(next_round)
-        if control is not None:
-            self.delay_before_state_averaging.update(
-                task_size=1, interval=time.perf_counter() - began
-            )
         before = time.perf_counter()
         averager.step(
             increment_epoch=True,
@@ -240,8 +284,8 @@ class RayhiveOptimizer(SwarmParts):
             averaging_opts={"timeout": self.averaging_timeout} if control is not None else None,
         )
         self._record["update_s"] = time.perf_counter() - before
-        self.tracker.update_epoch(new_epoch=averager.local_epoch)
-        self._should_check_synchronization_on_update = True
+        self.tracker.update_epoch(averager.local_epoch, aloud=not self._quiet)
+        self._went_on = time.perf_counter()
         if not self.client_mode:
             averager.state_sharing_priority = self.local_epoch
         if self.use_gradient_averaging and not self.auxiliary:
@@ -252,25 +296,29 @@ class RayhiveOptimizer(SwarmParts):
 
     def _state_control(self, next_round: int) -> Any:
         """Return the control of this round's state averaging, or None if there is none."""
-        control, self.scheduled_state = self.scheduled_state, None
+        soon, self._average_state_soon = self._average_state_soon, False
         due = (
-            self.tracker.global_progress.num_peers > 1
-            and next_round % self.average_state_every == 0
+            self.live_peers > 1
+            and (soon or next_round % self.average_state_every == 0)
             and not self.state_averager.averaging_in_progress
         )
-        if control is not None and (not due or control.triggered or control.done()):
-            if not control.done():
-                control.cancel()
-            control = None
         if not due:
+            self.tracker.has_ended("synchronised", next_round, met=False, aloud=False)
             return None
-        if control is None:
-            control = self.state_averager.schedule_step(
-                gather=next_round, timeout=self.averaging_timeout
-            )
+        control = self.state_averager.schedule_step(
+            gather=next_round, timeout=self.averaging_timeout
+        )
+        if self._stale:
+            control.weight = STALE_WEIGHT
         began = time.perf_counter()
-        control.add_done_callback(partial(self._emit_state_round, next_round, began))
+        control.add_done_callback(partial(self._end_state_round, next_round, began))
         return control
+
+    def _end_state_round(self, round_: int, began: float, control: Any) -> None:
+        complete = self._emit_state_round(round_, began, control)
+        if complete:
+            self._stale = self._astray = self._settling = False
+        self.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
 
     # -- state -------------------------------------------------------------------------------
 
@@ -279,7 +327,7 @@ class RayhiveOptimizer(SwarmParts):
 
         hivemind retries for ever on errors.
         """
-        self._leave_scheduled_rounds()
+        self.tracker.take_part(False)  # nobody has to wait
         self.state_averager.step(wait_for_delayed_updates=True)
         began, round_before = time.perf_counter(), self.local_epoch
         kwargs.setdefault("timeout", self.load_state_timeout)
@@ -291,30 +339,47 @@ class RayhiveOptimizer(SwarmParts):
                         self.grad_averager.load_state_from_peers(**kwargs)
                     break
                 except Exception as error:
+                    self._watch.check()
                     logger.warning(f"could not load the state from a peer: {error!r}")
-            if self.tracker.global_epoch - 1 <= self.local_epoch < self.tracker.global_epoch:
-                self.state_averager.local_epoch = self.tracker.global_epoch
-            self.tracker.report_local_progress(self.local_epoch, samples_accumulated=0)
-            if not self.client_mode:
-                self.state_averager.state_sharing_priority = self.local_epoch
-            if self.use_gradient_averaging:
-                self.grad_averager.reset_accumulated_grads_()
-                if not self.client_mode:
-                    self.grad_averager.state_sharing_priority = self.local_epoch
+            loaded = self.local_epoch
+            self._settling = True
+            self._go_on_from(loaded)
         self._emit(
             "state_loaded",
             round_before=round_before,
+            round_of_state=loaded,
             round=self.local_epoch,
             seconds=time.perf_counter() - began,
         )
 
-    def _leave_scheduled_rounds(self) -> None:
-        """Give up rounds that the swarm has left behind, without keeping a group waiting."""
-        for control in (self.scheduled_grads, self.scheduled_state):
-            if control is None or control.done():
-                continue
-            if control.stage == AveragingStage.LOOKING_FOR_GROUP:
-                control.cancel()
-            else:
-                self._tag_along_with_zero_weight(control)
-        self.scheduled_grads = self.scheduled_state = None
+    def _go_on_from(self, loaded: int) -> None:
+        """Stand where the others are, with the parameters of a round that may be older.
+
+        While this peer was loading, the others went on. Until their parameters have replaced its
+        own, it counts for nothing.
+        """
+        newest = max(loaded, self.tracker.global_epoch)
+        self.state_averager.local_epoch = newest
+        self._stale |= newest > loaded
+        self.tracker.jump_to(newest)
+        self.tracker.take_part(True)
+        if not self.client_mode:
+            self.state_averager.state_sharing_priority = newest
+        if self.use_gradient_averaging:
+            self.grad_averager.reset_accumulated_grads_()
+            if not self.client_mode:
+                self.grad_averager.state_sharing_priority = newest
+        self._went_on = time.perf_counter()
+
+    def shutdown(self) -> None:
+        """Say goodbye to the peers and end the averagers."""
+        self._watch.expect_ends()
+        try:
+            self.state_averager.step(wait_for_delayed_updates=True)
+            super().shutdown()
+        finally:
+            self._watch.close()
+
+
+def _wants_state(gathered: Any) -> bool:
+    return isinstance(gathered, (list, tuple)) and len(gathered) > 1 and bool(gathered[1])

@@ -273,6 +273,7 @@ class Participation:
         if best is not None and (best > own or (best == own and take_equal)):
             log.info(f"taking the state of a peer in round {best}")
             self.optimizer.load_state_from_peers()
+            self.optimizer.tracker.take_part(False)  # not before the first batch
         self._share_state(True)
 
     def settle(self) -> None:

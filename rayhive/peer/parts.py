@@ -11,8 +11,11 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.compression.averagers import RayhiveStateAverager
+from rayhive.compression.rendezvous import Member, NobodyElse
 from rayhive.peer.averaging import round_fields, with_our_averager
+from rayhive.peer.children import descendants
 from rayhive.peer.tracker import LiveProgressTracker
+from rayhive.peer.watch import PeerProcessDied, ProcessWatch
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -24,8 +27,7 @@ class SwarmParts(hivemind.Optimizer):
     hivemind's constructor.
     """
 
-    scheduled_grads: Any
-    scheduled_state: Any
+    tracker: LiveProgressTracker
     _on_event: OnEvent | None
     _averager_opts: dict[str, Any]
 
@@ -35,8 +37,7 @@ class SwarmParts(hivemind.Optimizer):
             prefix=self.run_id,
             target_batch_size=target_batch_size,
             client_mode=self.client_mode,
-            status_loglevel=self.status_loglevel,
-            start=True,
+            start=False,  # its thread must not hold a lock when averagers are forked
             **kwargs,
         )
 
@@ -89,25 +90,43 @@ class SwarmParts(hivemind.Optimizer):
     @property
     def live_peers(self) -> int:
         """Peers, this one included, that can take part in the next round."""
-        return max(1, int(self.tracker.live_peers))
+        return self.tracker.live_peers
 
-    def _follow_live_peers(self) -> None:
-        size = self.live_peers if self.live_peers > 1 else None
-        for averager in (self.grad_averager, self.state_averager):
-            if hasattr(averager, "set_group_size"):
-                averager.set_group_size(size)
+    def _tell_members(self, kind: str, members: tuple[Member, ...]) -> None:
+        averager = self.grad_averager if kind == "averaged" else self.state_averager
+        if hasattr(averager, "set_members"):  # a user's own averager may know nothing of it
+            averager.set_members(members)
 
-    def _emit_state_round(self, round_: int, began: float, control: Any) -> None:
+    def _watch_processes(self) -> ProcessWatch:
+        averagers = {"gradient averager": self.grad_averager, "state averager": self.state_averager}
+        processes = {"DHT": self.dht.pid} | {
+            f"{name}'s process": averager.pid
+            for name, averager in averagers.items()
+            if averager is not None
+        }
+        daemons = {child.name(): child.pid for child in descendants(self.dht.pid)}
+        return ProcessWatch(processes | daemons, self._on_death)
+
+    def _on_death(self, error: PeerProcessDied) -> None:
+        self.tracker.take_part(False)  # if it can still say so
+
+    def _emit_state_round(self, round_: int, began: float, control: Any) -> bool:
+        """Report what became of averaging parameters; return whether all of it happened."""
         seconds = time.perf_counter() - began
-        if control.cancelled() or control.exception() is not None:
+        cancelled = control.cancelled()
+        error = None if cancelled else control.exception()
+        if isinstance(error, NobodyElse):
+            return False
+        if cancelled or error is not None:
             self._emit(
                 "state_round", round=round_, outcome="failed", group_size=0, fraction=0.0,
                 sent_bytes=0, received_bytes=0, averaging_s=seconds,
             )  # fmt: skip
-            return
+            return False
         fields = round_fields(control.result(), seconds)
         outcome = "averaged" if fields["fraction"] >= 1.0 else "partial"
         self._emit("state_round", round=round_, outcome=outcome, **fields)
+        return outcome == "averaged"
 
     def _emit_round(self, record: dict[str, Any], outcome: str) -> None:
         fields = {key: value for key, value in record.items() if key != "began"}

@@ -10,7 +10,6 @@ import torch
 from rayhive.checks import DELAY_FLAGS
 from rayhive.compression.accounting import Payload, allreduce_bytes, payload
 from rayhive.config import DEFAULT_MIN_COMPRESSION_RATIO, DEFAULT_THRESHOLD, Configuration
-from rayhive.peer.tracker import TRACKER_OPTIONS
 from rayhive.registry import CODECS
 from rayhive.spec import PeerSpec
 
@@ -33,7 +32,7 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "averaging_timeout": swarm.averaging_timeout,
         "average_state_every": swarm.average_state_every,
         "state_averaging_compression": CODECS.get(swarm.state_codec)().build(None),
-        "tracker_opts": {**TRACKER_OPTIONS, "metadata_expiration": swarm.metadata_expiration},
+        "tracker_opts": {"silence": swarm.metadata_expiration},
         **DELAY_FLAGS[configuration.delay],
     }
     if swarm.use_local_updates:

@@ -1,134 +1,329 @@
-"""Progress of the swarm, known early and exactly enough to start rounds at once.
+"""Progress of the swarm, in place of :class:`hivemind.optim.progress_tracker.ProgressTracker`.
 
-Differs from :class:`hivemind.optim.progress_tracker.ProgressTracker` in three ways:
+It has what hivemind's optimizer uses of that class, and differs in this:
 
-* a peer announces itself before it has accumulated its first sample, so that the swarm can
-  wait for everybody and the first round already has the right group;
+* peers tell each other directly (:mod:`rayhive.peer.presence`); hivemind's look into the DHT now
+  and then, so that a round waits for the next look;
+* a peer that dies is noticed within seconds, not when its entry in the DHT expires;
+* a peer announces itself before it has accumulated its first sample, and says when it no longer
+  takes part, so rounds begin with everybody and wait for nobody;
 * a round is due when the samples are there, never because an estimate says that they should
-  be: hivemind's estimate once fired after one batch of a round;
-* the number of peers that will take part in the next round is told apart from those that are
-  still behind.
+  be: hivemind's estimate once fired after one batch of a round.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import threading
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from hivemind.optim.progress_tracker import (
-    GlobalTrainingProgress,
-    LocalTrainingProgress,
-    ProgressTracker,
-)
-from hivemind.utils import get_dht_time
+from hivemind.dht import DHT
+from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
+from hivemind.utils import PerformanceEMA, get_dht_time, get_logger
 
-#: Peers on a link of milliseconds see each other's progress this often [s]; hivemind's defaults
-#: (0.5, 3, 10) would make a round wait for the next look.
-TRACKER_OPTIONS = {
-    "min_refresh_period": 0.02,
-    "default_refresh_period": 0.2,
-    "max_refresh_period": 1.0,
-}
+from rayhive.compression.rendezvous import Member
+from rayhive.peer.census import Census, Presence
+from rayhive.peer.presence import PresenceService
 
-#: A peer may be one round behind another, and what is known of it one more.
-REPORTED_SLACK = 2
+logger = get_logger(__name__)
+
+#: The two kinds of averaging, by the field that says how far a peer is with it.
+KINDS = ("averaged", "synchronised")
+#: A peer that was not heard of for so long counts as dead [s].
+SILENCE_S = 4.0
+
+OnMembers = Callable[[str, tuple[Member, ...]], None]
 
 
-class LiveProgressTracker(ProgressTracker):
+class LiveProgressTracker(threading.Thread):
     """Tracks the progress of this peer and of the swarm.
 
-    Takes hivemind's arguments.
+    Args:
+        dht: A running DHT of the peer.
+        prefix: Name of the run.
+        target_batch_size: Samples of a round, over the swarm.
+        client_mode: Whether this peer cannot be called; default: as the DHT.
+        heartbeat: Between two signs of life [s].
+        silence: A peer that was not heard of for so long counts as dead [s]; default 4 s, or
+            ``metadata_expiration`` if that is shorter.
+        metadata_expiration: How long an entry in the DHT is valid [s].
+        performance_ema_alpha: Smoothing of samples per second.
+        start: Start at once.
+        hiveminds: Further arguments of hivemind's tracker, for which there is no use here.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._fetched = threading.Condition()
-        self._live_peers = 0
-        super().__init__(*args, **kwargs)
-        self.should_report_progress.set()
+    def __init__(
+        self,
+        dht: DHT,
+        prefix: str,
+        target_batch_size: int,
+        *,
+        client_mode: bool | None = None,
+        heartbeat: float = 1.0,
+        silence: float | None = None,
+        metadata_expiration: float = 60.0,
+        performance_ema_alpha: float = 0.1,
+        start: bool,
+        **hiveminds: Any,
+    ) -> None:
+        super().__init__(name=f"{type(self).__name__}({prefix})", daemon=True)
+        self.dht, self.prefix, self.target_batch_size = dht, prefix, target_batch_size
+        self.client_mode = dht.client_mode if client_mode is None else client_mode
+        self.performance_ema = PerformanceEMA(alpha=performance_ema_alpha)
+        silence = min(SILENCE_S, metadata_expiration) if silence is None else silence
+        now = get_dht_time()
+        own = Presence(dht.peer_id.to_bytes(), now, int(now * 1000), client_mode=self.client_mode)
+        self._census = Census(own, silence)
+        self._lock = self._census.lock
+        self._service = PresenceService(
+            dht,
+            prefix,
+            self._census,
+            heartbeat=min(heartbeat, silence / 3),
+            expiration=max(metadata_expiration, 2 * silence),
+            on_change=self._census_changed,
+        )
+        self._on_members: OnMembers | None = None
+        self._members: dict[str, tuple[Member, ...]] = {}
+        self._told_samples = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._leaving: asyncio.Event
+        self._ready, self.ended = threading.Event(), threading.Event()
+        self.error: BaseException | None = None
+        if start:
+            self.start()
+
+    # -- the thread ----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Serve until :meth:`shutdown`."""
+        try:
+            asyncio.run(self._serve())
+        except Exception as error:
+            self.error = error
+            logger.warning(f"lost contact with the swarm: {error!r}")
+        finally:
+            self.ended.set()
+
+    async def _serve(self) -> None:
+        self._leaving, self._loop = asyncio.Event(), asyncio.get_running_loop()
+        self._ready.set()
+        await self._service.run(self._leaving)
+
+    def _call_soon(self, function: Callable[[], object]) -> None:
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(function)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Say goodbye and end; calling it again does nothing."""
+        if not self.is_alive():
+            return
+        self.take_part(False)
+        self._ready.wait(timeout)
+        self._call_soon(self._leaving.set)
+        self.ended.wait(timeout)
+
+    def _census_changed(self) -> None:
+        """Wake up who waits, and tell the members if they have changed; in the thread."""
+        with self._lock:
+            self._lock.notify_all()
+            follower, members = self._on_members, {k: self._census.members(k) for k in KINDS}
+        if follower is None:
+            return
+        for kind in KINDS:
+            if members[kind] != self._members.get(kind):
+                self._members[kind] = members[kind]
+                follower(kind, members[kind])
+
+    def follow(self, on_members: OnMembers) -> None:
+        """Have a function called with those who take part, now and whenever they change.
+
+        Args:
+            on_members: Gets one of :data:`KINDS` and the members for it, in the thread.
+        """
+        with self._lock:
+            self._on_members = on_members
+        self._ready.wait()
+        self._call_soon(self._members.clear)
+        self._call_soon(self._census_changed)
+
+    def _say(self, aloud: bool = True, **fields: Any) -> None:
+        """Change what this peer says of itself, and tell it now if it is said aloud."""
+        with self._lock:
+            own = self._census.own
+            changed = dataclasses.replace(own, **fields)
+            if changed != own:
+                self._census.own = dataclasses.replace(changed, version=own.version + 1)
+            if aloud:
+                self._told_samples = self._census.own.samples
+        if aloud:
+            self._call_soon(self._service.tell)
+            self._call_soon(self._census_changed)
+
+    # -- what this peer says -------------------------------------------------------------------
+
+    @property
+    def local_progress(self) -> LocalTrainingProgress:
+        """How far this peer is."""
+        own = self._census.own
+        return LocalTrainingProgress(
+            peer_id=own.peer_id,
+            epoch=own.round,
+            samples_accumulated=own.samples,
+            samples_per_second=own.samples_per_second,
+            time=get_dht_time(),
+            client_mode=own.client_mode,
+        )
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether the swarm's rounds wait for this peer."""
+        return self._census.own.takes_part
+
+    def take_part(self, takes_part: bool) -> None:
+        """Say whether rounds have to wait for this peer from now on."""
+        if takes_part != self.takes_part:
+            self._say(takes_part=takes_part)
+
+    def report_local_progress(
+        self, local_epoch: int, samples_accumulated: int, update_global_samples: bool = True
+    ) -> None:
+        """Say how far this peer is; the others hear of it when it matters to them.
+
+        It matters once what they have not heard of is this peer's share of what the round still
+        lacks: as long as no peer's is, the round cannot be due. Peers of equal speed tell each
+        other once a round.
+        """
+        own = self._census.own
+        extra = samples_accumulated - own.samples
+        if extra > 0:
+            self.performance_ema.update(task_size=extra)
+        else:
+            self.performance_ema.reset_timer()
+        with self._lock:
+            unheard = samples_accumulated - self._told_samples
+            lacking = self.target_batch_size - (self._census.samples() - own.samples)
+            lacking -= self._told_samples
+            share = lacking / max(1, self._census.in_step())
+        self._say(
+            aloud=local_epoch != own.round or extra < 0 or (unheard > 0 and unheard >= share),
+            round=local_epoch,
+            samples=samples_accumulated,
+            samples_per_second=float(self.performance_ema.samples_per_second),
+        )
+
+    def jump_to(self, round_: int) -> None:
+        """Go on to a round that this peer has taken over from another one."""
+        self.performance_ema.reset_timer()
+        self._say(round=round_, averaged=round_, synchronised=round_, samples=0)
+
+    def has_ended(self, kind: str, round_: int, *, met: bool, aloud: bool = True) -> None:
+        """Say that this peer has an averaging behind it.
+
+        Args:
+            kind: ``averaged`` for gradients, ``synchronised`` for parameters.
+            round_: The round that it belongs to.
+            met: Whether it was in a group, and did not give up or keep out.
+            aloud: Tell the others now. All who were in a complete group know it already.
+        """
+        fields = [kind, f"met_{kind}"] if met else [kind]
+        self._say(aloud, **{f: max(round_, getattr(self._census.own, f)) for f in fields})
+
+    @contextlib.contextmanager
+    def pause_updates(self) -> Iterator[None]:
+        """Do not count the time in the body as time spent on samples."""
+        with self.performance_ema.pause():
+            yield
+
+    def update_epoch(self, new_epoch: int, aloud: bool = True) -> int:
+        """Go on to a round, with no samples yet."""
+        self.performance_ema.reset_timer()
+        self._say(aloud, round=new_epoch, samples=0)
+        with self._lock:
+            self._told_samples = 0
+        return new_epoch
+
+    # -- what it knows of the swarm ------------------------------------------------------------
 
     @property
     def live_peers(self) -> int:
         """Peers, this one included, that can take part in the next round."""
-        return self._live_peers
+        with self._lock:
+            return self._census.in_step()
+
+    @property
+    def global_epoch(self) -> int:
+        """The last round that anybody has finished."""
+        with self._lock:
+            return self._census.newest_round()
+
+    @property
+    def global_progress(self) -> GlobalTrainingProgress:
+        """How far the swarm is."""
+        with self._lock:
+            everybody = self._census.taking_part()
+            rate = sum(p.samples_per_second for p in everybody) or self.performance_ema.eps
+            samples = self._census.samples()
+            lacking = max(0, self.target_batch_size - samples)
+            return GlobalTrainingProgress(
+                epoch=self._census.newest_round(),
+                samples_accumulated=samples,
+                target_batch_size=self.target_batch_size,
+                num_peers=self._census.in_step(),
+                num_clients=sum(p.client_mode for p in everybody),
+                eta_next_epoch=get_dht_time() + lacking / rate,
+                next_fetch_time=get_dht_time(),
+            )
 
     @property
     def ready_to_update_epoch(self) -> bool:
         """Whether this peer may go on to the next round now."""
-        return bool(
-            self.global_epoch > self.local_progress.epoch
-            or self.global_progress.samples_accumulated >= self.target_batch_size
-        )
+        with self._lock:
+            behind = self._census.newest_round() > self._census.own.round
+            return behind or self._census.samples() >= self.target_batch_size
+
+    @property
+    def estimated_next_update_time(self) -> float:
+        """When the next round is due, at the present speed [s on the DHT's clock]."""
+        eta: float = self.global_progress.eta_next_epoch
+        return get_dht_time() if self.ready_to_update_epoch else eta
 
     def wait_for_peers(self, peers: int, timeout: float) -> bool:
-        """Wait until so many peers have announced themselves.
+        """Take part, and wait until so many peers do.
 
         Args:
             peers: The number of peers, this one included.
             timeout: Longest wait [s].
 
         Returns:
-            Whether they have.
+            Whether they do.
         """
+        self.take_part(True)
         deadline = time.monotonic() + timeout
-        with self._fetched:
-            while self._live_peers < peers:
-                if time.monotonic() >= deadline:
+        with self._lock:
+            while len(self._census.taking_part()) < peers:
+                left = deadline - time.monotonic()
+                if left <= 0 or self.ended.is_set():
                     return False
-                self.fetch_now()
-                self._fetched.wait(min(0.1, max(0.0, deadline - time.monotonic())))
+                self._lock.wait(min(left, 1.0))
         return True
 
-    def fetch_now(self) -> None:
-        """Ask the DHT now instead of at the next planned time."""
-        self.global_progress.next_fetch_time = 0.0
-        self.global_state_updated.set()
+    def wait_for_company(self, timeout: float) -> int | None:
+        """Wait until anybody else is known; return the last round that one of them has finished.
 
-    def _parse_swarm_progress_data(self, metadata: Any) -> GlobalTrainingProgress:
-        progress = super()._parse_swarm_progress_data(metadata)
-        live = 0
-        if isinstance(metadata, dict):
-            for entry in metadata.values():
-                if entry.value is None:
-                    continue
-                peer = LocalTrainingProgress.parse_obj(entry.value)
-                live += peer.epoch >= progress.epoch - REPORTED_SLACK
-        with self._fetched:
-            self._live_peers = live
-            self._fetched.notify_all()
-        return progress
-
-    async def _progress_reporter(self) -> None:
-        """Publish this peer's progress whenever it changes, and often enough not to expire."""
-        loop = asyncio.get_running_loop()
-        last_report = -float("inf")
-        pending: set[asyncio.Task[Any]] = set()
-        try:
-            while not self.shutdown_triggered.is_set():
-                wait = max(0.0, last_report - get_dht_time() + self.metadata_expiration / 3)
-                await loop.run_in_executor(None, self.should_report_progress.wait, wait)
-                self.should_report_progress.clear()
-                if self.shutdown_triggered.is_set():
-                    break
-                progress = self.local_progress
-                last_report = get_dht_time()
-                # the entry's own time decides when a peer counts as silent
-                task = asyncio.create_task(self._store(progress, last_report))
-                pending.add(task)
-                task.add_done_callback(pending.discard)
-        finally:
-            for task in pending:
-                task.cancel()
-
-    async def _store(self, progress: LocalTrainingProgress, now: float) -> None:
-        await asyncio.wait_for(
-            self.dht.store(
-                key=self.training_progress_key,
-                subkey=self._local_public_key,
-                value=progress.dict(),
-                expiration_time=now + self.metadata_expiration,
-                return_future=True,
-            ),
-            timeout=self.metadata_expiration,
-        )
+        Args:
+            timeout: Longest wait [s]; then the answer is None.
+        """
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while len(present := self._census.present()) == 1:
+                left = deadline - time.monotonic()
+                if left <= 0 or self.ended.is_set():
+                    return None
+                self._lock.wait(min(left, 1.0))
+        return max(p.round for p in present if p.peer_id != self._census.own.peer_id)

@@ -11,10 +11,10 @@ import concurrent.futures
 import json
 import multiprocessing
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind wants typing's
 
 import hivemind
@@ -32,6 +32,7 @@ from rayhive.compression.averagers import (
     RayhiveStateAverager,
 )
 from rayhive.compression.counting import CountingCompression
+from rayhive.compression.rendezvous import Member
 from rayhive.compression.rounds import RoundResult
 from rayhive.registry import CODECS
 from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES
@@ -74,12 +75,14 @@ def averagers(
             averager.shutdown()
 
 
-def one_round(peers: Sequence[Any], timeout: float = 40.0) -> list[RoundResult]:
+def one_round(
+    peers: Sequence[Any], timeout: float = 40.0, gather: Any = None
+) -> list[RoundResult]:
     """Let every peer contribute its gradients once; return what each was told."""
     controls = []
     for averager in peers:
         averager.accumulate_grads_(batch_size=1)
-        controls.append(averager.step(wait=False, timeout=NEVER + 30))
+        controls.append(averager.step(wait=False, timeout=NEVER + 30, gather=gather))
     results = [control.result(timeout) for control in controls]
     for averager in peers:
         averager.notify_used_averaged_gradients()
@@ -179,52 +182,59 @@ def retried_round(dhts: Sequence[hivemind.DHT]) -> Any:
         return [[r.summary() for r in one_round(group)] for _ in range(2)]
 
 
+def members(group: Sequence[Any]) -> tuple[Member, ...]:
+    return tuple(Member(averager.dht.peer_id.to_bytes(), False, 0, 0, 0) for averager in group)
+
+
+def tell(group: Sequence[Any], present: Sequence[Any]) -> None:
+    for averager in group:
+        averager.set_members(members(present))
+
+
 def growing_group(dhts: Sequence[hivemind.DHT]) -> Any:
     """Average with two peers, then with a third; the window never ends."""
-    options = {"prefix": "grow", "target_group_size": 2}
+    options = {"prefix": "grow"}
     with averagers(dhts[:2], RayhiveGradientAverager, **options) as first:
-        before = one_round(first)
+        tell(first, first)
+        before = one_round(first, gather=1)
         with averagers(dhts[2:], RayhiveGradientAverager, **options) as late:
-            for averager in (*first, *late):
-                averager.set_group_size(3)
-            after = one_round((*first, *late))
+            everybody = (*first, *late)
+            tell(everybody, everybody)
+            after = one_round(everybody, gather=2)
     return [[r.summary() for r in results] for results in (before, after)]
 
 
 class Watched(RayhiveGradientAverager):
-    """Says in shared memory how many followers it has."""
+    """Says in shared memory that somebody follows it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.followers = multiprocessing.Value("i", 0)
+        self.followed = multiprocessing.Event()
         super().__init__(*args, **kwargs)
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
         async for message in super().rpc_join_group(request, context):
-            self.followers.value = len(self._matchmaking.current_followers)
+            if message.code == averaging_pb2.ACCEPTED:
+                self.followed.set()
             yield message
-
-
-def wait_for_follower(group: Sequence[Watched], limit: float = 30.0) -> None:
-    deadline = time.monotonic() + limit
-    while not any(averager.followers.value for averager in group):
-        assert time.monotonic() < deadline, "nobody followed anybody"
-        time.sleep(0.02)  # no event spans the two processes
 
 
 def shrinking_group(dhts: Sequence[hivemind.DHT]) -> Any:
     """Let two peers wait for a third that never comes, then say that it is gone."""
-    with averagers(dhts[:2], Watched, prefix="shrink", target_group_size=3) as group:
+    absent = SimpleNamespace(dht=dhts[2])
+    with averagers(dhts[:2], Watched, prefix="shrink") as group:
+        tell(group, [*group, absent])
         for averager in group:
             averager.accumulate_grads_(batch_size=1)
-        controls = [averager.step(wait=False, timeout=NEVER + 30) for averager in group]
-        wait_for_follower(group)
+        controls = [averager.step(wait=False, timeout=NEVER + 30, gather=1) for averager in group]
+        assert group[0].followed.wait(30), "the oldest peer leads"
         too_early = [control.done() for control in controls]
-        for averager in group:
-            averager.set_group_size(2)
+        tell(group, group)
         sizes = [control.result(40).group_size for control in controls]
-    return {"too_early": too_early, "sizes": sizes}
+        tell(group, group[:1])
+        lonely = group[0].step(wait=False, timeout=NEVER + 30, gather=2).exception(20)
+    return {"too_early": too_early, "sizes": sizes, "alone": type(lonely).__name__}
 
 
 def state_averaging(dhts: Sequence[hivemind.DHT]) -> Any:
@@ -250,8 +260,7 @@ def state_averaging(dhts: Sequence[hivemind.DHT]) -> Any:
         group[1].load_state_from_peers(timeout=20)
         pairs = zip(group[0].main_parameters, group[1].main_parameters, strict=True)
         loaded = group[1].local_epoch == 3 and all(torch.equal(a, b) for a, b in pairs)
-    for averager in group:
-        averager.set_group_size(7)
+    tell(group, group)
     alive = [averager.is_alive() for averager in group]
     return {"rounds": rounds, "alive": alive, "loaded": loaded}
 

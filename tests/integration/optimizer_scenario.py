@@ -1,6 +1,7 @@
 """One real peer whose rounds fail, run as a script: prints what was applied, as JSON.
 
-The swarm claims a second peer that never comes, so matchmaking runs into its timeout.
+In company, a second peer says that it takes part and never comes to a round, so matchmaking runs
+into its timeout.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from rayhive.checks import DELAY_FLAGS
 from rayhive.peer.optimizer import RayhiveOptimizer
+from rayhive.peer.tracker import LiveProgressTracker
 
 BATCH, BATCHES = 4, 3
 
@@ -41,9 +43,9 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
         on_failure=settings["on_failure"],
         **{"delay_state_averaging": False, **flags},
     )
-    if settings["company"]:
-        optimizer.tracker._parse_swarm_progress_data = _claim_company(optimizer.tracker)
-        optimizer.tracker.global_progress.num_peers = 2
+    company = _idle_peer(dht) if settings["company"] else None
+    if company is not None:
+        assert optimizer.tracker.wait_for_peers(2, 20)
     weights = []
     for round_ in range(2):
         for batch in range(BATCHES):
@@ -53,6 +55,9 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
         weights.append(float(parameter.detach()[0, 0]))
         assert parameter.detach().unique().numel() == 1
     optimizer.shutdown()
+    if company is not None:
+        company.shutdown(5)
+        company.dht.shutdown()
     dht.shutdown()
     return {
         "weights": weights,
@@ -62,15 +67,15 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _claim_company(tracker: Any) -> Any:
-    parse = tracker._parse_swarm_progress_data
-
-    def parse_and_claim(metadata: Any) -> Any:
-        progress = parse(metadata)
-        progress.num_peers = 2
-        return progress
-
-    return parse_and_claim
+def _idle_peer(dht: hivemind.DHT) -> LiveProgressTracker:
+    """Return a peer of the run that takes part and does nothing."""
+    addresses = [str(address) for address in dht.get_visible_maddrs()]
+    own = hivemind.DHT(
+        initial_peers=addresses, start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_relay=False
+    )
+    tracker = LiveProgressTracker(own, "failing", BATCH * BATCHES, start=True)
+    tracker.take_part(True)
+    return tracker
 
 
 if __name__ == "__main__":

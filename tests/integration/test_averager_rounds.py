@@ -54,7 +54,7 @@ def test_retried_round(told: Any) -> None:
 
 
 def test_growing_group(told: Any) -> None:
-    """Rounds begin when the live peers are there: the window would outlast the scenario."""
+    """Rounds begin when those who take part are there: the window would outlast the scenario."""
     before, after = told
     assert [result["group_size"] for result in before] == [2, 2]
     assert [result["group_size"] for result in after] == [3, 3, 3]
@@ -65,6 +65,7 @@ def test_shrinking_group(told: Any) -> None:
     """A group that waits for a lost peer begins when that peer is given up."""
     assert told["too_early"] == [False, False]
     assert told["sizes"] == [2, 2]
+    assert told["alone"] == "NobodyElse"
 
 
 def test_state_averaging(told: Any) -> None:

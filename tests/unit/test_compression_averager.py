@@ -89,12 +89,6 @@ def test_timeouts_follow_their_own_purpose(
     assert allreduce["reducer_timeout"] == reducer_timeout
 
 
-def test_the_group_size_reaches_an_averager_that_is_not_started() -> None:
-    averager = unstarted(RayhiveGradientAverager, SHAPES, target_group_size=2)
-    averager.set_group_size(5)
-    assert averager.matchmaking_kwargs["target_group_size"] == 5
-
-
 def matchmaking(size: int | None) -> LiveMatchmaking:
     return LiveMatchmaking(
         SimpleNamespace(peer_id=PEER),
@@ -110,17 +104,6 @@ def matchmaking(size: int | None) -> LiveMatchmaking:
     )
 
 
-def test_the_group_size_changes_while_running() -> None:
-    async def body() -> None:
-        live = matchmaking(None)
-        assert live.target_group_size is None
-        for size, target in ((3, 3), (1, 2), (None, None)):
-            await live.set_group_size(size)
-            assert live.target_group_size == live.potential_leaders.target_group_size == target
-
-    asyncio.run(body())
-
-
 def test_a_group_larger_than_its_target_gets_a_key() -> None:
     """hivemind samples the members' next keys out of as many buckets as the target has."""
 
@@ -131,33 +114,6 @@ def test_a_group_larger_than_its_target_gets_a_key() -> None:
         with pytest.raises(ValueError, match="larger than population"):
             await theirs.update_key_on_group_assembled(crowd)
         await matchmaking(2).group_key_manager.update_key_on_group_assembled(crowd)
-
-    asyncio.run(body())
-
-
-def test_a_lowered_size_begins_a_waiting_group_at_once() -> None:
-    async def body() -> None:
-        live = matchmaking(3)
-        live.step_control = SimpleNamespace(data_for_gather=b"mine")
-        await live.lock_looking_for_group.acquire()
-        live.current_followers[OTHER] = SimpleNamespace(gather=b"theirs")
-        await live.set_group_size(3)
-        assert not live.assembled_group.done()
-        await live.set_group_size(2)
-        assert set(live.assembled_group.result().peer_ids) == {PEER, OTHER}
-        await live.set_group_size(2)  # once assembled there is nothing to do
-
-    asyncio.run(body())
-
-
-def test_a_follower_does_not_assemble() -> None:
-    async def body() -> None:
-        live = matchmaking(3)
-        await live.lock_looking_for_group.acquire()
-        live.current_followers[OTHER] = SimpleNamespace(gather=b"theirs")
-        live.current_leader = OTHER
-        await live.set_group_size(2)
-        assert not live.assembled_group.done()
 
     asyncio.run(body())
 

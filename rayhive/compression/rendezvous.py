@@ -1,0 +1,309 @@
+"""How the peers of a round become one group: they know each other, and the oldest one leads.
+
+hivemind's peers look for leaders in the DHT, wait for a window, and may end in several groups.
+Here every peer is told who takes part (:class:`Member`), so each of them names the same leader
+without asking. The others join it directly, with hivemind's own messages, and it begins when
+the last one has joined. A request that comes early is held, one that comes late is refused.
+
+When views differ for a moment, a peer may join one that does not lead; it is sent away and asks
+again. When the leader is gone, the next oldest leads. A leader that has waited for its window
+goes on with those who have come: who comes later has missed the round, and forms no other group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.dht import DHTID
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2 as messages
+from hivemind.utils import get_dht_time
+
+#: A peer that is further behind a round than this is not waited for: it has to load the state.
+#: The one behind by two still finishes the round before.
+ROUNDS_BEHIND = 2
+#: Pause before a leader that cannot be reached, or does not lead, is asked again [s].
+ASK_AGAIN_S = 0.05
+#: Peers that a group has at least.
+SMALLEST_GROUP = 2
+
+Ask = Callable[[PeerID, messages.JoinRequest], Awaitable[AsyncIterator[Any]]]
+
+
+class Member(NamedTuple):
+    """A live peer that takes part in the run, as matchmaking has to know it.
+
+    Attributes:
+        peer_id: Its identity.
+        client_mode: Whether it cannot be called, and so cannot lead.
+        round: The last round that it has finished.
+        averaged: The last round whose averaging it has behind it, done or given up.
+        met: The last round that it has averaged in a group.
+    """
+
+    peer_id: bytes
+    client_mode: bool
+    round: int
+    averaged: int
+    met: int
+
+
+class NobodyElse(Exception):
+    """Nobody else takes part in the run: there is nothing to average with."""
+
+
+class RoundIsOver(Exception):
+    """The others have done this round without this peer."""
+
+
+class DifferentTensors(Exception):
+    """A peer of the run averages tensors of other shapes or types."""
+
+
+@dataclass(eq=False)
+class _Follower:
+    request: messages.JoinRequest
+    group: asyncio.Future[GroupInfo | None]
+
+
+@dataclass(eq=False)
+class _Search:
+    round: int
+    gather: bytes
+    followers: dict[bytes, _Follower] = field(default_factory=dict)
+
+
+class Rendezvous:
+    """One peer's part in forming groups; everything happens on one event loop.
+
+    Args:
+        own: This peer.
+        client_mode: Whether it cannot be called.
+        schema_hash: Fingerprint of the tensors that it averages.
+        key: Prefix of its group keys; the round follows.
+        ask: Sends a request to a leader and returns the stream of its answers.
+    """
+
+    def __init__(
+        self, own: PeerID, *, client_mode: bool, schema_hash: bytes, key: str, ask: Ask
+    ) -> None:
+        self.own, self._client_mode, self._schema_hash = own, client_mode, schema_hash
+        self._key, self._ask = key, ask
+        self._members: tuple[Member, ...] = ()
+        self._search: _Search | None = None
+        self._past = 0
+        self._changed = asyncio.Event()
+
+    # -- what it is told -----------------------------------------------------------------------
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """Say who takes part, the oldest first; it counts at once, also for a running search."""
+        self._members = tuple(members)
+        self._notify()
+
+    def leave_behind(self, round_: int) -> None:
+        """Say that this peer has a round behind it: whoever asks for it now is too late."""
+        self._past = max(self._past, round_)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # -- who meets -----------------------------------------------------------------------------
+
+    def roster(self, round_: int) -> list[PeerID]:
+        """Return the peers that take part in a round, the leader first if somebody can lead."""
+        expected = [
+            member
+            for member in self._members
+            if member.peer_id == self.own.to_bytes()
+            or (member.averaged < round_ <= member.round + ROUNDS_BEHIND)
+        ]
+        ids = [PeerID(member.peer_id) for member in sorted(expected, key=_cannot_lead)]
+        return ids if self.own in ids else [*ids, self.own]
+
+    async def meet(self, round_: int, gather: bytes, window: float, patience: float) -> GroupInfo:
+        """Form the group of a round.
+
+        Args:
+            round_: Its number.
+            gather: What every peer of the group gets of this one.
+            window: Longest wait for peers that take part and do not come [s].
+            patience: Longest wait at all [s].
+
+        Raises:
+            NobodyElse: No other peer takes part in the run.
+            RoundIsOver: The others have this round behind them.
+            DifferentTensors: The leader averages something else.
+            asyncio.TimeoutError: Nobody came within ``patience``.
+        """
+        loop = asyncio.get_running_loop()
+        window_ends, ends = loop.time() + window, loop.time() + patience
+        self._search = search = _Search(round_, gather)
+        self._notify()
+        try:
+            while loop.time() < ends:
+                changed, roster = self._changed, self.roster(round_)
+                self._check_company(round_, roster)
+                group: GroupInfo | None = None
+                if roster[0] == self.own:
+                    group = self._assemble(search, roster, loop.time() >= window_ends)
+                    until = window_ends if loop.time() < window_ends else ends
+                    if group is None:
+                        await _wait(changed, until - loop.time())
+                else:
+                    self._dismiss(search)
+                    group = await self._follow(search, roster[0], ends)
+                if group is not None:
+                    return group
+            raise asyncio.TimeoutError(f"nobody came to round {round_} in {patience:.0f} s")
+        finally:
+            self._search = None
+            self._dismiss(search)
+            self._notify()
+
+    def _check_company(self, round_: int, roster: list[PeerID]) -> None:
+        others = [m for m in self._members if m.peer_id != self.own.to_bytes()]
+        # A round has one group: whoever was not in it must not begin another.
+        if any(member.met >= round_ for member in others):
+            raise RoundIsOver(f"round {round_} is over: others have averaged without this peer")
+        if len(roster) == 1 or (self._client_mode and roster[0] == self.own):
+            raise NobodyElse(f"nobody else takes part in round {round_}")
+
+    # -- leading -------------------------------------------------------------------------------
+
+    def _assemble(self, search: _Search, roster: list[PeerID], late: bool) -> GroupInfo | None:
+        """Begin with the followers if all that are expected have come, or it is late."""
+        here = {peer.to_bytes() for peer in roster if peer != self.own} & set(search.followers)
+        complete = len(here) == len(roster) - 1
+        if not complete and not (late and len(search.followers) + 1 >= SMALLEST_GROUP):
+            return None
+        ids = [self.own, *(PeerID(peer) for peer in search.followers)]
+        random.shuffle(ids)  # who reduces what must not depend on age
+        gathered = tuple(
+            search.gather if peer == self.own else search.followers[peer.to_bytes()].request.gather
+            for peer in ids
+        )
+        group = GroupInfo(DHTID.generate().to_bytes(), tuple(ids), gathered)
+        for follower in search.followers.values():
+            if not follower.group.done():
+                follower.group.set_result(group)
+        return group
+
+    def _dismiss(self, search: _Search) -> None:
+        for follower in search.followers.values():
+            if not follower.group.done():
+                follower.group.set_result(None)
+        search.followers.clear()
+
+    async def rpc_join_group(
+        self, request: messages.JoinRequest, remote: PeerID
+    ) -> AsyncIterator[messages.MessageFromLeader]:
+        """Hold a request until this peer leads its round, then answer with the group."""
+        round_ = _round_of_key(request.group_key)
+        if request.schema_hash != self._schema_hash:
+            yield messages.MessageFromLeader(code=messages.BAD_SCHEMA_HASH)
+            return
+        while self._search is None or self._search.round != round_:
+            left = request.expiration - get_dht_time()
+            if round_ is None or round_ <= self._past or left <= 0:
+                yield messages.MessageFromLeader(code=messages.BAD_GROUP_KEY)
+                return
+            await _wait(self._changed, left)
+        search = self._search
+        follower = _Follower(request, asyncio.get_running_loop().create_future())
+        earlier = search.followers.pop(remote.to_bytes(), None)
+        if earlier is not None and not earlier.group.done():
+            earlier.group.set_result(None)
+        search.followers[remote.to_bytes()] = follower
+        self._notify()
+        try:
+            yield messages.MessageFromLeader(code=messages.ACCEPTED)
+            group = await follower.group
+            if group is None:
+                yield messages.MessageFromLeader(code=messages.GROUP_DISBANDED)
+                return
+            yield messages.MessageFromLeader(
+                code=messages.BEGIN_ALLREDUCE,
+                group_id=group.group_id,
+                ordered_peer_ids=[peer.to_bytes() for peer in group.peer_ids],
+                gathered=group.gathered,
+            )
+        finally:
+            if search.followers.get(remote.to_bytes()) is follower:
+                del search.followers[remote.to_bytes()]
+                self._notify()
+
+    # -- following -----------------------------------------------------------------------------
+
+    async def _follow(self, search: _Search, leader: PeerID, ends: float) -> GroupInfo | None:
+        """Ask to be led; return None when somebody else leads by now, or it did not work."""
+        loop = asyncio.get_running_loop()
+        request = messages.JoinRequest(
+            schema_hash=self._schema_hash,
+            expiration=get_dht_time() + ends - loop.time(),
+            client_mode=self._client_mode,
+            gather=search.gather,
+            group_key=f"{self._key}.0b{search.round:b}",
+        )
+        answer = asyncio.ensure_future(self._answer(leader, request))
+        try:
+            while not answer.done() and loop.time() < ends:
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait(
+                    {answer, changed},
+                    timeout=ends - loop.time(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                changed.cancel()
+                if not answer.done() and self.roster(search.round)[0] != leader:
+                    return None
+            message = answer.result() if answer.done() else None
+        except Exception:  # out of reach; whether it is gone is for others to say
+            message = None
+        finally:
+            answer.cancel()
+        if message is None or message.code == messages.GROUP_DISBANDED:
+            await _wait(self._changed, ASK_AGAIN_S)
+            return None
+        if message.code == messages.BAD_SCHEMA_HASH:
+            raise DifferentTensors(f"{leader} averages tensors of other shapes or types")
+        if message.code != messages.BEGIN_ALLREDUCE:
+            raise RoundIsOver(f"round {search.round} is over: {leader} has it behind it")
+        ids = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
+        return GroupInfo(message.group_id, ids, tuple(message.gathered))
+
+    async def _answer(
+        self, leader: PeerID, request: messages.JoinRequest
+    ) -> messages.MessageFromLeader | None:
+        """Return the leader's last word; None if it hung up without one."""
+        stream: Any = await self._ask(leader, request)
+        async with aclosing(stream):
+            async for message in stream:
+                if message.code != messages.ACCEPTED:
+                    return message
+        return None
+
+
+def _cannot_lead(member: Member) -> bool:
+    return member.client_mode
+
+
+def _round_of_key(group_key: str) -> int | None:
+    _, found, bits = group_key.rpartition(".0b")
+    return int(bits, 2) if found and bits else None
+
+
+async def _wait(changed: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, but not for longer than this."""
+    if seconds > 0:
+        task = asyncio.ensure_future(changed.wait())
+        await asyncio.wait({task}, timeout=seconds)
+        task.cancel()

@@ -1,0 +1,175 @@
+"""Who takes part in a run and how far everybody is, as one peer knows it. No network, no clock."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rayhive.compression.rendezvous import ROUNDS_BEHIND, Member
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What a peer says of itself.
+
+    Attributes:
+        peer_id: Its identity.
+        since: When it came [s on the DHT's clock]; the oldest peer leads.
+        version: Of two things that it has said, the one with the larger number counts.
+        takes_part: Whether rounds have to wait for it: not while it starts, loads or leaves.
+        client_mode: Whether it cannot be called.
+        round: The last round that it has finished.
+        averaged: The last round whose gradients it has averaged, or given up.
+        synchronised: The last round whose parameters it has averaged, or was not to.
+        met_averaged: The last round whose gradients it has averaged with others.
+        met_synchronised: The last round whose parameters it has averaged with others.
+        samples: What it has accumulated for the next round.
+        samples_per_second: How fast it has been lately.
+    """
+
+    peer_id: bytes
+    since: float
+    version: int = 0
+    takes_part: bool = False
+    client_mode: bool = False
+    round: int = 0
+    averaged: int = 0
+    synchronised: int = 0
+    met_averaged: int = 0
+    met_synchronised: int = 0
+    samples: int = 0
+    samples_per_second: float = 0.0
+
+    def pack(self) -> list[Any]:
+        """Return the fields as a list, for the wire."""
+        return list(vars(self).values())
+
+    @classmethod
+    def unpack(cls, fields: Iterable[Any]) -> Presence:
+        """Read what :meth:`pack` made.
+
+        Raises:
+            TypeError: There are too few or too many fields.
+        """
+        return cls(*fields)
+
+
+class Census:
+    """Everything that a peer has heard of the peers of its run, and when.
+
+    Threads that share one hold its :attr:`lock`, which is re-entrant.
+
+    Args:
+        own: The peer itself.
+        silence: A peer that was not heard of for so long counts as dead [s].
+        clock: Monotonic time [s].
+    """
+
+    def __init__(
+        self, own: Presence, silence: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.own, self.silence, self._clock = own, silence, clock
+        self.lock = threading.Condition()
+        self._others: dict[bytes, Presence] = {}
+        self._heard: dict[bytes, float] = {}
+        self._unreachable: set[bytes] = set()
+
+    def hear(self, presence: Presence, age: float = 0.0) -> bool:
+        """Take in what a peer says of itself, or said ``age`` seconds ago to somebody else.
+
+        Returns:
+            Whether it is news.
+        """
+        peer = presence.peer_id
+        if peer == self.own.peer_id:
+            return False
+        known = self._others.get(peer)
+        first_hand = age == 0.0
+        if first_hand:
+            self._unreachable.discard(peer)
+        # Others' word makes a peer known, and a client, which cannot be called, stay alive. A
+        # peer that can be called has to be heard itself, or its death would travel in circles.
+        if first_hand or known is None or presence.client_mode:
+            heard = self._clock() - age
+            self._heard[peer] = max(self._heard.get(peer, heard), heard)
+        if known is not None and known.version >= presence.version:
+            return False
+        self._others[peer] = presence
+        return True
+
+    def give_up(self, peer: bytes) -> None:
+        """Count a peer as dead until it is heard of again: it cannot be reached."""
+        self._unreachable.add(peer)
+
+    def forget(self, seconds: float) -> None:
+        """Drop peers that were not heard of for so long [s]."""
+        for peer in [p for p, heard in self._heard.items() if self._clock() - heard > seconds]:
+            self._others.pop(peer, None)
+            self._heard.pop(peer, None)
+            self._unreachable.discard(peer)
+
+    def told(self) -> list[list[Any]]:
+        """Return what is known of everybody that is alive: fields and age [s]."""
+        now = self._clock()
+        others = [presence for presence in self._others.values() if self._here(presence)]
+        ages = [max(1e-6, now - self._heard[p.peer_id]) for p in others]  # 0 is first hand
+        return [
+            [self.own.pack(), 0.0],
+            *([p.pack(), age] for p, age in zip(others, ages, strict=True)),
+        ]
+
+    def others(self) -> list[Presence]:
+        """Return all other peers that are known, dead ones included."""
+        return list(self._others.values())
+
+    def _here(self, presence: Presence) -> bool:
+        peer = presence.peer_id
+        if peer in self._unreachable:
+            return False
+        return self._clock() - self._heard[peer] <= self.silence
+
+    def present(self) -> list[Presence]:
+        """Return everybody that is alive, the oldest first, this peer included."""
+        others = [presence for presence in self._others.values() if self._here(presence)]
+        return sorted([self.own, *others], key=lambda p: (p.since, p.peer_id))
+
+    def taking_part(self) -> list[Presence]:
+        """Return everybody that is alive and takes part, the oldest first."""
+        return [presence for presence in self.present() if presence.takes_part]
+
+    def members(self, kind: str) -> tuple[Member, ...]:
+        """Return those who take part as matchmaking wants them.
+
+        Args:
+            kind: ``averaged`` for gradients, ``synchronised`` for parameters.
+        """
+        return tuple(
+            Member(
+                p.peer_id, p.client_mode, p.round, getattr(p, kind), getattr(p, f"met_{kind}")
+            )
+            for p in self.taking_part()
+        )
+
+    def newest_round(self) -> int:
+        """Return the last round that anybody has finished who takes part."""
+        rounds = [p.round for p in self.taking_part() if not p.client_mode]
+        return max([self.own.round, *rounds])
+
+    def samples(self) -> int:
+        """Return the samples that are accumulated for the round after :meth:`newest_round`."""
+        newest = self.newest_round()
+        own = self.own.samples if self.own.round == newest else 0
+        return own + sum(
+            p.samples
+            for p in self.taking_part()
+            if p.round == newest and p.peer_id != self.own.peer_id
+        )
+
+    def in_step(self) -> int:
+        """Return how many peers, this one included, can take part in the next round."""
+        newest = self.newest_round()
+        peers = [p for p in self.taking_part() if p.peer_id != self.own.peer_id]
+        return 1 + sum(p.round >= newest - ROUNDS_BEHIND for p in peers)

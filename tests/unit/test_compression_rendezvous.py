@@ -1,0 +1,311 @@
+"""Groups form among peers that come, go and see different things; messages take random time.
+
+The simulation runs the real rendezvous of every peer on one event loop whose clock jumps to the
+next event, so minutes pass in milliseconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+import pytest
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2 as messages
+
+from rayhive.compression import rendezvous as module
+from rayhive.compression.rendezvous import (
+    DifferentTensors,
+    Member,
+    NobodyElse,
+    Rendezvous,
+    RoundIsOver,
+)
+
+WINDOW, PATIENCE = 30.0, 60.0
+LATENCY = 0.05
+
+
+class JumpingSelector(selectors.DefaultSelector):
+    """Never waits: time passes by jumping."""
+
+    loop: JumpingLoop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise RuntimeError("everybody waits and nothing will happen")
+        self.loop.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        selector = JumpingSelector()
+        super().__init__(selector)
+        selector.loop, self.now = self, 0.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    loop = JumpingLoop()
+    monkeypatch.setattr(module, "get_dht_time", loop.time)
+
+    def run(body: Coroutine[Any, Any, Any]) -> Any:
+        return loop.run_until_complete(body)
+
+    yield run
+    loop.close()
+
+
+class Swarm:
+    """Peers that reach each other with random latency, each with a view of its own."""
+
+    def __init__(self, names: list[str], seed: int = 0) -> None:
+        self.random = random.Random(seed)
+        self.ids = {name: PeerID(name.encode()) for name in names}
+        self.peers: dict[str, Rendezvous] = {}
+        self.dead: set[str] = set()
+        for name in names:
+            self.peers[name] = Rendezvous(
+                self.ids[name], client_mode=False, schema_hash=b"s", key="k", ask=self._asker(name)
+            )
+
+    def _asker(self, caller: str) -> Any:
+        async def ask(leader: PeerID, request: Any) -> AsyncIterator[Any]:
+            name = leader.to_bytes().decode()
+            await self.travel(name)
+            return self._stream(name, self.peers[name].rpc_join_group(request, self.ids[caller]))
+
+        return ask
+
+    async def travel(self, name: str) -> None:
+        await asyncio.sleep(self.random.uniform(0, LATENCY))
+        if name in self.dead:
+            raise ConnectionError(f"{name} is dead")
+
+    async def _stream(self, name: str, answers: Any) -> AsyncIterator[Any]:
+        try:
+            async for message in answers:
+                await self.travel(name)
+                yield message
+        finally:
+            await answers.aclose()
+
+    def member(self, name: str, round_: int = 0, averaged: int = 0) -> Member:
+        return Member(self.ids[name].to_bytes(), False, round_, averaged, averaged)
+
+    def everybody_sees(self, names: list[str]) -> None:
+        for peer in self.peers.values():
+            peer.set_members([self.member(name) for name in names])
+
+    async def meet(self, name: str, round_: int = 1) -> GroupInfo:
+        peer = self.peers[name]
+        group = await peer.meet(round_, name.encode(), WINDOW, PATIENCE)
+        peer.leave_behind(round_)
+        return group
+
+
+def names_of(group: GroupInfo) -> set[str]:
+    return {peer.to_bytes().decode() for peer in group.peer_ids}
+
+
+@pytest.mark.parametrize("size", range(2, 17))
+def test_all_who_take_part_become_one_group_at_once(run: Any, size: int) -> None:
+    async def body() -> None:
+        names = [f"peer{index}" for index in range(size)]
+        swarm = Swarm(names, seed=size)
+        swarm.everybody_sees(names)
+
+        async def late(name: str) -> GroupInfo:
+            await asyncio.sleep(swarm.random.uniform(0, 1.0))
+            return await swarm.meet(name)
+
+        groups = await asyncio.gather(*map(late, names))
+        assert len({group.group_id for group in groups}) == 1
+        assert all(names_of(group) == set(names) for group in groups)
+        for group in groups:
+            gathered = zip(group.peer_ids, group.gathered, strict=True)
+            assert all(peer.to_bytes() == data for peer, data in gathered)
+        assert asyncio.get_running_loop().time() < 1.0 + 4 * LATENCY
+
+    run(body())
+
+
+@pytest.mark.parametrize("seed", range(1500))
+def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> None:
+    """Views change at random while peers search, and differ until a moment after the last change.
+
+    Whatever happens, a round has one group; all who live and are seen by all are in it.
+    """
+
+    async def body() -> None:
+        draw = random.Random(seed)
+        names = [f"peer{index:02}" for index in range(draw.randint(2, 16))]
+        swarm = Swarm(names, seed)
+        ages = draw.sample(names, draw.randint(1, len(names)))  # the oldest first
+        here = set(ages)
+        tasks: dict[str, asyncio.Future[GroupInfo]] = {}
+
+        def see(observer: str, seen: set[str]) -> None:
+            done = {name for name, task in tasks.items() if task.done()}
+            ended = {name: int(name in done) for name in seen}
+            members = [swarm.member(n, ended[n], ended[n]) for n in ages if n in seen]
+            swarm.peers[observer].set_members(members)
+
+        async def tell(observer: str, seen: set[str]) -> None:
+            await asyncio.sleep(draw.uniform(0, 0.5))
+            see(observer, seen)
+
+        for name in names:
+            see(name, here)
+        tasks |= {name: asyncio.ensure_future(swarm.meet(name)) for name in here}
+
+        told: list[Any] = []
+        # one keeps away, so that the group stays open while views change
+        absent = draw.choice(sorted(here)) if len(here) > 2 else None
+        if absent is not None:
+            tasks.pop(absent).cancel()
+        for _ in range(draw.randint(0, 6)):
+            await asyncio.sleep(draw.uniform(0, 0.3))
+            running = [name for name in tasks if not tasks[name].done()]
+            outside = sorted(set(names) - here)
+            if outside and draw.random() < 0.5:
+                here.add(name := draw.choice(outside))
+                ages = [*(other for other in ages if other != name), name]
+                swarm.dead.discard(name)
+                see(name, here)
+                tasks[name] = asyncio.ensure_future(swarm.meet(name))
+            elif len(running) > 2:
+                here.discard(name := draw.choice(running))
+                swarm.dead.add(name)
+                tasks.pop(name).cancel()
+            told += [tell(observer, set(here)) for observer in names if observer not in swarm.dead]
+            told = [asyncio.ensure_future(item) for item in told]
+        await asyncio.gather(*told)
+        if absent is not None:
+            here.discard(absent)
+        for name in here:  # what everybody knows in the end
+            see(name, here)
+        results = await asyncio.gather(*tasks.values(), return_exceptions=True)
+        groups = [result for result in results if isinstance(result, GroupInfo)]
+        others = [result for result in results if not isinstance(result, GroupInfo)]
+        assert len({group.group_id for group in groups}) <= 1
+        assert all(isinstance(other, (NobodyElse, RoundIsOver)) for other in others), others
+        if absent is not None and len(here) > 1:
+            assert {name for group in groups for name in names_of(group)} >= here
+        assert asyncio.get_running_loop().time() < WINDOW, "nobody waited out the window"
+
+    run(body())
+
+
+def test_a_death_lets_the_others_begin_when_it_is_noticed(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b", "c", "d"])
+        swarm.everybody_sees(["a", "b", "c", "d"])
+        tasks = [asyncio.ensure_future(swarm.meet(name)) for name in "bcd"]
+        await asyncio.sleep(2.0)
+        assert not any(task.done() for task in tasks)
+        swarm.dead.add("a")  # the leader
+        swarm.everybody_sees(["b", "c", "d"])
+        groups = await asyncio.gather(*tasks)
+        assert all(names_of(group) == {"b", "c", "d"} for group in groups)
+        assert len({group.group_id for group in groups}) == 1
+        assert asyncio.get_running_loop().time() < 2.0 + 10 * LATENCY
+
+    run(body())
+
+
+def test_one_that_does_not_come_is_waited_for_and_then_has_missed_the_round(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b", "c"])
+        swarm.everybody_sees(["a", "b", "c"])
+        groups = await asyncio.gather(swarm.meet("a"), swarm.meet("b"))
+        assert all(names_of(group) == {"a", "b"} for group in groups)
+        assert WINDOW <= asyncio.get_running_loop().time() < WINDOW + 10 * LATENCY
+        with pytest.raises(RoundIsOver):
+            await swarm.meet("c")
+
+    run(body())
+
+
+def test_one_whose_companions_went_on_is_told_at_once(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b"])
+        swarm.peers["b"].set_members([swarm.member("a", 5, 5), swarm.member("b", 4, 4)])
+        with pytest.raises(RoundIsOver):
+            await swarm.meet("b", 5)
+        assert asyncio.get_running_loop().time() == 0.0
+
+    run(body())
+
+
+def test_one_that_is_far_behind_is_not_waited_for(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b", "c"])
+        for peer in swarm.peers.values():
+            peer.set_members(
+                [swarm.member("a", 9, 9), swarm.member("b", 8, 8), swarm.member("c", 7, 7)]
+            )
+        groups = await asyncio.gather(swarm.meet("a", 10), swarm.meet("b", 10))
+        assert all(names_of(group) == {"a", "b"} for group in groups)
+
+    run(body())
+
+
+def test_a_client_follows_and_never_leads(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b"])
+        client = Member(swarm.ids["a"].to_bytes(), True, 0, 0, 0)
+        for peer in swarm.peers.values():
+            peer.set_members([client, swarm.member("b")])
+        assert swarm.peers["a"].roster(1)[0] == swarm.ids["b"]
+        groups = await asyncio.gather(swarm.meet("a"), swarm.meet("b"))
+        assert all(names_of(group) == {"a", "b"} for group in groups)
+
+    run(body())
+
+
+def test_other_tensors_are_named(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b"])
+        swarm.everybody_sees(["a", "b"])
+        swarm.peers["a"]._schema_hash = b"other"
+        leading = asyncio.ensure_future(swarm.meet("a"))
+        with pytest.raises(DifferentTensors, match="other shapes or types"):
+            await swarm.meet("b")
+        leading.cancel()
+
+    run(body())
+
+
+def test_a_request_that_comes_early_is_held_until_its_round(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b"])
+        swarm.everybody_sees(["a", "b"])
+        early = asyncio.ensure_future(swarm.meet("b", 1))
+        await asyncio.sleep(3.0)
+        asked = asyncio.get_running_loop().time()
+        assert names_of(await swarm.meet("a", 1)) == names_of(await early) == {"a", "b"}
+        assert asyncio.get_running_loop().time() - asked < 4 * LATENCY
+
+    run(body())
+
+
+def test_a_request_for_a_past_round_is_refused(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b"])
+        swarm.peers["a"].leave_behind(3)
+        request = messages.JoinRequest(
+            schema_hash=b"s", expiration=PATIENCE, gather=b"", group_key="k.0b11"
+        )
+        answers = swarm.peers["a"].rpc_join_group(request, swarm.ids["b"])
+        assert [answer.code async for answer in answers] == [messages.BAD_GROUP_KEY]
+
+    run(body())
