@@ -61,6 +61,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         return loop.run_until_complete(body)
 
     yield run
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
     loop.close()
 
 
@@ -138,7 +142,7 @@ def test_all_who_take_part_become_one_group_at_once(run: Any, size: int) -> None
     run(body())
 
 
-@pytest.mark.parametrize("seed", range(1500))
+@pytest.mark.parametrize("seed", range(200))
 def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> None:
     """Views change at random while peers search, and differ until a moment after the last change.
 
