@@ -81,6 +81,10 @@ class ClusterError(RayhiveError):
     """Ray could not be reached, or has no room for the swarm."""
 
 
+class NoAnswerError(ClusterError):
+    """A supervisor that is there does not answer in time: what it runs is not lost."""
+
+
 def nearest(value: object, choices: Sequence[str]) -> str | None:
     """Return the choice that is spelled most like ``value``, or None if none is close."""
     found = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)

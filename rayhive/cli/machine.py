@@ -72,6 +72,9 @@ def _verdict(check: Any) -> str:
 def _print_replicate(replicate: Mapping[str, Any]) -> None:
     peers: Iterable[tuple[str, Mapping[str, Any]]] = sorted(dict(replicate["peers"]).items())
     seconds, budget = replicate["seconds"], replicate["budget_seconds"]
+    if seconds is None:  # its supervisor does not answer
+        print(f"{replicate['run_id']}: {replicate['phase']}")
+        return
     print(f"{replicate['run_id']}: {replicate['phase']}, {seconds:.0f} of {budget:.0f} s")
     print(f"  {replicate['folder']}")
     print_rows(

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayhive.cluster import actors, placement
@@ -25,7 +25,7 @@ from rayhive.cluster.supervisor import TrialSupervisor
 from rayhive.cluster.swarm import rooms
 from rayhive.cluster.timing import Timing
 from rayhive.config import SwarmConfig
-from rayhive.errors import ClusterError, ConfigError, Problem
+from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem
 from rayhive.spec import ReplicateSpec
 
 _ANSWER_TIMEOUT = 15.0
@@ -167,6 +167,9 @@ class Cluster:
         Args:
             run_id: The name.
             folder: If given, a replicate that writes elsewhere is somebody else's: None.
+
+        Raises:
+            NoAnswerError: Its supervisor lives but does not answer.
         """
         handle = self.peek(run_id)
         if handle is None or (folder is not None and Path(handle.spec.folder) != Path(folder)):
@@ -176,11 +179,17 @@ class Cluster:
         return handle
 
     def peek(self, run_id: str) -> ReplicateHandle | None:
-        """Return the same as :meth:`find`, but without taking part in the replicate's study."""
+        """Return the same as :meth:`find`, but without taking part in the replicate's study.
+
+        Raises:
+            NoAnswerError: Its supervisor lives but does not answer.
+        """
         try:
             actor: Any = ray.get_actor(run_id, namespace=actors.NAMESPACE)
             spec: Any = ray.get(actor.describe.remote(), timeout=_ANSWER_TIMEOUT)
-        except (ValueError, RayError):
+        except (GetTimeoutError, ActorUnavailableError) as error:
+            raise NoAnswerError(f"{run_id} does not answer: {error}") from error
+        except (ValueError, RayActorError):
             return None
         return ReplicateHandle(ReplicateSpec.model_validate(spec), actor)
 

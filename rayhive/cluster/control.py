@@ -20,15 +20,19 @@ from rayhive.cluster.address import resolve
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.embedded import RUNS_FILE
 from rayhive.cluster.ledger import Ledger
-from rayhive.errors import ClusterError, RayhiveError
+from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.events import Event, read_events
 from rayhive.spec import ReplicateSpec
 
 _STOP_TIMEOUT = 60.0
+#: Phase of a replicate whose supervisor lives but keeps silent.
+SILENT = "does not answer"
 
 
 def cluster_status(address: str | None = None) -> list[dict[str, Any]]:
     """Return the status of every replicate that runs, one object each.
+
+    Of one whose supervisor does not answer only the run id is known; its phase says so.
 
     Args:
         address: A shared cluster; without one (and without ``RAY_ADDRESS``) the embedded
@@ -40,12 +44,19 @@ def cluster_status(address: str | None = None) -> list[dict[str, Any]]:
     if resolve(address) is None:
         return [status for _, status in _embedded_runs()]
     with Cluster.connect(address) as cluster:
-        found = []
-        for run_id in cluster.supervisors():
-            handle = cluster.peek(run_id)
-            if handle is not None:
-                found.append(handle.status())
-        return found
+        found = [_status(cluster, run_id) for run_id in cluster.supervisors()]
+        return [status for status in found if status is not None]
+
+
+def _status(cluster: Cluster, run_id: str) -> dict[str, Any] | None:
+    try:
+        handle = cluster.peek(run_id)
+        return None if handle is None else handle.status()
+    except NoAnswerError:
+        unknown = ("study", "folder", "seconds", "budget_seconds", "outcome")
+        return {"run_id": run_id, "phase": SILENT, "peers": {}, **dict.fromkeys(unknown)}
+    except ClusterError:  # it has ended since it was listed
+        return None
 
 
 def stop_study(address: str | None, study: str) -> list[str]:
@@ -61,13 +72,21 @@ def stop_study(address: str | None, study: str) -> list[str]:
 
     Raises:
         ConfigError: Nothing that can be used answers at the address.
+        NoAnswerError: A supervisor does not answer; the others have been ended.
         ClusterError: Something did not end in time.
     """
     if resolve(address) is None:
         return _stop_embedded(study)
     with Cluster.connect(address) as cluster:
-        handles = [cluster.peek(run_id) for run_id in cluster.supervisors(study)]
-        ours = [handle for handle in handles if handle and handle.spec.study == study]
+        ours, silent = [], []
+        for run_id in cluster.supervisors(study):
+            try:
+                handle = cluster.peek(run_id)
+            except NoAnswerError as error:
+                silent.append(str(error))
+                continue
+            if handle is not None and handle.spec.study == study:
+                ours.append(handle)
         running = [handle for handle in ours if handle.wait(0.0) is None]
         for handle in running:
             handle.stop("rayhive stop")
@@ -77,6 +96,8 @@ def stop_study(address: str | None, study: str) -> list[str]:
                 raise ClusterError(f"{handle.run_id} did not end within {_STOP_TIMEOUT:g} s")
             handle.release()
         cluster.retire_agents([study])
+        if silent:
+            raise NoAnswerError("; ".join(silent))
         return [handle.run_id for handle in running]
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
-from rayhive.errors import ClusterError, RayhiveError
+from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.events import read_events
 from rayhive.spec import ReplicateSpec
 
@@ -51,10 +51,10 @@ class ReplicateHandle:
                 self._outcome = ray.get(
                     self._actor.outcome.remote(max(0.0, left)), timeout=left + _ANSWER_TIMEOUT
                 )
+            except (GetTimeoutError, ActorUnavailableError):
+                pass  # it is busy; a supervisor that died is noticed by Ray
             except RayActorError as error:
                 self._outcome = settle(Path(self.spec.folder), str(error).splitlines()[0])
-            except GetTimeoutError:
-                pass  # it is busy; a supervisor that died is noticed by Ray
             if self._outcome is None and deadline is not None and time.monotonic() >= deadline:
                 return None
         return self._outcome
@@ -63,12 +63,15 @@ class ReplicateHandle:
         """Return ``phase``, ``seconds`` and for each of the ``peers`` what it is doing.
 
         Raises:
-            ClusterError: The supervisor is gone or does not answer.
+            NoAnswerError: The supervisor does not answer.
+            ClusterError: It is gone.
         """
         try:
             answer: dict[str, Any] = ray.get(self._actor.status.remote(), timeout=_ANSWER_TIMEOUT)
-        except (RayActorError, GetTimeoutError) as error:
-            raise ClusterError(f"{self.run_id} does not answer: {error}") from error
+        except (GetTimeoutError, ActorUnavailableError) as error:
+            raise NoAnswerError(f"{self.run_id} does not answer: {error}") from error
+        except RayActorError as error:
+            raise ClusterError(f"{self.run_id} is gone: {error}") from error
         return answer
 
     def stop(self, reason: str) -> None:

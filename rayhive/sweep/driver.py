@@ -39,9 +39,6 @@ class Progress(Watcher, Protocol):
     ) -> None:
         """A trial has its values, or failed for a reason."""
 
-    def note(self, text: str) -> None:
-        """Something that is worth a line."""
-
 
 @dataclass(frozen=True)
 class Done:

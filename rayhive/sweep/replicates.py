@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from rayhive.errors import NoAnswerError
 from rayhive.events import Event, EventLog, make_event, read_events
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.files import write_atomically
@@ -43,7 +45,11 @@ class Swarms(Protocol):
     """What the driver needs of a cluster."""
 
     def find(self, run_id: str, folder: str | Path | None = None) -> Handle | None:
-        """Return the live replicate of that name that writes to that folder, if there is one."""
+        """Return the live replicate of that name that writes to that folder, if there is one.
+
+        Raises:
+            NoAnswerError: One lives but does not answer.
+        """
 
     def start(self, spec: ReplicateSpec) -> Handle:
         """Start a replicate, or adopt the live one of the same name."""
@@ -57,6 +63,9 @@ class Watcher(Protocol):
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
         """It still runs; called about every :data:`POLL_S` seconds."""
+
+    def note(self, text: str) -> None:
+        """Something that is worth a line."""
 
 
 def replicate_seed(seed: int, replicate: int) -> int:
@@ -136,8 +145,20 @@ class ReplicateRunner:
         written its last event by then.
         """
         current = spec.model_copy(update={"attempt": current_attempt(folder)})
-        handle = self._swarms.find(current.run_id, folder) if folder.exists() else None
+        handle = self._find(current.run_id, folder) if folder.exists() else None
         return current, handle
+
+    def _find(self, run_id: str, folder: Path) -> Handle | None:
+        """Wait for a live supervisor that does not answer: another one would run beside it."""
+        told = False
+        while True:
+            try:
+                return self._swarms.find(run_id, folder)
+            except NoAnswerError as error:
+                if not told:
+                    self._watcher.note(f"{error}; waiting for it")
+                told = True
+            time.sleep(self._poll_s)
 
     def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> None:
         adopted = handle is not None

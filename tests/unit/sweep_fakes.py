@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rayhive.config import SwarmConfig
-from rayhive.errors import Problem
+from rayhive.errors import NoAnswerError, Problem
 from rayhive.events import Event, EventLog, make_event
 from rayhive.spec import ReplicateSpec
 from tests.fixtures.logs import Log
@@ -77,6 +77,7 @@ class World:
         self.ends: Counter[str] = Counter()
         self.released: list[str] = []
         self.lose: set[str] = set()
+        self.silent = 0  # so many times a live supervisor does not answer
         self.room: list[Problem] = []
         self.closed = 0
 
@@ -127,6 +128,9 @@ class FakeCluster:
         live = self.world.live.get(run_id)
         if live is None or (folder is not None and Path(live.spec.folder) != Path(folder)):
             return None
+        if self.world.silent:
+            self.world.silent -= 1
+            raise NoAnswerError(f"{run_id} does not answer")
         return FakeHandle(self.world, run_id)
 
     def start(self, spec: ReplicateSpec) -> FakeHandle:

@@ -217,6 +217,12 @@ def test_status_shows_what_the_cluster_says(
     assert "1,024" in out
     assert main(["status", "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out) == [RUNNING]
+    silent = {"run_id": "tiny-t1", "phase": "does not answer", "seconds": None, "peers": {}}
+    monkeypatch.setattr(
+        control, "cluster_status", lambda address: [{**silent, "budget_seconds": None}]
+    )
+    assert main(["status"]) == 0
+    assert capsys.readouterr().out == "tiny-t1: does not answer\n"
     monkeypatch.setattr(control, "cluster_status", lambda address: [])
     assert main(["status"]) == 0
     assert capsys.readouterr().out == "nothing runs\n"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rayhive.errors import (
     ClusterError,
     ConfigError,
+    NoAnswerError,
     PeerError,
     Problem,
     RayhiveError,
@@ -62,6 +63,7 @@ def test_config_error_survives_a_process_boundary() -> None:
         (ReplicateError, 1),
         (PeerError, 1),
         (ClusterError, 1),
+        (NoAnswerError, 1),
         (ConfigError, 2),
     ],
 )

@@ -19,7 +19,7 @@ from rayhive.sweep.driver import Done
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interrupted, Interruption
 from rayhive.sweep.objectives import NoValue, objective_values
-from rayhive.sweep.replicates import finished_event, replicate_seed
+from rayhive.sweep.replicates import ReplicateRunner, finished_event, prepare, replicate_seed
 from rayhive.sweep.run import run_sweep
 from rayhive.sweep.storage import open_study
 from rayhive.sweep.study import Study
@@ -235,6 +235,27 @@ def test_a_supervisor_that_always_dies_is_a_failure(run_dir: Path) -> None:
     assert world.starts["0/0/none"] == 3
     finished = finished_event(run_dir / "trials/0/r0-none")
     assert finished is not None and "3 times" in finished["stop_reason"]
+
+
+def test_a_supervisor_that_does_not_answer_is_waited_for(run_dir: Path) -> None:
+    world, progress = World(), Recorder()
+    spec = prepare(
+        ReplicateSpec(
+            study="study",
+            trial=0,
+            replicate=0,
+            workload={"name": "digits"},
+            swarm=make_study().config.swarm,
+            configuration={},
+            folder=str(run_dir),
+        )
+    )
+    FakeCluster(world).start(spec)
+    world.silent = 3
+    assert ReplicateRunner(FakeCluster(world), progress, Interruption(), poll_s=0.0).run(spec)
+    assert progress.of("started") == [("0/0/none", 0, True)]
+    assert world.starts["0/0/none"] == 1 and world.silent == 0
+    assert progress.of("note") == [(f"{spec.run_id} does not answer; waiting for it",)]
 
 
 class Signalling(Recorder):

@@ -1,0 +1,151 @@
+"""Supervisors that live, died, or live and do not answer: nobody takes one for another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RaySystemError
+
+from rayhive.cluster import control
+from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.handle import ReplicateHandle
+from rayhive.cluster.timing import Timing
+from rayhive.config import SwarmConfig
+from rayhive.errors import ClusterError, NoAnswerError
+from rayhive.spec import ReplicateSpec
+
+SPEC = ReplicateSpec(
+    study="study",
+    trial=0,
+    replicate=0,
+    workload={"name": "digits"},
+    swarm=SwarmConfig(),
+    configuration={},
+    folder="/nowhere",
+)
+SILENT = [GetTimeoutError("15 s"), ActorUnavailableError("a broken link", b"0" * 16)]
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """Return a cluster that every supervisor can be found on."""
+    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: _Asked())
+    found = Cluster(None, Timing(), None)
+    yield found
+    found.close()
+
+
+class _Asked:
+    """An actor whose methods may be called."""
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *arguments: name)
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    def get(reference: Any, timeout: float) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+
+
+@pytest.mark.parametrize("error", SILENT)
+def test_a_supervisor_that_does_not_answer_is_not_lost(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    answering(monkeypatch, error)
+    with pytest.raises(NoAnswerError, match=SPEC.run_id):
+        cluster.find(SPEC.run_id, SPEC.folder)
+    handle = ReplicateHandle(SPEC, _Asked())
+    with pytest.raises(NoAnswerError, match=SPEC.run_id):
+        handle.status()
+    assert handle.wait(0.0) is None
+
+
+def test_a_supervisor_that_died_is_lost(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, ActorDiedError())
+    assert cluster.find(SPEC.run_id) is None
+    handle = ReplicateHandle(SPEC, _Asked())
+    with pytest.raises(ClusterError, match="gone") as caught:
+        handle.status()
+    assert not isinstance(caught.value, NoAnswerError)
+    outcome = handle.wait(0.0)
+    assert outcome is not None and outcome["state"] == "failed"
+
+    def nobody(name: str, namespace: str) -> Any:
+        raise ValueError(name)
+
+    monkeypatch.setattr(ray, "get_actor", nobody)
+    assert cluster.find(SPEC.run_id) is None
+
+
+def test_a_broken_cluster_is_no_lost_supervisor(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answering(monkeypatch, RaySystemError("the head is gone"))
+    with pytest.raises(RaySystemError):
+        cluster.find(SPEC.run_id)
+
+
+class _Handle:
+    """A replicate that ends when it is told to."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id, self.spec, self.stopped = run_id, SPEC, False
+
+    def status(self) -> dict[str, Any]:
+        if self.run_id == "ended":
+            raise ClusterError("it is gone")
+        return {"run_id": self.run_id, "phase": "training"}
+
+    def wait(self, timeout: float) -> dict[str, str] | None:
+        return {"state": "stopped", "stop_reason": "x"} if self.stopped else None
+
+    def stop(self, reason: str) -> None:
+        self.stopped = True
+
+    def release(self) -> None:
+        """There is nothing to let go."""
+
+
+@pytest.fixture
+def handles(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Handle]:
+    """Return the replicates of a cluster on which another one does not answer."""
+    handles = {run_id: _Handle(run_id) for run_id in ("first", "ended", "last")}
+
+    def peek(run_id: str) -> _Handle:
+        if run_id == "silent":
+            raise NoAnswerError("silent does not answer: 15 s")
+        return handles[run_id]
+
+    @contextmanager
+    def connect(address: str | None) -> Iterator[Any]:
+        yield SimpleNamespace(
+            peek=peek,
+            supervisors=lambda study=None: ["first", "silent", "ended", "last"],
+            retire_agents=lambda studies: None,
+        )
+
+    monkeypatch.setattr(control, "resolve", lambda address: address)
+    monkeypatch.setattr(Cluster, "connect", connect)
+    return handles
+
+
+def test_the_status_of_a_cluster_says_who_does_not_answer(handles: dict[str, _Handle]) -> None:
+    found = {status["run_id"]: status["phase"] for status in control.cluster_status("a:1")}
+    assert found == {"first": "training", "silent": "does not answer", "last": "training"}
+
+
+def test_stopping_names_who_does_not_answer_and_ends_the_rest(
+    handles: dict[str, _Handle],
+) -> None:
+    with pytest.raises(NoAnswerError, match="silent"):
+        control.stop_study("a:1", "study")
+    assert all(handle.stopped for handle in handles.values())
