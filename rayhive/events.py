@@ -97,13 +97,18 @@ class EventLog:
     """An append-only file of events that survives the death of its writer.
 
     Args:
-        path: The file; created with its folder, appended to if it exists.
+        path: The file; created with its folder, appended to if it exists. What a writer that died
+            left of its last line is removed, as nobody reads it: the next event would melt into it.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a", encoding="utf-8")
+        if self.path.stat().st_size:  # a device, which may have no end, has none
+            written = self.path.read_bytes()
+            if not written.endswith(b"\n"):
+                self._file.truncate(written.rfind(b"\n") + 1)
 
     def append(self, event: Mapping[str, Any]) -> None:
         """Write one event and hand it to the operating system."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -223,12 +222,6 @@ def prepare(spec: ReplicateSpec) -> ReplicateSpec:
 
 def _record_failure(folder: Path, reason: str) -> None:
     """End a log whose writer is gone."""
-    log = folder / "events.jsonl"
-    if log.exists():
-        whole = log.read_bytes()
-        end = whole.rfind(b"\n") + 1
-        if end < len(whole):  # a torn last line would swallow what is appended
-            os.truncate(log, end)
-    events = EventLog(log)
+    events = EventLog(folder / "events.jsonl")
     events.append(make_event("replicate_finished", state="failed", stop_reason=reason))
     events.close()

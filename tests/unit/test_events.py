@@ -53,6 +53,29 @@ def test_a_torn_last_line_is_left_out(tmp_path: Path) -> None:
     assert [event["round"] for event in read_events(path)] == [1]
 
 
+@pytest.mark.parametrize("torn", ["", '{"kind":"rou', "{"])
+def test_a_log_goes_on_after_a_writer_that_died(tmp_path: Path, torn: str) -> None:
+    path = tmp_path / "events.jsonl"
+    whole = "".join(dump_event(make_event("round", round=number)) + "\n" for number in range(2))
+    for complete, rounds in ((whole, [0, 1, 2]), ("", [2])):
+        path.write_text(complete + torn)
+        log = EventLog(path)
+        assert path.read_text() == complete
+        log.append(make_event("round", round=2))
+        log.close()
+        assert [event["round"] for event in read_events(path)] == rounds
+
+
+def test_a_log_on_a_full_disk_says_so_when_it_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.symlink_to("/dev/full")
+    log = EventLog(path)
+    with pytest.raises(OSError, match="No space"):
+        log.append(make_event("round", round=0))
+    with pytest.raises(OSError, match="No space"):
+        log.close()
+
+
 @pytest.mark.parametrize("line", ["{", "3", '{"kind": "round"}'])
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "events.jsonl"
