@@ -22,7 +22,8 @@ Event: TypeAlias = dict[str, Any]
 #: Every kind of event and the fields that it has besides ``kind``, ``t`` and ``peer``.
 KINDS: dict[str, str] = {
     # by the supervisor
-    "replicate_started": "spec (the whole ReplicateSpec), versions, hardware",
+    "replicate_started": "spec (the whole ReplicateSpec, the git_revision among it), versions, "
+    "hardware",
     "peer_spawned": "node (Ray node id), host, pid",
     "barrier_released": "peers",
     "peer_lost": "exit_code (negative: the signal), reason",

@@ -19,6 +19,7 @@ class ReplicateSpec(Model):
         seed: Seed of data order and parameters; the same for all configurations of a replicate
             number, so that rows differ by configuration alone.
         folder: Absolute path of the replicate's folder on the driver's node.
+        git_revision: Of the driver's code, for the record: nodes may have it without its history.
     """
 
     study: str
@@ -33,6 +34,7 @@ class ReplicateSpec(Model):
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
     folder: str
+    git_revision: str | None = None
 
     @property
     def run_id(self) -> str:

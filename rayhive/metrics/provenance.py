@@ -14,8 +14,7 @@ from rayhive.metrics.timeline import Timeline
 class Provenance(MetricGroup):
     """Columns that say where the numbers come from.
 
-    * ``git_revision``: of the code, as the supervisor reports it. Where it does not, the report
-      takes it from the run's ``provenance.json``.
+    * ``git_revision``: of the driver's code, None where that is no checkout.
     * ``versions``: ``name version`` of the packages that matter, as the supervisor reports them
       or else the peers.
     * ``hardware``: of the machines, from the same source; several are joined.
@@ -37,7 +36,7 @@ class Provenance(MetricGroup):
         ended = timeline.of("replicate_finished")[-1:]
         ready = timeline.of("peer_ready")
         return {
-            "git_revision": _text(started, "git_revision"),
+            "git_revision": timeline.spec.git_revision,
             "versions": _text(started, "versions") or _text(ready, "versions"),
             "hardware": _text(started, "hardware") or _text(ready, "hardware"),
             "started": _utc(started),

@@ -14,11 +14,12 @@ from rayhive.metrics import METRICS
 from rayhive.metrics.group import Row
 from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines
 
-#: A replicate stays what it is when its study gets more trials.
+#: A replicate stays what it is when its study gets more trials, or is gone on with other code.
 _NOT_IDENTITY: dict[str, Any] = {
     "trial": True,
     "attempt": True,
     "folder": True,
+    "git_revision": True,
     "budget": {"trials"},
 }
 

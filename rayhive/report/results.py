@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,8 +61,8 @@ class Results:
 def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
     """Read a run folder.
 
-    Read are ``sweep.yaml`` (for the name and the objectives), ``provenance.json`` (for the
-    revision) and the replicates' specs and events; the Parquet files are for others.
+    Read are ``sweep.yaml`` (for the name and the objectives) and the replicates' specs and events;
+    the Parquet files and ``provenance.json`` are for others.
 
     Args:
         folder: The run folder.
@@ -93,25 +92,7 @@ def _rows(folder: Path) -> Iterator[Row]:
                 rival = best.setdefault(attempt.identity, attempt)
                 best[attempt.identity] = max(rival, attempt, key=lambda item: item.rank)
     rows = [attempt.row for attempt in best.values()]
-    revision = _revision(folder)
-    for row in sorted(rows, key=lambda row: (row["trial"], row["scenario"], row["replicate"])):
-        yield {**row, "git_revision": row["git_revision"] or revision}
-
-
-def _revision(folder: Path) -> str | None:
-    """Return the revisions of the sessions that ran the study, from ``provenance.json``."""
-    path = folder / "provenance.json"
-    try:
-        latest = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, ValueError) as error:
-        raise RayhiveError(f"{path}: not the provenance of this run: {error}") from error
-    sessions = [*latest.get("earlier", []), latest]
-    revisions = [
-        session["git_revision"] + (" with changes" if session.get("git_dirty") else "")
-        for session in sessions
-        if session.get("git_revision")
-    ]
-    return "; ".join(dict.fromkeys(revisions)) or None
+    yield from sorted(rows, key=lambda row: (row["trial"], row["scenario"], row["replicate"]))
 
 
 def _study(folder: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from rayhive.spec import ReplicateSpec
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.objectives import NoValue, objective_values
+from rayhive.sweep.provenance import code_revision
 from rayhive.sweep.replicates import POLL_S, ReplicateRunner, Swarms, Watcher, replicate_seed
 from rayhive.sweep.study import Study
 from rayhive.sweep.trials import TrialBook, TrialRecord
@@ -155,4 +156,5 @@ class Driver:
             budget=config.budget,
             evaluation=config.evaluation,
             folder=str(self._folder.replicate(record.number, replicate, scenario)),
+            git_revision=code_revision(),
         )

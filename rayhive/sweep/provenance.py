@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import subprocess
 from datetime import datetime, timezone
@@ -14,10 +15,12 @@ from rayhive.cluster import machine
 if TYPE_CHECKING:
     from rayhive.config import SweepConfig
 
+_CHECKOUT = Path(__file__).parents[2]
+
 
 def collect(config: SweepConfig) -> dict[str, Any]:
     """Return the content of ``provenance.json``, of this process on this machine."""
-    revision, dirty = git_state(Path(__file__).parents[2])
+    revision, dirty = git_state(_CHECKOUT)
     return {
         "study": config.name,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -28,6 +31,13 @@ def collect(config: SweepConfig) -> dict[str, Any]:
         "hardware": machine.facts(),
         "link": _link(config),
     }
+
+
+@functools.cache
+def code_revision() -> str | None:
+    """Return the revision of the code that this process runs, and whether it was changed since."""
+    revision, dirty = git_state(_CHECKOUT)
+    return f"{revision} with changes" if dirty else revision
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:

@@ -52,6 +52,7 @@ def replicate(folder: Path, study: str = "study", **settings: Any) -> ReplicateS
             "configuration": {},
             "budget": budget,
             "folder": str(folder),
+            "git_revision": "abc1234",
         }
     )
 

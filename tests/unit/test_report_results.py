@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -104,12 +103,13 @@ def test_a_replicate_that_was_run_again_counts_once(tmp_path: Path) -> None:
     orphan = Log(spec=make_spec(trial=0), state=None)
     kept = Log(spec=make_spec(trial=0, replicate=1), losses=(1.0, 0.9))
     again = [
-        Log(spec=make_spec(trial=5, attempt=1), losses=(1.0, 0.3)),
+        Log(spec=make_spec(trial=5, attempt=1, git_revision="other"), losses=(1.0, 0.3)),
         Log(spec=make_spec(trial=5, replicate=1, attempt=1), state=None, losses=(1.0, 0.1)),
     ]
     results = load_results(write_run(tmp_path / "run", [orphan, kept, *again]))
     assert list(results.replicates["trial"]) == [0, 5]
     assert list(results.replicates["attempt"]) == [0, 1]
+    assert list(results.replicates["git_revision"]) == ["abc1234", "other"]
     (row,) = results.folded
     assert row["n"] == 2
     assert row["final_loss"] == pytest.approx((0.91 + 0.31) / 2)
@@ -129,22 +129,6 @@ def test_a_run_without_its_study_has_no_front(tmp_path: Path) -> None:
     results = load_results(run)
     assert results.name == "run"
     assert results.configurations["pareto"].isna().all()
-
-
-def test_the_revision_comes_from_the_run_where_events_are_silent(tmp_path: Path) -> None:
-    silent, telling = Log(), Log(spec=make_spec(replicate=1))
-    run = write_run(tmp_path / "run", [silent, telling])
-    log = run / "trials" / "0" / "r0-none" / "events.jsonl"
-    log.write_text(log.read_text().replace('"git_revision":"abc1234",', ""))
-    assert [row["git_revision"] for row in load_results(run).rows] == [None, "abc1234"]
-    sessions = [{"git_revision": "111"}, {"git_revision": None}]
-    latest = {"git_revision": "222", "git_dirty": True, "earlier": sessions}
-    (run / "provenance.json").write_text(json.dumps(latest))
-    revisions = [row["git_revision"] for row in load_results(run).rows]
-    assert revisions == ["111; 222 with changes", "abc1234"]
-    (run / "provenance.json").write_text("{")
-    with pytest.raises(RayhiveError, match=r"provenance\.json"):
-        load_results(run)
 
 
 def test_a_study_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from rayhive.sweep.driver import Done
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interrupted, Interruption
 from rayhive.sweep.objectives import NoValue, objective_values
+from rayhive.sweep.provenance import code_revision
 from rayhive.sweep.replicates import ReplicateRunner, finished_event, prepare, replicate_seed
 from rayhive.sweep.run import run_sweep
 from rayhive.sweep.storage import open_study
@@ -80,6 +81,7 @@ def test_a_sweep_runs_every_replicate_of_every_trial_once(run_dir: Path) -> None
         ReplicateSpec.model_validate_json((path / "spec.json").read_text()) for path in folders
     ]
     assert {spec.configuration.codec for spec in specs} == {"none", "float16", "uniform8"}
+    assert {spec.git_revision for spec in specs} == {code_revision()}
     assert {spec.seed for spec in specs} == {replicate_seed(0, 0), replicate_seed(0, 1)}
     for name in ("sweep.yaml", "study.db", "provenance.json"):
         assert (run_dir / name).exists()

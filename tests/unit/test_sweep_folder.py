@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 
 import rayhive
+import rayhive.compression
+import rayhive.faults  # both fill registries
 from rayhive.config import SweepConfig, load_sweep
 from rayhive.errors import ConfigError
+from rayhive.sweep import provenance
 from rayhive.sweep.folder import RunFolder
-from rayhive.sweep.provenance import collect, git_state
+from rayhive.sweep.provenance import code_revision, collect, git_state
 
 
 def study(**fields: Any) -> SweepConfig:
@@ -139,7 +142,9 @@ def test_a_folder_without_permission_is_told(
     assert f"{tmp_path} is not" in told(RunFolder(tmp_path / "run"), study())["--out"]
 
 
-def test_revisions_are_those_of_rayhive_and_of_nobody_else(tmp_path: Path) -> None:
+def test_revisions_are_those_of_rayhive_and_of_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def git(*arguments: str) -> None:
         name = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", "-C", str(tmp_path), *name, *arguments], check=True)
@@ -157,6 +162,10 @@ def test_revisions_are_those_of_rayhive_and_of_nobody_else(tmp_path: Path) -> No
     assert revision is not None and len(revision) == 40 and dirty is False
     (tmp_path / "other.txt").write_text("changed")
     assert git_state(tmp_path) == (revision, True)
+    monkeypatch.setattr(provenance, "_CHECKOUT", tmp_path)
+    assert code_revision.__wrapped__() == f"{revision} with changes"
+    git("commit", "-q", "-a", "-m", "z")
+    assert code_revision.__wrapped__() == git_state(tmp_path)[0]
 
 
 def test_provenance_names_shaped_links() -> None:
