@@ -99,6 +99,13 @@ class Workload(ABC):
             At least "loss" (mean over the split) and the target's metric.
         """
 
+    def train_size(self) -> int | None:
+        """Return how many samples the training split has, None where counting them takes long.
+
+        A swarm with more peers than that is refused before anything starts.
+        """
+        return None
+
     def extra_tensors(self, module: LightningModule) -> list[Tensor]:
         """Return the tensors besides parameters that peers should average with the state.
 

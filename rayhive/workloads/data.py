@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from rayhive.errors import ConfigError, Problem
+from rayhive.workloads.base import Workload
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -55,23 +58,31 @@ class SampleStream(IterableDataset[int]):
             yield from rng.permutation(self.size)[self.offset :: self.peers].tolist()
 
 
-def endless_loader(
-    size: int, gather: Gather, *, peer: int, peers: int, batch_size: int, seed: int
-) -> DataLoader[Any]:
-    """Return a loader of micro-batches over a :class:`SampleStream`.
+class IndexedWorkload(Workload):
+    """A workload whose training samples are numbered; peers divide the numbers among them."""
 
-    Args:
-        size: Samples in the training split.
-        gather: Makes a batch (inputs, targets) out of sample indices, all of them in one go.
-        peer: See :class:`SampleStream`.
-        peers: See :class:`SampleStream`.
-        batch_size: Samples in one micro-batch.
-        seed: See :class:`SampleStream`.
-    """
-    stream: IterableDataset[Any] = SampleStream(size, peer=peer, peers=peers, seed=seed)
-    # A loader draws a seed for its workers even when it has none; it must not be the global state.
-    generator = torch.Generator()
-    return DataLoader(stream, batch_size=batch_size, collate_fn=gather, generator=generator)
+    @abstractmethod
+    def train_size(self) -> int:
+        """Return how many samples the training split has."""
+
+    @abstractmethod
+    def gather(self, peer: int, seed: int) -> Gather:
+        """Return what makes a batch (inputs, targets) out of sample numbers, all in one go.
+
+        Args:
+            peer: Whose batches they are: what alters them at random does so differently for each.
+            seed: Decides what is random; not negative.
+        """
+
+    def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
+        """Return a loader of micro-batches over a :class:`SampleStream`; see the base class."""
+        stream: IterableDataset[Any] = SampleStream(
+            self.train_size(), peer=peer, peers=peers, seed=seed
+        )
+        # A loader draws a seed for its workers even when it has none; not from the global state.
+        generator = torch.Generator()
+        gather = self.gather(peer, seed)
+        return DataLoader(stream, batch_size=batch_size, collate_fn=gather, generator=generator)
 
 
 def window_count(tokens: Tensor, length: int) -> int:
@@ -100,6 +111,27 @@ def spread(size: int, count: int, batch: int) -> list[list[int]]:
     count = min(count, size)
     index = [number * size // count for number in range(count)]
     return [index[first : first + batch] for first in range(0, count, batch)]
+
+
+def next_token_loss(
+    module: LightningModule, batches: Iterable[Batch], device: torch.device | str | None
+) -> float:
+    """Return the mean cross-entropy of ``module``'s next tokens [nats per token].
+
+    Args:
+        module: Gives logits (n, t, vocabulary) for tokens (n, t).
+        batches: Inputs and targets, each of shape (n, t).
+        device: Where ``module`` lives; None for where its first parameter is.
+    """
+    where = device_of(module, device)
+    total, count = 0.0, 0
+    with evaluation(module):
+        for batch in batches:
+            inputs, targets = (part.to(where) for part in batch)
+            logits = module(inputs).float().flatten(0, 1)
+            total += F.cross_entropy(logits, targets.flatten(), reduction="sum").item()
+            count += targets.numel()
+    return total / count
 
 
 @contextmanager

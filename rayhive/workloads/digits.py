@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -13,11 +12,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
-from torch.utils.data import DataLoader
 
 from rayhive.workloads.args import WorkloadArgs, parse_args
-from rayhive.workloads.base import DataKind, Target, Workload
-from rayhive.workloads.data import Batch, device_of, endless_loader, evaluation, seeded
+from rayhive.workloads.base import DataKind, Target
+from rayhive.workloads.data import Batch, Gather, IndexedWorkload, device_of, evaluation, seeded
 
 HELD_OUT_EVERY = 5
 LEARNING_RATES = {"adam": 0.002, "sgd": 0.05}
@@ -81,7 +79,7 @@ class DigitsModule(LightningModule):
         return SGD(self.parameters(), lr=rate, momentum=0.9, nesterov=True)
 
 
-class Digits(Workload):
+class Digits(IndexedWorkload):
     """Scikit-learn's bundled digits: 1797 grey images of 8x8 pixels in ten classes.
 
     Every fifth image of each class is held out, so the split is stratified and the same
@@ -111,22 +109,19 @@ class Digits(Workload):
         held_out = seen % HELD_OUT_EVERY == 0
         return (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])
 
-    def _gather(self, index: Sequence[int]) -> Batch:
+    def train_size(self) -> int:
+        """Return how many images are not held out."""
+        return len(self._splits[0][1])
+
+    def gather(self, peer: int, seed: int) -> Gather:
+        """Return what makes (images (n, 1, 8, 8), labels (n,)); see the base class."""
         images, labels = self._splits[0]
-        rows = torch.as_tensor(index)
-        return images[rows], labels[rows]
+        return lambda index: (images[index], labels[index])
 
     def module(self, seed: int) -> LightningModule:
         """Return the CNN; see the base class."""
         with seeded(seed):
             return DigitsModule(self.args)
-
-    def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
-        """Return (images (n, 1, 8, 8), labels (n,)) for ever; see the base class."""
-        size = len(self._splits[0][1])
-        return endless_loader(
-            size, self._gather, peer=peer, peers=peers, batch_size=batch_size, seed=seed
-        )
 
     def evaluate(
         self, module: LightningModule, device: torch.device | str | None = None

@@ -13,9 +13,11 @@ from typing import Any, cast, get_args
 from rayhive.errors import ConfigError, Problem, nearest, unknown
 from rayhive.registry import WORKLOADS
 from rayhive.workloads.base import DataKind, Target, Workload
+from rayhive.workloads.data import IndexedWorkload
 
 IMPORT_KEY = "workload.import"
 ARGS_KEY = "workload.args"
+_BASES = (Workload, IndexedWorkload)
 FORM = "package.module:Attribute, a Workload subclass or a callable that returns a Workload"
 
 
@@ -78,7 +80,7 @@ def _offers(module: ModuleType) -> list[str]:
     workloads = [
         name
         for name, value in public.items()
-        if inspect.isclass(value) and issubclass(value, Workload) and value is not Workload
+        if inspect.isclass(value) and issubclass(value, Workload) and value not in _BASES
     ]
     return sorted(workloads or (name for name, value in public.items() if callable(value)))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -13,16 +12,15 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Optimizer
-from torch.utils.data import DataLoader
 
 from rayhive.errors import ConfigError, Problem
 from rayhive.workloads.args import WorkloadArgs, parse_args
-from rayhive.workloads.base import DataKind, SchedulerFn, Target, Workload
+from rayhive.workloads.base import DataKind, SchedulerFn, Target
 from rayhive.workloads.data import (
     Batch,
-    device_of,
-    endless_loader,
-    evaluation,
+    Gather,
+    IndexedWorkload,
+    next_token_loss,
     seeded,
     spread,
     window_count,
@@ -135,15 +133,10 @@ class LstmModule(LightningModule):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return SGD with the paper's settings and its schedule, one step a round."""
-        optimizer = SGD(self.parameters(), lr=self.args.learning_rate)
-        scheduler = self.schedule.scheduler_fn()(optimizer)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        return self.schedule.applied_to(SGD(self.parameters(), lr=self.args.learning_rate))
 
 
-class LstmWikitext2(Workload):
+class LstmWikitext2(IndexedWorkload):
     """The PowerSGD paper's LSTM on WikiText-2, or on generated tokens of the same vocabulary.
 
     The published files have 33,278 different tokens as they stand. The paper's code folds case
@@ -188,8 +181,7 @@ class LstmWikitext2(Workload):
         )
 
     def _schedule(self) -> PaperSchedule:
-        samples = window_count(self._splits.train, self.args.context)
-        rounds = rounds_per_pass(samples, self.args.workers, PAPER_BATCH)
+        rounds = rounds_per_pass(self.train_size(), self.args.workers, PAPER_BATCH)
         return PaperSchedule(self.args.workers, rounds, DECAY_PASSES)
 
     def module(self, seed: int) -> LightningModule:
@@ -202,31 +194,22 @@ class LstmWikitext2(Workload):
         """Return what makes the paper's schedule; see the base class."""
         return self._schedule().scheduler_fn()
 
-    def _gather(self, index: Sequence[int]) -> Batch:
-        return windows(self._splits.train, index, self.args.context)
+    def train_size(self) -> int:
+        """Return how many windows are not held out."""
+        return window_count(self._splits.train, self.args.context)
 
-    def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
-        """Return (inputs (n, context), targets (n, context)) for ever; see the base class."""
-        size = window_count(self._splits.train, self.args.context)
-        return endless_loader(
-            size, self._gather, peer=peer, peers=peers, batch_size=batch_size, seed=seed
-        )
+    def gather(self, peer: int, seed: int) -> Gather:
+        """Return what makes (inputs (n, context), targets (n, context)); see the base class."""
+        return partial(windows, self._splits.train, length=self.args.context)
 
     def evaluate(
         self, module: LightningModule, device: torch.device | str | None = None
     ) -> dict[str, float]:
         """Return "loss" [nats per token] and "perplexity" on held-out windows."""
-        where = device_of(module, device)
         tokens, context = self._splits.held_out, self.args.context
         size = window_count(tokens, context)
-        total, count = 0.0, 0
-        with evaluation(module):
-            for index in spread(size, self.args.eval_samples or size, EVAL_BATCH):
-                inputs, targets = (part.to(where) for part in windows(tokens, index, context))
-                logits = module(inputs).float().flatten(0, 1)
-                total += F.cross_entropy(logits, targets.flatten(), reduction="sum").item()
-                count += targets.numel()
-        loss = total / count
+        chosen = spread(size, self.args.eval_samples or size, EVAL_BATCH)
+        loss = next_token_loss(module, (windows(tokens, part, context) for part in chosen), device)
         return {"loss": loss, "perplexity": torch.tensor(loss, dtype=torch.float64).exp().item()}
 
 

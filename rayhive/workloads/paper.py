@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -47,6 +48,14 @@ class PaperSchedule:
     def scheduler_fn(self) -> SchedulerFn:
         """Return what makes the scheduler for an optimizer."""
         return partial(_scheduler, schedule=self)
+
+    def applied_to(self, optimizer: Optimizer) -> OptimizerLRScheduler:
+        """Return what ``configure_optimizers`` returns: the optimizer with one step a round."""
+        scheduler = _scheduler(optimizer, self)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
+        }
 
 
 def _scheduler(optimizer: Optimizer, schedule: PaperSchedule) -> LRScheduler:

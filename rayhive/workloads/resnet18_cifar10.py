@@ -14,12 +14,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
-from torch.utils.data import DataLoader
 
 from rayhive.workloads.args import WorkloadArgs, parse_args
-from rayhive.workloads.base import DataKind, SchedulerFn, Target, Workload
+from rayhive.workloads.base import DataKind, SchedulerFn, Target
 from rayhive.workloads.cifar10 import CLASSES, Images, generate_images, read_cifar10
-from rayhive.workloads.data import Batch, device_of, endless_loader, evaluation, seeded
+from rayhive.workloads.data import Batch, Gather, IndexedWorkload, device_of, evaluation, seeded
 from rayhive.workloads.paper import PaperSchedule, rounds_per_pass
 
 PAPER_BATCH = 128
@@ -138,14 +137,10 @@ class Resnet18Module(LightningModule):
             {"params": plain, "weight_decay": 0.0},
         ]
         optimizer = SGD(groups, lr=self.args.learning_rate, momentum=MOMENTUM, nesterov=True)
-        scheduler = self.schedule.scheduler_fn()(optimizer)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
+        return self.schedule.applied_to(optimizer)
 
 
-class Resnet18Cifar10(Workload):
+class Resnet18Cifar10(IndexedWorkload):
     """The PowerSGD paper's ResNet-18 on CIFAR-10, or on generated images of the same shapes.
 
     Batch norm's running statistics are buffers: each peer keeps its own, from its own samples,
@@ -180,7 +175,7 @@ class Resnet18Cifar10(Workload):
         return _first(train, args.train_samples), _first(test, args.eval_samples)
 
     def _schedule(self) -> PaperSchedule:
-        rounds = rounds_per_pass(len(self._splits[0].labels), self.args.workers, PAPER_BATCH)
+        rounds = rounds_per_pass(self.train_size(), self.args.workers, PAPER_BATCH)
         return PaperSchedule(self.args.workers, rounds, DECAY_PASSES)
 
     def module(self, seed: int) -> LightningModule:
@@ -193,8 +188,12 @@ class Resnet18Cifar10(Workload):
         """Return what makes the paper's schedule; see the base class."""
         return self._schedule().scheduler_fn()
 
-    def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
-        """Return (images (n, 3, 32, 32), labels (n,)) for ever; see the base class."""
+    def train_size(self) -> int:
+        """Return how many images there are to train on."""
+        return len(self._splits[0].labels)
+
+    def gather(self, peer: int, seed: int) -> Gather:
+        """Return what makes (images (n, 3, 32, 32), labels (n,)); see the base class."""
         images = self._splits[0]
         # A stream of its own, so that peers do not crop alike.
         rng = np.random.default_rng([seed, peer, 1]) if self.args.augment else None
@@ -205,9 +204,7 @@ class Resnet18Cifar10(Workload):
                 pixels = crop_and_mirror(pixels, rng)
             return normalise(torch.from_numpy(pixels)), torch.from_numpy(images.labels[index])
 
-        return endless_loader(
-            len(images.labels), gather, peer=peer, peers=peers, batch_size=batch_size, seed=seed
-        )
+        return gather
 
     def evaluate(
         self, module: LightningModule, device: torch.device | str | None = None

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import torch
@@ -13,16 +12,15 @@ from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
-from torch.utils.data import DataLoader
 
 from rayhive.workloads.args import WorkloadArgs, parse_args
-from rayhive.workloads.base import DataKind, Target, Workload
+from rayhive.workloads.base import DataKind, Target
 from rayhive.workloads.corpus import MIN_CORPUS_BYTES, read_corpus
 from rayhive.workloads.data import (
     Batch,
-    device_of,
-    endless_loader,
-    evaluation,
+    Gather,
+    IndexedWorkload,
+    next_token_loss,
     seeded,
     spread,
     window_count,
@@ -128,7 +126,7 @@ class SourceLmModule(LightningModule):
         )
 
 
-class SourceLm(Workload):
+class SourceLm(IndexedWorkload):
     """A language model of the Python standard library's own source, one byte a token.
 
     A sample is one window of ``context`` bytes. Whole files are held out. The text is that of
@@ -157,34 +155,24 @@ class SourceLm(Workload):
             torch.frombuffer(bytearray(corpus.held_out), dtype=torch.uint8),
         )
 
-    def _gather(self, index: Sequence[int]) -> Batch:
-        return windows(self._splits[0], index, self.args.context)
+    def train_size(self) -> int:
+        """Return how many windows are not held out."""
+        return window_count(self._splits[0], self.args.context)
+
+    def gather(self, peer: int, seed: int) -> Gather:
+        """Return what makes (inputs (n, context), targets (n, context)); see the base class."""
+        return partial(windows, self._splits[0], length=self.args.context)
 
     def module(self, seed: int) -> LightningModule:
         """Return the transformer; see the base class."""
         with seeded(seed):
             return SourceLmModule(self.args)
 
-    def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
-        """Return (inputs (n, context), targets (n, context)) for ever; see the base class."""
-        size = window_count(self._splits[0], self.args.context)
-        return endless_loader(
-            size, self._gather, peer=peer, peers=peers, batch_size=batch_size, seed=seed
-        )
-
     def evaluate(
         self, module: LightningModule, device: torch.device | str | None = None
     ) -> dict[str, float]:
         """Return "loss" [nats per byte] and "bits_per_byte" on evenly spaced held-out windows."""
-        where = device_of(module, device)
         text, context = self._splits[1], self.args.context
-        total, count = 0.0, 0
-        with evaluation(module):
-            size = window_count(text, context)
-            for index in spread(size, self.args.eval_windows, EVAL_BATCH):
-                inputs, targets = (part.to(where) for part in windows(text, index, context))
-                logits = module(inputs).float().flatten(0, 1)
-                total += F.cross_entropy(logits, targets.flatten(), reduction="sum").item()
-                count += targets.numel()
-        loss = total / count
+        chosen = spread(window_count(text, context), self.args.eval_windows, EVAL_BATCH)
+        loss = next_token_loss(module, (windows(text, part, context) for part in chosen), device)
         return {"loss": loss, "bits_per_byte": loss / math.log(2)}

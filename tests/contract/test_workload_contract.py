@@ -94,6 +94,7 @@ def test_shards_of_a_pass_are_disjoint_and_complete(workload: Workload, peers: i
             loader = workload.train_loader(peer=peer, peers=peers, batch_size=BATCH, seed=5)
             stream = loader.dataset
             assert isinstance(stream, SampleStream)
+            assert stream.size == workload.train_size()
             share = stream.samples_per_pass()
             shards.append(list(itertools.islice(stream, number * share, (number + 1) * share)))
         seen = [index for shard in shards for index in shard]
