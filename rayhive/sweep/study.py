@@ -98,6 +98,11 @@ class _WorkloadCheck:
                 f"at least one peer's batch size, by default {needed} with this workload: "
                 "a smaller round is over before it began",
             )
+        size, peers = self.workload.train_size(), config.swarm.peers
+        if size is not None and peers > size:
+            yield Problem(
+                "swarm.peers", peers, f"at most the {size} samples that the workload trains on"
+            )
 
 
 def _study(config: SweepConfig, check: _WorkloadCheck) -> Study:

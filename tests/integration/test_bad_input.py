@@ -93,6 +93,10 @@ CASES: dict[str, Case] = {
         {"swarm": {"peers": 2, "target_batch_size": 8}},
         ["swarm.target_batch_size: 8", "with this workload"],
     ),
+    "more peers than samples": Case(
+        {"swarm": {"peers": 5000, "target_batch_size": 2**20}},
+        ["swarm.peers: 5000", "at most the 1442 samples"],
+    ),
     "unknown workload": Case(
         {"workload": {"name": "digit"}}, ["workload.name: 'digit'", "mean 'digits'"]
     ),

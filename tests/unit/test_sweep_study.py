@@ -11,6 +11,8 @@ from rayhive.errors import ConfigError
 from rayhive.sweep.plan import LISTED, make_plan
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.study import Study, completed, load_study, make_study
+from rayhive.workloads.base import Workload
+from rayhive.workloads.digits import Digits
 
 BASE: dict[str, Any] = {
     "name": "study",
@@ -53,6 +55,30 @@ def test_a_round_holds_at_least_one_batch_of_a_peer() -> None:
         make_study(small)
     assert keys(caught) == ["swarm.target_batch_size"]
     make_study({**small, "swarm": {"target_batch_size": 16, "batch_size": 16}})
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"name": "digits"},
+        {"name": "source_lm", "args": {"corpus_bytes": 100_000, "context": 4096}},
+        {"name": "lstm_wikitext2", "args": {"train_samples": 20}},
+        {"name": "resnet18_cifar10", "args": {"train_samples": 20}},
+    ],
+    ids=lambda args: args["name"],
+)
+def test_peers_without_a_sample_are_told_with_the_rest(args: dict[str, Any]) -> None:
+    swarm = {"peers": 2000, "target_batch_size": 2**20}
+    with pytest.raises(ConfigError, match="samples that the workload trains on") as caught:
+        make_study({**BASE, "workload": args, "swarm": swarm, "replicates": 0})
+    assert keys(caught) == ["replicates", "swarm.peers"]
+
+
+def test_nothing_is_said_of_a_workload_that_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Digits, "train_size", Workload.train_size)
+    make_study({**BASE, "swarm": {"peers": 2000, "target_batch_size": 2**20}})
 
 
 def test_enqueued_configurations_are_spelled_out() -> None:
