@@ -57,23 +57,16 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     import hivemind
     import torch
     from hivemind.p2p import P2P
-    from lightning.pytorch import Trainer
 
     from rayhive.peer.callbacks import MeasuredTraining
-    from rayhive.peer.settings import strategy_arguments
+    from rayhive.peer.settings import make_trainer, strategy_arguments, workload_and_data
     from rayhive.peer.strategy import HivemindStrategy
-    from rayhive.workloads.loading import load_workload
 
     # hivemind's sockets go where everything temporary of this peer goes, and with it
     P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
     torch.set_num_threads(spec.swarm.threads_per_peer)
-    given = spec.workload
-    workload = load_workload(given.name, given.import_path, given.args)
+    workload, batch_size, loader = workload_and_data(spec)
     module = workload.module(spec.seed)
-    batch_size = spec.swarm.batch_size or workload.default_batch_size
-    loader = workload.train_loader(
-        peer=spec.peer, peers=spec.peers, batch_size=batch_size, seed=spec.seed
-    )
 
     start = channel.wait_for("start")
     dht = hivemind.DHT(
@@ -97,18 +90,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
             **strategy_arguments(spec, batch_size),
         )
         torch.manual_seed(spec.seed * 1_000_003 + spec.peer)
-        Trainer(
-            strategy=strategy,
-            accelerator=spec.accelerator,
-            devices=1,
-            max_epochs=-1,
-            callbacks=[callback],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-        ).fit(module, loader)
+        make_trainer(spec, strategy, callback).fit(module, loader)
     finally:
         dht.shutdown()
 

@@ -1,4 +1,4 @@
-"""From a peer's spec to the arguments of its strategy: the one place where axes become flags."""
+"""From a peer's spec to what it trains and how: the one place where axes become flags."""
 
 from __future__ import annotations
 
@@ -6,12 +6,48 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.strategies import Strategy
+from torch.utils.data import DataLoader
 
 from rayhive.checks import DELAY_FLAGS
 from rayhive.compression.accounting import Payload, allreduce_bytes, payload
 from rayhive.config import DEFAULT_MIN_COMPRESSION_RATIO, DEFAULT_THRESHOLD, Configuration
 from rayhive.registry import CODECS
 from rayhive.spec import PeerSpec
+from rayhive.workloads.base import Workload
+from rayhive.workloads.loading import load_workload
+
+
+def workload_and_data(spec: PeerSpec) -> tuple[Workload, int, DataLoader[Any]]:
+    """Return what a peer trains, the samples of one of its micro-batches, and these.
+
+    Raises:
+        ConfigError: There is no such workload, or no sample for this peer.
+    """
+    given = spec.workload
+    workload = load_workload(given.name, given.import_path, given.args)
+    batch_size = spec.swarm.batch_size or workload.default_batch_size
+    loader = workload.train_loader(
+        peer=spec.peer, peers=spec.peers, batch_size=batch_size, seed=spec.seed
+    )
+    return workload, batch_size, loader
+
+
+def make_trainer(spec: PeerSpec, strategy: Strategy, callback: Callback) -> Trainer:
+    """Return a trainer that goes on until ``callback`` ends it, and writes nothing."""
+    return Trainer(
+        strategy=strategy,
+        accelerator=spec.accelerator,
+        devices=1,
+        max_epochs=-1,
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
 
 
 def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:

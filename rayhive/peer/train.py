@@ -18,12 +18,11 @@ import rayhive.faults  # noqa: F401 - a study names its scenarios
 from rayhive.config import Configuration, Range, SweepConfig, load_sweep
 from rayhive.errors import ConfigError, Problem
 from rayhive.peer.addresses import initial_peers as resolve_peers
-from rayhive.peer.settings import strategy_arguments
+from rayhive.peer.settings import make_trainer, strategy_arguments, workload_and_data
 from rayhive.peer.strategy import HivemindStrategy
 from rayhive.registry import CODECS
 from rayhive.spec import PeerSpec
 from rayhive.workloads.base import Workload
-from rayhive.workloads.loading import load_workload
 
 #: Shortest time between two lines of progress [s].
 LINE_EVERY_S = 1.0
@@ -54,12 +53,7 @@ def train_file(
     config = load_sweep(path, overrides)
     first = resolve_peers(initial_peers or None) is None
     spec = peer_spec(config, first)
-    given = spec.workload
-    workload = load_workload(given.name, given.import_path, given.args)
-    batch_size = spec.swarm.batch_size or workload.default_batch_size
-    loader = workload.train_loader(
-        peer=spec.peer, peers=spec.peers, batch_size=batch_size, seed=spec.seed
-    )
+    workload, batch_size, loader = workload_and_data(spec)
     torch.set_num_threads(spec.swarm.threads_per_peer)
     print(f"{config.name}: {workload.name}, {spec.configuration.label}", flush=True)
     strategy = HivemindStrategy(
@@ -70,18 +64,7 @@ def train_file(
         **strategy_arguments(spec, batch_size),
     )
     progress = Progress(spec, workload)
-    trainer = Trainer(
-        strategy=strategy,
-        accelerator=spec.accelerator,
-        devices=1,
-        max_epochs=-1,
-        callbacks=[progress],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    trainer = make_trainer(spec, strategy, progress)
     with stopping_on_interrupt(trainer, progress):
         trainer.fit(workload.module(spec.seed), loader)
 
