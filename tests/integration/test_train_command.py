@@ -42,7 +42,7 @@ def test_peers_by_hand_train_together(study: str) -> None:
     line = first.wait_for_line("INITIAL_PEERS=").partition(" ")[0]
     variable, _, addresses = line.partition("=")
     first.wait_for_line("round 2: loss")
-    overrides = [*for_ever, "budget.seconds_per_replicate=2"]
+    overrides = [*for_ever, "budget.seconds_per_replicate=4"]
     second = call(train, env={variable: addresses}, path=study, overrides=overrides)
     assert second.result() is None
     first.signal(signal.SIGINT)
