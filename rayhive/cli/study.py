@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rayhive.cli.text import Address, complain, print_json, print_rows
+from rayhive.cli.text import Address, File, complain, print_json, print_rows
 from rayhive.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from rayhive.sweep.plan import Plan
     from rayhive.sweep.study import Study
 
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The study, a YAML file.", show_default=False)
-]
 Sets = Annotated[
     list[str] | None,
     typer.Option(

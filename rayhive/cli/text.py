@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 #: Width of a table that goes to a file or a pipe [characters].
 PIPE_WIDTH = 160
 
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The study, a YAML file.", show_default=False)
+]
 Address = Annotated[
     str | None,
     typer.Option(

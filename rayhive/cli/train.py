@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from rayhive.cli.text import File
+
 
 def train(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The study, a YAML file.", show_default=False)
-    ],
+    file: File,
     initial_peers: Annotated[
         list[str] | None,
         typer.Option(

@@ -19,6 +19,18 @@ CONDITIONS: tuple[str, ...] = ("scenario", "workload", "peers", "link")
 KEY: tuple[str, ...] = tuple(column.name for column in CONFIGURATION if column.name != "data")
 #: Columns that ``columns.py`` does not have.
 EXTRA_COLUMNS: tuple[str, ...] = ("n_timed_out", "rounds_complete", "payload_matches")
+#: Counts of which a row has the sum over its replicates.
+ADDED_UP: tuple[str, ...] = (
+    "rounds",
+    "rounds_failed",
+    "rounds_partial",
+    "faults_planned",
+    "faults_fired",
+    "faults_verified",
+    "censored",
+    "samples_lost",
+    "invariants_violated",
+)
 #: Times and counts that are only known of replicates that reached the target.
 CENSORED: tuple[str, ...] = ("time_to_target_s", "samples_to_target")
 
@@ -117,21 +129,7 @@ def _all(values: list[Any]) -> Value:
 
 
 _FOLDS: dict[str, Callable[[list[Any]], Value]] = {
-    **{
-        name: _sum
-        for name in (
-            "reached",
-            "rounds",
-            "rounds_failed",
-            "rounds_partial",
-            "faults_planned",
-            "faults_fired",
-            "faults_verified",
-            "censored",
-            "samples_lost",
-            "invariants_violated",
-        )
-    },
+    **dict.fromkeys(("reached", *ADDED_UP), _sum),
     "weights_distance_max": lambda values: max(values, default=None),
     "started": lambda values: min(values, default=None),
     "ended": lambda values: max(values, default=None),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rayhive.columns import COLUMNS, REPLICATE_COLUMNS
 from rayhive.metrics import METRICS
-from rayhive.metrics.fold import EXTRA_COLUMNS
+from rayhive.metrics.fold import ADDED_UP, EXTRA_COLUMNS
 from rayhive.metrics.group import Row
 
 if TYPE_CHECKING:
@@ -48,16 +48,8 @@ _COUNTS = frozenset(
         "n",
         "n_failed",
         "n_timed_out",
-        "rounds",
-        "rounds_failed",
-        "rounds_partial",
         "rounds_complete",
-        "faults_planned",
-        "faults_fired",
-        "faults_verified",
-        "censored",
-        "samples_lost",
-        "invariants_violated",
+        *ADDED_UP,
     }
 )
 _FLAGS = frozenset({"pareto", "payload_matches"})
