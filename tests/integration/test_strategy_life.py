@@ -14,6 +14,7 @@ import pytest
 
 from tests.integration.swarm_helpers import Child, call, forks  # noqa: F401
 from tests.integration.toy import (
+    ALONE,
     FAST,
     LOOPBACK,
     NOTHING,
@@ -27,8 +28,6 @@ from tests.integration.toy import (
 from tests.integration.toy import trainer as make_trainer
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
-
-ALONE: dict[str, Any] = {**FAST, "target_batch_size": 64, "host_maddrs": LOOPBACK}
 
 
 def in_session(pid: int) -> list[psutil.Process]:

@@ -25,6 +25,8 @@ FAST: dict[str, Any] = {
     },
 }
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+#: Of one peer with batches of 16: a round is four batches.
+ALONE: dict[str, Any] = {**FAST, "target_batch_size": 64, "host_maddrs": LOOPBACK}
 
 
 class Regression(pl.LightningModule):
@@ -146,6 +148,17 @@ def trainer(strategy: Any, *callbacks: pl.Callback, **options: Any) -> pl.Traine
         "num_sanity_val_steps": 0,
     }
     return pl.Trainer(strategy=strategy, callbacks=list(callbacks), **{**settings, **options})
+
+
+def fit_alone(strategy: dict[str, Any], module: Any, rounds: int = 4, **options: Any) -> Any:
+    """Train as one peer for some rounds and return the trainer."""
+    from rayhive import HivemindStrategy
+
+    callback = UntilRound(rounds, at_round=options.pop("at_round", None))
+    data = options.pop("data", None) or loader()
+    fitted = trainer(HivemindStrategy(**{**ALONE, **strategy}), callback, **options)
+    fitted.fit(module, data)
+    return fitted
 
 
 def flat(module: nn.Module) -> list[float]:
