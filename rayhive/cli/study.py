@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +38,10 @@ def sweep(
     address: Address = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The run folder; by default runs/NAME.", show_default=False),
+        typer.Option(
+            help="The run folder; by default runs/NAME, in a submitted job that of the home.",
+            show_default=False,
+        ),
     ] = None,
     format: Annotated[
         str, typer.Option(help="How the results are printed: table, md, csv, json or latex.")
@@ -51,6 +54,7 @@ def sweep(
     Ctrl-C or SIGTERM stops what runs and leaves nothing behind; the same command goes on. Another
     study needs another name or --out; only budget.trials and replicates may grow.
     """
+    from rayhive.cluster.address import in_job
     from rayhive.sweep.interruption import Interrupted, Interruption
     from rayhive.sweep.run import default_folder, preflight, run_sweep
     from rayhive.sweep.study import load_study
@@ -59,11 +63,8 @@ def sweep(
     study = load_study(file, set_ or ())
     folder = out if out is not None else default_folder(study)
     preflight(study, folder)
-    if out is None and "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
-        complain(
-            f"{folder.absolute()} is inside the working directory of this Ray job, which Ray "
-            "removes some time after the job; name a lasting folder with --out to keep the run"
-        )
+    if in_job():
+        complain(f"this run is kept in {folder.absolute()} on {socket.gethostname()}")
     try:
         with Interruption() as interruption, _progress(study) as progress:
             done = run_sweep(study, folder, progress, interruption, address)

@@ -64,12 +64,16 @@ def resolve(address: str | None) -> Target | None:
     given = address or os.environ.get("RAY_ADDRESS") or None
     if given is None or given == "local":
         return None
-    in_job = _JOB_VARIABLE in os.environ
     if given != "auto":
         _knock(given, *_split(given))
-    if in_job:
+    if in_job():
         return Target(given, True)  # the cluster itself started this process
     return Target(given, False, _auth_mode(given))
+
+
+def in_job() -> bool:
+    """Return whether this process is the driver of a job that was submitted to a cluster."""
+    return _JOB_VARIABLE in os.environ
 
 
 def _split(given: str) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from rayhive.cluster.address import in_job
 from rayhive.config import SwarmConfig
 from rayhive.errors import ConfigError, Problem
 from rayhive.sweep.driver import Done, Driver, Progress
@@ -35,8 +36,12 @@ Connect = Callable[[str | None], AbstractContextManager[ClusterLike]]
 
 
 def default_folder(study: Study) -> Path:
-    """Return where a run goes unless somebody says otherwise."""
-    return Path("runs") / study.config.name
+    """Return where a run goes unless somebody says otherwise.
+
+    A submitted job's working directory is Ray's: another one for each job, and removed some time
+    after it. Its runs go to the home instead, where the next job finds them and goes on.
+    """
+    return (Path.home() if in_job() else Path()) / "runs" / study.config.name
 
 
 def preflight(study: Study, folder: Path) -> RunFolder:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -139,14 +140,25 @@ def test_an_interrupted_sweep_says_how_to_go_on(
     assert sorted(world.starts.values()) == [1, 2]
 
 
-def test_a_job_on_a_cluster_is_warned_that_its_folder_will_go(
+def test_a_job_on_a_cluster_keeps_its_run_in_the_home(
     place: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    assert main(["sweep", "study.yaml", "--out", str(place / "kept")]) == 0
-    assert "working directory of this Ray job" not in capsys.readouterr().err
-    assert main(["sweep", "study.yaml", "--set", "storage=null"]) == 0
-    assert "working directory of this Ray job" in capsys.readouterr().err
+    monkeypatch.setenv("HOME", str(place / "home"))
+    (place / "home").mkdir()
+    for options, folder in ([], "home/runs/tiny"), (["--out", "kept"], "kept"):
+        assert main(["sweep", "study.yaml", "--set", "storage=null", *options]) == 0
+        first, *_, last = capsys.readouterr().err.splitlines()
+        assert f"kept in {place / folder} on {socket.gethostname()}" in first
+        assert folder in last
+        assert (place / folder / "trials.parquet").exists()
+    assert sorted(path.name for path in place.iterdir()) == ["home", "kept", "study.yaml"]
+    # the next job has another working directory and goes on with the same run
+    elsewhere = place / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert main(["sweep", "../study.yaml", "--set", "storage=null"]) == 0
+    assert sum(world.starts.values()) == 4 and not list(elsewhere.iterdir())
 
 
 def test_a_failure_is_a_message_and_a_bug_is_a_traceback(
