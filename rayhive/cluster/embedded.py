@@ -92,6 +92,7 @@ class EmbeddedRay:
             self._undertaker.wait(_BURIAL_TIMEOUT)
         except subprocess.TimeoutExpired:
             self._undertaker.kill()
+            self._undertaker.wait()
             belongings.clear(self.directory, patience=0.0)
 
 
@@ -167,7 +168,8 @@ def kept_signal_handlers() -> Iterator[None]:
     """Undo what ``ray.init`` does to handlers that the caller had installed.
 
     Where SIGTERM had no handler Ray's stays: it raises SystemExit, so that ``with`` blocks and
-    ``finally`` clauses run.
+    ``finally`` clauses run. But underneath, Ray has put a handler in C that aborts the process
+    three seconds later, and closing a cluster may take longer: setting ours again replaces that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -177,5 +179,6 @@ def kept_signal_handlers() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            if handler not in (None, signal.SIG_DFL):
-                signal.signal(number, handler)
+            kept = signal.getsignal(number) if handler in (None, signal.SIG_DFL) else handler
+            if kept is not None:
+                signal.signal(number, kept)
