@@ -147,9 +147,7 @@ class Census:
             kind: ``averaged`` for gradients, ``synchronised`` for parameters.
         """
         return tuple(
-            Member(
-                p.peer_id, p.client_mode, p.round, getattr(p, kind), getattr(p, f"met_{kind}")
-            )
+            Member(p.peer_id, p.client_mode, p.round, getattr(p, kind), getattr(p, f"met_{kind}"))
             for p in self.taking_part()
         )
 

@@ -75,9 +75,7 @@ def averagers(
             averager.shutdown()
 
 
-def one_round(
-    peers: Sequence[Any], timeout: float = 40.0, gather: Any = None
-) -> list[RoundResult]:
+def one_round(peers: Sequence[Any], timeout: float = 40.0, gather: Any = None) -> list[RoundResult]:
     """Let every peer contribute its gradients once; return what each was told."""
     controls = []
     for averager in peers:

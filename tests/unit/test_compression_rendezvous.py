@@ -61,10 +61,10 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         return loop.run_until_complete(body)
 
     yield run
-    left = asyncio.all_tasks(loop)
-    for task in left:
+    for task in (left := asyncio.all_tasks(loop)):
         task.cancel()
-    loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    if left:
+        loop.run_until_complete(asyncio.wait(left))
     loop.close()
 
 
