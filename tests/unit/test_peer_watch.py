@@ -1,0 +1,70 @@
+"""A dead process is noticed, and whoever waits for its answer is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from hivemind.utils import MPFuture
+
+from rayhive.peer.watch import PeerProcessDied, ProcessWatch
+
+
+@pytest.fixture
+def process() -> subprocess.Popen[bytes]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_a_death_fails_what_is_waited_for_now_and_later(process: subprocess.Popen[bytes]) -> None:
+    told: list[PeerProcessDied] = []
+    noticed = threading.Event()
+
+    def on_death(error: PeerProcessDied) -> None:
+        told.append(error)
+        noticed.set()
+
+    watch = ProcessWatch({"averager": process.pid}, on_death)
+    try:
+        watch.check()
+        before: MPFuture[None] = MPFuture()
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(PeerProcessDied, match=rf"averager \(pid {process.pid}\) died"):
+            before.result(timeout=20)
+        assert noticed.wait(20)
+        later: MPFuture[None] = MPFuture()
+        with pytest.raises(PeerProcessDied):
+            later.result(timeout=20)
+        with pytest.raises(PeerProcessDied):
+            watch.check()
+        assert told == [watch.error]
+    finally:
+        watch.close()
+
+
+def test_where_the_kernel_does_not_tell_it_is_looked_for(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    noticed = threading.Event()
+    watch = ProcessWatch({"daemon": process.pid}, lambda _: noticed.set())
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        assert noticed.wait(20)
+    finally:
+        watch.close()
+
+
+def test_an_end_that_is_expected_is_no_death(process: subprocess.Popen[bytes]) -> None:
+    watch = ProcessWatch({"averager": process.pid}, lambda error: pytest.fail(str(error)))
+    watch.expect_ends()
+    process.communicate(b"\n")
+    watch.check()
+    watch.close()
+    watch.close()
+    assert watch.error is None
