@@ -166,7 +166,7 @@ def test_two_peers_train_together(usage: str, tmp_path: Path) -> None:
     story = "\n".join(child.log() for child in (first, second))
     for peer in peers:
         together = [e for e in peer["rounds"] if e.get("group_size") == 2]
-        assert len(together) >= 3, story
+        assert len(together) >= 3, f"{peer['rounds']}\n{story}"
         assert peer["most_peers"] == 2
         assert peer["round"] >= ROUNDS
         assert peer["after"] < 0.9 * peer["before"], story
