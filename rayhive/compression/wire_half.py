@@ -1,0 +1,121 @@
+"""hivemind's 16-bit codecs with fewer passes over memory; layout and types are hivemind's.
+
+Half precision is converted by torch, which has vector instructions for it (numpy has not), and
+what overflows is looked for in the result, which is half as long. A message hands out a copy of
+its buffer each time that it is asked: ask once.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import numpy as np
+import torch
+from hivemind.compression import (
+    CompressionBase,
+    CompressionInfo,
+    Float16Compression,
+    NoCompression,
+    ScaledFloat16Compression,
+)
+from hivemind.proto import runtime_pb2
+
+#: Bits of half precision's infinities; beyond them lie the NaNs of the same sign.
+INFINITY, MINUS_INFINITY = 0x7C00, 0xFC00
+
+
+def as_float32(tensor: torch.Tensor, codec: CompressionBase) -> torch.Tensor:
+    """Return a tensor's values in float32 on the CPU; the tensor itself if it is that already.
+
+    Raises:
+        ValueError: It holds no floating-point numbers.
+    """
+    if not tensor.is_floating_point():
+        raise ValueError(f"{type(codec).__name__} does not support {tensor.dtype} tensors")
+    return tensor.detach().cpu().float()
+
+
+def decoded_dtype(message: runtime_pb2.Tensor) -> torch.dtype:
+    """Return the type that a message asks to be decoded to."""
+    return cast(torch.dtype, getattr(torch, message.dtype))
+
+
+def _half_message(
+    codec: Float16Compression, tensor: torch.Tensor, buffer: bytes
+) -> runtime_pb2.Tensor:
+    """Return the message; neither layout can name bfloat16, which is decoded as float32."""
+    dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+    return runtime_pb2.Tensor(
+        compression=codec.compression_type,
+        buffer=buffer,
+        size=tensor.shape,
+        dtype=str(dtype).removeprefix("torch."),
+        requires_grad=tensor.requires_grad,
+    )
+
+
+class HalfPrecision(Float16Compression):
+    """Half precision that also takes bfloat16 and lets an infinity stay one.
+
+    hivemind clamps an infinity to 65504, so that a gradient that blew up looks like a large one.
+    """
+
+    def compress(
+        self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
+    ) -> runtime_pb2.Tensor:
+        """Encode a floating-point tensor without changing it; bfloat16 arrives as float32."""
+        values = as_float32(tensor, self)
+        half = values.half()
+        bits = half.numpy()
+        if (
+            bits.view(np.int16).max(initial=0) >= INFINITY
+            or bits.view(np.uint16).max(initial=0) >= MINUS_INFINITY
+        ):
+            clamped = values.clamp(self.FP16_MIN, self.FP16_MAX)
+            bits = torch.where(values.isinf(), values, clamped).half().numpy()
+        return _half_message(self, tensor, bits.tobytes())
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        """Decode."""
+        half = np.frombuffer(serialized_tensor.buffer, np.float16)
+        values = torch.tensor(half, dtype=decoded_dtype(serialized_tensor))
+        return values.reshape(tuple(serialized_tensor.size)).requires_grad_(
+            serialized_tensor.requires_grad
+        )
+
+
+class ScaledHalfPrecision(ScaledFloat16Compression):
+    """Scaled half precision for bfloat16, scalars and deviations far below 1e-7 as well."""
+
+    #: Least divisor. hivemind's, 1.2e-7, pushes tiny values into half precision's subnormals.
+    #: Below this one their squares leave float32, and their deviation is not known.
+    FP32_EPS = 1e-17
+
+    def compress(
+        self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
+    ) -> runtime_pb2.Tensor:
+        """Encode a floating-point tensor; what has no last axis to scale over goes as it is.
+
+        No value is more than √(elements) deviations away, so that nothing has to be clamped.
+        """
+        if tensor.ndim == 0:
+            return NoCompression().compress(tensor, info, allow_inplace)
+        values = as_float32(tensor, self)
+        means = values.mean(dim=-1, keepdim=True)
+        scaled = values - means
+        deviations = scaled.norm(dim=-1, keepdim=True) / math.sqrt(max(values.shape[-1], 1))
+        deviations.clamp_min_(self.FP32_EPS)
+        half = scaled.div_(deviations).half()
+        fields = (half, means, deviations)
+        return _half_message(self, tensor, b"".join(field.numpy().tobytes() for field in fields))
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        """Decode."""
+        buffer, shape = serialized_tensor.buffer, tuple(serialized_tensor.size)
+        rows = (*shape[:-1], 1)
+        half = np.frombuffer(buffer, np.float16, count=math.prod(shape))
+        scales = np.frombuffer(buffer, np.float32, offset=half.nbytes)
+        means, deviations = torch.tensor(scales).reshape(2, *rows)
+        values = torch.tensor(half, dtype=decoded_dtype(serialized_tensor)).reshape(shape)
+        return values.mul_(deviations).add_(means).requires_grad_(serialized_tensor.requires_grad)
