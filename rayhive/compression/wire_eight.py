@@ -28,7 +28,7 @@ CHUNK = 2**17
 SORTED = 10**5
 #: Deviations between zero and the mean from which on sums of float32 lose what matters.
 FAR = 8.0
-#: Deviation below which squares leave float32, and what values are multiplied by then.
+#: Size of values whose squares leave float32, and what they are multiplied by then.
 SMALL, LARGER = 1e-15, 2.0**64
 TINY = torch.finfo(torch.float32).tiny
 
@@ -99,7 +99,7 @@ class UniformEightBit(_Quantization, Uniform8BitQuantization):
             centre = np.float32(mean)
             values = values - float(centre)
             mean, deviation = _moments(values)
-        if deviation < SMALL:
+        if max(deviation, abs(mean)) < SMALL:
             scale = LARGER
             values = values * scale
             mean, deviation = _moments(values)
@@ -131,7 +131,7 @@ class UniformEightBit(_Quantization, Uniform8BitQuantization):
 def _moments(values: torch.Tensor) -> tuple[float, float]:
     """Return mean and unbiased deviation; the latter is good while it is not far below the mean.
 
-    Both are NaN if a value is not finite, and both are zero if there is none.
+    Neither is finite if a value is not, and both are zero if there is none.
     """
     count = values.numel()
     total = squares = 0.0

@@ -91,7 +91,7 @@ def test_each_side_decodes_the_other(
     assert len(encoded(ours(), part).buffer) == len(encoded(theirs(), part).buffer)
 
 
-@pytest.mark.parametrize("value", [0.1, -3e-7, 1e-30, 7e25])
+@pytest.mark.parametrize("value", [0.1, -3e-7, 1e-30, 7e20])
 def test_long_constant_parts_are_exact_in_uniform_buckets(value: float) -> None:
     """hivemind adds the values up one after another in float32, which drifts."""
     part = torch.full((300_000,), value)
