@@ -36,8 +36,8 @@ KINDS: dict[str, str] = {
     "(metric, value, mode), data, versions, hardware, device",
     "training_started": "",
     "round": "round, samples (own samples that entered it), live_peers, outcome (averaged, "
-    "partial, local, skipped, alone), clock_s (training time since training_started, without "
-    "evaluation), loss (mean over the peer's batches); of a group also group_size, fraction (of "
+    "partial, local, skipped, alone), accumulating_s (since the last transition), clock_s "
+    "(training time since training_started, without evaluation), loss (mean over the peer's batches); of a group also group_size, fraction (of "
     "the parts that were averaged), retries, waited_s (for the result), matchmaking_s, "
     "averaging_s, phases, banned, failures, wasted_bytes (of attempts that failed), sent_bytes, "
     "received_bytes, counts_complete (whether the bytes are exact). With delayed gradients it "
@@ -49,7 +49,7 @@ KINDS: dict[str, str] = {
     "weights": "round, norm, sketch (64 numbers: see rayhive.peer.sketch), finite",
     "evaluation": "round, samples (own, computed so far), clock_s, values (metric -> number), "
     "final (whether it is the one after the last round)",
-    "state_loaded": "round_before, round, seconds",
+    "state_loaded": "round_before, round_of_state, round (where it goes on), seconds",
     "fallback": "round, reason, choice (local, skip)",
     "peer_finished": "reason (rounds, target, seconds, stop, diverged), round, samples, clock_s",
     "peer_failed": "error, traceback",
