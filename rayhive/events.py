@@ -37,7 +37,8 @@ KINDS: dict[str, str] = {
     "training_started": "",
     "round": "round, samples (own samples that entered it), live_peers, outcome (averaged, "
     "partial, local, skipped, alone), accumulating_s (since the last transition), clock_s "
-    "(training time since training_started, without evaluation), loss (mean over the peer's batches); of a group also group_size, fraction (of "
+    "(training time since training_started, without evaluation), loss (mean over the peer's "
+    "batches); of a group also group_size, fraction (of "
     "the parts that were averaged), retries, waited_s (for the result), matchmaking_s, "
     "averaging_s, phases, banned, failures, wasted_bytes (of attempts that failed), sent_bytes, "
     "received_bytes, counts_complete (whether the bytes are exact). With delayed gradients it "

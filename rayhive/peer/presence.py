@@ -125,7 +125,7 @@ class PresenceService:
             except Exception as error:
                 failures += 1
                 if failures == FAILURES:
-                    logger.warning(f"going on without {PeerID(peer)}: it does not answer: {error!r}")
+                    logger.warning(f"going on without {PeerID(peer)}, no answer: {error!r}")
                     with self.census.lock:
                         self.census.give_up(peer)
                     self._on_change()
