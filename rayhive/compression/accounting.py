@@ -6,10 +6,6 @@ Two sizes must not be confused. The *payload* is one full copy of everything tha
 averages, encoded: every part of every tensor once. The *all-reduce traffic* is what peers put on
 the wire for it: in a butterfly all-reduce each part goes from N - 1 peers to the one that reduces
 it, and N - 1 answers of the same size come back, so the N peers together send 2(N - 1) payloads.
-
-PowerSGD is Vogels, Karimireddy and Jaggi, arXiv 1905.13727: a gradient matrix of n rows and m
-columns travels as factors P (n by r) and Q (m by r), algorithm 1; tensors with one dimension
-travel as they are. How tensors become matrices, and which are worth it, follows hivemind.
 """
 
 from __future__ import annotations
@@ -18,11 +14,18 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
 from rayhive.compression.codec import Codec
+from rayhive.compression.powersgd_shapes import (
+    Shape,
+    compressed_tensors,
+    factor_rank,
+    matrix_dims,
+    option_problems,
+    phase_names,
+)
 from rayhive.compression.size_adaptive import SizeAdaptive
-from rayhive.config import DEFAULT_MIN_COMPRESSION_RATIO, Configuration
+from rayhive.config import Configuration
 from rayhive.errors import ConfigError, Problem
 from rayhive.registry import CODECS
 
@@ -31,7 +34,18 @@ PART_SIZE_BYTES = 2**19
 #: Bytes of a float32 element.
 ELEMENT_BYTES = 4
 
-Shape = Sequence[int]
+__all__ = [
+    "Payload",
+    "Phase",
+    "allreduce_bytes",
+    "codec_named",
+    "compressed_tensors",
+    "configuration_key",
+    "matrix_dims",
+    "payload",
+    "tensor_bytes",
+    "threshold_range",
+]
 
 
 @dataclass(frozen=True)
@@ -39,7 +53,8 @@ class Phase:
     """One all-reduce of a round.
 
     Attributes:
-        name: ``dense``, or PowerSGD's ``P`` or ``Q``; as in ``RoundResult.phases``.
+        name: ``dense``, or PowerSGD's ``P`` or ``Q``, with a number in later iterations; as in
+            ``RoundResult.phases``.
         elements: Elements of each tensor that it averages, in order.
         bytes: One encoded copy of them all.
     """
@@ -83,6 +98,9 @@ def payload(
     threshold: int | None = None,
     powersgd_rank: int | None = None,
     min_compression_ratio: float | None = None,
+    num_iters_per_step: int = 1,
+    start_compressing_after_num_steps: int = 0,
+    round_number: int | None = None,
     part_size_bytes: int = PART_SIZE_BYTES,
 ) -> Payload:
     """Predict the bytes of a gradient round.
@@ -94,13 +112,27 @@ def payload(
         powersgd_rank: Rank of the factors; None averages the gradients themselves.
         min_compression_ratio: Least fraction saved for a matrix to be factorised; None means
             hivemind's 0.5. Without a rank it means nothing.
+        num_iters_per_step: Power iterations of a round with factors.
+        start_compressing_after_num_steps: Rounds before the first with factors.
+        round_number: The round, counted from 1; None is any with factors.
         part_size_bytes: Size at which hivemind cuts tensors into parts, after compression.
 
     Raises:
-        ConfigError: An unknown codec, or a threshold, rank or ratio out of range.
+        ConfigError: An unknown codec, or a threshold or an option of PowerSGD out of range.
     """
     shapes = [tuple(shape) for shape in shapes]
     chosen = codec if isinstance(codec, Codec) else codec_named(codec)
+    if powersgd_rank is not None:
+        problems = option_problems(
+            powersgd_rank,
+            min_compression_ratio,
+            num_iters_per_step=num_iters_per_step,
+            start_compressing_after_num_steps=start_compressing_after_num_steps,
+        )
+        if problems:
+            raise ConfigError(problems)
+        if round_number is not None and round_number <= start_compressing_after_num_steps:
+            powersgd_rank = None
     compressed = compressed_tensors(shapes, powersgd_rank, min_compression_ratio)
     phases = tuple(
         Phase(
@@ -108,7 +140,7 @@ def payload(
             elements,
             sum(tensor_bytes(size, chosen, threshold, part_size_bytes) for size in elements),
         )
-        for name, elements in _phases(shapes, powersgd_rank, compressed)
+        for name, elements in _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
     )
     dense = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes)
     return Payload(dense, phases, compressed, chosen.exact_size)
@@ -148,67 +180,20 @@ def tensor_bytes(
     return size
 
 
-def matrix_dims(shape: Shape) -> tuple[int, ...]:
-    """Return ``shape`` merged into at most two dimensions, as hivemind merges it.
-
-    Of all neighbours, the two whose product is smallest become one, the first of equals first,
-    until two dimensions are left: a convolution (out, in, 3, 3) is a matrix (out, 9 in).
-    """
-    dims = list(shape)
-    while len(dims) > 2:
-        products = [left * right for left, right in pairwise(dims)]
-        at = products.index(min(products))
-        dims[at : at + 2] = [products[at]]
-    return tuple(dims)
-
-
-def compressed_tensors(
-    shapes: Sequence[Shape], rank: int | None, min_compression_ratio: float | None = None
-) -> tuple[int, ...]:
-    """Return the indices of the tensors that PowerSGD factorises.
-
-    A tensor is factorised when it has more than one dimension and the fraction that its factors
-    save, 1 - r(n + m)/nm, is at least ``min_compression_ratio``. As the ratio is not negative
-    this implies r < min(n, m), so that the rank never needs to be clipped.
-
-    Raises:
-        ConfigError: The rank is below 1 or the ratio negative.
-    """
-    if rank is None:
-        return ()
-    ratio = DEFAULT_MIN_COMPRESSION_RATIO
-    if min_compression_ratio is not None:
-        ratio = min_compression_ratio
-    problems = []
-    if rank < 1:
-        problems.append(Problem("powersgd_rank", rank, "at least 1, or null for no PowerSGD"))
-    if not ratio >= 0:
-        problems.append(Problem("min_compression_ratio", ratio, "a fraction saved, not negative"))
-    if problems:
-        raise ConfigError(problems)
-    return tuple(i for i, shape in enumerate(shapes) if _saving(shape, rank) >= ratio)
-
-
-def _saving(shape: Shape, rank: int) -> float:
-    """Return the fraction of elements that the factors save; negative when there are none."""
-    if len(shape) < 2 or not math.prod(shape):
-        return -1.0
-    return 1 - rank * sum(matrix_dims(shape)) / math.prod(shape)
-
-
 def _phases(
-    shapes: Sequence[Shape], rank: int | None, compressed: tuple[int, ...]
+    shapes: Sequence[Shape], rank: int | None, compressed: tuple[int, ...], iterations: int = 1
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and tensor sizes of each all-reduce."""
+    """Return name and tensor sizes of each all-reduce; the last also takes what has no factors."""
     if rank is None:
         return [("dense", tuple(math.prod(shape) for shape in shapes))]
-    dims = [matrix_dims(shapes[index]) for index in compressed]
+    factors = [(factor_rank(shapes[at], rank), matrix_dims(shapes[at])) for at in compressed]
+    p = tuple(ours * rows for ours, (rows, _) in factors)
+    q = tuple(ours * columns for ours, (_, columns) in factors)
     factorised = set(compressed)
     rest = tuple(math.prod(s) for i, s in enumerate(shapes) if i not in factorised)
-    return [
-        ("P", tuple(rank * rows for rows, _ in dims)),
-        ("Q", tuple(rank * columns for _, columns in dims) + rest),
-    ]
+    phases = [(name, p if name.startswith("P") else q) for name in phase_names(iterations)]
+    last, sizes = phases.pop()
+    return [*phases, (last, sizes + rest)]
 
 
 def threshold_range(

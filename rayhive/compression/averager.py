@@ -25,6 +25,7 @@ from hivemind.utils.asyncio import achain, anext, as_aiter
 
 from rayhive.compression import wire
 from rayhive.compression.matchmaking import TRACE, LiveMatchmaking, StepTrace, round_of
+from rayhive.compression.powersgd_shapes import MAX_ITERATIONS, phase_names
 from rayhive.compression.rendezvous import DifferentTensors, Member, NobodyElse, RoundIsOver
 from rayhive.compression.rounds import RoundResult
 from rayhive.compression.runner import MeasuredRunner
@@ -38,8 +39,10 @@ DRAIN_PATIENCE = 2.0
 #: Longest waits at shutdown, for steps to end and for the DHT to have read our messages [s];
 #: hivemind terminates an averager that takes longer than 5 s.
 STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
-#: What hivemind appends to a group's id for each of its all-reduces.
-PHASE_NAMES = {b"": "dense", b"PHASE_P": "P", b"PHASE_Q": "Q"}
+#: What is appended to a group's id for each of its all-reduces, the first three by hivemind.
+PHASE_NAMES = {b"": "dense"} | {
+    f"PHASE_{name}".encode(): name for name in phase_names(MAX_ITERATIONS)
+}
 
 
 class MeasuredAverager(DecentralizedAverager):

@@ -143,7 +143,6 @@ def test_bfloat16_gradients_are_factorised_in_float32() -> None:
     averager = unstarted(Ours, SHAPES, **OPTIONS)
     half = [gradient.bfloat16() for gradient in gradients(0)]
     averager._averaged_tensors = tuple(half)
-    averager._ms = [m.bfloat16() for m in averager._ms]
     asyncio.run(averager._aggregate_with_group(group_of_one(), min_vector_size=0))
     whole = run(unstarted(Ours, SHAPES, **OPTIONS), [g.float() for g in half])
     torch.testing.assert_close(half[0].float(), whole[0], rtol=0.02, atol=0.02)
