@@ -34,6 +34,7 @@ class Room:
         self.hanging = asyncio.Event()
         self.phases: list[str] = []
         self.succeeded: list[bool] = []
+        self.sent: list[tuple[str, tuple[int, ...]]] = []
 
     def leave(self, peer: int) -> None:
         self._live.discard(peer)
@@ -53,6 +54,7 @@ class Room:
             raise RuntimeError("the network is gone")
         if phase not in self._here:
             self.phases.append(phase)
+            self.sent.append((phase, tuple(tensor.numel() for tensor in tensors)))
             self._here[phase] = {}
             self._means[phase] = asyncio.get_running_loop().create_future()
         self._here[phase][peer] = [tensor.clone() for tensor in tensors]
