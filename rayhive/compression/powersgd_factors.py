@@ -39,7 +39,7 @@ class Stack:
         self.owed = torch.zeros(len(self.members), *shape, device=device)
         self.q = torch.empty(len(self.members), shape[1], rank)
         self.q.share_memory_()  # type: ignore[no-untyped-call]
-        self._q_before = self.q
+        self._q_before = torch.empty(self.q.shape)
         self._total: torch.Tensor | None = None  # made where the rounds run: it is large
 
     def begin(self, gradients: Sequence[torch.Tensor]) -> None:
@@ -64,7 +64,7 @@ class Stack:
     def commit(self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor) -> None:
         """Replace gradients by what the factors stand for, and owe what they miss."""
         assert self._total is not None
-        self._q_before = self.q.clone()
+        self._q_before.copy_(self.q)
         finite = p.isfinite().all(1).all(1) & q.isfinite().all(1).all(1)
         # A column of zeros would stay one for ever: what found nothing now may find it next time.
         found = (q != 0).any(1, keepdim=True) & finite[:, None, None]

@@ -1,0 +1,136 @@
+"""PowerSGD between real peers: iterations, dense rounds first, one that joins, a plain one.
+
+``python -m tests.integration.test_powersgd_rounds`` plays it and prints what was seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+
+from rayhive.compression.accounting import payload
+from tests.integration.averager_harness import MARK, PART_SIZE, ROOT, SHAPES, survivors
+
+pytestmark = pytest.mark.swarm
+
+OPTIONS: dict[str, Any] = {"num_iters_per_step": 2, "start_compressing_after_num_steps": 2}
+RANK: dict[str, Any] = {"averager_rank": 2, "min_compression_ratio": 0.3}
+
+
+def play() -> dict[str, Any]:
+    import hivemind.optim.power_sgd_averager as upstream
+
+    from rayhive.compression.averagers import RayhivePowerSGDAverager
+    from tests.integration import averager_scenarios as scenes
+
+    class PlainPowerSGD(scenes.Plain, upstream.PowerSGDGradientAverager):
+        pass
+
+    PlainPowerSGD.__name__ = upstream.PowerSGDGradientAverager.__name__  # its RPCs carry it
+
+    def one_round(group: list[Any], number: int | None = None) -> list[Any]:
+        controls = []
+        for averager in group:
+            averager.accumulate_grads_(batch_size=1)
+            controls.append(averager.step(wait=False, timeout=scenes.NEVER + 30, gather=number))
+        results = [control.result(40) for control in controls]
+        for averager in group:
+            averager.notify_used_averaged_gradients()
+        return results
+
+    def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+        pairs = zip(ours, theirs, strict=True)
+        return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+    def large(averager: Any) -> list[torch.Tensor]:
+        with averager.get_tensors() as tensors:
+            return [tensors[index].clone() for index in (0, 2, 4)]
+
+    told: dict[str, Any] = {}
+    options = {"prefix": "options", "part_size_bytes": PART_SIZE, **OPTIONS, **RANK}
+    with scenes.swarm(3) as dhts:
+        with scenes.averagers(dhts[:2], RayhivePowerSGDAverager, **options) as first:
+            told["rounds"] = [[r.summary() for r in one_round(first, n)] for n in (1, 2, 3)]
+            with scenes.averagers(dhts[2:], RayhivePowerSGDAverager, **options) as late:
+                told["q before"] = apart(first[0]._qs, late[0]._qs)
+                told["loaded"] = late[0].load_state_from_peers(timeout=20)
+                told["q after"] = apart(first[0]._qs, late[0]._qs)
+                for averager in (*first, *late):
+                    averager.set_group_size(3)
+                told["joined"] = [r.summary() for r in one_round([*first, *late], 4)]
+                told["q together"] = apart(first[0]._qs, late[0]._qs)
+        options = {"prefix": "mixed", "min_matchmaking_time": 2.0, "target_group_size": 2, **RANK}
+        with (
+            scenes.averagers(dhts[:1], RayhivePowerSGDAverager, **options) as ours,
+            scenes.averagers(dhts[1:2], PlainPowerSGD, **options, request_timeout=1.0) as theirs,
+        ):
+            told["plain"] = [len(r) for r in one_round([*ours, *theirs])]
+            told["apart"] = apart(large(ours[0]), large(theirs[0]))
+    return told
+
+
+@pytest.fixture(scope="module")
+def told() -> Any:
+    """What was seen, by a process that leaves nothing behind."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.integration.test_powersgd_rounds"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        output, _ = process.communicate(timeout=150)
+        left = survivors(process.pid)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0 and not left, f"{left}\n{output}"
+    (line,) = [line for line in output.splitlines() if line.startswith(MARK)]
+    return json.loads(line.removeprefix(MARK))
+
+
+def test_rounds_are_dense_at_first_and_iterate_later(told: Any) -> None:
+    names = [["dense"], ["dense"], ["P", "Q", "P2", "Q2"]]
+    for number, (results, expected) in enumerate(zip(told["rounds"], names, strict=True), start=1):
+        predicted = payload(
+            SHAPES,
+            powersgd_rank=2,
+            min_compression_ratio=0.3,
+            part_size_bytes=PART_SIZE,
+            round_number=number,
+            **OPTIONS,
+        )
+        for result in results:
+            assert [phase["name"] for phase in result["phases"]] == expected
+            assert result["sent_bytes"] == predicted.bytes_per_transfer
+            assert result["fraction"] == 1.0
+
+
+def test_a_joiner_has_the_q_of_the_others(told: Any) -> None:
+    assert told["q before"] > 0.1, "they had moved on"
+    assert told["loaded"] and told["q after"] < 1e-5
+    for result in told["joined"]:
+        assert [phase["name"] for phase in result["phases"]] == ["P", "Q", "P2", "Q2"]
+        assert (result["group_size"], result["fraction"]) == (3, 1.0)
+    assert told["q together"] < 1e-5
+
+
+def test_a_plain_peer_factorises_with_ours(told: Any) -> None:
+    """hivemind's own class, with a first Q of its own: both get the same matrices."""
+    assert told["plain"] == [2, 2]
+    assert told["apart"] < 1e-4
+
+
+if __name__ == "__main__":
+    print(MARK + json.dumps(play()), flush=True)
