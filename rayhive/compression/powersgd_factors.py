@@ -65,10 +65,11 @@ class Stack:
         """Replace gradients by what the factors stand for, and owe what they miss."""
         assert self._total is not None
         self._q_before.copy_(self.q)
-        finite = p.isfinite().all(1).all(1) & q.isfinite().all(1).all(1)
+        sizes = torch.linalg.vector_norm(q, torch.inf, dim=1)
+        finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
         # A column of zeros would stay one for ever: what found nothing now may find it next time.
-        found = (q != 0).any(1, keepdim=True) & finite[:, None, None]
-        self.q.copy_(torch.where(found, q, self.q))
+        found = (sizes > 0) & finite[:, None]
+        self.q.copy_(q if found.all() else torch.where(found[:, None], q, self.q))
         left, right = p.to(self.owed.device), q.to(self.owed.device).transpose(1, 2)
         self._total.baddbmm_(left, right, alpha=-1)
         for at, gradient in enumerate(gradients):
