@@ -29,6 +29,7 @@ def play() -> dict[str, Any]:
     import hivemind.optim.power_sgd_averager as upstream
 
     from rayhive.compression.averagers import RayhivePowerSGDAverager
+    from rayhive.compression.rendezvous import Member
     from tests.integration import averager_scenarios as scenes
 
     class PlainPowerSGD(scenes.Plain, upstream.PowerSGDGradientAverager):
@@ -36,15 +37,12 @@ def play() -> dict[str, Any]:
 
     PlainPowerSGD.__name__ = upstream.PowerSGDGradientAverager.__name__  # its RPCs carry it
 
-    def one_round(group: list[Any], number: int | None = None) -> list[Any]:
-        controls = []
+    def one_round(group: list[Any], number: int) -> list[dict[str, Any]]:
+        done = number - 1
+        ids = [averager.dht.peer_id.to_bytes() for averager in group]
         for averager in group:
-            averager.accumulate_grads_(batch_size=1)
-            controls.append(averager.step(wait=False, timeout=scenes.NEVER + 30, gather=number))
-        results = [control.result(40) for control in controls]
-        for averager in group:
-            averager.notify_used_averaged_gradients()
-        return results
+            averager.set_members([Member(peer, False, done, done, done) for peer in ids])
+        return [result.summary() for result in scenes.one_round(group, gather=number)]
 
     def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
         pairs = zip(ours, theirs, strict=True)
@@ -58,21 +56,19 @@ def play() -> dict[str, Any]:
     options = {"prefix": "options", "part_size_bytes": PART_SIZE, **OPTIONS, **RANK}
     with scenes.swarm(3) as dhts:
         with scenes.averagers(dhts[:2], RayhivePowerSGDAverager, **options) as first:
-            told["rounds"] = [[r.summary() for r in one_round(first, n)] for n in (1, 2, 3)]
+            told["rounds"] = [one_round(first, number) for number in (1, 2, 3)]
             with scenes.averagers(dhts[2:], RayhivePowerSGDAverager, **options) as late:
                 told["q before"] = apart(first[0]._qs, late[0]._qs)
                 told["loaded"] = late[0].load_state_from_peers(timeout=20)
                 told["q after"] = apart(first[0]._qs, late[0]._qs)
-                for averager in (*first, *late):
-                    averager.set_group_size(3)
-                told["joined"] = [r.summary() for r in one_round([*first, *late], 4)]
+                told["joined"] = one_round([*first, *late], 4)
                 told["q together"] = apart(first[0]._qs, late[0]._qs)
         options = {"prefix": "mixed", "min_matchmaking_time": 2.0, "target_group_size": 2, **RANK}
         with (
             scenes.averagers(dhts[:1], RayhivePowerSGDAverager, **options) as ours,
             scenes.averagers(dhts[1:2], PlainPowerSGD, **options, request_timeout=1.0) as theirs,
         ):
-            told["plain"] = [len(r) for r in one_round([*ours, *theirs])]
+            told["plain"] = [len(r) for r in scenes.one_round([*ours, *theirs])]
             told["apart"] = apart(large(ours[0]), large(theirs[0]))
     return told
 
