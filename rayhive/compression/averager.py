@@ -29,7 +29,7 @@ from rayhive.compression.powersgd_shapes import MAX_ITERATIONS, phase_names
 from rayhive.compression.rendezvous import DifferentTensors, Member, NobodyElse, RoundIsOver
 from rayhive.compression.rounds import RoundResult
 from rayhive.compression.runner import MeasuredRunner
-from rayhive.compression.steps import STEPS_KEPT, OneAtATime
+from rayhive.compression.steps import ROUNDS_KEPT, OneAtATime
 from rayhive.compression.streams import COURTESY, PATIENCE, DownloadStub, stay_open
 
 #: Longest wait for a groupmate's next part [s], if nothing asks for another.
@@ -39,6 +39,8 @@ DRAIN_PATIENCE = 2.0
 #: Longest waits at shutdown, for steps to end and for the DHT to have read our messages [s];
 #: hivemind terminates an averager that takes longer than 5 s.
 STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
+#: Longest goodbye to a groupmate after a failure [s].
+GOODBYE_S = 2.0
 #: What is appended to a group's id for each of its all-reduces, the first three by hivemind.
 PHASE_NAMES = {b"": "dense"} | {
     f"PHASE_{name}".encode(): name for name in phase_names(MAX_ITERATIONS)
@@ -94,12 +96,14 @@ class MeasuredAverager(DecentralizedAverager):
             if allreduce_timeout is not None:
                 next_chunk_timeout = min(next_chunk_timeout, allreduce_timeout / 4)
         sender_timeout = next_chunk_timeout if sender_timeout is None else sender_timeout
-        self._steps: deque[StepControl] = deque(maxlen=STEPS_KEPT)
+        self._steps: deque[StepControl] = deque()
+        self._outcomes: deque[RoundResult] = deque(maxlen=ROUNDS_KEPT)
         self._here: set[bytes] = set()
         # These live in the averager's process.
         self._failed_searches = 0
         self._failed_bytes = 0
         self._running_steps: dict[asyncio.Task[Any], StepControl] = {}
+        self._goodbyes: set[asyncio.Task[None]] = set()
         super().__init__(
             *args,
             start=False,
@@ -230,6 +234,7 @@ class MeasuredAverager(DecentralizedAverager):
         except BaseException:
             runners = self._runners(group_info.group_id).values()
             trace.wasted_bytes += sum(runner.sent_bytes for runner in runners)
+            self._take_leave(group_info)
             raise
         ended = time.monotonic()
         patience = DRAIN_PATIENCE
@@ -252,6 +257,29 @@ class MeasuredAverager(DecentralizedAverager):
         self._failed_searches = self._failed_bytes = trace.wasted_bytes = 0
         trace.searches.clear()
         return result
+
+    def _take_leave(self, group_info: GroupInfo) -> None:
+        """Tell a group that nothing more comes from here, so that nobody waits for it."""
+        unfinished = [
+            key
+            for key, future in self._running_groups.items()
+            if key.startswith(group_info.group_id)
+            and (not future.done() or future.cancelled() or not future.result().ended)
+        ]
+        for peer in group_info.peer_ids:
+            if peer != self.peer_id:
+                task = asyncio.create_task(self._tell_of_leave(peer, unfinished))
+                self._goodbyes.add(task)
+                task.add_done_callback(self._goodbyes.discard)
+
+    async def _tell_of_leave(self, peer: PeerID, allreduce_ids: list[bytes]) -> None:
+        stub = self.get_stub(self._p2p, peer, namespace=self.prefix)
+        for allreduce_id in allreduce_ids:
+            word = averaging_pb2.AveragingData(code=averaging_pb2.CANCELLED, group_id=allreduce_id)
+            with contextlib.suppress(Exception):  # it may have left, too
+                answers = await asyncio.wait_for(stub.rpc_aggregate_part(as_aiter(word)), GOODBYE_S)
+                async with contextlib.aclosing(answers):
+                    await asyncio.wait_for(anext(answers), GOODBYE_S)
 
     def _runners(self, group_id: bytes) -> dict[str, MeasuredRunner]:
         """Return the all-reduces of a group that began, by the names of their phases."""

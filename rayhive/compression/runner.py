@@ -118,6 +118,11 @@ class MeasuredRunner(AllReduceRunner):
                 return False
         return True
 
+    @property
+    def ended(self) -> bool:
+        """Whether this peer's own part in it is over."""
+        return self._ended is not None
+
     async def forget(self, gone: set[bytes]) -> None:
         """Stop waiting for parts of peers that are no longer there."""
         for peer in self.sender_peer_ids:

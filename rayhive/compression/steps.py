@@ -12,8 +12,8 @@ from hivemind.utils import MPFuture, get_dht_time
 
 from rayhive.compression.rounds import RoundResult
 
-#: Steps kept for :meth:`RecordedSteps.take_rounds`, should nobody ask.
-STEPS_KEPT = 1024
+#: Rounds kept for :meth:`RecordedSteps.take_rounds`, should nobody ask.
+ROUNDS_KEPT = 64
 #: Longest wait for an averager to take notice of a step [s].
 NOTICE_S = 10.0
 
@@ -41,6 +41,7 @@ class RecordedSteps(DecentralizedAverager):
     """
 
     _steps: deque[StepControl]
+    _outcomes: deque[RoundResult]
 
     def step(
         self,
@@ -78,17 +79,22 @@ class RecordedSteps(DecentralizedAverager):
         control.attach(*attached.result(NOTICE_S))
         if not require_trigger:
             control.allow_allreduce()
+        self._note_rounds()
         self._steps.append(control)
         return control.result() if wait else control
 
-    def take_rounds(self) -> list[RoundResult]:
-        """Return the rounds that ended since the last call, failed ones with their error."""
-        taken = []
+    def _note_rounds(self) -> None:
+        """Keep what came of the steps that ended; each holds memory that processes share."""
         for _ in range(len(self._steps)):
             control = self._steps.popleft()
             if not control.done():
                 self._steps.append(control)
             elif not control.cancelled():  # a cancelled step never was a round
                 error = control.exception()
-                taken.append(control.result() if error is None else RoundResult(error=repr(error)))
-        return taken
+                result = control.result() if error is None else RoundResult(error=repr(error))
+                self._outcomes.append(result)
+
+    def take_rounds(self) -> list[RoundResult]:
+        """Return the rounds that ended since the last call, failed ones with their error."""
+        self._note_rounds()
+        return [self._outcomes.popleft() for _ in range(len(self._outcomes))]

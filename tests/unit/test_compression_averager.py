@@ -129,7 +129,7 @@ def test_waiting_counts_from_the_trigger() -> None:
 def test_steps_are_told_once_when_they_ended() -> None:
     class Recorder(RecordedSteps):
         def __init__(self) -> None:
-            self._steps = deque()
+            self._steps, self._outcomes = deque(), deque()
 
         def __del__(self) -> None:
             pass
