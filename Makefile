@@ -15,7 +15,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
 		awk -F'|' '{ printf "%-18s %s\n", $$1, $$2 }'
-	@echo 'Variables: PYTHON=python3.12  ARGS="options for the sweep or for pytest"'
+	@echo 'Variables: PYTHON=python3.12  ARGS="options for the sweep, pytest or the benchmarks"'
 
 sweep: .venv/.runtime ## run the quickstart study (or ARGS="FILE --set k=v") and print its table
 	$(BIN)/python experiments/sweep.py $(ARGS)
@@ -36,9 +36,8 @@ lint: .venv/.dev ## ruff, mypy, import-linter and the links of the documentation
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/check_links.py
 
-bench: .venv/.runtime ## run every benchmark, each of which prints its claim as a ratio
-	@set -e; for script in $$(grep -l '^if __name__' benchmarks/*.py); do \
-		echo "== $$script"; $(BIN)/python "$$script" $(ARGS); done
+bench: .venv/.runtime ## run the benchmarks (or ARGS="NAME ..."), write benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/run_all.py $(ARGS)
 
 docs: .venv/.docs ## build the documentation into site/
 	$(BIN)/mkdocs build --strict --quiet

@@ -7,6 +7,7 @@ prints its addresses; the others get them. What a peer prints as its last line i
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import platform
@@ -14,22 +15,34 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+_PR_SET_PDEATHSIG = 1
 
 
-def run_swarm(script: str, peers: int, settings: dict[str, Any], timeout: float) -> list[Any]:
-    """Run ``script --peer I --settings JSON`` for every peer and return their results.
+def run_swarm(
+    script: str,
+    peers: int,
+    settings: dict[str, Any],
+    timeout: float,
+    launchers: Sequence[Sequence[str]] = (),
+) -> list[Any]:
+    """Run ``script --peer I`` for every peer and return their results.
 
     Args:
         script: Path of the benchmark.
         peers: Number of peers.
-        settings: Passed to every peer as JSON.
+        settings: Passed to every peer as a line of JSON.
         timeout: Longest time of the whole swarm [s].
+        launchers: What to put before the command of each peer, see :mod:`benchmarks.links`.
     """
+    end_on_sigterm()
+    deadline = time.monotonic() + timeout
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -42,8 +55,9 @@ def run_swarm(script: str, peers: int, settings: dict[str, Any], timeout: float)
         try:
             addresses: list[str] = []
             for index in range(peers):
+                launcher = launchers[index] if launchers else ()
                 process = subprocess.Popen(
-                    [sys.executable, script, "--peer", str(index)],
+                    [*launcher, sys.executable, script, "--peer", str(index)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
@@ -62,7 +76,7 @@ def run_swarm(script: str, peers: int, settings: dict[str, Any], timeout: float)
                 if not line:
                     raise RuntimeError("a peer ended before it was ready")
                 addresses = addresses or json.loads(line)
-            return [json.loads(_last_line(process, timeout)) for process in processes]
+            return [json.loads(_last_line(process, deadline)) for process in processes]
         except BaseException:
             log.seek(0)
             sys.stderr.write(log.read()[-4000:])
@@ -74,9 +88,27 @@ def run_swarm(script: str, peers: int, settings: dict[str, Any], timeout: float)
                 process.wait()
 
 
-def _last_line(process: subprocess.Popen[str], timeout: float) -> str:
-    out, _ = process.communicate(timeout=timeout)
+def _last_line(process: subprocess.Popen[str], deadline: float) -> str:
+    out, _ = process.communicate(timeout=max(0.0, deadline - time.monotonic()))
+    if process.returncode or not out.strip():
+        raise RuntimeError(f"a peer ended with exit code {process.returncode}")
     return out.strip().splitlines()[-1]
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end this process as Ctrl-C does: what it has started is removed first."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+
+def die_with_parent() -> None:
+    """Let this process and all that it forks die with their parents, however these end."""
+    libc = ctypes.CDLL(None)
+
+    def ask_the_kernel() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    ask_the_kernel()
+    os.register_at_fork(after_in_child=ask_the_kernel)
 
 
 def conditions() -> str:

@@ -1,0 +1,191 @@
+"""Links between peers on one Linux machine: a network namespace and a shaped cable for each.
+
+The namespaces have no names. Each lives as long as a process in it, and these end when the
+benchmark does, however it ends; the kernel then removes the cables and the switch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+#: What a cable may send at once [bytes] and what it may keep waiting [ms].
+BURST, QUEUE = 16_000, 100
+_TOOLS = ("ip", "nsenter", "tc", "unshare")
+
+_RECEIVE = """
+import socket, time
+server = socket.create_server((HOST, 5201))
+print("listening", flush=True)
+connection, _ = server.accept()
+received, began = len(connection.recv(1 << 16)), time.perf_counter()
+size = 0
+while chunk := connection.recv(1 << 16):
+    size += len(chunk)
+print(size * 8e-6 / (time.perf_counter() - began), flush=True)
+"""
+_SEND = """
+import socket
+with socket.create_connection((HOST, 5201), timeout=10) as connection:
+    connection.settimeout(60)
+    connection.sendall(bytes(SIZE))
+"""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Where peers run and what is between them.
+
+    Args:
+        rate_mbit: Rate of a peer's link in each direction [Mbit/s].
+        hosts: Address of each peer.
+        launchers: What to put before the command of each peer; empty if nothing is shaped.
+    """
+
+    rate_mbit: float
+    hosts: list[str]
+    launchers: list[list[str]]
+
+    @property
+    def shaped(self) -> bool:
+        """Whether the links exist; otherwise the peers have to throttle themselves."""
+        return bool(self.launchers)
+
+    def measured_mbit(self, seconds: float = 2.0) -> float:
+        """Send from the second peer to the first for about so long; return the rate [Mbit/s]."""
+        size = round(self.rate_mbit * 1e6 / 8 * seconds)
+        assign = f"HOST = {self.hosts[0]!r}; SIZE = {size}\n"
+        receive, send = (
+            [*launcher, sys.executable, "-c", assign + code]
+            for launcher, code in zip(self.launchers, (_RECEIVE, _SEND), strict=False)
+        )
+        with subprocess.Popen(receive, stdout=subprocess.PIPE, text=True) as receiver:
+            try:
+                assert receiver.stdout is not None
+                receiver.stdout.readline()
+                subprocess.run(send, check=True, timeout=60)
+                return float(receiver.stdout.readline())
+            finally:
+                receiver.kill()
+
+
+def become_root() -> None:
+    """Start the script anew as the root of a user namespace, where the kernel lets anybody."""
+    command = ["unshare", "--user", "--map-root-user"]
+    if os.geteuid() and shutil.which("unshare") and _works([*command, "--net", "true"]):
+        os.execvp("unshare", [*command, sys.executable, *sys.argv])
+
+
+@contextlib.contextmanager
+def links(peers: int, rate_mbit: float, shape: bool = True) -> Iterator[Links]:
+    """Connect the peers to a switch, each over a link of its own.
+
+    Args:
+        peers: Number of peers.
+        rate_mbit: Rate of a link in each direction [Mbit/s].
+        shape: Try it at all.
+
+    Yields:
+        The links; not shaped if this machine does not allow it.
+    """
+    tools = all(map(shutil.which, _TOOLS))
+    if not (shape and tools and _works(["unshare", "--net", "true"])):
+        yield Links(rate_mbit, ["127.0.0.1"] * peers, [])
+        return
+    with contextlib.ExitStack() as stack:
+        switch, *namespaces = [stack.enter_context(_namespace()) for _ in range(peers + 1)]
+        _batch(switch, "ip", ["link add switch type bridge", "link set switch up"])
+        hosts = [f"10.77.0.{index + 1}" for index in range(peers)]
+        tbf = f"root tbf rate {rate_mbit}mbit burst {BURST} latency {QUEUE}ms"
+        for index, (namespace, host) in enumerate(zip(namespaces, hosts, strict=True)):
+            port = f"port{index}"
+            pair = f"link add {port} type veth peer name eth0 netns {namespace}"
+            attach = f"link set {port} master switch up"
+            _batch(switch, "ip", [pair, attach])
+            up = ["link set lo up", f"addr add {host}/24 dev eth0", "link set eth0 up"]
+            _batch(namespace, "ip", up)
+            _batch(namespace, "tc", [f"qdisc add dev eth0 {tbf}"])
+            _batch(switch, "tc", [f"qdisc add dev {port} {tbf}"])
+        yield Links(rate_mbit, hosts, [_enter(namespace) for namespace in namespaces])
+
+
+@contextlib.contextmanager
+def _namespace() -> Iterator[int]:
+    """Yield the process that keeps a network namespace; it ends when its input does."""
+    keeper = subprocess.Popen(
+        ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert keeper.stdout is not None
+        if not keeper.stdout.readline():
+            raise OSError("could not make a network namespace")
+        yield keeper.pid
+    finally:
+        keeper.kill()
+        keeper.communicate()
+
+
+def _enter(namespace: int) -> list[str]:
+    return ["nsenter", f"--net=/proc/{namespace}/ns/net"]
+
+
+def _batch(namespace: int, tool: str, lines: Sequence[str]) -> None:
+    command = [*_enter(namespace), tool, "-batch", "-"]
+    subprocess.run(command, input="\n".join(lines) + "\n", text=True, check=True)
+
+
+def _works(command: list[str]) -> bool:
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+class Throttle:
+    """A link in the memory of a peer's processes: a sender waits until its bytes would be gone.
+
+    It has to be made before the processes fork.
+
+    Args:
+        rate_mbit: Rate [Mbit/s].
+    """
+
+    def __init__(self, rate_mbit: float) -> None:
+        import multiprocessing
+
+        self._bytes_per_s = rate_mbit * 1e6 / 8
+        self._free = multiprocessing.get_context("fork").Value("d", 0.0)
+
+    def wait_s(self, size: int) -> float:
+        """Take the link for ``size`` bytes; return how long that takes from now on [s]."""
+        now = time.monotonic()
+        with self._free.get_lock():
+            self._free.value = max(now, self._free.value) + size / self._bytes_per_s
+            return float(self._free.value) - now
+
+    def install(self) -> None:
+        """Let what this peer's averagers send in an all-reduce pass through the throttle."""
+        import asyncio
+
+        from rayhive.compression import averager
+
+        throttle = self
+
+        class ThrottledRunner(averager.MeasuredRunner):
+            async def _generate_input_for_peer(self, peer_index):  # type: ignore[no-untyped-def]
+                async for message in super()._generate_input_for_peer(peer_index):
+                    await asyncio.sleep(throttle.wait_s(message.ByteSize()))
+                    yield message
+
+            async def rpc_aggregate_part(self, stream, context):  # type: ignore[no-untyped-def]
+                async for message in super().rpc_aggregate_part(stream, context):
+                    await asyncio.sleep(throttle.wait_s(message.ByteSize()))
+                    yield message
+
+        averager.MeasuredRunner = ThrottledRunner  # type: ignore[misc]

@@ -1,0 +1,26 @@
+"""Ratios of variants that ran in turns: each repetition gives one pair."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
+
+
+def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of the pairs' ratios and its 95 % interval (Student's t).
+
+    Args:
+        above: One value per repetition.
+        below: The value to compare with in the same repetition.
+
+    Raises:
+        ValueError: Fewer than two pairs, which have no interval.
+    """
+    if len(above) < 2:
+        raise ValueError("an interval needs at least two repetitions")
+    logs = np.log(np.asarray(above) / np.asarray(below))
+    half = stats.t.ppf(0.975, len(logs) - 1) * logs.std(ddof=1) / np.sqrt(len(logs))
+    low, middle, high = np.exp([logs.mean() - half, logs.mean(), logs.mean() + half])
+    return float(middle), float(low), float(high)

@@ -1,0 +1,233 @@
+"""Run the benchmarks one after the other and write what they found to ``benchmarks/RESULTS.md``.
+
+Usage: ``python benchmarks/run_all.py [NAME ...]``, a name being that of a script without ``.py``.
+With names, only these run and the file is left alone, unless ``--output`` names another.
+
+A benchmark is a script in this folder that can be run; :mod:`benchmarks.claims` says how it ends.
+Exit code 1 if one of them failed, took too long or ended otherwise. A claim that was not held is a
+result, not a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import difflib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, __file__.rsplit("/", 2)[0])
+
+from benchmarks.claims import Claim, parse_claims, parse_skip
+from benchmarks.swarm import ROOT, conditions, end_on_sigterm
+
+FOLDER = Path(__file__).resolve().parent
+RESULTS = FOLDER / "RESULTS.md"
+#: What a script gets to remove what it has started when its time is over [s].
+GRACE = 15.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one script.
+
+    Args:
+        name: Its name without ``.py``.
+        output: All that it printed.
+        failure: Why it failed, empty if it did not.
+        seconds: How long it ran [s].
+        load: Mean number of runnable processes in the minute before it [1].
+    """
+
+    name: str
+    output: str
+    failure: str
+    seconds: float
+    load: float
+
+    @property
+    def claims(self) -> list[Claim]:
+        """What it claimed."""
+        return parse_claims(self.output.splitlines())
+
+    @property
+    def skipped(self) -> str | None:
+        """Why it could not measure on this machine, if so."""
+        return parse_skip(self.output.splitlines())
+
+    @property
+    def problem(self) -> str:
+        """Why it counts as failed, empty if it does not."""
+        if not (self.failure or self.claims or self.skipped):
+            return "it ended without a claim"
+        return self.failure
+
+
+def scripts(folder: Path = FOLDER) -> list[str]:
+    """Return the names of all scripts in the folder that can be run, but for this one."""
+    return sorted(
+        path.stem
+        for path in folder.glob("*.py")
+        if path.stem != Path(__file__).stem
+        and any(line.startswith("if __name__ ==") for line in path.read_text().splitlines())
+    )
+
+
+def run(name: str, limit: float) -> Outcome:
+    """Run a script and show what it prints while it does.
+
+    Args:
+        name: Of the script.
+        limit: Longest time [s].
+    """
+    began, load = time.monotonic(), os.getloadavg()[0]
+    process = subprocess.Popen(
+        [sys.executable, "-u", str(FOLDER / f"{name}.py")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    )
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        _kill_group(process)
+
+    timer = threading.Timer(limit, stop)
+    timer.start()
+    lines = []
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+        code = process.wait()
+    except BaseException:
+        process.terminate()  # so that it removes what it has started
+        process.wait(GRACE)
+        raise
+    finally:
+        timer.cancel()
+        _kill_group(process)
+    failure = f"exit code {code}" if code else ""
+    if late.is_set():
+        failure = f"it took longer than {limit:g} s"
+    return Outcome(name, "".join(lines), failure, time.monotonic() - began, load)
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
+    for outcome in outcomes:
+        for claim in outcome.claims:
+            held = "yes" if claim.held else "**no**"
+            yield outcome.name, claim.promise, claim.measurement, held
+        if outcome.problem:
+            yield outcome.name, f"**failed**: {outcome.problem}", "–", "–"
+        elif outcome.skipped:
+            yield outcome.name, f"skipped: {outcome.skipped}", "–", "–"
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """Return the summary as a Markdown table."""
+    lines = ["| script | claim | measured | held |", "|---|---|---|---|"]
+    for row in _rows(outcomes):
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    return "\n".join(lines)
+
+
+def render(outcomes: Sequence[Outcome], now: datetime.datetime, machine: str) -> str:
+    """Return the whole of ``RESULTS.md``.
+
+    Args:
+        outcomes: In the order in which the scripts ran.
+        now: When the first one began.
+        machine: One line that says what they ran on.
+    """
+    sections = [
+        f"## {outcome.name}\n\n"
+        f"{outcome.seconds:.0f} s, load {outcome.load:.2f} before it began\n\n"
+        f"```\n{outcome.output.strip()}\n```\n"
+        for outcome in outcomes
+    ]
+    return "\n".join(
+        [
+            "# Results of the benchmarks",
+            "",
+            f"Written by `make bench`. {now:%Y-%m-%d %H:%M} {now.tzname()}; {machine}",
+            "",
+            table(outcomes),
+            "",
+            *sections,
+        ]
+    )
+
+
+def _machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    model = _processor()
+    return f"{conditions()}, {model}, {memory:.0f} GiB memory"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return "unknown processor"
+
+
+def _choose(parser: argparse.ArgumentParser, names: Sequence[str]) -> list[str]:
+    known = scripts()
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            parser.error(f"no benchmark {name!r}{hint} There are: {', '.join(known)}")
+    return list(names) or known
+
+
+def main() -> int:
+    """Run, print the summary, and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
+    parser.add_argument("--limit", type=float, default=1200.0, help="of each script [s]")
+    parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name} if all run")
+    arguments = parser.parse_args()
+    names = _choose(parser, arguments.names)
+    end_on_sigterm()
+    now = datetime.datetime.now().astimezone()
+    outcomes = []
+    for name in names:
+        print(f"== {name}", flush=True)
+        outcomes.append(run(name, arguments.limit))
+        print(flush=True)
+    print(table(outcomes))
+    output = arguments.output or (None if arguments.names else RESULTS)
+    if output is not None:
+        output.write_text(render(outcomes, now, _machine()))
+    claims = [claim for outcome in outcomes for claim in outcome.claims]
+    failed = [outcome.name for outcome in outcomes if outcome.problem]
+    print(f"\n{sum(claim.held for claim in claims)} of {len(claims)} claims held", end="")
+    print(f"; failed: {', '.join(failed)}" if failed else "")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
