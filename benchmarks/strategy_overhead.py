@@ -34,7 +34,7 @@ BOUND = 0.97
 SHORTEST_BATCH = 0.02
 FEATURES, CLASSES = 256, 10
 #: Width of the hidden layers and samples of a batch.
-SIZES = {"cpu": (768, 1024), "cuda": (8192, 16384)}
+SIZES = {"cpu": (768, 1024), "cuda": (4096, 32768)}
 
 
 def run_variant(settings: dict[str, Any]) -> dict[str, Any]:
