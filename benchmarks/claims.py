@@ -2,7 +2,8 @@
 
 ``claim: TEXT, at least 0.97x: 0.981x (95 % 0.975-0.988): held``
 
-A script that cannot measure on this machine prints ``skipped: REASON`` instead.
+A claim that is no number, for example that bytes are the same, is ``claim: TEXT: held``. A script
+that cannot measure on this machine prints ``skipped: REASON`` instead.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
-_NUMBER = r"-?(?:\d[\d.]*(?:e[+-]?\d+)?|inf|nan)"
 _CLAIM = re.compile(
-    rf"^claim: (?P<text>.+), (?P<side>at least|at most) (?P<bound>{_NUMBER})(?P<unit>\D*?): "
-    rf"(?P<measured>{_NUMBER})(?P=unit) \(95 % (?P<low>{_NUMBER})-(?P<high>{_NUMBER})\): "
-    r"(?:not )?held$"
+    r"claim: (?P<promise>.+?)(?:: (?P<measurement>[^:]*\(95 % [^:]*\)))?: (?P<not>not )?held",
+    re.IGNORECASE,
 )
 
 
@@ -60,8 +60,7 @@ class Claim:
         return f"{_number(self.measured)}{_suffix(self.unit)} (95 % {low}-{high})"
 
     def __str__(self) -> str:
-        verdict = "held" if self.held else "not held"
-        return f"claim: {self.promise}: {self.measurement}: {verdict}"
+        return f"claim: {self.promise}: {self.measurement}: {_verdict(self.held)}"
 
 
 def print_claims(*claims: Claim) -> None:
@@ -70,30 +69,39 @@ def print_claims(*claims: Claim) -> None:
         print(claim, flush=True)
 
 
-def parse_claims(lines: Iterable[str]) -> list[Claim]:
+def print_fact(text: str, held: bool) -> None:
+    """Print the line of a claim that is no number."""
+    print(f"claim: {text}: {_verdict(held)}", flush=True)
+
+
+class Verdict(NamedTuple):
+    """A claim as it is read back.
+
+    Attributes:
+        promise: What was claimed.
+        measurement: What was measured; empty for a claim that is no number.
+        held: Whether the claim held.
+    """
+
+    promise: str
+    measurement: str
+    held: bool
+
+
+def parse_claims(lines: Iterable[str]) -> list[Verdict]:
     """Return the claims among the lines that a benchmark printed."""
-    claims = []
-    for line in lines:
-        match = _CLAIM.match(line.strip())
-        if match:
-            claims.append(
-                Claim(
-                    text=match["text"],
-                    measured=float(match["measured"]),
-                    low=float(match["low"]),
-                    high=float(match["high"]),
-                    unit=match["unit"].strip(),
-                    bound=float(match["bound"]),
-                    at_least=match["side"] == "at least",
-                )
-            )
-    return claims
+    matches = filter(None, (_CLAIM.fullmatch(line.strip()) for line in lines))
+    return [Verdict(m["promise"], m["measurement"] or "", not m["not"]) for m in matches]
 
 
 def parse_skip(lines: Iterable[str]) -> str | None:
     """Return why a benchmark could not measure on this machine, or None if it could."""
     reasons = [line.strip() for line in lines if line.startswith("skipped: ")]
     return reasons[-1].removeprefix("skipped: ") if reasons else None
+
+
+def _verdict(held: bool) -> str:
+    return "held" if held else "not held"
 
 
 def _number(value: float) -> str:

@@ -27,7 +27,7 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
 from benchmarks.links import Links, Throttle, become_root, links
-from benchmarks.pairs import paired_ratio
+from benchmarks.runs import ratio_of_runs
 from benchmarks.swarm import conditions, die_with_parent, end_on_sigterm, run_swarm
 
 MODES = ("none", "state", "optimizer", "gradients")
@@ -221,7 +221,7 @@ def report(arguments: argparse.Namespace, net: Links) -> None:
     alike = "alike" if 1 / ALIKE < share < ALIKE else "not alike, so the claim is not about this"
     print(f"communication over computation in the runs of none: {share:.2f}, {alike}")
     rates = {mode: [run["samples_per_s"] for run in results] for mode, results in runs.items()}
-    ratio, low, high = paired_ratio(rates["gradients"], rates["none"])
+    ratio, low, high = ratio_of_runs(rates["gradients"], rates["none"])
     text = f"samples/s of delay gradients over none, {PEERS} peers at {RATE_MBIT:g} Mbit/s"
     print_claims(Claim(text, ratio, low, high, "x", BOUND, at_least=True))
 

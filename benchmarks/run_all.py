@@ -26,7 +26,7 @@ from pathlib import Path
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-from benchmarks.claims import Claim, parse_claims, parse_skip
+from benchmarks.claims import Verdict, parse_claims, parse_skip
 from benchmarks.swarm import ROOT, conditions, end_on_sigterm
 
 FOLDER = Path(__file__).resolve().parent
@@ -54,7 +54,7 @@ class Outcome:
     load: float
 
     @property
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[Verdict]:
         """What it claimed."""
         return parse_claims(self.output.splitlines())
 
@@ -137,7 +137,7 @@ def _rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, str, str, str]]:
     for outcome in outcomes:
         for claim in outcome.claims:
             held = "yes" if claim.held else "**no**"
-            yield outcome.name, claim.promise, claim.measurement, held
+            yield outcome.name, claim.promise, claim.measurement or "–", held
         if outcome.problem:
             yield outcome.name, f"**failed**: {outcome.problem}", "–", "–"
         elif outcome.skipped:

@@ -25,7 +25,7 @@ import torch
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
-from benchmarks.pairs import paired_ratio
+from benchmarks.runs import ratio_of_runs
 from benchmarks.swarm import ROOT, conditions, die_with_parent, end_on_sigterm
 
 VARIANTS = ("plain", "strategy")
@@ -181,7 +181,7 @@ def main() -> None:
     shortest = np.median(np.concatenate(seconds["plain"])) / per_round
     if shortest < SHORTEST_BATCH:
         raise SystemExit(f"a batch takes only {shortest * 1e3:.1f} ms: not compute-bound")
-    ratio, low, high = paired_ratio(rates["strategy"], rates["plain"])
+    ratio, low, high = ratio_of_runs(rates["strategy"], rates["plain"])
     text = f"samples/s of the strategy over plain Lightning, one peer on {device}"
     print_claims(Claim(text, ratio, low, high, "x", BOUND, at_least=True))
 

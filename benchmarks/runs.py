@@ -8,7 +8,7 @@ import numpy as np
 from scipy import stats
 
 
-def paired_ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
+def ratio_of_runs(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
     """Return the geometric mean of the pairs' ratios and its 95 % interval (Student's t).
 
     Args:
