@@ -78,7 +78,8 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     print(json.dumps([str(address) for address in dht.get_visible_maddrs()]), flush=True)
     module = Waiting(settings["compute_s"] / BATCHES_PER_ROUND)
     events: list[tuple[str, float, dict[str, Any]]] = []
-    flags = DELAY_FLAGS[settings["mode"]]
+    # hivemind's optimizer delays the averaging of parameters if nothing is said
+    flags = {"delay_state_averaging": False, **DELAY_FLAGS[settings["mode"]]}
     recreated = bool(flags.get("offload_optimizer"))
     adam = torch.optim.Adam(module.parameters(), lr=1e-3)
     optimizer = RayhiveOptimizer(
