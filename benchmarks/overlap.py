@@ -165,7 +165,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--codec", default="float16", help="of gradients and parameters")
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
@@ -201,7 +201,7 @@ def report(arguments: argparse.Namespace, net: Links) -> None:
     runs: dict[str, list[Any]] = {mode: [] for mode in arguments.modes}
     for repeat in range(arguments.repeats):
         for mode in arguments.modes if repeat % 2 else reversed(arguments.modes):
-            runs[mode].append(run_mode(mode, compute_s, arguments.rounds, 2, arguments.codec, net))
+            runs[mode].append(run_mode(mode, compute_s, arguments.rounds, 1, arguments.codec, net))
     for mode, results in runs.items():
         totals = {
             key: sum((result[key] for result in results), Counter())
