@@ -6,18 +6,22 @@ second of plain Lightning with the same gradient accumulation. Published swarms 
 
 Both variants train the same module on the same data with the same trainer: ``strategy`` has
 ``target_batch_size = K * batch`` where ``plain`` has ``accumulate_grad_batches = K``, so both
-step the optimizer equally often. Each run is a fresh process; the variants take turns.
+step the optimizer equally often. Both run at the same time, in fresh processes, and take turns of
+a few rounds, so that what else the machine does hits both; one waits while the other has its turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -25,10 +29,12 @@ import torch
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
-from benchmarks.runs import ratio_of_runs
+from benchmarks.runs import ratio_of_turns
 from benchmarks.swarm import ROOT, conditions, die_with_parent, end_on_sigterm
 
 VARIANTS = ("plain", "strategy")
+#: What a worker's lines begin with; Lightning prints, too.
+MARK = "turn: "
 BOUND = 0.97
 #: A batch that takes less is not compute-bound [s].
 SHORTEST_BATCH = 0.02
@@ -37,8 +43,8 @@ FEATURES, CLASSES = 256, 10
 SIZES = {"cpu": (768, 1024), "cuda": (4096, 32768)}
 
 
-def run_variant(settings: dict[str, Any]) -> dict[str, Any]:
-    """Train in this process; return the seconds of each round after the warm-up."""
+def run_variant(settings: dict[str, Any]) -> None:
+    """Train in this process, turn by turn; print what each one took, and wait for the next."""
     from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
     from rayhive import HivemindStrategy
@@ -47,7 +53,8 @@ def run_variant(settings: dict[str, Any]) -> dict[str, Any]:
     seed_everything(0, verbose=False)
     on_gpu = settings["device"] == "cuda"
     width, batch = SIZES[settings["device"]]
-    per_round, rounds = settings["batches_per_round"], settings["warm_up"] + settings["rounds"]
+    per_round, per_turn = settings["batches_per_round"], settings["rounds_per_turn"]
+    rounds = per_turn * (settings["turns"] + 1)  # the first one is for warming up
 
     class Perceptron(LightningModule):
         def __init__(self) -> None:
@@ -64,17 +71,18 @@ def run_variant(settings: dict[str, Any]) -> dict[str, Any]:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.Adam(self.parameters(), lr=1e-3)
 
-    class Clock(Callback):
-        def __init__(self) -> None:
-            self.ended: list[float] = []
-            self.used: list[float] = []
+    class Turns(Callback):
+        began = used = 0.0
 
         def on_train_batch_end(self, *arguments: Any) -> None:
-            if (arguments[-1] + 1) % per_round == 0:
-                if on_gpu:
-                    torch.cuda.synchronize()
-                self.ended.append(time.perf_counter())
-                self.used.append(time.process_time())
+            if (arguments[-1] + 1) % (per_round * per_turn):
+                return
+            if on_gpu:
+                torch.cuda.synchronize()
+            seconds, cpu = time.perf_counter() - self.began, time.process_time() - self.used
+            print(f"{MARK}{json.dumps([seconds, cpu])}", flush=True)
+            sys.stdin.readline()
+            self.began, self.used = time.perf_counter(), time.process_time()
 
     strategy: dict[str, Any] = {"accumulate_grad_batches": per_round}
     if settings["variant"] == "strategy":
@@ -87,7 +95,6 @@ def run_variant(settings: dict[str, Any]) -> dict[str, Any]:
         strategy = {"strategy": swarm}
     batches = [(torch.randn(batch, FEATURES), torch.randint(CLASSES, (batch,))) for _ in range(8)]
     data = [batches[index % 8] for index in range(per_round * rounds)]
-    clock = Clock()
     module = Perceptron()
     trainer = Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -97,23 +104,20 @@ def run_variant(settings: dict[str, Any]) -> dict[str, Any]:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        callbacks=[clock],
+        callbacks=[Turns()],
         **strategy,
     )
     trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=None))
     done = swarm.optimizer.local_epoch if "strategy" in strategy else trainer.global_step
     if not 0.9 * rounds <= done <= rounds:
         raise RuntimeError(f"{done} optimizer steps were done instead of {rounds}")
-    return {
-        "steps": done / rounds,
-        "seconds": np.diff(clock.ended)[settings["warm_up"] - 1 :].tolist(),
-        "cpu_seconds": np.diff(clock.used)[settings["warm_up"] - 1 :].tolist(),
-        "parameters": sum(parameter.numel() for parameter in module.parameters()),
-    }
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    print(f"{MARK}{json.dumps([done / rounds, parameters])}", flush=True)
 
 
-def measure(settings: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """Run one variant in a fresh process."""
+@contextlib.contextmanager
+def worker(settings: dict[str, Any], log: TextIO) -> Iterator[subprocess.Popen[str]]:
+    """Run one variant in a fresh process for as long as the body takes."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -121,13 +125,51 @@ def measure(settings: dict[str, Any], timeout: float) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "ignore",
     }
-    command = [sys.executable, __file__, "--worker", json.dumps(settings)]
-    done = subprocess.run(command, env=environment, timeout=timeout, text=True, capture_output=True)
-    if done.returncode:
-        sys.stderr.write(done.stderr[-4000:])
-        raise RuntimeError(f"{settings['variant']} ended with exit code {done.returncode}")
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    process = subprocess.Popen(
+        [sys.executable, __file__, "--worker", json.dumps(settings)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
+    )  # fmt: skip
+    try:
+        yield process
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def read(process: subprocess.Popen[str]) -> list[float]:
+    """Return what a worker says next."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(MARK):
+            values: list[float] = json.loads(line.removeprefix(MARK))
+            return values
+    raise RuntimeError("a worker ended early")
+
+
+def take_turns(settings: dict[str, Any], turns: int) -> dict[str, list[list[float]]]:
+    """Run both variants at once, one at a time; return all that each of them said."""
+    said: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
+    with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
+        try:
+            workers = {
+                name: stack.enter_context(worker({**settings, "variant": name}, log))
+                for name in VARIANTS
+            }
+            for process in workers.values():
+                read(process)  # of the warm-up
+            for turn in range(turns + 1):
+                for name in VARIANTS if turn % 2 else reversed(VARIANTS):
+                    process = workers[name]
+                    assert process.stdin is not None
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
+                    said[name].append(read(process))
+        except BaseException:
+            log.seek(0)
+            sys.stderr.write(log.read()[-4000:])
+            raise
+    return said
 
 
 def main() -> None:
@@ -135,13 +177,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--device", choices=sorted(SIZES), help="default: cuda if there is one")
-    parser.add_argument("--rounds", type=int, default=24)
+    parser.add_argument("--turns", type=int, default=20, help="of each process")
+    parser.add_argument("--rounds-per-turn", type=int, default=3)
     parser.add_argument("--batches-per-round", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=3, help="with fresh processes")
     arguments = parser.parse_args()
     if arguments.worker is not None:
         die_with_parent()
-        print(json.dumps(run_variant(json.loads(arguments.worker))), flush=True)
+        run_variant(json.loads(arguments.worker))
         return
 
     end_on_sigterm()
@@ -149,39 +192,37 @@ def main() -> None:
     _, batch = SIZES[device]
     settings = {
         "device": device,
-        "rounds": arguments.rounds,
+        "turns": arguments.turns,
+        "rounds_per_turn": arguments.rounds_per_turn,
         "batches_per_round": arguments.batches_per_round,
-        "warm_up": 4,
     }
-    seconds: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
-    cpu: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    steps: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
-    for repeat in range(arguments.repeats):
-        for variant in VARIANTS if repeat % 2 else reversed(VARIANTS):
-            result = measure({**settings, "variant": variant}, timeout=120)
-            seconds[variant].append(result["seconds"])
-            cpu[variant] += result["cpu_seconds"]
-            steps[variant].append(result["steps"])
-    per_round = arguments.batches_per_round
+    turns: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
+    ends: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
+    for _ in range(arguments.repeats):
+        for variant, said in take_turns(settings, arguments.turns).items():
+            turns[variant] += said[:-1]
+            ends[variant].append(said[-1])
     print(
-        f"one peer on {device}, {result['parameters']:,} parameters, Adam, batches of {batch}, "
-        f"{per_round} batches a round, {arguments.repeats} runs of {arguments.rounds} rounds each"
+        f"one peer on {device}, {ends['plain'][0][1]:,} parameters, Adam, batches of {batch}, "
+        f"{arguments.batches_per_round} batches a round, {arguments.rounds_per_turn} rounds a "
+        f"turn, {arguments.repeats} times {arguments.turns} turns; {conditions()}"
     )
-    print(conditions())
-    rates = {}
-    for variant, runs in seconds.items():
-        rates[variant] = [per_round * batch / np.mean(run) for run in runs]
-        low, middle, high = np.percentile(np.concatenate(runs), [5, 50, 95]) / per_round * 1e3
+    seconds = {}
+    batches = arguments.batches_per_round * arguments.rounds_per_turn
+    for variant, values in turns.items():
+        seconds[variant], cpu = np.array(values).T / batches
+        p5, p50, p95 = np.percentile(seconds[variant], [5, 50, 95]) * 1e3
         print(
-            f"{variant:>9}: {np.mean(rates[variant]):8.0f} samples/s   a batch: "
-            f"p50 {middle:.1f} ms (p5 {low:.1f}, p95 {high:.1f}), "
-            f"of the process's CPU {np.mean(cpu[variant]) / per_round * 1e3:.1f} ms   "
-            f"optimizer steps done {np.mean(steps[variant]):.1%}"
+            f"{variant:>9}: {batch / seconds[variant].mean():8.0f} samples/s   a batch: "
+            f"p50 {p50:.1f} ms (p5 {p5:.1f}, p95 {p95:.1f}), of the process's CPU "
+            f"{cpu.mean() * 1e3:.1f} ms   "
+            f"optimizer steps done {np.mean([end[0] for end in ends[variant]]):.1%}"
         )
-    shortest = np.median(np.concatenate(seconds["plain"])) / per_round
-    if shortest < SHORTEST_BATCH:
-        raise SystemExit(f"a batch takes only {shortest * 1e3:.1f} ms: not compute-bound")
-    ratio, low, high = ratio_of_runs(rates["strategy"], rates["plain"])
+    if np.median(seconds["plain"]) < SHORTEST_BATCH:
+        raise SystemExit("a batch of plain Lightning is too short: not compute-bound")
+    pairs = np.median(seconds["plain"] / seconds["strategy"])
+    print(f"median of the ratios of neighbouring turns: {pairs:.3f}x")
+    ratio, low, high = ratio_of_turns(seconds["plain"], seconds["strategy"])
     text = f"samples/s of the strategy over plain Lightning, one peer on {device}"
     print_claims(Claim(text, ratio, low, high, "x", BOUND, at_least=True))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks import run_all
 from benchmarks.claims import Claim, Verdict, parse_claims, parse_skip, print_fact
 from benchmarks.run_all import Outcome, render, scripts, table
-from benchmarks.runs import ratio_of_runs
+from benchmarks.runs import ratio_of_runs, ratio_of_turns
 
 FAST = Claim("rounds of 2 peers: median", 0.1, 0.09, 0.11, "s", 0.12, at_least=False)
 SLOW = Claim("samples/s of a | b", 0.9612, 0.95, 0.972, "x", 0.97, at_least=True)
@@ -136,3 +136,13 @@ def test_a_ratio_of_runs_has_the_interval_of_students_t() -> None:
     assert (low, high) == pytest.approx((np.exp(0.2 - 1.2706), np.exp(0.2 + 1.2706)), rel=1e-3)
     with pytest.raises(ValueError, match="two repetitions"):
         ratio_of_runs([1.0], [1.0])
+
+
+def test_a_ratio_of_turns_weighs_every_second_and_covers_the_truth() -> None:
+    assert ratio_of_turns([2.0, 4.0], [1.0, 2.0])[0] == pytest.approx(2.0)
+    assert ratio_of_turns([1.0, 9.0], [1.0, 1.0])[0] == pytest.approx(5.0)
+    generator = np.random.default_rng(1)
+    load = generator.uniform(1, 3, 60)  # hits both of a pair
+    ratio, low, high = ratio_of_turns(1.5 * load, load * generator.normal(1, 0.05, 60))
+    assert low < 1.5 < high and low < ratio < high
+    assert high - low < 0.1
