@@ -207,7 +207,7 @@ def main() -> int:
     """Run, print the summary, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
-    parser.add_argument("--limit", type=float, default=1200.0, help="of each script [s]")
+    parser.add_argument("--limit", type=float, default=1800.0, help="of each script [s]")
     parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name} if all run")
     arguments = parser.parse_args()
     names = _choose(parser, arguments.names)
