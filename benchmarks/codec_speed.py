@@ -40,7 +40,9 @@ from hivemind.proto.runtime_pb2 import CompressionType
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from benchmarks.ratios import claim, conditions, paired_ratio
+from benchmarks.claims import Claim, print_claims, print_fact
+from benchmarks.ratios import paired_ratio
+from benchmarks.swarm import conditions
 from rayhive.compression import wire
 from rayhive.registry import CODECS
 
@@ -182,13 +184,17 @@ def measure(
         print(f"  {variant:>8}: encode {encode:6.1f} ms, decode {decode:6.1f} ms")
     print(f"  hivemind/rayhive {gain}, rayhive/copy {cost}")
     same = sent == their_bytes and error <= their_error * (1 + 1e-5) and pair.understood()
-    held = [claim(f"{name}: hivemind's bytes, its error or less, each decodes the other", same)]
+    print_fact(f"{name}: hivemind's bytes, its error or less, each decodes the other", same)
+    text = f"{name}: hivemind's time over rayhive's"
+    claims = []
     if name == "uniform8":
-        held.append(claim("uniform8: at least 2 times hivemind's speed", gain.low >= 2))
+        claims.append(Claim(text, *gain, unit="x", bound=2.0, at_least=True))
     if name == "float16":
-        held.append(claim("float16: no slower than hivemind's", gain.low >= 1))
-        held.append(claim("float16: within 3 times of copying both ways", cost.high <= 3))
-    return all(held)
+        claims.append(Claim(text, *gain, unit="x", bound=1.0, at_least=True))
+        text = "float16: rayhive's time over copying both ways"
+        claims.append(Claim(text, *cost, unit="x", bound=3.0, at_least=False))
+    print_claims(*claims)
+    return same and all(claim.held for claim in claims)
 
 
 def main() -> None:

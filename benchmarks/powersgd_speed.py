@@ -32,6 +32,8 @@ from hivemind.utils import MSGPackSerializer
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 import rayhive.workloads  # noqa: F401 - registers them
+from benchmarks.claims import Claim, print_claims
+from benchmarks.ratios import paired_ratio
 from benchmarks.swarm import conditions
 from rayhive.compression.powersgd import TransactionalPowerSGD
 from rayhive.registry import WORKLOADS
@@ -84,17 +86,6 @@ async def measure(averagers: list[Any], rounds: int, warm_up: int = 3) -> np.nda
     return 1e3 * took[:, :, warm_up:]
 
 
-def ratio_interval(theirs: np.ndarray, ours: np.ndarray, draws: int = 2000) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of the ratio of medians, drawing neighbours together."""
-    generator = np.random.default_rng(0)
-    ratios = []
-    for _ in range(draws):
-        drawn = generator.integers(0, len(ours), len(ours))
-        ratios.append(np.median(theirs[drawn]) / np.median(ours[drawn]))
-    low, high = np.percentile(ratios, [2.5, 97.5])
-    return float(low), float(high)
-
-
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -113,9 +104,10 @@ def main() -> None:
             print(
                 f"{clock} {name}: p50 {p50:.1f} ms   (p5 {p5:.1f}, p95 {p95:.1f}, n {len(values)})"
             )
-        low, high = ratio_interval(theirs, ours)
-        ratio = np.median(theirs) / np.median(ours)
-        print(f"{clock} ratio of medians {ratio:.2f}x, 95 % interval {low:.2f}-{high:.2f}")
+        print(f"{clock} hivemind/rayhive {paired_ratio(theirs, ours)}")
+    theirs, ours = took[1]
+    text = f"PowerSGD's arithmetic, rank {arguments.rank}, {MODEL}: hivemind over rayhive"
+    print_claims(Claim(text, *paired_ratio(theirs, ours), unit="x", bound=2.0, at_least=True))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
-"""Ratios of times measured side by side in one run, how sure they are, and what was claimed."""
+"""Ratios of times measured side by side in one run, and how sure they are."""
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Sequence
-from importlib import metadata
 from typing import NamedTuple
 
 import numpy as np
@@ -54,17 +51,3 @@ def paired_ratio(
     drawn = np.median(generator.choice(ratios, (draws, len(ratios))), axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])
     return Ratio(float(np.median(ratios)), float(low), float(high))
-
-
-def claim(text: str, held: bool) -> bool:
-    """Print whether a claim holds, and return it."""
-    print(f"claim: {text}: {'held' if held else 'NOT held'}")
-    return held
-
-
-def conditions(packages: Sequence[str] = ("torch", "hivemind", "numpy")) -> str:
-    """Return one line that says what was measured on."""
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in packages)
-    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    machine = f"{os.cpu_count()} cores {platform.machine()}{load}"
-    return f"{machine}, Python {platform.python_version()}, {versions}"

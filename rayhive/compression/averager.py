@@ -20,7 +20,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.dht import DHT, DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MPFuture
+from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.asyncio import achain, anext, as_aiter
 
 from rayhive.compression import wire
@@ -39,6 +39,8 @@ DRAIN_PATIENCE = 2.0
 #: Longest waits at shutdown, for steps to end and for the DHT to have read our messages [s];
 #: hivemind terminates an averager that takes longer than 5 s.
 STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
+#: Shortest time between two announcements that the state can be had here [s].
+DECLARE_PAUSE_S = 1.0
 #: Longest goodbye to a groupmate after a failure [s].
 GOODBYE_S = 2.0
 #: What is appended to a group's id for each of its all-reduces, the first three by hivemind.
@@ -257,6 +259,34 @@ class MeasuredAverager(DecentralizedAverager):
         self._failed_searches = self._failed_bytes = trace.wasted_bytes = 0
         trace.searches.clear()
         return result
+
+    async def _declare_for_download_periodically(self) -> None:
+        """Say in the DHT that the state can be had here, as hivemind does, but not all the time.
+
+        hivemind says so after every tensor that was averaged, several times a round.
+        """
+        key = f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
+        shared = self.allow_state_sharing
+        while True:
+            self._state_updated.clear()
+            expiration = get_dht_time() + self.declare_state_period
+            if self.allow_state_sharing or shared:  # once more when it ends, to take it back
+                shared = self.allow_state_sharing
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(
+                        self.dht.store(
+                            key,
+                            subkey=self.peer_id.to_bytes(),
+                            value=self.state_sharing_priority if shared else None,
+                            expiration_time=expiration,
+                            return_future=True,
+                        ),
+                        self.declare_state_period,
+                    )
+            await asyncio.sleep(DECLARE_PAUSE_S)
+            left = expiration - get_dht_time()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._state_updated.wait(), max(0.0, left))
 
     def _take_leave(self, group_info: GroupInfo) -> None:
         """Tell a group that nothing more comes from here, so that nobody waits for it."""

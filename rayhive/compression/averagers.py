@@ -5,6 +5,8 @@ Each talks under the name of its hivemind class, so that plain hivemind peers ca
 
 from __future__ import annotations
 
+from typing import Any
+
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
@@ -29,3 +31,11 @@ class RayhiveStateAverager(MeasuredAverager, TrainingStateAverager, RecordedStep
     """Averages parameters, optimizer statistics and extra tensors."""
 
     wire_name = "TrainingStateAverager"
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Do what hivemind's does; nothing, where hivemind looks for results that cannot be."""
+        if not args and kwargs == {"apply_delayed_updates": True}:
+            finished = (self.finished_averaging_round, self.finished_optimizer_step)
+            if not self.pending_updates and not any(event.is_set() for event in finished):
+                return None
+        return super().step(*args, **kwargs)

@@ -156,9 +156,7 @@ class LiveProgressTracker(threading.Thread):
         """Change what this peer says of itself, and tell it now if it is said aloud."""
         with self._lock:
             own = self._census.own
-            changed = dataclasses.replace(own, **fields)
-            if changed != own:
-                self._census.own = dataclasses.replace(changed, version=own.version + 1)
+            self._census.own = dataclasses.replace(own, version=own.version + 1, **fields)
             if aloud:
                 self._told_samples = self._census.own.samples
         if aloud:
