@@ -1,7 +1,7 @@
 """How long a round takes, against hivemind's own optimizer in the same run.
 
-Claim: with a model of 0.3 million parameters on loopback, the median round of 2, 4 and 8 peers takes
-at most 0.12, 0.30 and 0.90 s. Two peers of hivemind's own take at least 8 times as long with a
+Claim: with a model of 0.3 million parameters on loopback, the median round of 2, 4 and 8 peers
+takes at most 0.12, 0.30 and 0.90 s. Two peers of hivemind take at least 8 times as long with a
 matchmaking window of 2 s, and 30 times with 5 s, which the documented strategy sets.
 
 All variants run the same loop on the same module; only the optimizer and its settings differ. They
