@@ -80,6 +80,8 @@ class RayhiveOptimizer(SwarmParts):
         self._went_on = time.perf_counter()
         if next_chunk_timeout is None:
             next_chunk_timeout = max(matchmaking_time, averaging_timeout / 3)
+        # hivemind takes the DHT's mode only if another one was given
+        kwargs["client_mode"] = kwargs["dht"].client_mode
         super().__init__(
             averager_opts=averager_opts,
             matchmaking_time=matchmaking_time,

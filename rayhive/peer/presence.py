@@ -26,6 +26,8 @@ logger = get_logger(__name__)
 LOOK_ALONE_S, LOOK_S = 0.5, 5.0
 #: Calls that fail in a row before a peer is taken for dead.
 FAILURES = 2
+#: Between two calls of a peer that cannot be called [s].
+CLIENT_PAUSE_S = 0.1
 #: Longest goodbye [s].
 GOODBYE_S = 0.5
 
@@ -131,8 +133,10 @@ class PresenceService:
                     self._on_change()
                 if failures < FAILURES:
                     continue
+            # what others have to say, a client hears when it calls
+            pause = CLIENT_PAUSE_S if self.census.own.client_mode else self._heartbeat
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(news.wait(), self._heartbeat)
+                await asyncio.wait_for(news.wait(), pause)
 
     def _knows(self, peer: bytes) -> bool:
         with self.census.lock:
