@@ -31,7 +31,8 @@ from hivemind.utils import get_logger
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.steps import NOTICE_S
 from rayhive.peer.averaging import round_fields
-from rayhive.peer.parts import OnEvent, SwarmParts
+from rayhive.peer.catching_up import CatchingUp
+from rayhive.peer.parts import OnEvent
 
 logger = get_logger(__name__)
 
@@ -39,7 +40,7 @@ logger = get_logger(__name__)
 STALE_WEIGHT = 1e-9
 
 
-class RayhiveOptimizer(SwarmParts):
+class RayhiveOptimizer(CatchingUp):
     """A :class:`hivemind.Optimizer` whose failures are neither silent nor wrong.
 
     Takes hivemind's arguments, and:
@@ -70,14 +71,9 @@ class RayhiveOptimizer(SwarmParts):
         self._averager_opts = dict(averager_opts or {})
         self._local_gradients: tuple[torch.Tensor, ...] | None = None
         self._record: dict[str, Any] = {}
-        #: Its parameters are of an older round than it says: they must not count.
-        self._stale = False
         #: Its parameters may differ from the others' since a round that failed, or was partial.
         self._astray = False
-        #: It has loaded the state and not averaged parameters since.
-        self._settling = False
         self._average_state_soon = self._quiet = False
-        self._went_on = time.perf_counter()
         if next_chunk_timeout is None:
             next_chunk_timeout = max(matchmaking_time, averaging_timeout / 3)
         # hivemind takes the DHT's mode only if another one was given
@@ -105,26 +101,15 @@ class RayhiveOptimizer(SwarmParts):
 
         Raises:
             PeerProcessDied: An averager, the DHT or the network daemon has died.
+            PeerError: This peer has lost contact with the swarm.
         """
         self._watch.check()
+        self.tracker.check()
         self.tracker.take_part(True)
         try:
             return super().step(closure, batch_size, grad_scaler)
         finally:
             self._watch.check()
-
-    def _should_load_state_from_peers(self) -> bool:
-        """Say whether this peer has missed a round.
-
-        One that is a round behind can still take part in the round that the others have begun;
-        hivemind may make it throw its samples away and download the state instead, while the
-        others wait for it.
-        """
-        behind: bool = self.local_epoch < self.tracker.global_epoch - 1
-        if behind and self._settling:  # rounds are shorter than loading the state
-            self._go_on_from(self.local_epoch)
-            return False
-        return behind
 
     def _maybe_schedule_gradient_averaging(self) -> None:
         """Do nothing: a group forms at once when its round is due."""
@@ -321,57 +306,6 @@ class RayhiveOptimizer(SwarmParts):
         if complete:
             self._stale = self._astray = self._settling = False
         self.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
-
-    # -- state -------------------------------------------------------------------------------
-
-    def load_state_from_peers(self, **kwargs: Any) -> None:
-        """Take over the newest state of the swarm; keep one's own if no peer can give it.
-
-        hivemind retries for ever on errors.
-        """
-        self.tracker.take_part(False)  # nobody has to wait
-        self.state_averager.step(wait_for_delayed_updates=True)
-        began, round_before = time.perf_counter(), self.local_epoch
-        kwargs.setdefault("timeout", self.load_state_timeout)
-        with self.tracker.pause_updates():
-            for _ in range(self._load_state_attempts):
-                try:
-                    self.state_averager.load_state_from_peers(**kwargs)
-                    if self.grad_averager is not None:
-                        self.grad_averager.load_state_from_peers(**kwargs)
-                    break
-                except Exception as error:
-                    self._watch.check()
-                    logger.warning(f"could not load the state from a peer: {error!r}")
-            loaded = self.local_epoch
-            self._settling = True
-            self._go_on_from(loaded)
-        self._emit(
-            "state_loaded",
-            round_before=round_before,
-            round_of_state=loaded,
-            round=self.local_epoch,
-            seconds=time.perf_counter() - began,
-        )
-
-    def _go_on_from(self, loaded: int) -> None:
-        """Stand where the others are, with the parameters of a round that may be older.
-
-        While this peer was loading, the others went on. Until their parameters have replaced its
-        own, it counts for nothing.
-        """
-        newest = max(loaded, self.tracker.global_epoch)
-        self.state_averager.local_epoch = newest
-        self._stale |= newest > loaded
-        self.tracker.jump_to(newest)
-        self.tracker.take_part(True)
-        if not self.client_mode:
-            self.state_averager.state_sharing_priority = newest
-        if self.use_gradient_averaging:
-            self.grad_averager.reset_accumulated_grads_()
-            if not self.client_mode:
-                self.grad_averager.state_sharing_priority = newest
-        self._went_on = time.perf_counter()
 
     def shutdown(self) -> None:
         """Say goodbye to the peers and end the averagers."""

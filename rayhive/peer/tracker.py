@@ -23,18 +23,25 @@ from typing import Any
 
 from hivemind.dht import DHT
 from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
-from hivemind.utils import PerformanceEMA, get_dht_time, get_logger
+from hivemind.utils import PerformanceEMA, get_dht_time
 
 from rayhive.compression.rendezvous import Member
+from rayhive.errors import PeerError
 from rayhive.peer.census import Census, Presence
 from rayhive.peer.presence import PresenceService
-
-logger = get_logger(__name__)
 
 #: The two kinds of averaging, by the field that says how far a peer is with it.
 KINDS = ("averaged", "synchronised")
 #: A peer that was not heard of for so long counts as dead [s].
 SILENCE_S = 4.0
+
+#: Options of hivemind's tracker that say when it looks into the DHT, and the like.
+HIVEMINDS_ALONE = frozenset(
+    {
+        "min_refresh_period", "default_refresh_period", "max_refresh_period", "daemon",
+        "expected_drift_peers", "expected_drift_rate", "private_key", "status_loglevel",
+    }
+)  # fmt: skip
 
 OnMembers = Callable[[str, tuple[Member, ...]], None]
 
@@ -54,6 +61,9 @@ class LiveProgressTracker(threading.Thread):
         performance_ema_alpha: Smoothing of samples per second.
         start: Start at once.
         hiveminds: Further arguments of hivemind's tracker, for which there is no use here.
+
+    Raises:
+        TypeError: An argument that hivemind's tracker does not have either.
     """
 
     def __init__(
@@ -70,6 +80,8 @@ class LiveProgressTracker(threading.Thread):
         start: bool,
         **hiveminds: Any,
     ) -> None:
+        if unknown := set(hiveminds) - HIVEMINDS_ALONE:
+            raise TypeError(f"no option of a progress tracker: {', '.join(sorted(unknown))}")
         super().__init__(name=f"{type(self).__name__}({prefix})", daemon=True)
         self.dht, self.prefix, self.target_batch_size = dht, prefix, target_batch_size
         self.client_mode = dht.client_mode if client_mode is None else client_mode
@@ -105,7 +117,6 @@ class LiveProgressTracker(threading.Thread):
             asyncio.run(self._serve())
         except Exception as error:
             self.error = error
-            logger.warning(f"lost contact with the swarm: {error!r}")
         finally:
             self.ended.set()
 
@@ -113,6 +124,15 @@ class LiveProgressTracker(threading.Thread):
         self._leaving, self._loop = asyncio.Event(), asyncio.get_running_loop()
         self._ready.set()
         await self._service.run(self._leaving)
+
+    def check(self) -> None:
+        """Raise if this peer has lost contact with the swarm for good.
+
+        Raises:
+            PeerError: What happened.
+        """
+        if self.error is not None:
+            raise PeerError(f"lost contact with the swarm: {self.error!r}") from self.error
 
     def _call_soon(self, function: Callable[[], object]) -> None:
         if self._loop is not None:

@@ -1,0 +1,93 @@
+"""How a peer that comes, or has fallen behind, gets to where the others are."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hivemind.utils import get_logger
+
+from rayhive.peer.parts import SwarmParts
+from rayhive.peer.watch import ProcessWatch
+
+logger = get_logger(__name__)
+
+
+class CatchingUp(SwarmParts):
+    """Takes over the newest state that it can get, and counts for nothing until it is the others'.
+
+    Attributes:
+        _stale: The parameters are of an older round than the peer says: they must not count.
+        _settling: The state was loaded, and parameters were not averaged since.
+        _went_on: When the peer went on to the present round [s of ``time.perf_counter``].
+    """
+
+    _watch: ProcessWatch
+    _load_state_attempts: int
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._stale = self._settling = False
+        self._went_on = time.perf_counter()
+        super().__init__(**kwargs)
+
+    def _should_load_state_from_peers(self) -> bool:
+        """Say whether this peer has missed a round.
+
+        One that is a round behind can still take part in the round that the others have begun;
+        hivemind may make it throw its samples away and download the state instead, while the
+        others wait for it.
+        """
+        behind: bool = self.local_epoch < self.tracker.global_epoch - 1
+        if behind and self._settling:  # rounds are shorter than loading the state
+            self._go_on_from(self.local_epoch)
+            return False
+        return behind
+
+    def load_state_from_peers(self, **kwargs: Any) -> None:
+        """Take over the newest state of the swarm; keep one's own if no peer can give it.
+
+        hivemind retries for ever on errors.
+        """
+        self.tracker.take_part(False)  # nobody has to wait
+        self.state_averager.step(wait_for_delayed_updates=True)
+        began, round_before = time.perf_counter(), self.local_epoch
+        kwargs.setdefault("timeout", self.load_state_timeout)
+        with self.tracker.pause_updates():
+            for _ in range(self._load_state_attempts):
+                try:
+                    self.state_averager.load_state_from_peers(**kwargs)
+                    if self.grad_averager is not None:
+                        self.grad_averager.load_state_from_peers(**kwargs)
+                    break
+                except Exception as error:
+                    self._watch.check()
+                    logger.warning(f"could not load the state from a peer: {error!r}")
+            loaded = self.local_epoch
+            self._settling = True
+            self._go_on_from(loaded)
+        self._emit(
+            "state_loaded",
+            round_before=round_before,
+            round_of_state=loaded,
+            round=self.local_epoch,
+            seconds=time.perf_counter() - began,
+        )
+
+    def _go_on_from(self, loaded: int) -> None:
+        """Stand where the others are, with the parameters of a round that may be older.
+
+        While this peer was loading, the others went on. Until their parameters have replaced its
+        own, it counts for nothing.
+        """
+        newest = max(loaded, self.tracker.global_epoch)
+        self.state_averager.local_epoch = newest
+        self._stale |= newest > loaded
+        self.tracker.jump_to(newest)
+        self.tracker.take_part(True)
+        if not self.client_mode:
+            self.state_averager.state_sharing_priority = newest
+        if self.use_gradient_averaging:
+            self.grad_averager.reset_accumulated_grads_()
+            if not self.client_mode:
+                self.grad_averager.state_sharing_priority = newest
+        self._went_on = time.perf_counter()
