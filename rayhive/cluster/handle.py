@@ -30,6 +30,7 @@ class ReplicateHandle:
         self.spec = spec
         self._actor = actor
         self._outcome: dict[str, str] | None = None
+        self._reason: str | None = None
 
     @property
     def run_id(self) -> str:
@@ -78,9 +79,11 @@ class ReplicateHandle:
         """Ask for an early end and return at once; :meth:`wait` tells when it is over.
 
         The supervisor ends the replicate within seconds, also if this process dies meanwhile.
+        Asked again, it repeats the first reason: Ray may deliver the calls in another order.
         """
+        self._reason = self._reason or reason
         if self._outcome is None:
-            self._actor.stop.remote(reason)
+            self._actor.stop.remote(self._reason)
 
     def release(self) -> None:
         """Let the supervisor go: at once if its outcome is on disk, else as soon as it is.
