@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import time
 from collections import deque
@@ -158,6 +159,7 @@ class MeasuredAverager(DecentralizedAverager):
         # Group ids and orders come from this generator. Peers that seed alike for the sake of
         # training would draw the same ids, and one group's late parts would fit another.
         random.seed()
+        gc.freeze()  # else the collector unshares all the memory that came with the fork
         super().run()
 
     async def _shutdown(self, timeout: float | None) -> None:
