@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,9 @@ from rayhive.peer.averaging import round_fields, with_our_averager
 from rayhive.peer.children import descendants
 from rayhive.peer.tracker import LiveProgressTracker
 from rayhive.peer.watch import PeerProcessDied, ProcessWatch
+
+#: Longest wait for the end of a process that was killed [s].
+JOIN_S = 1.0
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -108,7 +112,14 @@ class SwarmParts(hivemind.Optimizer):
         return ProcessWatch(processes | daemons, self._on_death)
 
     def _on_death(self, error: PeerProcessDied) -> None:
+        """Let go of all that a process that died, or now waits for one, may hold."""
         self.tracker.take_part(False)  # if it can still say so
+        for averager in (self.grad_averager, self.state_averager):
+            if averager is not None:
+                averager.kill()
+                averager.join(JOIN_S)
+                with contextlib.suppress(ValueError):  # it was not held
+                    averager.lock_averaged_tensors.release()
 
     def _emit_state_round(self, round_: int, began: float, control: Any) -> bool:
         """Report what became of averaging parameters; return whether all of it happened."""
