@@ -28,7 +28,7 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 from benchmarks.claims import Claim, print_claims
 from benchmarks.links import Links, Throttle, become_root, links
 from benchmarks.runs import ratio_of_runs
-from benchmarks.swarm import conditions, die_with_parent, end_on_sigterm, run_swarm
+from benchmarks.swarm import conditions, die_with_parent, end_on_sigterm, join_swarm, run_swarm
 
 MODES = ("none", "state", "optimizer", "gradients")
 PEERS, RATE_MBIT, BOUND = 4, 20.0, 1.5
@@ -59,8 +59,6 @@ class Waiting(torch.nn.Module):
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer; return its rounds and when each of them was over."""
-    import hivemind
-
     from rayhive.checks import DELAY_FLAGS
     from rayhive.peer.optimizer import RayhiveOptimizer
     from rayhive.registry import CODECS
@@ -69,13 +67,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     if settings["throttle_mbit"]:
         Throttle(settings["throttle_mbit"]).install()
-    dht = hivemind.DHT(
-        initial_peers=settings["initial_peers"] or None,
-        host_maddrs=[f"/ip4/{settings['hosts'][index]}/tcp/0"],
-        use_relay=False,
-        start=True,
-    )
-    print(json.dumps([str(address) for address in dht.get_visible_maddrs()]), flush=True)
+    dht = join_swarm(settings["initial_peers"], settings["hosts"][index])
     module = Waiting(settings["compute_s"] / BATCHES_PER_ROUND)
     events: list[tuple[str, float, dict[str, Any]]] = []
     # hivemind's optimizer delays the averaging of parameters if nothing is said

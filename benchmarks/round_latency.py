@@ -23,7 +23,7 @@ sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import ratio
-from benchmarks.swarm import conditions, run_swarm
+from benchmarks.swarm import conditions, join_swarm, run_swarm
 
 BATCH = 32
 #: hivemind's peers look for each other's progress so often [s], so that this is not measured.
@@ -58,13 +58,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     ours = settings["variant"] == "rayhive"
-    dht = hivemind.DHT(
-        initial_peers=settings["initial_peers"] or None,
-        host_maddrs=["/ip4/127.0.0.1/tcp/0"],
-        use_relay=False,
-        start=True,
-    )
-    print(json.dumps([str(address) for address in dht.get_visible_maddrs()]), flush=True)
+    dht = join_swarm(settings["initial_peers"])
     module = make_module()
     events: list[tuple[str, dict[str, Any]]] = []
     ours_alone = {"on_event": lambda kind, fields: events.append((kind, fields))}

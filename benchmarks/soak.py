@@ -29,7 +29,7 @@ from hivemind.averaging import partition
 from hivemind.averaging.allreduce import AllreduceException
 
 from benchmarks.claims import print_fact
-from benchmarks.swarm import conditions, run_swarm
+from benchmarks.swarm import conditions, join_swarm, run_swarm
 from rayhive.checks import DELAY_FLAGS
 from rayhive.compression.averagers import RayhiveGradientAverager
 
@@ -96,8 +96,6 @@ def size() -> dict[str, int]:
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer; return its weights, what came of its rounds, and how it grew."""
-    import hivemind
-
     from rayhive.peer.optimizer import RayhiveOptimizer
 
     torch.set_num_threads(1)
@@ -105,13 +103,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     module = torch.nn.Sequential(
         torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10)
     )
-    dht = hivemind.DHT(
-        initial_peers=settings["initial_peers"] or None,
-        host_maddrs=["/ip4/127.0.0.1/tcp/0"],
-        use_relay=False,
-        start=True,
-    )
-    print(json.dumps([str(address) for address in dht.get_visible_maddrs()]), flush=True)
+    dht = join_swarm(settings["initial_peers"])
     flags = dict(DELAY_FLAGS[settings["delay"]])
     recreated = flags.get("offload_optimizer", False) or flags.get("delay_state_averaging", False)
     outcomes: list[str] = []

@@ -111,6 +111,20 @@ def die_with_parent() -> None:
     os.register_at_fork(after_in_child=ask_the_kernel)
 
 
+def join_swarm(initial_peers: list[str], host: str = "127.0.0.1") -> Any:
+    """Return a running DHT of this peer, and tell :func:`run_swarm` its addresses."""
+    import hivemind
+
+    dht = hivemind.DHT(
+        initial_peers=initial_peers or None,
+        host_maddrs=[f"/ip4/{host}/tcp/0"],
+        use_relay=False,
+        start=True,
+    )
+    print(json.dumps([str(address) for address in dht.get_visible_maddrs()]), flush=True)
+    return dht
+
+
 def conditions() -> str:
     """Return one line that says what was measured on."""
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "hivemind"))

@@ -5,6 +5,7 @@ Without knowledge of who takes part it is hivemind's own: a search in the DHT, f
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextvars import ContextVar
@@ -108,7 +109,7 @@ class LiveMatchmaking(Matchmaking):
                     )
             else:
                 group = cast("GroupInfo | None", await super().look_for_group(step))
-        except TimeoutError:
+        except asyncio.TimeoutError:
             pass
         finally:
             trace = TRACE.get()
@@ -134,7 +135,11 @@ class LiveMatchmaking(Matchmaking):
 def round_of(step: StepControl) -> int | None:
     """Return the round that a step says it belongs to."""
     *_, gathered = MSGPackSerializer.loads(step.data_for_gather)
-    value = MSGPackSerializer.loads(gathered)
+    return round_in(MSGPackSerializer.loads(gathered))
+
+
+def round_in(value: Any) -> int | None:
+    """Return the round that gathered data names: a whole number, alone or first in a list."""
     if isinstance(value, (list, tuple)) and value:
         value = value[0]
     return value if isinstance(value, int) and value >= 0 else None

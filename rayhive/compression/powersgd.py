@@ -21,6 +21,7 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.utils import MPFuture
 from hivemind.utils.asyncio import enter_asynchronously
 
+from rayhive.compression.matchmaking import round_in
 from rayhive.compression.orthogonalise import METHODS
 from rayhive.compression.powersgd_factors import Factors
 from rayhive.compression.powersgd_shapes import compressed_tensors, option_problems, phase_names
@@ -143,7 +144,8 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         """Say whether a group's round uses factors; all its members say the same."""
         if not self._dense_rounds:
             return True
-        numbers = [item for item in self._gathered(group_info).values() if type(item) is int]
+        named = [round_in(item) for item in self._gathered(group_info).values()]
+        numbers = [number for number in named if number is not None]
         return (max(numbers) if numbers else int(self._rounds) + 1) > self._dense_rounds
 
     def _gathered(self, group_info: GroupInfo) -> dict[Any, Any]:

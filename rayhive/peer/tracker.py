@@ -330,18 +330,3 @@ class LiveProgressTracker(threading.Thread):
                     return False
                 self._lock.wait(min(left, 1.0))
         return True
-
-    def wait_for_company(self, timeout: float) -> int | None:
-        """Wait until anybody else is known; return the last round that one of them has finished.
-
-        Args:
-            timeout: Longest wait [s]; then the answer is None.
-        """
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            while len(present := self._census.present()) == 1:
-                left = deadline - time.monotonic()
-                if left <= 0 or self.ended.is_set():
-                    return None
-                self._lock.wait(min(left, 1.0))
-        return max(p.round for p in present if p.peer_id != self._census.own.peer_id)

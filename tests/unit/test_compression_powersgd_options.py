@@ -130,12 +130,14 @@ def test_the_first_iteration_has_hiveminds_names() -> None:
         assert PHASE_NAMES[f"PHASE_{name}".encode()] == name
 
 
-def test_rounds_are_dense_until_the_group_has_reached_the_number() -> None:
+@pytest.mark.parametrize("gather", [int, lambda number: [number, False]], ids=["alone", "listed"])
+def test_rounds_are_dense_until_the_group_has_reached_the_number(gather: Any) -> None:
     """All members use the gathered number; the count of one that joins would be another."""
     old, joined = peers(2, SHAPES, start_compressing_after_num_steps=3, **RANK)
     dense, factors = [[""]], [["PHASE_P", "PHASE_Q"]]
     for number, expected in ((1, dense), (3, dense), (4, factors), (200, factors)):
-        assert rounds([old, joined], range(number, number + 1), gathered=number) == expected
+        seeds, gathered = range(number, number + 1), gather(number)
+        assert rounds([old, joined], seeds, gathered=gathered) == expected
         if number <= 3:
             given = [gradients(100 * number + peer)[0] for peer in range(2)]
             torch.testing.assert_close(gradients_of(old)[0], torch.stack(given).mean(0))
