@@ -24,16 +24,24 @@ KINDS: dict[str, str] = {
     # by the supervisor
     "replicate_started": "spec (the whole ReplicateSpec, the git_revision among it), versions, "
     "hardware",
-    "peer_spawned": "node (Ray node id), host, pid",
+    "peer_spawned": "node (Ray node id), host, pid, slot (logical peer), life (0, and one more "
+    "each time that the slot is started again), cause (id of the fault that asked for it, or null)",
     "barrier_released": "peers",
     "peer_lost": "exit_code (negative: the signal), reason",
-    "replicate_finished": "state (completed, timed_out, diverged, failed, stopped), stop_reason",
+    "fault_fired": "fault (id), fault_kind, who (slots or nodes), lives (names of the peers it is "
+    "about), planned (text), slip_rounds or slip_s (late by), done (what the kind says)",
+    "fault_verified": "fault, ok, proof (what was seen)",
+    "fault_healed": "fault, lives, done, seconds (since it fired)",
+    "fault_failed": "fault, phase (setup, inject, verify, heal, teardown), error",
+    "invariant": "name, ok, checked (number of things looked at), violations (texts)",
+    "replicate_finished": "state (completed, timed_out, diverged, failed, stopped, invalid), "
+    "stop_reason",
     # by a peer
     "spawned": "pid",
     "dht_ready": "peer_id, addresses",
     "peer_ready": "shapes (of the parameters in order), dense_payload_bytes, "
     "predicted_payload_bytes_per_round, payload_exact, compressed_tensors, batch_size, target "
-    "(metric, value, mode), data, versions, hardware, device",
+    "(metric, value, mode), data, versions, hardware, device, processes (role -> pid)",
     "training_started": "",
     "round": "round, samples (own samples that entered it), live_peers, outcome (averaged, "
     "partial, local, skipped, alone), accumulating_s (since the last transition), clock_s "
@@ -52,6 +60,12 @@ KINDS: dict[str, str] = {
     "final (whether it is the one after the last round)",
     "state_loaded": "round_before, round_of_state, round (where it goes on), seconds",
     "fallback": "round, reason, choice (local, skip)",
+    "sabotaged": "fault, round, what (what was done to this peer's part in the round)",
+    "rejected": "round, offender (peer_id), reason (not_finite, norm, ...), norm, bound: this peer "
+    "refused what another one sent, before it reached its own average",
+    "notice": "deadline_s (how long until it is taken away)",
+    "left": "round, handed_over (samples that were averaged after the notice), lost (samples "
+    "computed and thrown away)",
     "peer_finished": "reason (rounds, target, seconds, stop, diverged), round, samples, clock_s",
     "peer_failed": "error, traceback",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rayhive.config import Budget, Configuration, Evaluation, Model, SwarmConfig, WorkloadConfig
+from rayhive.plan import FaultPlan, PlannedFault
 
 
 class ReplicateSpec(Model):
@@ -16,6 +17,7 @@ class ReplicateSpec(Model):
         replicate: Number of the replicate in the trial and scenario, from 0.
         attempt: 0, and one more each time that the replicate had to be run again.
         scenario: Name of the fault scenario.
+        plan: What it breaks; None if nothing.
         seed: Seed of data order and parameters; the same for all configurations of a replicate
             number, so that rows differ by configuration alone.
         folder: Absolute path of the replicate's folder on the driver's node.
@@ -27,6 +29,7 @@ class ReplicateSpec(Model):
     replicate: int = Field(ge=0)
     attempt: int = Field(default=0, ge=0)
     scenario: str = "none"
+    plan: FaultPlan | None = None
     seed: int = 0
     workload: WorkloadConfig
     swarm: SwarmConfig
@@ -45,12 +48,22 @@ class ReplicateSpec(Model):
             )
         )
 
-    def peer_spec(self, peer: int) -> PeerSpec:
-        """Return what peer number ``peer`` of this replicate gets."""
+    @property
+    def slots(self) -> int:
+        """Number of logical peers: those that start together, and those that the plan brings."""
+        joins = () if self.plan is None else self.plan.joins
+        return max((self.swarm.peers, *(number + 1 for number in joins)))
+
+    def peer_spec(self, peer: int, life: int = 0) -> PeerSpec:
+        """Return what life number ``life`` of peer number ``peer`` of this replicate gets."""
+        planned = () if self.plan is None or life else self.plan.faults
         return PeerSpec(
             run_id=self.run_id,
             peer=peer,
+            life=life,
             peers=self.swarm.peers,
+            slots=self.slots,
+            faults=tuple(fault for fault in planned if f"peer-{peer}" in fault.who),
             seed=self.seed,
             workload=self.workload,
             swarm=self.swarm,
@@ -66,7 +79,10 @@ class PeerSpec(Model):
     Attributes:
         run_id: Prefix of all its DHT keys.
         peer: Its number in the swarm, from 0; peer 0 is the first bootstrap peer.
+        life: 0, and one more each time that this peer was started again.
         peers: Number of peers that start together.
+        slots: Number of peers, those that join later included; None if that is all of them.
+        faults: Faults that are planned for it; it commits those of its kind ``inside`` itself.
         seed: Seed of the parameters (the same on all peers) and, with ``peer``, of the data.
         host: Address that it listens on and announces.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
@@ -74,7 +90,10 @@ class PeerSpec(Model):
 
     run_id: str
     peer: int = Field(ge=0)
+    life: int = Field(default=0, ge=0)
     peers: int = Field(ge=1)
+    slots: int | None = Field(default=None, ge=1)
+    faults: tuple[PlannedFault, ...] = ()
     seed: int = 0
     workload: WorkloadConfig
     swarm: SwarmConfig
@@ -86,8 +105,21 @@ class PeerSpec(Model):
 
     @property
     def name(self) -> str:
-        """The peer's name in events, for example ``peer-0``."""
+        """The peer's name in events: ``peer-0``, and ``peer-0.1`` when it was started again.
+
+        Each life is a peer of its own in events: its rounds, samples and clock begin anew.
+        """
+        return self.slot if self.life == 0 else f"{self.slot}.{self.life}"
+
+    @property
+    def slot(self) -> str:
+        """The logical peer, for example ``peer-0``: what a fault plan names."""
         return f"peer-{self.peer}"
+
+    @property
+    def data_index(self) -> int:
+        """Its index among those who share the data; a later life is a joiner of its own there."""
+        return self.peer + self.life * max(self.peers, self.slots or 0)
 
     @property
     def rounds(self) -> int | None:

@@ -89,7 +89,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
             scheduler_fn=workload.scheduler_fn(),
             **strategy_arguments(spec, batch_size),
         )
-        torch.manual_seed(spec.seed * 1_000_003 + spec.peer)
+        torch.manual_seed(spec.seed * 1_000_003 + spec.data_index)
         make_trainer(spec, strategy, callback).fit(module, loader)
     finally:
         dht.shutdown()

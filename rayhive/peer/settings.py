@@ -29,7 +29,7 @@ def workload_and_data(spec: PeerSpec) -> tuple[Workload, int, DataLoader[Any]]:
     workload = load_workload(given.name, given.import_path, given.args)
     batch_size = spec.swarm.batch_size or workload.default_batch_size
     loader = workload.train_loader(
-        peer=spec.peer, peers=spec.peers, batch_size=batch_size, seed=spec.seed
+        peer=spec.data_index, peers=spec.peers, batch_size=batch_size, seed=spec.seed
     )
     return workload, batch_size, loader
 

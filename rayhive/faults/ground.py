@@ -1,0 +1,100 @@
+"""What a fault can do to a running swarm, and what it can see of it: the cluster provides it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from rayhive.events import Event
+
+#: Processes of one peer. ``group`` is all of them at once.
+ProcessRole = Literal["group", "trainer", "dht", "p2pd", "gradient_averager", "state_averager"]
+
+#: What a machine may or may not let rayhive do; the reason is what ``rayhive doctor`` says.
+CAPABILITIES: dict[str, str] = {
+    "signals": "send signals to peers' processes",
+    "cpu_quota": "limit the CPU time of a peer (cgroup)",
+    "memory": "hold memory on a node",
+    "mount": "mount a small file system on a node",
+    "link": "shape, delay or cut the links between nodes that have an interface of their own",
+    "node": "end a node and start it again: nodes of a testbed",
+    "drain": "announce to Ray that a node will be taken",
+}
+
+
+class Ground(Protocol):
+    """A running swarm in the hands of a fault.
+
+    Peers are named by slot (``peer-1``); what happens to a slot happens to the life of it that
+    runs. All methods may raise :class:`rayhive.errors.RayhiveError` if the cluster refuses.
+    """
+
+    def living(self) -> Sequence[str]:
+        """Return the slots with a peer that runs and has not finished."""
+
+    def node_of(self, peer: str) -> str:
+        """Return the logical node (``node-0``) that a peer is, or was last, on."""
+
+    def peers_on(self, node: str) -> Sequence[str]:
+        """Return the living slots on a logical node."""
+
+    def role(self, name: str) -> str:
+        """Return the slot that has a dynamic role (``leader``, ``slowest``) now."""
+
+    def expect_loss(self, peer: str) -> None:
+        """Say that the end of the peer's present life is the fault's doing, and no failure."""
+
+    async def signal(self, peer: str, signum: int, process: ProcessRole = "group") -> list[int]:
+        """Send a signal; return the pids that got it."""
+
+    async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
+        """Return what has become of processes of the last life of a slot.
+
+        Returns:
+            pid -> ``running``, ``stopped`` or ``gone``.
+        """
+
+    async def command(self, peer: str, do: str, **fields: Any) -> None:
+        """Send a command to a peer."""
+
+    async def start(self, peer: str, node: str | None = None) -> str:
+        """Start a life of a slot, on a node or where it was; return the life's name in events.
+
+        A slot that has never run is a joiner. Returns when the process runs, not when it trains.
+        """
+
+    async def agent(self, node: str, method: str, *args: Any) -> Any:
+        """Call the agent of a logical node."""
+
+    async def drain(self, node: str, notice_s: float) -> None:
+        """Tell Ray that the node will be gone after ``notice_s`` seconds."""
+
+    async def kill_node(self, node: str) -> None:
+        """End a node's raylet and everything on it; the losses are expected."""
+
+    async def start_node(self, node: str) -> None:
+        """Start a node of a testbed that was killed."""
+
+    async def event(
+        self, kind: str, peer: str | None, timeout: float, **fields: Any
+    ) -> Event | None:
+        """Wait for the next event of a kind; those of the past do not count.
+
+        Args:
+            kind: The kind.
+            peer: Slot whose present life has to send it; None for anybody.
+            timeout: Longest wait [s].
+            fields: Values that its fields must have.
+
+        Returns:
+            The event, or None if it does not come in time.
+        """
+
+    def last(self, kind: str, peer: str) -> Event | None:
+        """Return the last event of a kind that any life of a slot sent."""
+
+    def rounds(self) -> Mapping[str, int]:
+        """Return the last round that each living slot has finished."""
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Write an event of the supervisor's."""

@@ -1,0 +1,90 @@
+"""The contract of a fault kind: set up, inject, prove, heal, tear down."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from rayhive.config import Model
+from rayhive.faults.ground import Ground
+from rayhive.plan import PlannedFault
+
+Group = Literal["process", "node", "link", "training", "clock"]
+
+
+class NoArgs(Model):
+    """Parameters of a kind that has none."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Whether a fault took effect, and how that is known.
+
+    Attributes:
+        ok: It did.
+        what: What was looked at and seen; goes into the ``fault_verified`` event.
+    """
+
+    ok: bool
+    what: dict[str, Any] = field(default_factory=dict)
+
+
+class FaultKind(ABC):
+    """One kind of fault, for one planned fault.
+
+    The clock calls :meth:`setup` before training starts, :meth:`inject` and :meth:`verify` when
+    the fault is due, :meth:`heal` ``heal_after_s`` later (or never), and :meth:`teardown` at the
+    end of the replicate, whatever happened before; it has to leave nothing of the fault behind.
+
+    Attributes:
+        about: What it does, in one sentence, for ``rayhive scenario list`` and the docs.
+        group: What it breaks.
+        needs: What the machine must allow: keys of :data:`rayhive.faults.ground.CAPABILITIES`.
+        targets: Whether it names peers or nodes; a role or a peer given for a node stands for
+            the node that the peer is on.
+        heals: Whether it lasts until healed; then a plan without ``heal_after_s`` lets it last.
+        inside: Whether the peer does it by itself, from its spec, in the planned round.
+        Args: Its parameters with defaults; unknown ones are refused.
+    """
+
+    about: ClassVar[str]
+    group: ClassVar[Group]
+    needs: ClassVar[tuple[str, ...]] = ("signals",)
+    targets: ClassVar[Literal["peer", "node"]] = "peer"
+    heals: ClassVar[bool] = False
+    inside: ClassVar[bool] = False
+    Args: ClassVar[type[Model]] = NoArgs
+
+    def __init__(self, planned: PlannedFault) -> None:
+        self.planned = planned
+        self.args: Any = self.Args.model_validate(planned.args)
+
+    async def setup(self, ground: Ground) -> None:
+        """Prepare what has to be there before training starts."""
+        return
+
+    @abstractmethod
+    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Do it.
+
+        Args:
+            ground: The swarm.
+            who: The slots or nodes that the plan's ``who`` stands for now.
+
+        Returns:
+            What was done; goes into the ``fault_fired`` event.
+        """
+
+    @abstractmethod
+    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+        """Prove from outside, without waiting longer than a few seconds, that it took effect."""
+
+    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Undo it; return what was done, for the ``fault_healed`` event."""
+        return {}
+
+    async def teardown(self, ground: Ground) -> None:
+        """Remove what may be left of it; called once, also after errors."""
+        return
