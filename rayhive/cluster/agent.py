@@ -16,13 +16,15 @@ from typing import Any
 import ray
 
 from rayhive.cluster import actors, belongings, machine
+from rayhive.cluster.link_tools import LinkTools
+from rayhive.cluster.node_tools import NodeTools
 from rayhive.cluster.zygote_keeper import ZygoteKeeper, tail
 
 _TICK = 15.0
 _LOG_LIMIT = 8 * 2**20
 
 
-class NodeAgent:
+class NodeAgent(NodeTools, LinkTools):
     """Keeps a node's zygote warm, hands out temporary directories and clears up after peers.
 
     An agent belongs to one study and one version of the code, so that no study runs code that
