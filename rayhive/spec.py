@@ -117,6 +117,11 @@ class PeerSpec(Model):
         return f"peer-{self.peer}"
 
     @property
+    def joins(self) -> bool:
+        """Whether it comes to a swarm that is training already."""
+        return self.life > 0 or self.peer >= self.peers
+
+    @property
     def data_index(self) -> int:
         """Its index among those who share the data; a later life is a joiner of its own there."""
         return self.peer + self.life * max(self.peers, self.slots or 0)

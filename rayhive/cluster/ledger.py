@@ -16,7 +16,7 @@ from rayhive.events import Event
 PeerState = Literal[
     "placed", "starting", "dht", "ready", "training", "finished", "failed", "lost", "gone"
 ]
-State = Literal["completed", "timed_out", "diverged", "failed", "stopped"]
+State = Literal["completed", "timed_out", "diverged", "failed", "stopped", "invalid"]
 
 #: Reasons to finish with which a peer says that the replicate's goal was reached.
 GOALS = ("rounds", "target")
@@ -55,7 +55,20 @@ class PeerRecord:
     error: str | None = None
     exited: bool = False
     addresses: list[str] = field(default_factory=list)
+    processes: dict[str, int] = field(default_factory=dict)  # role -> pid
+    doomed: bool = False  # its end is a fault's doing
+    late: bool = False  # it did not start together with the others
     heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to come of its training."""
+        return self.finish_reason is not None or (self.exited and self.doomed)
+
+    @property
+    def lives(self) -> bool:
+        """Whether it trains, or will."""
+        return self.pid is not None and not self.exited and self.finish_reason is None
 
     def status(self) -> dict[str, Any]:
         """Return the peer's row of ``rayhive status``."""
@@ -90,6 +103,14 @@ class Ledger:
             "peer_failed": _peer_failed,
         }
 
+    def add(self, name: str) -> None:
+        """Note a peer that comes later."""
+        self.peers[name] = PeerRecord(name, late=True)
+
+    def doom(self, name: str) -> None:
+        """Note that the end of this peer, if it comes, is no failure."""
+        self.peers[name].doomed = True
+
     def take(self, name: str, event: Event) -> None:
         """Take one event of the peer called ``name``."""
         peer = self.peers[name]
@@ -120,10 +141,12 @@ class Ledger:
             peer.state = "gone"
 
     def trouble(self) -> str | None:
-        """Return what is wrong with the first peer that failed or was lost, if any."""
+        """Return what is wrong with the first peer that failed or was lost by itself, if any."""
         for peer in self.peers.values():
-            if peer.state in ("failed", "lost"):
+            if peer.state in ("failed", "lost") and not peer.doomed:
                 return f"{peer.name}: {peer.error}"
+        if all(peer.exited for peer in self.peers.values()) and self.first_finish() is None:
+            return "no peer is left"
         return None
 
     def all_ready(self) -> bool:
@@ -132,8 +155,22 @@ class Ledger:
         return all(peer.state in past for peer in self.peers.values())
 
     def all_finished(self) -> bool:
-        """Return whether every peer said that its training is over."""
-        return all(peer.finish_reason is not None for peer in self.peers.values())
+        """Return whether every peer's training is over; who came late may not have begun."""
+        early = ("placed", "starting", "dht", "ready")
+        return all(peer.over or (peer.late and peer.state in early) for peer in self.peers.values())
+
+    def beginners(self) -> list[str]:
+        """Return the names of those who came late and have not begun to train."""
+        early = ("placed", "starting", "dht", "ready")
+        return [
+            peer.name
+            for peer in self.peers.values()
+            if peer.late and not peer.exited and peer.state in early
+        ]
+
+    def running(self) -> list[str]:
+        """Return the names of the peers that train, or will."""
+        return [peer.name for peer in self.peers.values() if peer.lives]
 
     def all_exited(self) -> bool:
         """Return whether no peer's process runs any more."""
@@ -182,6 +219,7 @@ def _dht_ready(peer: PeerRecord, event: Event) -> None:
 
 def _peer_ready(peer: PeerRecord, event: Event) -> None:
     peer.state = "ready"
+    peer.processes = {role: int(pid) for role, pid in (event.get("processes") or {}).items()}
 
 
 def _training_started(peer: PeerRecord, event: Event) -> None:

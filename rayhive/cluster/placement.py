@@ -59,28 +59,33 @@ class Bundle:
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
 
-def demands(swarm: SwarmConfig) -> list[Bundle]:
+def demands(swarm: SwarmConfig, later: int = 0) -> list[Bundle]:
     """Return what each peer would like to have, in the order of the peers.
 
     Node classes take the peers in the order in which they are written.
+
+    Args:
+        swarm: The peers that start together.
+        later: Number of peers that join them later; they are as the last of those.
     """
     threads = float(swarm.threads_per_peer)
     if swarm.node_classes is None:
-        return [Bundle(threads, swarm.gpus_per_peer)] * swarm.peers
-    return [
+        return [Bundle(threads, swarm.gpus_per_peer)] * (swarm.peers + later)
+    together = [
         Bundle(threads * item.cpu_share, item.gpus, dict(item.labels))
         for item in swarm.node_classes.values()
         for _ in range(item.count)
     ]
+    return together + [together[-1]] * later
 
 
-def bundles(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Bundle]:
-    """Return what each peer asks for on this cluster.
+def bundles(swarm: SwarmConfig, rooms: Sequence[Room], later: int = 0) -> list[Bundle]:
+    """Return what each peer asks for on this cluster, with those that join later.
 
     Raises:
         ValueError: Not even the smallest share fits; :func:`problems` says why.
     """
-    wanted = demands(swarm)
+    wanted = demands(swarm, later)
     for scale in _scales(wanted, rooms):
         scaled = [
             Bundle(max(GRAIN, int(b.cpus * scale / GRAIN) * GRAIN), b.gpus, b.labels)

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from rayhive.cluster import machine
+from rayhive.cluster.fault_clock import FaultClock
+from rayhive.cluster.ground import SwarmGround
 from rayhive.cluster.ledger import Ledger, Outcome
 from rayhive.cluster.peer_actor import EXITED
-from rayhive.cluster.swarm import Swarm
+from rayhive.cluster.swarm import Started, Swarm
 from rayhive.cluster.timing import Timing
 from rayhive.cluster.zygote_keeper import tail
 from rayhive.errors import RayhiveError, ReplicateError
 from rayhive.events import Event, EventLog, make_event
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import PeerSpec, ReplicateSpec
 
 
 class _Ended(Exception):
@@ -54,6 +56,8 @@ class Replicate:
         self._news = asyncio.Event()
         self._log: EventLog | None = None
         self._disk_error: str | None = None
+        self._ground: SwarmGround | None = None
+        self._clock: FaultClock | None = None
 
     async def run(self) -> None:
         """Run to the end. Whatever happens, there is an outcome afterwards, and it is on disk."""
@@ -68,6 +72,7 @@ class Replicate:
         except Exception as error:
             self._note_failure(folder)
             outcome = Outcome("failed", f"the supervisor failed: {error!r}")
+        outcome = self._valid(outcome)
         try:
             await self._end(outcome)
         except Exception:
@@ -119,9 +124,13 @@ class Replicate:
             hardware=machine.hardware(),
         )
         await self._unless_stopped(swarm.place(timing.placement))
+        if spec.plan is not None and spec.plan.faults:
+            self._ground = SwarmGround(spec, swarm, ledger, self._spawned, self._append)
+            self._clock = FaultClock(spec.plan, self._ground)
         self._phase = "starting"
         startup = time.monotonic() + timing.startup
-        await self._unless_stopped(asyncio.wait_for(swarm.spawn(self._spawned), timing.startup))
+        spawned = self._spawned(None)
+        await self._unless_stopped(asyncio.wait_for(swarm.spawn(spawned), timing.startup))
 
         first, *others = swarm.names
         await swarm.command([first], "start", initial_peers=[])
@@ -129,11 +138,15 @@ class Replicate:
         addresses = ledger.peers[first].addresses
         await swarm.command(others, "start", initial_peers=addresses)
         await self._until(ledger.all_ready, startup, "the barrier")
+        if self._clock is not None:
+            await self._unless_stopped(self._clock.setup())
 
         self._released = time.monotonic()
         self._phase = "training"
         self._emit("barrier_released", peers=len(swarm.names))
         await swarm.command(swarm.names, "train")
+        if self._clock is not None:
+            self._clock.start()
         await self._train(self._released + spec.budget.seconds_per_replicate)
         return ledger.outcome(spec.budget, self._out_of_time, self._stopped)
 
@@ -143,6 +156,8 @@ class Replicate:
         over = await self._wait(
             lambda: self._trouble() or ledger.first_finish() or self._stopped, deadline
         )
+        if self._clock is not None:
+            await self._clock.close()  # nobody can end while it is stopped or cut off
         self._raise_trouble()
         reason = ledger.first_finish()
         if self._stopped is None and over and reason == "rounds":
@@ -157,8 +172,7 @@ class Replicate:
         self._out_of_time = not over
         self._phase = "stopping"
         why = "stop" if self._stopped is not None else reason or "seconds"
-        late = [name for name in self._swarm.names if ledger.peers[name].finish_reason is None]
-        await self._swarm.command(late, "stop", reason=why)
+        await self._swarm.command(ledger.running(), "stop", reason=why)
         if self._stopped is not None:
             patience = self._timing.hurry
         await self._wait(
@@ -232,15 +246,18 @@ class Replicate:
 
     async def _end(self, outcome: Outcome) -> None:
         """Send the peers home and see that they are gone."""
-        self._told_to_go = True
         self._phase = "stopping"
         swarm, ledger = self._swarm, self._ledger
+        if self._clock is not None:
+            await self._clock.close()
+        self._told_to_go = True
         patience = self._timing.shutdown
         if outcome.state in ("failed", "stopped"):
             # Before the barrier peers wait for other commands, and there is nothing to save.
             patience = self._timing.hurry if self._released is not None else 0.0
-            await swarm.command(swarm.names, "stop", reason=outcome.state)
-        await swarm.command(swarm.names, "shutdown")
+            await swarm.command(ledger.running(), "stop", reason=outcome.state)
+        await swarm.kill(ledger.beginners())  # they wait for another command
+        await swarm.command(list(ledger.peers), "shutdown")
         running = [name for name, peer in ledger.peers.items() if peer.pid is not None]
         await self._wait(
             lambda: all(ledger.peers[name].exited for name in running),
@@ -249,11 +266,23 @@ class Replicate:
         await swarm.kill([name for name in running if not ledger.peers[name].exited])
         await swarm.clear()
 
-    def _spawned(self, name: str, answer: Mapping[str, Any]) -> None:
-        self._ledger.spawned(name, int(answer["pid"]), str(answer["host"]))
-        self._emit(
-            "peer_spawned", name, node=answer["node"], host=answer["host"], pid=answer["pid"]
-        )
+    def _spawned(self, cause: str | None) -> Started:
+        """Return what takes a peer that was started on behalf of a fault, or with the others."""
+
+        def started(peer: PeerSpec, answer: Mapping[str, Any]) -> None:
+            self._ledger.spawned(peer.name, int(answer["pid"]), str(answer["host"]))
+            place = {key: answer[key] for key in ("node", "host", "pid")}
+            told = {"slot": peer.slot, "life": peer.life, "cause": cause}
+            self._emit("peer_spawned", peer.name, **place, **told)
+
+        return started
+
+    def _valid(self, outcome: Outcome) -> Outcome:
+        """Return the outcome, unless the replicate does not stand for its scenario."""
+        if self._clock is None or outcome.state not in ("completed", "timed_out"):
+            return outcome
+        problem = self._clock.problem()
+        return outcome if problem is None else Outcome("invalid", problem)
 
     async def _heard(self, name: str, event: Event) -> None:
         if event["kind"] == EXITED:
@@ -264,6 +293,10 @@ class Replicate:
                 self._ledger.take(name, event)
             except (KeyError, TypeError, ValueError) as error:
                 self._ledger.lost(name, f"it sent a {event['kind']} that can't be read: {error!r}")
+            if self._ground is not None:
+                self._ground.heard(name, event)
+            if self._clock is not None and event["kind"] == "transition":
+                self._clock.heard(int(event["round"]))
         self._news.set()
 
     def _peer_exited(self, name: str, code: int | None, reason: str | None) -> None:

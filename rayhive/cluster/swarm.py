@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from rayhive.cluster import actors
+from rayhive.cluster import actors, nodes
 from rayhive.cluster.agent import NodeAgent
 from rayhive.cluster.peer_actor import EXITED, PeerActor
 from rayhive.cluster.placement import Bundle, Room, bundles
@@ -41,6 +40,10 @@ _LIGHT = {"num_cpus": 0, "max_restarts": 0}
 T = TypeVar("T")
 #: Takes a peer's name and one of its events, the last of kind ``exited``.
 Listener = Callable[[str, Event], Awaitable[None]]
+#: Takes a peer that was started and its ``pid``, ``host``, ``node`` and ``devices``.
+Started = Callable[[PeerSpec, Mapping[str, Any]], None]
+#: Label of a node whose peers listen on another address than Ray does.
+DATA_ADDRESS = "rayhive.io/data-address"
 
 
 def rooms() -> list[Room]:
@@ -52,13 +55,9 @@ def rooms() -> list[Room]:
             gpus=float(node["Resources"].get("GPU", 0.0)),
             labels=dict(node.get("Labels") or {}),
         )
-        for node in _nodes()
+        for node in nodes.all_nodes()
         if node["Alive"]
     ]
-
-
-def _nodes() -> list[dict[str, Any]]:
-    return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
 async def _all(steps: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -88,6 +87,7 @@ class Swarm:
         self._listener = listener
         self._specs: list[PeerSpec] = [spec.peer_spec(i) for i in range(spec.swarm.peers)]
         self._bundles: list[Bundle] = []
+        self._reserved: list[str] = []  # node of each bundle
         self._group: PlacementGroup | None = None
         self._nodes: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
@@ -98,12 +98,16 @@ class Swarm:
 
     @property
     def names(self) -> list[str]:
-        """The peers' names, the bootstrap peer first."""
+        """The names of the peers that start together, the bootstrap peer first."""
         return [peer.name for peer in self._specs]
 
     def node_of(self, name: str) -> str:
         """Return the id of the node that a placed peer is on."""
         return self._nodes[name]
+
+    def reserved_node(self, peer: int) -> str:
+        """Return the id of the node where room was reserved for a peer."""
+        return self._reserved[peer]
 
     async def place(self, timeout: float) -> None:
         """Reserve room for every peer.
@@ -111,8 +115,9 @@ class Swarm:
         Raises:
             ClusterError: There is no room, ever or within ``timeout`` seconds.
         """
+        later = self._spec.slots - len(self._specs)
         try:
-            self._bundles = bundles(self._spec.swarm, await asyncio.to_thread(rooms))
+            self._bundles = bundles(self._spec.swarm, await asyncio.to_thread(rooms), later)
         except ValueError as error:
             raise ClusterError(str(error)) from error
         several = len({room.node for room in await asyncio.to_thread(rooms)}) > 1
@@ -123,11 +128,8 @@ class Swarm:
             if waited >= timeout:
                 raise ClusterError(f"no room for {len(self._specs)} peers within {timeout:g} s")
         table = await asyncio.to_thread(placement_group_table, group)
-        nodes = table["bundles_to_node_id"]
-        self._nodes = {name: nodes[index] for index, name in enumerate(self.names)}
-        self._addresses = {
-            node["NodeID"]: node["NodeManagerAddress"] for node in await asyncio.to_thread(_nodes)
-        }
+        places = table["bundles_to_node_id"]
+        self._reserved = [places[index] for index in range(len(self._bundles))]
 
     def _reserve(self, several: bool) -> PlacementGroup:
         labels = [bundle.labels for bundle in self._bundles]
@@ -140,53 +142,93 @@ class Swarm:
         )
         return self._group
 
-    async def spawn(self, started: Callable[[str, Mapping[str, Any]], None]) -> None:
+    async def spawn(self, started: Started) -> None:
         """Start every peer's actor and process.
 
         Args:
-            started: Called for each peer with its ``pid``, ``host``, ``node`` and ``devices``.
+            started: Called for each peer.
 
         Raises:
             PeerError: A peer's process did not start.
         """
         if self._group is None:
             raise ClusterError("peers are placed before they are spawned")
-        host: Any = ray.remote(PeerActor)
-        for index, peer in enumerate(self._specs):
-            bundle = self._bundles[index]
-            self._actors[peer.name] = host.options(
-                num_cpus=bundle.cpus,
-                num_gpus=bundle.gpus,
-                max_restarts=0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    placement_group=self._group, placement_group_bundle_index=index
-                ),
-            ).remote(peer.name)
-        by_node = defaultdict(list)
-        for name, node in self._nodes.items():
-            by_node[node].append(name)
+        for peer in self._specs:
+            self._host(peer, self._reserved[peer.peer])
+        by_node = {
+            node: [name for name in self.names if self._nodes[name] == node]
+            for node in sorted(set(self._reserved[: len(self._specs)]))
+        }
         steps = [self._prepare(node, peers) for node, peers in by_node.items()]
         ready = dict(zip(by_node, await _all(steps), strict=True))
-        alone = len(by_node) == 1
+        await _all(
+            [self._begin(peer, ready[self._nodes[peer.name]], started) for peer in self._specs]
+        )
 
-        async def start(index: int) -> None:
-            peer, bundle = self._specs[index], self._bundles[index]
-            node = self._nodes[peer.name]
-            host = "127.0.0.1" if alone else self._addresses[node]
-            accelerator = "cuda" if bundle.gpus else "cpu"
-            own = peer.model_copy(update={"host": host, "accelerator": accelerator})
-            at_home = node == self._home
-            answer = await self._actors[peer.name].start.remote(
-                own.model_dump(mode="json", by_alias=True),
-                ready[node]["zygote"],
-                str(self.log_of(peer.name)) if at_home else ready[node]["logs"][peer.name],
-                ready[node]["temporary"][peer.name],
-                bool(bundle.gpus),
+    async def spawn_later(self, peer: PeerSpec, node: str, started: Started) -> None:
+        """Start one more peer, or another life of one that is gone.
+
+        Args:
+            peer: The peer.
+            node: Ray's id of the node that it comes to.
+            started: Called with it.
+
+        Raises:
+            PeerError: Its process did not start.
+        """
+        before = [name for name in self._actors if name.partition(".")[0] == peer.slot]
+        for name in before:  # it holds the room
+            await self._close(self._actors.pop(name))
+        self._host(peer, node)
+        await self._begin(peer, await self._prepare(node, [peer.name]), started)
+
+    def _host(self, peer: PeerSpec, node: str) -> None:
+        """Make the actor of a peer: in the room that was reserved, unless it comes elsewhere."""
+        bundle, host = self._bundles[peer.peer], ray.remote(PeerActor)
+        options: dict[str, Any]
+        if node == self._reserved[peer.peer] and self._group is not None:
+            scheduling: Any = PlacementGroupSchedulingStrategy(
+                placement_group=self._group, placement_group_bundle_index=peer.peer
             )
-            started(peer.name, {**answer, "node": node})
-            self._pumps.append(asyncio.create_task(self._pump(peer.name)))
+            options = {"num_cpus": bundle.cpus}
+        else:
+            scheduling = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+            options = {"num_cpus": 0}
+        self._nodes[peer.name] = node
+        self._actors[peer.name] = host.options(
+            **options, num_gpus=bundle.gpus, max_restarts=0, scheduling_strategy=scheduling
+        ).remote(peer.name)
 
-        await _all([start(index) for index in range(len(self._specs))])
+    async def _begin(self, peer: PeerSpec, ready: Mapping[str, Any], started: Started) -> None:
+        bundle, node = self._bundles[peer.peer], self._nodes[peer.name]
+        own = peer.model_copy(
+            update={
+                "host": await asyncio.to_thread(self._address, node),
+                "accelerator": "cuda" if bundle.gpus else "cpu",
+            }
+        )
+        at_home = node == self._home
+        answer = await self._actors[peer.name].start.remote(
+            own.model_dump(mode="json", by_alias=True),
+            ready["zygote"],
+            str(self.log_of(peer.name)) if at_home else ready["logs"][peer.name],
+            ready["temporary"][peer.name],
+            bool(bundle.gpus),
+        )
+        started(peer, {**answer, "node": node})
+        self._pumps.append(asyncio.create_task(self._pump(peer.name)))
+
+    def _address(self, node: str) -> str:
+        """Return the address that a peer on a node listens on."""
+        if node not in self._addresses:
+            found = {item["NodeID"]: item for item in nodes.all_nodes()}
+            self._addresses = {
+                name: (item.get("Labels") or {}).get(DATA_ADDRESS) or item["NodeManagerAddress"]
+                for name, item in found.items()
+            }
+        # one that comes to another node later would not reach them on the loopback
+        several = set(self._reserved) if self._spec.plan is None else self._addresses
+        return "127.0.0.1" if len(several) == 1 else self._addresses[node]
 
     def log_of(self, name: str) -> Path:
         """Return where a peer's log ends up."""
@@ -251,16 +293,23 @@ class Swarm:
 
         await asyncio.gather(*(kill(name) for name in who if name in self._actors))
 
+    @staticmethod
+    async def _close(actor: Any) -> None:
+        with contextlib.suppress(RayActorError, asyncio.TimeoutError):
+            await asyncio.wait_for(actor.close.remote(), _CLOSE_TIMEOUT)
+            await asyncio.wait_for(actor.leave.remote(), _CLOSE_TIMEOUT)
+        ray.kill(actor)
+
+    async def agent(self, node: str, method: str, *args: Any) -> Any:
+        """Call a method of the agent of a node, by Ray's id of the node."""
+        if node not in self._agents:
+            raise ClusterError(f"there is no agent on node {node}")
+        answer = getattr(self._agents[node], method).remote(*args)
+        return (await _all([asyncio.wait_for(answer, _ANSWER_TIMEOUT)]))[0]
+
     async def clear(self) -> None:
         """End all actors, fetch logs from other nodes, and have every node cleaned up."""
-
-        async def close(actor: Any) -> None:
-            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
-                await asyncio.wait_for(actor.close.remote(), _CLOSE_TIMEOUT)
-                await asyncio.wait_for(actor.leave.remote(), _CLOSE_TIMEOUT)
-            ray.kill(actor)
-
-        await asyncio.gather(*(close(actor) for actor in self._actors.values()))
+        await asyncio.gather(*(self._close(actor) for actor in self._actors.values()))
         for pump in self._pumps:
             pump.cancel()
         for name, node in self._nodes.items():

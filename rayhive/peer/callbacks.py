@@ -77,9 +77,10 @@ class MeasuredTraining(Callback):
             **self.facts,
         )
         self.channel.wait_for("train")
-        if not optimizer.tracker.wait_for_peers(self.spec.peers, ANNOUNCE_TIMEOUT):
+        expected = 1 if self.spec.joins else self.spec.peers
+        if not optimizer.tracker.wait_for_peers(expected, ANNOUNCE_TIMEOUT):
             raise RuntimeError(
-                f"saw {optimizer.tracker.live_peers} of {self.spec.peers} peers "
+                f"saw {optimizer.tracker.live_peers} of {expected} peers "
                 f"{ANNOUNCE_TIMEOUT:.0f} s after all were ready"
             )
         self._round = optimizer.local_epoch

@@ -1,0 +1,177 @@
+"""Fires the faults of a plan, proves that they took effect, and heals them, each in its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import rayhive.faults  # noqa: F401 - fills the registry
+from rayhive.cluster.ground import CAUSE, SwarmGround
+from rayhive.errors import RayhiveError, ReplicateError
+from rayhive.faults.kind import FaultKind
+from rayhive.plan import DYNAMIC_ROLES, FaultPlan, PlannedFault
+from rayhive.registry import FAULTS
+
+#: How long a kind may take for one of its steps, if it does not say when it will be done [s].
+STEP_TIMEOUT_S = 60.0
+
+T = TypeVar("T")
+
+
+class FaultClock:
+    """The faults of one replicate.
+
+    Every fault runs in a task of its own, so faults may overlap. What a fault does is an event:
+    ``fault_fired`` when it was injected, ``fault_verified`` when there is a proof, or a proof that
+    it did not take effect, ``fault_healed``, and ``fault_failed`` when a step raised an error.
+
+    Args:
+        plan: The plan.
+        ground: The swarm.
+    """
+
+    def __init__(self, plan: FaultPlan, ground: SwarmGround) -> None:
+        self._ground = ground
+        self._faults: list[FaultKind] = [
+            FAULTS.get(planned.kind)(planned) for planned in plan.faults
+        ]
+        self._fired: dict[str, float] = {}
+        self._verified: set[str] = set()
+        self._errors: dict[str, str] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._set_up: list[FaultKind] = []
+        self._round = 0
+        self._news = asyncio.Event()
+
+    async def setup(self) -> None:
+        """Prepare every fault.
+
+        Raises:
+            ReplicateError: One cannot be prepared.
+        """
+        for fault in self._faults:
+            self._set_up.append(fault)
+            try:
+                await asyncio.wait_for(fault.setup(self._ground), STEP_TIMEOUT_S)
+            except Exception as error:
+                self._failed(fault.planned, "setup", error)
+                raise ReplicateError(f"{_title(fault.planned)} can't be set up: {error}") from error
+
+    def start(self) -> None:
+        """Begin to count: training starts now."""
+        began = time.monotonic()
+        self._tasks = [asyncio.create_task(self._run(fault, began)) for fault in self._faults]
+
+    def heard(self, round_: int) -> None:
+        """Take note of a round that some peer has finished."""
+        if round_ > self._round:
+            self._round = round_
+            self._news.set()
+            self._news = asyncio.Event()
+
+    async def _run(self, fault: FaultKind, began: float) -> None:
+        planned, phase = fault.planned, "inject"
+        CAUSE.set(planned.id)
+        try:
+            slip = await self._due(fault, began)
+            who = self._who(fault)
+            lives = self._ground.lives_of(who)
+            fired_at = time.time()
+            step = fault.inject(self._ground, who)
+            done = await (step if fault.inside else _bounded(step))
+            self._fired[planned.id] = time.monotonic()
+            self._ground.note(
+                "fault_fired",
+                fault=planned.id,
+                fault_kind=planned.kind,
+                who=list(who),
+                lives=lives or self._ground.lives_of(who),
+                planned=str(planned.at),
+                began=fired_at,
+                done=done,
+                **slip,
+            )
+            phase = "verify"
+            proof = await _bounded(fault.verify(self._ground, who))
+            if proof.ok:
+                self._verified.add(planned.id)
+            self._ground.note("fault_verified", fault=planned.id, ok=proof.ok, proof=proof.what)
+            if planned.heal_after_s is None or not fault.heals:
+                return
+            phase = "heal"
+            left = self._fired[planned.id] + planned.heal_after_s - time.monotonic()
+            await asyncio.sleep(max(0.0, left))
+            done = await _bounded(fault.heal(self._ground, who))
+            self._ground.note(
+                "fault_healed",
+                fault=planned.id,
+                lives=self._ground.lives_of(who),
+                done=done,
+                seconds=time.monotonic() - self._fired[planned.id],
+            )
+        except Exception as error:
+            self._failed(planned, phase, error)
+
+    async def _due(self, fault: FaultKind, began: float) -> dict[str, Any]:
+        """Wait until the fault is due; return how late it is."""
+        at = fault.planned.at
+        if fault.inside:  # the peer does it by itself in the planned round
+            return {"slip_rounds": 0}
+        if at.seconds is not None:
+            await asyncio.sleep(max(0.0, began + at.seconds - time.monotonic()))
+            return {"slip_s": time.monotonic() - began - at.seconds}
+        assert at.round is not None
+        while self._round < at.round:
+            await self._news.wait()
+        return {"slip_rounds": self._round - at.round}
+
+    def _who(self, fault: FaultKind) -> Sequence[str]:
+        ground = self._ground
+        named = [ground.role(n) if n in DYNAMIC_ROLES else n for n in fault.planned.who]
+        if fault.targets == "node":
+            named = [ground.node_of(n) if n.startswith("peer-") else n for n in named]
+        elif any(name.startswith("node-") for name in named):
+            named = [s for n in named for s in (ground.peers_on(n) if n[0] == "n" else [n])]
+        return list(dict.fromkeys(named))
+
+    def _failed(self, planned: PlannedFault, phase: str, error: Exception) -> None:
+        text = str(error) if isinstance(error, RayhiveError) else repr(error)
+        self._errors[planned.id] = f"{phase}: {text}"
+        self._ground.note("fault_failed", fault=planned.id, phase=phase, error=text)
+
+    async def close(self) -> None:
+        """Stop counting, and have every fault remove what may be left of it."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for fault in reversed(self._set_up):
+            try:
+                await asyncio.wait_for(fault.teardown(self._ground), STEP_TIMEOUT_S)
+            except Exception as error:
+                self._failed(fault.planned, "teardown", error)
+        self._set_up = []
+
+    def problem(self) -> str | None:
+        """Return why the replicate does not stand for its scenario, None if it does."""
+        for fault in self._faults:
+            planned = fault.planned
+            if planned.id in self._errors:
+                return f"{_title(planned)} failed: {self._errors[planned.id]}"
+            if planned.id not in self._fired:
+                return f"{_title(planned)} did not fire before the end"
+            if planned.id not in self._verified:
+                return f"{_title(planned)} was not proved to have taken effect"
+        return None
+
+
+def _title(planned: PlannedFault) -> str:
+    return f"{planned.id} ({planned.kind} of {', '.join(planned.who)} at {planned.at})"
+
+
+async def _bounded(step: Awaitable[T]) -> T:
+    try:
+        return await asyncio.wait_for(step, STEP_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise ReplicateError(f"it took longer than {STEP_TIMEOUT_S:g} s") from None

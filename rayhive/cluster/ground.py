@@ -1,0 +1,246 @@
+"""A running swarm in the hands of its faults: what :class:`rayhive.faults.ground.Ground` says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from rayhive.cluster import nodes
+from rayhive.cluster.ledger import Ledger
+from rayhive.cluster.swarm import Started, Swarm
+from rayhive.errors import ClusterError
+from rayhive.events import Event, make_event
+from rayhive.faults.ground import ProcessRole
+from rayhive.spec import ReplicateSpec
+
+#: Id of the fault on whose behalf the running task acts.
+CAUSE: ContextVar[str | None] = ContextVar("cause", default=None)
+#: Node of a peer that is started again somewhere else.
+OTHER_NODE = "other"
+
+
+class SwarmGround:
+    """The swarm of one replicate, by slots and logical nodes.
+
+    Args:
+        spec: The replicate.
+        swarm: Its peers, spawned.
+        ledger: What is known of them.
+        spawned: Takes the fault that a peer is started for, and returns what takes the peer.
+        write: Takes events of the supervisor's.
+    """
+
+    def __init__(
+        self,
+        spec: ReplicateSpec,
+        swarm: Swarm,
+        ledger: Ledger,
+        spawned: Callable[[str | None], Started],
+        write: Callable[[Event], None],
+    ) -> None:
+        self._spec, self._swarm, self._ledger = spec, swarm, ledger
+        self._spawned, self._write = spawned, write
+        self._lives = {f"peer-{i}": [spec.peer_spec(i)] for i in range(spec.swarm.peers)}
+        self._nodes = {f"node-{i}": swarm.reserved_node(i) for i in range(spec.slots)}
+        self._latest: dict[tuple[str, str], Event] = {}
+        self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
+        self._ready: list[str] = []
+        self._errands: set[asyncio.Task[None]] = set()
+
+    # -- what happens --------------------------------------------------------------------------
+
+    def heard(self, name: str, event: Event) -> None:
+        """Take an event of a peer, after the ledger has."""
+        kind, slot = event["kind"], name.partition(".")[0]
+        self._latest[kind, slot] = {**event, "peer": name}
+        if kind == "peer_ready":
+            self._ready.append(name)
+            if self._ledger.peers[name].late:
+                self._errand(self._swarm.command([name], "train"))
+        for matches, found in self._waiting:
+            if not found.done() and matches({**event, "peer": name}):
+                found.set_result(event)
+
+    def _errand(self, job: Any) -> None:
+        task = asyncio.ensure_future(job)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+
+    async def event(
+        self, kind: str, peer: str | None, timeout: float, **fields: Any
+    ) -> Event | None:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        name = None if peer is None else self.life(peer)
+
+        def matches(event: Event) -> bool:
+            return (
+                event["kind"] == kind
+                and name in (None, event["peer"])
+                and all(event.get(key) == value for key, value in fields.items())
+            )
+
+        entry = matches, asyncio.get_running_loop().create_future()
+        self._waiting.append(entry)
+        try:
+            return await asyncio.wait_for(entry[1], timeout)
+        except asyncio.TimeoutError:
+            return None
+        finally:
+            self._waiting.remove(entry)
+
+    def last(self, kind: str, peer: str) -> Event | None:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        return self._latest.get((kind, peer))
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        self._write(make_event(kind, **fields))
+
+    # -- who is where --------------------------------------------------------------------------
+
+    def life(self, peer: str) -> str:
+        """Return the name in events of the latest life of a slot.
+
+        Raises:
+            ClusterError: The slot has not run yet.
+        """
+        if peer not in self._lives:
+            raise ClusterError(f"{peer} has not joined yet")
+        return self._lives[peer][-1].name
+
+    def lives_of(self, who: Sequence[str]) -> list[str]:
+        """Return the names in events of the latest lives of slots, or of those on nodes."""
+        slots = [slot for name in who for slot in self._slots(name)]
+        return [self.life(slot) for slot in slots if slot in self._lives]
+
+    def _slots(self, name: str) -> Sequence[str]:
+        return self.peers_on(name) if name.startswith("node-") else [name]
+
+    def living(self) -> Sequence[str]:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        return [slot for slot in self._lives if self._ledger.peers[self.life(slot)].lives]
+
+    def node_of(self, peer: str) -> str:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        if peer not in self._lives:
+            return f"node-{peer.removeprefix('peer-')}"
+        at = self._swarm.node_of(self.life(peer))
+        home = f"node-{self._lives[peer][-1].peer}"
+        if self._nodes.get(home) == at:
+            return home
+        return next(name for name, node in self._nodes.items() if node == at)
+
+    def peers_on(self, node: str) -> Sequence[str]:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        at = self._node(node)
+        return [s for s in self.living() if self._swarm.node_of(self.life(s)) == at]
+
+    def _node(self, node: str) -> str:
+        if node not in self._nodes:
+            raise ClusterError(f"there is no {node}: the nodes are {', '.join(self._nodes)}")
+        return self._nodes[node]
+
+    def role(self, name: str) -> str:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        living = self.living()
+        if not living:
+            raise ClusterError(f"no peer is left to be the {name}")
+        if name == "slowest":
+            records = self._ledger.peers
+            return min(living, key=lambda slot: records[self.life(slot)].samples_per_s or 0.0)
+        # the peer that has been there for the longest leads
+        order = {life: index for index, life in enumerate(self._ready)}
+        return min(living, key=lambda slot: order.get(self.life(slot), len(order)))
+
+    def rounds(self) -> Mapping[str, int]:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        return {slot: self._ledger.peers[self.life(slot)].round for slot in self.living()}
+
+    # -- what can be done to them --------------------------------------------------------------
+
+    def expect_loss(self, peer: str) -> None:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        self._ledger.doom(self.life(peer))
+
+    def _processes(self, peer: str, process: ProcessRole) -> list[int] | None:
+        """Return the pids of a peer's processes, None for all of them."""
+        if process == "group":
+            return None
+        record = self._ledger.peers[self.life(peer)]
+        known = {**record.processes, "trainer": record.pid}
+        pid = known.get(process)
+        if pid is None:
+            raise ClusterError(f"{peer} has not told which process is its {process}")
+        return [pid]
+
+    async def signal(self, peer: str, signum: int, process: ProcessRole = "group") -> list[int]:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        pids = self._processes(peer, process)
+        hit: list[int] = await self._agent_of(peer, "signal_processes", signum, pids)
+        return hit
+
+    async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        pids = self._processes(peer, process)
+        states: dict[int, str] = await self._agent_of(peer, "process_states", pids)
+        return states
+
+    async def command(self, peer: str, do: str, **fields: Any) -> None:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        await self._swarm.command([self.life(peer)], do, **fields)
+
+    async def start(self, peer: str, node: str | None = None) -> str:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        lives = self._lives.setdefault(peer, [])
+        number = int(peer.removeprefix("peer-"))
+        at = await self._place(peer, node) if lives else self._swarm.reserved_node(number)
+        spec = self._spec.peer_spec(number, len(lives))
+        known = [a for s in self.living() for a in self._ledger.peers[self.life(s)].addresses]
+        lives.append(spec)
+        self._ledger.add(spec.name)
+        await self._swarm.spawn_later(spec, at, self._spawned(CAUSE.get()))
+        await self._swarm.command([spec.name], "start", initial_peers=known)
+        return spec.name
+
+    async def _place(self, peer: str, node: str | None) -> str:
+        before = self._swarm.node_of(self.life(peer))
+        if node is None:
+            return before
+        if node != OTHER_NODE:
+            return self._node(node)
+        others = sorted({at for at in self._nodes.values() if at != before})
+        alive = set(await asyncio.to_thread(nodes.alive))
+        others = [at for at in others if at in alive]
+        if not others:
+            raise ClusterError(f"there is no other node for {peer}")
+        return min(others, key=lambda at: sum(self._nodes[n] == at for n in self._nodes))
+
+    async def agent(self, node: str, method: str, *args: Any) -> Any:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        return await self._swarm.agent(self._node(node), method, *args)
+
+    async def _agent_of(self, peer: str, method: str, *args: Any) -> Any:
+        """Call the agent of a peer's node about the peer."""
+        life = self.life(peer)
+        about = self._spec.run_id, self._ledger.peers[life].pid
+        return await self._swarm.agent(self._swarm.node_of(life), method, *about, *args)
+
+    async def drain(self, node: str, notice_s: float) -> None:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        deadline_ms = int((time.time() + notice_s) * 1000)
+        await asyncio.to_thread(nodes.drain, self._node(node), deadline_ms)
+
+    async def kill_node(self, node: str) -> None:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        for slot in self.peers_on(node):
+            self.expect_loss(slot)
+        await asyncio.to_thread(nodes.kill, self._node(node))
+
+    async def start_node(self, node: str) -> None:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        before = self._node(node)
+        after = await asyncio.to_thread(nodes.start, before)
+        self._nodes = {n: after if at == before else at for n, at in self._nodes.items()}
