@@ -83,7 +83,7 @@ class NodeAgent(NodeTools, LinkTools):
             self._runs[run_id] = folder
         temporary = {}
         for peer in peers:
-            own = folder / peer.replace("peer-", "p")
+            own = folder / peer.replace("peer-", "p").replace(".", "-")
             own.mkdir(exist_ok=True)
             temporary[peer] = str(own)
         return {

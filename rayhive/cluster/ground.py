@@ -194,12 +194,12 @@ class SwarmGround:
 
     async def start(self, peer: str, node: str | None = None) -> str:
         """See :class:`~rayhive.faults.ground.Ground`."""
-        lives = self._lives.setdefault(peer, [])
+        lives = self._lives.get(peer, [])
         number = int(peer.removeprefix("peer-"))
         at = await self._place(peer, node) if lives else self._swarm.reserved_node(number)
         spec = self._spec.peer_spec(number, len(lives))
         known = [a for s in self.living() for a in self._ledger.peers[self.life(s)].addresses]
-        lives.append(spec)
+        self._lives[peer] = [*lives, spec]
         self._ledger.add(spec.name)
         await self._swarm.spawn_later(spec, at, self._spawned(CAUSE.get()))
         await self._swarm.command([spec.name], "start", initial_peers=known)

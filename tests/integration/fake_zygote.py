@@ -36,13 +36,14 @@ class Peer:
     def __init__(self, connection: socket.socket, spec: dict[str, Any]) -> None:
         self.connection = connection
         self.spec = spec
-        self.name = f"peer-{spec['peer']}"
+        self.name = f"peer-{spec['peer']}" + (f".{spec['life']}" if spec["life"] else "")
         given = spec["workload"]["args"].get("fake", {})
         own = given.get("peers", {}).get(str(spec["peer"]), {})
         self.fake = {**DEFAULTS, **given, **own}
         self.commands: list[dict[str, Any]] = []
         self.news = threading.Condition()
         self.sockets: list[socket.socket] = []
+        self.child = 0
 
     def run(self) -> None:
         threading.Thread(target=self.read, daemon=True).start()
@@ -66,6 +67,7 @@ class Peer:
             versions={},
             hardware="",
             device=os.environ.get("CUDA_VISIBLE_DEVICES"),
+            processes={"trainer": os.getpid(), **({"p2pd": self.child} if self.child else {})},
         )
         self.wait_for("train")
         self.emit("training_started")
@@ -122,7 +124,8 @@ class Peer:
             file.write(b"\0" * 64)
         with open(os.path.join(os.environ["TMPDIR"], "scratch"), "wb") as file:
             file.write(b"\0")
-        if os.fork() == 0:
+        self.child = os.fork()
+        if self.child == 0:
             time.sleep(600)
             os._exit(0)
 
