@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from rayhive.registry import SCENARIOS
+from rayhive.registry import FAULTS, SCENARIOS
 
 SCENARIOS.register_lazy("none", "rayhive.faults.none:NoFaults")
+
+FAULTS.register_lazy("kill", "rayhive.faults.kinds.kill:Kill")
+FAULTS.register_lazy("preempt", "rayhive.faults.kinds.preempt:Preempt")
+FAULTS.register_lazy("pause", "rayhive.faults.kinds.pause:Pause")
+FAULTS.register_lazy("kill_p2pd", "rayhive.faults.kinds.kill_p2pd:KillP2pd")
+FAULTS.register_lazy("kill_averager", "rayhive.faults.kinds.kill_averager:KillAverager")
+FAULTS.register_lazy("join", "rayhive.faults.kinds.join:Join")
+FAULTS.register_lazy("leave", "rayhive.faults.kinds.leave:Leave")

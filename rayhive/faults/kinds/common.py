@@ -1,0 +1,128 @@
+"""What several kinds do: wait for processes and events, and start replacements."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
+
+from rayhive.config import Model
+from rayhive.errors import RayhiveError
+from rayhive.events import Event
+from rayhive.faults.ground import Ground, ProcessRole
+from rayhive.faults.kind import FaultKind, Group
+
+#: Between two looks at processes on another node, which nothing announces [s].
+LOOK_S = 0.1
+#: How long the kernel may take to end or stop what got a signal, on a busy machine [s].
+SETTLE_S = 5.0
+States = dict[int, str]
+
+
+def require_living(ground: Ground, who: Sequence[str]) -> None:
+    """Refuse to do something to a peer that is not there.
+
+    Raises:
+        RayhiveError: No life of one of ``who`` runs.
+    """
+    living = set(ground.living())
+    missing = [peer for peer in who if peer not in living]
+    if missing:
+        raise RayhiveError(f"no life of {', '.join(missing)} runs")
+
+
+async def wait_for_states(
+    ground: Ground,
+    peer: str,
+    reached: Callable[[States], bool],
+    timeout: float,
+    process: ProcessRole = "group",
+) -> States:
+    """Look at a peer's processes until they are as they should be, or ``timeout`` is over [s].
+
+    Returns:
+        What was seen last: whether it is as it should be is for the caller to say.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        states = await ground.process_states(peer, process)
+        if reached(states) or time.monotonic() >= deadline:
+            return states
+        await asyncio.sleep(LOOK_S)
+
+
+def all_are(state: str, pids: Sequence[int] = ()) -> Callable[[States], bool]:
+    """Return whether every process is in ``state``; those of ``pids`` have to be among them."""
+
+    def reached(states: States) -> bool:
+        known = set(states) | set(pids)
+        return bool(known) and all(states.get(pid) == state for pid in known)
+
+    return reached
+
+
+class Listening:
+    """Waits for an event that may have come between the injection and the proof.
+
+    Args:
+        ground: The swarm.
+        kind: Kind of the event.
+        who: Slots of which each is to send one after now.
+    """
+
+    def __init__(self, ground: Ground, kind: str, who: Sequence[str]) -> None:
+        self._ground, self._kind = ground, kind
+        self._before = {peer: ground.last(kind, peer) for peer in who}
+
+    async def heard(self, peer: str, timeout: float) -> Event | None:
+        """Return the slot's first event since, or None if it does not come in time [s]."""
+        last = self._ground.last(self._kind, peer)
+        if last is not None and last != self._before[peer]:
+            return last
+        return await self._ground.event(self._kind, peer, timeout)
+
+
+def other_node(ground: Ground, peer: str) -> str:
+    """Return the node that has the fewest peers and is not the peer's own.
+
+    Raises:
+        RayhiveError: There is none.
+    """
+    own = ground.node_of(peer)
+    load: dict[str, int] = {}
+    for living in ground.living():
+        node = ground.node_of(living)
+        load[node] = load.get(node, 0) + 1
+    load.pop(own, None)
+    if not load:
+        raise RayhiveError(f"there is no node besides {own} to start {peer} on")
+    return min(load, key=lambda node: (load[node], int(node.rpartition("-")[2])))
+
+
+class ReplacedArgs(Model):
+    """Parameters of a kind whose heal is a replacement.
+
+    Attributes:
+        where: Whether the replacement starts on the node of the dead or on another one.
+    """
+
+    where: Literal["same", "other"] = "same"
+
+
+class EndsPeers(FaultKind):
+    """A fault that ends lives of peers: the heal starts new ones."""
+
+    group: ClassVar[Group] = "process"
+    heals: ClassVar[bool] = True
+    Args: ClassVar[type[Model]] = ReplacedArgs
+
+    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Start a replacement of each."""
+
+        async def start(peer: str) -> str:
+            node = other_node(ground, peer) if self.args.where == "other" else None
+            return await ground.start(peer, node)
+
+        lives = await asyncio.gather(*(start(peer) for peer in who))
+        return {"lives": dict(zip(who, lives, strict=True))}

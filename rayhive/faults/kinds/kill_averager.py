@@ -1,0 +1,32 @@
+"""Kills one of a peer's two averaging processes."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from rayhive.config import Model
+from rayhive.faults.ground import ProcessRole
+from rayhive.faults.kinds.common import ReplacedArgs
+from rayhive.faults.kinds.loses_process import LosesProcess
+
+
+class Args(ReplacedArgs):
+    """Parameters of :class:`KillAverager`.
+
+    Attributes:
+        which: The averager of the gradients or that of parameters and statistics.
+    """
+
+    which: Literal["gradient", "state"] = "gradient"
+
+
+class KillAverager(LosesProcess):
+    """Kills an averager, for whose answers the trainer would wait for ever."""
+
+    about: ClassVar[str] = "Kills an averaging process of a peer, which has to notice and end."
+    Args: ClassVar[type[Model]] = Args
+
+    @property
+    def process(self) -> ProcessRole:
+        """The averager that ``which`` names."""
+        return "gradient_averager" if self.args.which == "gradient" else "state_averager"

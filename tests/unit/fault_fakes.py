@@ -1,0 +1,226 @@
+"""A ground for faults that has no swarm: peers are process groups of `sleep`, nodes are names.
+
+What is done to processes and to the machine is done by a real NodeTools. What a peer would do by
+itself (say goodbye, notice that a process died) is played here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
+from rayhive.cluster.node_tools import NodeTools
+from rayhive.errors import RayhiveError
+from rayhive.events import Event, make_event
+from rayhive.faults.ground import ProcessRole
+from rayhive.faults.kind import FaultKind, Proof
+from rayhive.plan import At, PlannedFault
+from rayhive.registry import FAULTS
+
+RUN = "study-t0-r0-x-a0"
+ROLES = ("dht", "p2pd", "gradient_averager", "state_averager")
+#: Prints the children's pids and ends, as a peer does, when one of them does.
+_PEER = "for i in 1 2 3 4; do sleep 300 & echo $!; done; wait -n; exit 1"
+
+
+def planned(kind: str, who: Sequence[str] = ("peer-1",), **args: Any) -> FaultKind:
+    fault = PlannedFault(id="f0", kind=kind, who=tuple(who), at=At(round=1), args=args)
+    made: FaultKind = FAULTS.get(kind)(fault)
+    return made
+
+
+async def run(kind: FaultKind, ground: FakeGround, who: Sequence[str] = ("peer-1",)) -> Proof:
+    await kind.setup(ground)
+    await kind.inject(ground, who)
+    return await kind.verify(ground, who)
+
+
+@dataclass
+class Life:
+    name: str
+    process: subprocess.Popen[str]
+    roles: dict[str, int]
+    node: str
+
+
+@dataclass
+class FakeGround:
+    """Three peers on two nodes.
+
+    Args:
+        folder: Where the peers' records go.
+        deaf: Nothing of what is asked happens, and nobody says so.
+        rude: Peers do not obey commands.
+    """
+
+    folder: Path
+    deaf: bool = False
+    rude: bool = False
+    tools: NodeTools = field(default_factory=NodeTools)
+    expected: list[str] = field(default_factory=list)
+    commands: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    signals: list[tuple[str, int]] = field(default_factory=list)
+    drained: dict[str, float] = field(default_factory=dict)
+    dead_nodes: set[str] = field(default_factory=set)
+    log: list[Event] = field(default_factory=list)
+    lives: dict[str, Life] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tools._runs = {RUN: self.folder}
+        self._waiting: list[tuple[str, str | None, dict[str, Any], asyncio.Future[Event]]] = []
+        self._watches: list[asyncio.Task[None]] = []
+        self._past: list[Life] = []
+
+    async def __aenter__(self) -> FakeGround:
+        for number, node in enumerate(("node-0", "node-1", "node-1")):
+            await self.start(f"peer-{number}", node)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        for life in [*self._past, *self.lives.values()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(life.process.pid, signal.SIGKILL)
+            life.process.wait()
+            assert life.process.stdout is not None
+            life.process.stdout.close()
+
+    def living(self) -> Sequence[str]:
+        return [slot for slot, life in self.lives.items() if life.process.poll() is None]
+
+    def node_of(self, peer: str) -> str:
+        return self.lives[peer].node
+
+    def peers_on(self, node: str) -> Sequence[str]:
+        return [peer for peer in self.living() if self.node_of(peer) == node]
+
+    def role(self, name: str) -> str:
+        return "peer-0"
+
+    def expect_loss(self, peer: str) -> None:
+        self.expected.append(self.lives[peer].name)
+
+    async def signal(self, peer: str, signum: int, process: ProcessRole = "group") -> list[int]:
+        if self.deaf:
+            return list(await self.process_states(peer, process))
+        life = self.lives[peer]
+        self.signals.append((peer, signum))
+        if signum in (signal.SIGKILL, signal.SIGTERM) and life.name not in self.expected:
+            raise AssertionError(f"{life.name} is ended, but nobody expects that")
+        return await self.tools.signal_processes(
+            RUN, life.process.pid, signum, self._pids(life, process)
+        )
+
+    async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
+        life = self.lives[peer]
+        life.process.poll()  # a zombie counts as gone, but let it go
+        return await self.tools.process_states(RUN, life.process.pid, self._pids(life, process))
+
+    def _pids(self, life: Life, process: ProcessRole) -> list[int] | None:
+        return None if process == "group" else [life.roles[process]]
+
+    async def command(self, peer: str, do: str, **fields: Any) -> None:
+        self.commands.append((peer, do, fields))
+        if self.deaf or self.rude:
+            return
+        if do == "notice":
+            self.say("notice", peer, deadline_s=fields["deadline_s"])
+        if do in ("notice", "leave"):
+            self.say("left", peer, round=7, handed_over=64, lost=0)
+            os.killpg(self.lives[peer].process.pid, signal.SIGKILL)
+            self.lives[peer].process.wait()
+
+    async def start(self, peer: str, node: str | None = None) -> str:
+        old = self.lives.get(peer)
+        if old is not None and old.process.poll() is None:
+            raise RayhiveError(f"{peer} lives")
+        where = node or (old.node if old else "node-0")
+        if where in self.dead_nodes:
+            raise RayhiveError(f"{where} is dead")
+        number = 1 + sum(life.name.startswith(peer) for life in self._past) if old else 0
+        name = f"{peer}.{number}" if number else peer
+        if old is not None:
+            self._past.append(old)
+        process = subprocess.Popen(
+            ["bash", "-c", _PEER], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert process.stdout is not None
+        pids = [int(process.stdout.readline()) for _ in ROLES]
+        roles = {"trainer": process.pid, **dict(zip(ROLES, pids, strict=True))}
+        self.lives[peer] = Life(name, process, roles, where)
+        owned = Belongings(leader=process.pid)
+        owned.note()
+        owned.save(self.folder / f"{name.replace('.', '-')}{RECORD_SUFFIX}")
+        self.say("spawned", peer, pid=process.pid)
+        self._watches.append(asyncio.create_task(self._watch(peer, self.lives[peer])))
+        return name
+
+    async def _watch(self, peer: str, life: Life) -> None:
+        """Play the peer that sees a process of its own die, and ends."""
+        while (code := life.process.poll()) is None:
+            await asyncio.sleep(0.01)
+        if code == 1:
+            self.say("peer_failed", peer, error="PeerProcessDied('p2pd died')", traceback="")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(life.process.pid, signal.SIGKILL)
+
+    async def agent(self, node: str, method: str, *args: Any) -> Any:
+        if node in self.dead_nodes:
+            raise RayhiveError(f"the agent of {node} is gone")
+        return await getattr(self.tools, method)(RUN, *args)
+
+    async def drain(self, node: str, notice_s: float) -> None:
+        self.drained[node] = notice_s
+
+    async def kill_node(self, node: str) -> None:
+        if self.deaf:
+            return
+        for peer in self.peers_on(node):
+            os.killpg(self.lives[peer].process.pid, signal.SIGKILL)
+            self.lives[peer].process.wait()
+        self.dead_nodes.add(node)
+
+    async def start_node(self, node: str) -> None:
+        self.dead_nodes.discard(node)
+
+    async def event(
+        self, kind: str, peer: str | None, timeout: float, **fields: Any
+    ) -> Event | None:
+        future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
+        self._waiting.append((kind, peer, fields, future))
+        with contextlib.suppress(asyncio.TimeoutError):
+            return await asyncio.wait_for(future, min(timeout, 1.0) if self.deaf else timeout)
+        return None
+
+    def last(self, kind: str, peer: str) -> Event | None:
+        for event in reversed(self.log):
+            if event["kind"] == kind and event["peer"].split(".")[0] == peer:
+                return event
+        return None
+
+    def say(self, kind: str, peer: str, **fields: Any) -> None:
+        event = make_event(kind, self.lives[peer].name, **fields)
+        self.log.append(event)
+        for wanted, slot, values, future in self._waiting:
+            if (
+                wanted == kind
+                and slot in (None, peer)
+                and values.items() <= event.items()
+                and not future.done()
+            ):
+                future.set_result(event)
+
+    def rounds(self) -> Mapping[str, int]:
+        return {peer: 5 for peer in self.living()}
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self.log.append(make_event(kind, None, **fields))

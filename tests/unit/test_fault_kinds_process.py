@@ -1,0 +1,265 @@
+"""Faults on processes: what is really done to them, and what a proof does not let pass."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.errors import RayhiveError
+from rayhive.faults.kinds import common
+from tests.unit.fault_fakes import ROLES, FakeGround, planned, run
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never comes is waited for in vain: not for long here."""
+    for module in ("common", "kill", "pause", "notice", "loses_process", "join"):
+        monkeypatch.setattr(f"rayhive.faults.kinds.{module}.SETTLE_S", 0.3, raising=False)
+    monkeypatch.setattr(common, "LOOK_S", 0.01)
+    monkeypatch.setattr("rayhive.faults.kinds.loses_process.LosesProcess.patience_s", 0.5)
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scene)
+
+
+def test_a_killed_peer_is_gone_whole_and_replaced_where_it_was(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("kill")
+            before = set(await ground.process_states("peer-1"))
+            proof = await run(kind, ground)
+            assert proof.ok
+            assert proof.what == {"left": {"peer-1": []}, "killed": 1 + len(ROLES)}
+            assert set((await ground.process_states("peer-1")).values()) == {"gone"}
+            assert ground.living() == ["peer-0", "peer-2"]
+            healed = await kind.heal(ground, ["peer-1"])
+            assert healed == {"lives": {"peer-1": "peer-1.1"}}
+            assert ground.node_of("peer-1") == "node-1"
+            assert not before & set(await ground.process_states("peer-1"))
+            await kind.teardown(ground)
+            assert len(ground.living()) == 3
+
+    play(scene())
+
+
+def test_a_replacement_may_start_on_another_node(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("kill", where="other")
+            assert (await run(kind, ground)).ok
+            await kind.heal(ground, ["peer-1"])
+            assert ground.node_of("peer-1") == "node-0"
+
+    play(scene())
+
+
+def test_without_another_node_the_heal_says_so(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("kill", who=["peer-0", "peer-2"], where="other")
+            assert (await run(kind, ground, ["peer-0", "peer-2"])).ok
+            await kind.heal(ground, ["peer-0"])
+            assert ground.node_of("peer-0") == "node-1"
+            with pytest.raises(RayhiveError, match="no node besides node-1"):
+                await kind.heal(ground, ["peer-2"])
+
+    play(scene())
+
+
+@pytest.mark.parametrize("name", ["kill", "preempt", "pause", "kill_p2pd", "leave"])
+def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            with pytest.raises(RayhiveError, match="no life of peer-9 runs"):
+                await planned(name).inject(ground, ["peer-0", "peer-9"])
+            assert ground.expected == []
+            assert ground.signals == []
+
+    play(scene())
+
+
+def test_a_pause_stops_all_of_a_peer_until_it_is_healed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("pause")
+            proof = await run(kind, ground)
+            assert proof.ok
+            assert list(proof.what["states"]["peer-1"].values()) == ["stopped"] * 5
+            assert ground.living() == ["peer-0", "peer-1", "peer-2"]
+            assert ground.expected == []
+            done = await kind.heal(ground, ["peer-1"])
+            assert done["running"] == {"peer-1": True}
+            assert set((await ground.process_states("peer-1")).values()) == {"running"}
+
+    play(scene())
+
+
+def test_a_pause_that_is_never_healed_ends_with_the_replicate(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("pause")
+            await run(kind, ground)
+            await kind.teardown(ground)
+            states = await common.wait_for_states(
+                ground, "peer-1", common.all_are("running"), timeout=5.0
+            )
+            assert set(states.values()) == {"running"}
+
+    play(scene())
+
+
+def test_a_pause_of_which_one_process_runs_on_is_no_pause(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("pause")
+            await kind.inject(ground, ["peer-1"])
+            os.kill(ground.lives["peer-1"].roles["p2pd"], signal.SIGCONT)
+            proof = await kind.verify(ground, ["peer-1"])
+            assert not proof.ok
+            await kind.teardown(ground)
+
+    play(scene())
+
+
+def test_a_polite_peer_leaves_within_its_notice(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("preempt", notice_s=30)
+            proof = await run(kind, ground)
+            assert ground.commands == [("peer-1", "notice", {"deadline_s": 30.0})]
+            seen = proof.what["peer-1"]
+            assert proof.ok
+            assert seen["by"] == "itself"
+            assert seen["noticed"]
+            assert seen["left"] == {"round": 7, "handed_over": 64, "lost": 0}
+            assert ground.signals == []
+
+    play(scene())
+
+
+def test_without_notice_there_is_only_the_end(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            proof = await run(planned("preempt", notice_s=0), ground)
+            assert proof.ok
+            assert proof.what["peer-1"]["by"] == "SIGTERM"
+            assert proof.what["peer-1"]["noticed"] is None
+            assert ground.commands == []
+
+    play(scene())
+
+
+def test_a_peer_that_ignores_its_notice_is_ended_and_the_proof_fails(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path, rude=True) as ground:
+            proof = await run(planned("preempt", notice_s=0.2, grace_s=0.1), ground)
+            seen = proof.what["peer-1"]
+            assert not proof.ok
+            assert seen["gone"]
+            assert not seen["noticed"]
+            assert seen["left"] is None
+
+    play(scene())
+
+
+def test_what_survives_sigterm_gets_sigkill(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            os.killpg(ground.lives["peer-1"].process.pid, signal.SIGSTOP)  # SIGTERM stays pending
+            proof = await run(planned("preempt", notice_s=0, grace_s=0.05), ground)
+            assert proof.ok
+            assert proof.what["peer-1"]["by"] == "SIGKILL"
+            assert ground.signals == [("peer-1", signal.SIGTERM), ("peer-1", signal.SIGKILL)]
+
+    play(scene())
+
+
+def test_a_drain_goes_with_a_replacement_elsewhere(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("preempt", notice_s=5, drain=True, where="other")
+            done = await kind.inject(ground, ["peer-1"])
+            assert done["drained"] == {"node-1": None}
+            assert ground.drained == {"node-1": 5.0}
+
+    play(scene())
+    with pytest.raises(ValueError, match="where: other"):
+        planned("preempt", drain=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "role"),
+    [
+        ("kill_p2pd", {}, "p2pd"),
+        ("kill_averager", {}, "gradient_averager"),
+        ("kill_averager", {"which": "state"}, "state_averager"),
+    ],
+)
+def test_a_peer_that_lost_a_process_ends_and_is_replaced(
+    name: str, args: dict[str, Any], role: str, tmp_path: Path
+) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned(name, **args)
+            victim = ground.lives["peer-1"].roles[role]
+            done = await kind.inject(ground, ["peer-1"])
+            assert done == {"process": role, "pids": {"peer-1": [victim]}}
+            proof = await kind.verify(ground, ["peer-1"])
+            assert proof.ok
+            assert "PeerProcessDied" in proof.what["peer-1"]["error"]
+            assert await kind.heal(ground, ["peer-1"]) == {"lives": {"peer-1": "peer-1.1"}}
+
+    play(scene())
+
+
+def test_a_peer_that_goes_on_without_its_daemon_is_no_proof(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("kill_p2pd")
+            os.kill(ground.lives["peer-1"].process.pid, signal.SIGSTOP)  # it can't notice
+            assert not (await run(kind, ground)).ok
+            os.kill(ground.lives["peer-1"].process.pid, signal.SIGCONT)
+
+    play(scene())
+
+
+def test_a_joiner_runs_and_leaves_again(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            join = planned("join", who=["peer-3"], node="node-1")
+            proof = await run(join, ground, ["peer-3"])
+            assert proof.ok
+            assert ground.node_of("peer-3") == "node-1"
+            assert proof.what["pids"]["peer-3"] == [ground.lives["peer-3"].process.pid]
+            proof = await run(planned("leave", who=["peer-3"]), ground, ["peer-3"])
+            assert proof.ok
+            assert proof.what["peer-3"]["left"]["handed_over"] == 64
+            assert ground.expected == ["peer-3"]
+            assert "peer-3" not in ground.living()
+
+    play(scene())
+
+
+def test_a_joiner_that_dies_at_once_is_no_proof(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            join = planned("join", who=["peer-3"])
+            await join.inject(ground, ["peer-3"])
+            ground.expect_loss("peer-3")
+            await ground.signal("peer-3", signal.SIGKILL)
+            assert not (await join.verify(ground, ["peer-3"])).ok
+
+    play(scene())
+
+
+@pytest.mark.parametrize("args", [{"grace": 1}, {"notice_s": -1}, {"where": "elsewhere"}])
+def test_wrong_parameters_are_refused(args: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        planned("preempt", **args)
