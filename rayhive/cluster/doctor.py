@@ -18,7 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from rayhive.cluster import belongings, machine
+from rayhive.cluster import belongings, capabilities, machine
+from rayhive.faults.ground import CAPABILITIES
 
 _MIN_PYTHON = (3, 10)
 _MIN_SHARED_MEMORY = 512 * 2**20
@@ -65,7 +66,7 @@ def doctor() -> list[Check]:
         _traffic_control,
         _leftovers,
     )
-    return [check() for check in checks]
+    return [*(check() for check in checks), *_faults()]
 
 
 def _python() -> Check:
@@ -242,6 +243,17 @@ def _traffic_control() -> Check:
         text = "rates can be shaped; the kernel has no netem"
         return Check("link shaping", False, text, "modprobe sch_netem", needed=False)
     return Check("link shaping", True, "rate, delay and loss", needed=False)
+
+
+def _faults() -> Iterator[Check]:
+    """Say for each capability that faults need whether this machine has it."""
+    for name, reason in capabilities.here().items():
+        text = f"can {CAPABILITIES[name]}"
+        if reason is None:
+            yield Check(f"faults: {name}", True, text, needed=False)
+        else:
+            detail = f"can't {CAPABILITIES[name]}"
+            yield Check(f"faults: {name}", False, detail, reason, needed=False)
 
 
 def _leftovers() -> Check:

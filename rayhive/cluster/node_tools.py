@@ -7,28 +7,51 @@ used again.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from rayhive.cluster import belongings
+from rayhive.cluster import belongings, capabilities, cgroups, orphans, small_disk
+from rayhive.cluster.ballast import Ballast, free_mib
 from rayhive.cluster.belongings import Belongings
+from rayhive.cluster.cgroups import CpuLimit
+from rayhive.cluster.orphans import Marks, tag
+from rayhive.cluster.small_disk import SmallDisk
 from rayhive.errors import ClusterError
 
 #: What psutil calls a process that a signal has stopped.
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 
+class _Tool(Protocol):
+    def release(self) -> None: ...
+
+
+_T = TypeVar("_T", bound=_Tool)
+
+
 class NodeTools:
     """Limits, burdens and signals what runs on a node.
 
-    A peer's life is named by its leader, the pid that ``peer_spawned`` tells.
+    A peer's life is named by its leader, the pid that ``peer_spawned`` tells. What is done to
+    the machine lasts until it is undone, the run is cleared, or the agent ends.
     """
 
     _runs: dict[str, Path]  # of the agent: the folder of each run on this node
+
+    @functools.cached_property
+    def _tools(self) -> dict[str, dict[Hashable, _Tool]]:
+        return {}
+
+    @functools.cached_property
+    def _marks(self) -> dict[str, Marks]:
+        return {}
 
     async def signal_processes(
         self, run_id: str, leader: int, signum: int, pids: Sequence[int] | None = None
@@ -80,6 +103,138 @@ class NodeTools:
         asked: Iterable[int] = living | owned.processes.keys() if pids is None else pids
         return {pid: _state(pid) if pid in living else "gone" for pid in sorted(asked)}
 
+    async def limit_cpu(self, run_id: str, leader: int, cores: float) -> dict[str, Any]:
+        """Give all the processes of a peer together no more than ``cores`` of CPU time.
+
+        Returns:
+            ``pids`` (those that were moved into the group) and its ``stat``.
+
+        Raises:
+            ClusterError: The machine can't, or the peer has a limit already.
+        """
+        owned = self._peer(run_id, leader)
+        label = f"{tag(run_id)}-{leader}"
+        limit = await self._make(run_id, ("cpu", leader), lambda: CpuLimit(label, cores))
+        moved: set[int] = set()
+        while new := set(owned.living()) - moved:  # what they fork meanwhile, from outside
+            moved |= new
+            limit.add(new)
+        return {"pids": limit.members(), "stat": limit.stat()}
+
+    async def cpu_stat(self, run_id: str, leader: int) -> dict[str, float]:
+        """Return periods, throttled periods and throttled time [s] of a limited peer."""
+        return self._tool(run_id, ("cpu", leader), CpuLimit).stat()
+
+    async def unlimit_cpu(self, run_id: str, leader: int) -> None:
+        """Take the limit away, if there is one."""
+        await self._drop(run_id, ("cpu", leader))
+
+    async def free_memory(self, run_id: str) -> int:
+        """Return how much memory can be held [MiB]."""
+        return free_mib()
+
+    async def hold_memory(self, run_id: str, key: str, mib: int) -> dict[str, Any]:
+        """Hold memory in a process of its own; return its ``pid`` and ``rss`` [bytes].
+
+        Raises:
+            ClusterError: So much is not free, or the key is taken.
+        """
+        ballast = await self._make(run_id, ("memory", key), lambda: Ballast(mib))
+        return {"pid": ballast.pid, "rss": ballast.rss()}
+
+    async def memory_held(self, run_id: str, key: str) -> int:
+        """Return how much of what is held is in memory [bytes]."""
+        return self._tool(run_id, ("memory", key), Ballast).rss()
+
+    async def release_memory(self, run_id: str, key: str) -> None:
+        """Give the memory back, if any is held."""
+        await self._drop(run_id, ("memory", key))
+
+    async def mount_disk(self, run_id: str, leader: int, folder: str, mib: int) -> str:
+        """Mount a small file system over a folder in a peer's temporary directory.
+
+        Raises:
+            ClusterError: The machine can't, the peer has one already, or it has no such place.
+        """
+        temporary = self._peer(run_id, leader).folder
+        if temporary is None or not Path(temporary).is_dir() or Path(folder).name != folder:
+            raise ClusterError(f"the peer with the leader {leader} has no place for {folder!r}")
+        path = Path(temporary) / folder
+        await self._make(run_id, ("disk", leader), lambda: SmallDisk(path, mib))
+        return str(path)
+
+    async def fill_disk(self, run_id: str, leader: int) -> int:
+        """Fill the small file system of a peer; return the bytes written."""
+        return await asyncio.to_thread(self._tool(run_id, ("disk", leader), SmallDisk).fill)
+
+    async def disk_state(self, run_id: str, leader: int) -> dict[str, int | str | None]:
+        """Return ``free`` bytes of it and the name of the ``error`` that a write meets."""
+        return self._tool(run_id, ("disk", leader), SmallDisk).state()
+
+    async def empty_disk(self, run_id: str, leader: int) -> None:
+        """Make room on it again."""
+        self._tool(run_id, ("disk", leader), SmallDisk).empty()
+
+    async def unmount_disk(self, run_id: str, leader: int) -> None:
+        """Unmount it, if it is mounted."""
+        await self._drop(run_id, ("disk", leader))
+
+    async def capabilities(self, run_id: str | None = None) -> dict[str, str | None]:
+        """Return for each capability None, or the reason why this node lacks it."""
+        return dict(await asyncio.to_thread(capabilities.here))
+
+    def release_tools(self, run_id: str) -> None:
+        """Undo all that was done to the machine for a run, and note what its peers own.
+
+        Before the run's folder is removed.
+        """
+        tools = self._tools.pop(run_id, {})
+        for tool in tools.values():
+            with contextlib.suppress(OSError):
+                tool.release()
+        folder = self._runs.get(run_id)
+        if folder is not None:
+            self._marks[run_id] = orphans.marks(run_id, folder)
+
+    def release_all_tools(self) -> None:
+        """Undo everything; the agent ends."""
+        for run_id in list(self._tools):
+            self.release_tools(run_id)
+
+    async def orphans(self, run_id: str) -> list[str]:
+        """Return what is left of a run after it was cleared, in words; answers once.
+
+        Raises:
+            ClusterError: The run was not cleared here: nobody knows what belonged to it.
+        """
+        marks = self._marks.pop(run_id, None)
+        if marks is None:
+            raise ClusterError(f"{run_id} was not cleared on this node")
+        return await asyncio.to_thread(orphans.find, marks)
+
+    async def _make(self, run_id: str, key: Hashable, make: Callable[[], _T]) -> _T:
+        if key in self._tools.get(run_id, {}):
+            raise ClusterError(f"{run_id} has {key} already")
+        tool = await asyncio.to_thread(make)
+        self._tools.setdefault(run_id, {})[key] = tool
+        return tool
+
+    async def _drop(self, run_id: str, key: Hashable) -> None:
+        tool = self._tools.get(run_id, {}).get(key)
+        if tool is None:
+            return
+        try:
+            await asyncio.to_thread(tool.release)
+        except OSError as error:
+            raise ClusterError(f"{key} can't be undone: {error}") from error
+        self._tools[run_id].pop(key, None)
+
+    def _tool(self, run_id: str, key: Hashable, kind: type[_T]) -> _T:
+        tool = self._tools.get(run_id, {}).get(key)
+        if not isinstance(tool, kind):
+            raise ClusterError(f"{run_id} has no {key} on this node")
+        return tool
+
     def _peer(self, run_id: str, leader: int) -> Belongings:
         folder = self._runs.get(run_id)
         if folder is not None:
@@ -87,6 +242,19 @@ class NodeTools:
                 if owned.leader == leader:
                     return owned
         raise ClusterError(f"no peer of {run_id} on this node has the leader {leader}")
+
+
+def clear_after_dead(base: Path) -> None:
+    """Undo what agents did that were killed: remove their groups, unmount below their folders.
+
+    Args:
+        base: Where agents have their directories, before those of the dead are removed.
+    """
+    cgroups.remove_dead()
+    for orphan in belongings.orphaned(base):
+        for point in small_disk.mounts_below(orphan):
+            with contextlib.suppress(OSError):
+                small_disk.unmount(point)
 
 
 def _signal_group(leader: int, signum: int, members: Sequence[int]) -> list[int]:

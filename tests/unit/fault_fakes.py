@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import rayhive.faults.kinds
 from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
 from rayhive.cluster.node_tools import NodeTools
 from rayhive.errors import RayhiveError
@@ -25,10 +30,23 @@ from rayhive.faults.kind import FaultKind, Proof
 from rayhive.plan import At, PlannedFault
 from rayhive.registry import FAULTS
 
+KINDS = Path(rayhive.faults.kinds.__path__[0])
 RUN = "study-t0-r0-x-a0"
 ROLES = ("dht", "p2pd", "gradient_averager", "state_averager")
 #: Prints the children's pids and ends, as a peer does, when one of them does.
-_PEER = "for i in 1 2 3 4; do sleep 300 & echo $!; done; wait -n; exit 1"
+_PEER = "for i in 1 2 3 4; do {} & echo $!; done; wait -n; exit 1"
+_BUSY = "while :; do :; done >/dev/null"
+#: What the agent of a node on which nothing happens answers.
+_DEAF: dict[str, Any] = {
+    "limit_cpu": {"pids": [], "stat": {"periods": 0, "throttled": 0, "throttled_s": 0.0}},
+    "cpu_stat": {"periods": 9, "throttled": 0, "throttled_s": 0.0},
+    "free_memory": 10_000,
+    "hold_memory": {"pid": 1, "rss": 0},
+    "memory_held": 0,
+    "mount_disk": "/nowhere",
+    "fill_disk": 0,
+    "disk_state": {"free": 4096, "error": None},
+}
 
 
 def planned(kind: str, who: Sequence[str] = ("peer-1",), **args: Any) -> FaultKind:
@@ -41,6 +59,16 @@ async def run(kind: FaultKind, ground: FakeGround, who: Sequence[str] = ("peer-1
     await kind.setup(ground)
     await kind.inject(ground, who)
     return await kind.verify(ground, who)
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for what never comes in vain, but not for long."""
+    for module in KINDS.glob("[a-z]*.py"):
+        name = f"rayhive.faults.kinds.{module.stem}"
+        for patience in ("SETTLE_S", "_PATIENCE_S", "_NODE_S", "_CHECKPOINT_S", "_ROUND_S"):
+            monkeypatch.setattr(f"{name}.{patience}", 0.3, raising=False)
+    monkeypatch.setattr("rayhive.faults.kinds.common.LOOK_S", 0.01)
+    monkeypatch.setattr("rayhive.faults.kinds.loses_process.LosesProcess.patience_s", 0.3)
 
 
 @dataclass
@@ -59,11 +87,13 @@ class FakeGround:
         folder: Where the peers' records go.
         deaf: Nothing of what is asked happens, and nobody says so.
         rude: Peers do not obey commands.
+        busy: Peers use all the CPU time that they get.
     """
 
     folder: Path
     deaf: bool = False
     rude: bool = False
+    busy: bool = False
     tools: NodeTools = field(default_factory=NodeTools)
     expected: list[str] = field(default_factory=list)
     commands: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
@@ -132,12 +162,26 @@ class FakeGround:
         self.commands.append((peer, do, fields))
         if self.deaf or self.rude:
             return
+        if do == "checkpoint":
+            self._checkpoint(peer)
         if do == "notice":
             self.say("notice", peer, deadline_s=fields["deadline_s"])
         if do in ("notice", "leave"):
             self.say("left", peer, round=7, handed_over=64, lost=0)
             os.killpg(self.lives[peer].process.pid, signal.SIGKILL)
             self.lives[peer].process.wait()
+
+    def _checkpoint(self, peer: str) -> None:
+        """Play the peer that writes one, says what came of it, and trains on."""
+        folder = self.folder / self.lives[peer].name.replace(".", "-") / "checkpoints"
+        error = None
+        try:
+            (folder / "last.ckpt").write_bytes(bytes(65536))
+        except OSError as caught:
+            error = errno.errorcode[caught.errno or 0]
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.02, lambda: self.say("checkpoint", peer, ok=error is None, error=error))
+        loop.call_later(0.05, lambda: self.say("round", peer, round=8))
 
     async def start(self, peer: str, node: str | None = None) -> str:
         old = self.lives.get(peer)
@@ -151,15 +195,20 @@ class FakeGround:
         if old is not None:
             self._past.append(old)
         process = subprocess.Popen(
-            ["bash", "-c", _PEER], stdout=subprocess.PIPE, text=True, start_new_session=True
+            ["bash", "-c", _PEER.format(_BUSY if self.busy else "sleep 300")],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         assert process.stdout is not None
         pids = [int(process.stdout.readline()) for _ in ROLES]
         roles = {"trainer": process.pid, **dict(zip(ROLES, pids, strict=True))}
         self.lives[peer] = Life(name, process, roles, where)
-        owned = Belongings(leader=process.pid)
+        own = self.folder / name.replace(".", "-")
+        own.mkdir()
+        owned = Belongings(leader=process.pid, folder=str(own))
         owned.note()
-        owned.save(self.folder / f"{name.replace('.', '-')}{RECORD_SUFFIX}")
+        owned.save(own.with_suffix(RECORD_SUFFIX))
         self.say("spawned", peer, pid=process.pid)
         self._watches.append(asyncio.create_task(self._watch(peer, self.lives[peer])))
         return name
@@ -176,6 +225,8 @@ class FakeGround:
     async def agent(self, node: str, method: str, *args: Any) -> Any:
         if node in self.dead_nodes:
             raise RayhiveError(f"the agent of {node} is gone")
+        if self.deaf and method in _DEAF:
+            return _DEAF[method]
         return await getattr(self.tools, method)(RUN, *args)
 
     async def drain(self, node: str, notice_s: float) -> None:
@@ -198,7 +249,7 @@ class FakeGround:
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._waiting.append((kind, peer, fields, future))
         with contextlib.suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(future, min(timeout, 1.0) if self.deaf else timeout)
+            return await asyncio.wait_for(future, min(timeout, 0.3) if self.deaf else timeout)
         return None
 
     def last(self, kind: str, peer: str) -> Event | None:
@@ -208,7 +259,7 @@ class FakeGround:
         return None
 
     def say(self, kind: str, peer: str, **fields: Any) -> None:
-        event = make_event(kind, self.lives[peer].name, **fields)
+        event = {"kind": kind, "t": time.time(), "peer": self.lives[peer].name, **fields}
         self.log.append(event)
         for wanted, slot, values, future in self._waiting:
             if (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from rayhive.cluster import belongings, capabilities
 from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
-from rayhive.cluster.node_tools import NodeTools
+from rayhive.cluster.node_tools import NodeTools, clear_after_dead
+from rayhive.cluster.small_disk import SmallDisk, mounts_below
 from rayhive.errors import ClusterError
 
 RUN = "run"
@@ -77,3 +80,36 @@ def test_a_leader_that_no_run_knows_is_refused(
         asyncio.run(tools.signal_processes(RUN, stranger.pid, signal.SIGKILL))
     with pytest.raises(ClusterError, match="another"):
         asyncio.run(tools.process_states("another", group.pid))
+
+
+def test_a_run_that_was_cleared_is_looked_for_once(
+    tmp_path: Path, group: subprocess.Popen[bytes]
+) -> None:
+    tools = tools_for(tmp_path, group.pid)
+    with pytest.raises(ClusterError, match="not cleared"):
+        asyncio.run(tools.orphans(RUN))
+    tools.release_tools(RUN)
+    tools._runs.clear()
+    found = asyncio.run(tools.orphans(RUN))
+    assert f"process {group.pid} (sleep)" in found
+    assert f"folder {tmp_path}" in found
+    with pytest.raises(ClusterError, match="not cleared"):
+        asyncio.run(tools.orphans(RUN))
+
+
+def test_what_a_killed_agent_mounted_is_unmounted(tmp_path: Path) -> None:
+    reason = capabilities.here()["mount"]
+    if reason is not None:
+        pytest.skip(reason)
+    dead, alive = tmp_path / "rayhive-a-dead", tmp_path / "rayhive-a-alive"
+    for directory in (dead, alive):
+        directory.mkdir()
+        belongings.claim(directory, os.getpid())
+    (dead / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")  # an earlier process's pid
+    disks = [SmallDisk(directory / "disk", 1) for directory in (dead, alive)]
+    try:
+        clear_after_dead(tmp_path)
+        assert mounts_below(tmp_path) == [alive / "disk"]
+    finally:
+        for disk in disks:
+            disk.release()

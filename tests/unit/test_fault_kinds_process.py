@@ -13,16 +13,12 @@ import pytest
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kinds import common
-from tests.unit.fault_fakes import ROLES, FakeGround, planned, run
+from tests.unit.fault_fakes import ROLES, FakeGround, planned, run, shorten
 
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What never comes is waited for in vain: not for long here."""
-    for module in ("common", "kill", "pause", "notice", "loses_process", "join"):
-        monkeypatch.setattr(f"rayhive.faults.kinds.{module}.SETTLE_S", 0.3, raising=False)
-    monkeypatch.setattr(common, "LOOK_S", 0.01)
-    monkeypatch.setattr("rayhive.faults.kinds.loses_process.LosesProcess.patience_s", 0.5)
+    shorten(monkeypatch)
 
 
 def play(scene: Coroutine[Any, Any, None]) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from rayhive.config import Model
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
 from rayhive.faults.ground import Ground, ProcessRole
-from rayhive.faults.kind import FaultKind, Group
+from rayhive.faults.kind import FaultKind, Group, Proof
 
 #: Between two looks at processes on another node, which nothing announces [s].
 LOOK_S = 0.1
 #: How long the kernel may take to end or stop what got a signal, on a busy machine [s].
 SETTLE_S = 5.0
+#: How long it may take until the end of a node is known [s].
+_NODE_S = 15.0
 States = dict[int, str]
 
 
@@ -126,3 +128,62 @@ class EndsPeers(FaultKind):
 
         lives = await asyncio.gather(*(start(peer) for peer in who))
         return {"lives": dict(zip(who, lives, strict=True))}
+
+
+async def leader_of(ground: Ground, peer: str) -> int:
+    """Return the pid of the trainer of a living peer, by which its agent knows it.
+
+    Raises:
+        RayhiveError: It has none that runs.
+    """
+    states = await ground.process_states(peer, "trainer")
+    for pid, state in states.items():
+        if state != "gone":
+            return pid
+    raise RayhiveError(f"no process of {peer} runs")
+
+
+async def undo(ground: Ground, node: str, method: str, *args: Any) -> str | None:
+    """Have an agent undo something; return why it can't, None if it did.
+
+    An agent that is gone has undone what it did, or went with the whole node.
+    """
+    try:
+        await ground.agent(node, method, *args)
+    except RayhiveError as error:
+        return str(error)
+    return None
+
+
+async def nodes_gone(ground: Ground, peers: Mapping[str, Sequence[str]]) -> Proof:
+    """See that the agents of ended nodes do not answer and that their peers are gone.
+
+    Args:
+        ground: The swarm.
+        peers: The peers that were on each node.
+    """
+    answers = dict(
+        zip(peers, await asyncio.gather(*(_answers(ground, node) for node in peers)), strict=True)
+    )
+    there = {peer for slots in peers.values() for peer in slots}
+    deadline = time.monotonic() + _NODE_S
+    while there & set(ground.living()) and time.monotonic() < deadline:
+        await asyncio.sleep(LOOK_S)
+    alive = sorted(there & set(ground.living()))
+    return Proof(not alive and not any(answers.values()), {"answers": answers, "alive": alive})
+
+
+async def _answers(ground: Ground, node: str) -> bool:
+    try:
+        await asyncio.wait_for(ground.agent(node, "capabilities"), SETTLE_S)
+    except (RayhiveError, asyncio.TimeoutError):
+        return False
+    return True
+
+
+async def revive(ground: Ground, peers: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Start nodes that were ended, and on each the peers that it had; return their new lives."""
+    await asyncio.gather(*(ground.start_node(node) for node in peers))
+    places = [(peer, node) for node, slots in peers.items() for peer in slots]
+    lives = await asyncio.gather(*(ground.start(peer, node) for peer, node in places))
+    return {peer: life for (peer, _), life in zip(places, lives, strict=True)}

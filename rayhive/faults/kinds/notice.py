@@ -75,6 +75,10 @@ class Notice:
             "seconds": round(time.monotonic() - self._began, 3),
         }
 
+    async def deadline(self) -> None:
+        """Return when the time is over, which it may be already."""
+        await asyncio.sleep(self._remaining())
+
     def _remaining(self) -> float:
         return max(0.0, self._began + self._notice_s - time.monotonic())
 

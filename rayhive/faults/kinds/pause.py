@@ -12,6 +12,7 @@ from rayhive.errors import RayhiveError
 from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.kinds.common import SETTLE_S, all_are, require_living, wait_for_states
+from rayhive.plan import PlannedFault
 
 
 class Pause(FaultKind):
@@ -24,6 +25,10 @@ class Pause(FaultKind):
     about: ClassVar[str] = "Stops all the processes of a peer (SIGSTOP) until it is healed."
     group: ClassVar[Group] = "process"
     heals: ClassVar[bool] = True
+
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        self._stopped: list[str] = []
 
     async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
         """Stop them."""
@@ -61,7 +66,7 @@ class Pause(FaultKind):
 
     async def teardown(self, ground: Ground) -> None:
         """Let run again what was never healed: a stopped process does not end by itself."""
-        for peer in getattr(self, "_stopped", ()):
+        for peer in self._stopped:
             with contextlib.suppress(RayhiveError):
                 await ground.signal(peer, signal.SIGCONT)
 

@@ -1,0 +1,97 @@
+"""Memory that a process of its own holds, so that others on the node have less."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+
+from rayhive.cluster import cgroups
+from rayhive.errors import ClusterError
+
+_MIB = 2**20
+#: What stays free for the system, whatever a plan asks for.
+_RESERVE, _RESERVE_SHARE = 512 * _MIB, 0.1
+#: Bytes other than zero, or the kernel would lend one page for all; the first to be killed if
+#: memory runs out; ends when the agent does, as that closes its standard input.
+_HOLD = """
+import sys
+with open("/proc/self/oom_score_adj", "w") as file:
+    file.write("1000")
+held = b"\\1" * int(sys.argv[1])
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+def free_mib() -> int:
+    """Return the memory that may be held on this machine besides a reserve [MiB]."""
+    memory = psutil.virtual_memory()
+    reserve = max(_RESERVE, round(_RESERVE_SHARE * memory.total))
+    return max(0, min(memory.available, _allowed()) - reserve) // _MIB
+
+
+def _allowed() -> int:
+    """Return what the control group of this process may still take [bytes]."""
+    names = {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        2: ("memory.max", "memory.current"),
+    }
+    with contextlib.suppress(ClusterError, OSError, ValueError):
+        version, folder = cgroups.own("memory")
+        limit, used = (int((folder / name).read_text()) for name in names[version])
+        return max(0, limit - used)
+    return sys.maxsize  # "max" is no number: no limit
+
+
+class Ballast:
+    """A process that holds memory and touches all of it.
+
+    Args:
+        mib: How much [MiB].
+
+    Raises:
+        ClusterError: That would not leave the machine its reserve, or it can't be had.
+    """
+
+    def __init__(self, mib: int) -> None:
+        free = free_mib()
+        if mib > free:
+            raise ClusterError(f"{mib} MiB can't be held: besides a reserve, {free} MiB are free")
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _HOLD, str(mib * _MIB)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=Path("/"),
+            start_new_session=True,
+        )
+        held = self._process.stdout
+        if held is None or not held.readline():
+            self.release()
+            raise ClusterError(f"{mib} MiB could not be had: the process that asked for them died")
+
+    @property
+    def pid(self) -> int:
+        """The process that holds it."""
+        return self._process.pid
+
+    def rss(self) -> int:
+        """Return how much of it is in memory [bytes]; 0 if the process is gone."""
+        if self._process.poll() is not None:
+            return 0
+        try:
+            return int(psutil.Process(self.pid).memory_info().rss)
+        except psutil.NoSuchProcess:
+            return 0
+
+    def release(self) -> None:
+        """Give the memory back; calling it again does nothing."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

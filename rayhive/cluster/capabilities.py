@@ -1,0 +1,147 @@
+"""What this machine lets rayhive do to a swarm: tried, not assumed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from rayhive.cluster import machine
+from rayhive.cluster.ballast import free_mib
+from rayhive.cluster.cgroups import CpuLimit
+from rayhive.cluster.small_disk import SmallDisk
+from rayhive.errors import ClusterError, Problem, unknown
+from rayhive.faults.ground import CAPABILITIES
+from rayhive.registry import FAULTS
+
+#: Set in the environment of a raylet that is a node of a testbed.
+TESTBED_VARIABLE = "RAYHIVE_TESTBED"
+_NEEDS_TESTBED = "needs a testbed: rayhive testbed up FILE"
+
+
+@functools.cache
+def here() -> Mapping[str, str | None]:
+    """Return for each capability None, or the reason why it is missing here.
+
+    Tries each one once in the life of this process, and leaves nothing behind.
+    """
+    found = {}
+    for name in CAPABILITIES:
+        try:
+            found[name] = _PROBES[name]()
+        except (OSError, ClusterError, subprocess.SubprocessError) as error:
+            found[name] = str(error)
+    return MappingProxyType(found)
+
+
+def everywhere(nodes: Iterable[Mapping[str, str | None]]) -> dict[str, str | None]:
+    """Return what all nodes can: a reason that one of them gives counts for all."""
+    known = list(nodes)
+    return {
+        name: next((reason for node in known if (reason := node.get(name)) is not None), None)
+        for name in CAPABILITIES
+    }
+
+
+def missing(kinds: Iterable[str], available: Mapping[str, str | None]) -> list[Problem]:
+    """Return what kinds of faults can't be done, each with the reason.
+
+    Args:
+        kinds: Names of registered kinds; unknown ones are problems of their own.
+        available: What :func:`here` or :func:`everywhere` says.
+    """
+    problems = []
+    for name in dict.fromkeys(kinds):
+        if name not in FAULTS:
+            problems.append(unknown("kind", name, FAULTS.names()))
+            continue
+        lacking = [
+            f"to {CAPABILITIES[need]} ({available[need]})"
+            for need in FAULTS.get(name).needs
+            if available.get(need) is not None
+        ]
+        if lacking:
+            problems.append(Problem("kind", name, f"it has {' and '.join(lacking)}"))
+    return problems
+
+
+def _signals() -> str | None:
+    with _sleeper() as process:
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        process.send_signal(signal.SIGCONT)
+    return None
+
+
+def _cpu_quota() -> str | None:
+    with _sleeper() as process:
+        limit = CpuLimit(f"probe-{process.pid}", 0.5)
+        try:
+            if limit.add([process.pid]) != limit.members():
+                raise ClusterError("a process can't be moved into a control group")
+            limit.stat()
+        finally:
+            limit.release()
+    return None
+
+
+def _memory() -> str | None:
+    return None if free_mib() > 0 else "no memory is free besides a reserve"
+
+
+def _mount() -> str | None:
+    folder = Path(tempfile.mkdtemp(prefix="rhm-", dir=machine.short_temporary_directory()))
+    try:
+        disk = SmallDisk(folder / "disk", 1)
+        try:
+            disk.fill()
+            error = disk.state()["error"]
+        finally:
+            disk.release()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return None if error == "ENOSPC" else f"a full file system gives {error}"
+
+
+def _testbed() -> str | None:
+    return None if os.environ.get(TESTBED_VARIABLE) else _NEEDS_TESTBED
+
+
+def _drain() -> str | None:
+    """Ray's head has to stay, so there must be another node to drain."""
+    if os.environ.get(TESTBED_VARIABLE):
+        return None
+    ray = sys.modules.get("ray")  # it is imported where there is a cluster to ask
+    if ray is None or not ray.is_initialized():
+        return "needs a cluster of several nodes"
+    living = [node for node in ray.nodes() if node["Alive"]]
+    return None if len(living) > 1 else "needs a cluster of several nodes; this one has one"
+
+
+_PROBES: dict[str, Callable[[], str | None]] = {
+    "signals": _signals,
+    "cpu_quota": _cpu_quota,
+    "memory": _memory,
+    "mount": _mount,
+    "link": _testbed,
+    "node": _testbed,
+    "drain": _drain,
+}
+
+
+@contextlib.contextmanager
+def _sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,66 @@
+"""Takes whole nodes away as a provider does: a notice, a deadline, the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rayhive.config import Model
+from rayhive.faults.ground import Ground
+from rayhive.faults.kind import FaultKind, Group, Proof
+from rayhive.faults.kinds.common import nodes_gone, revive
+from rayhive.faults.kinds.notice import Notice
+
+
+class Args(Model):
+    """Parameters of :class:`DrainNode`.
+
+    Attributes:
+        notice_s: Time between the notice and the end of the node [s].
+        grace_s: Time between SIGTERM to its peers and SIGKILL [s].
+    """
+
+    notice_s: float = Field(default=15.0, ge=0)
+    grace_s: float = Field(default=2.0, ge=0)
+
+
+class DrainNode(FaultKind):
+    """Drains each node with a deadline, tells its peers, and ends it when the time is over.
+
+    Ray starts nothing on a drained node any more, but lets what runs there go on past the
+    deadline; so the node is ended here. The injection is the notice, the proof waits for the end.
+    """
+
+    about: ClassVar[str] = "Announces that a node will be taken away, and does it at the deadline."
+    group: ClassVar[Group] = "node"
+    needs: ClassVar[tuple[str, ...]] = ("node", "drain", "signals")
+    targets: ClassVar[Literal["peer", "node"]] = "node"
+    heals: ClassVar[bool] = True
+    Args: ClassVar[type[Model]] = Args
+
+    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Give the notice, to Ray and to the peers."""
+        self._peers = {node: list(ground.peers_on(node)) for node in who}
+        everybody = [peer for peers in self._peers.values() for peer in peers]
+        self._notice = Notice(ground, everybody, self.args.notice_s, self.args.grace_s)
+        await asyncio.gather(*(ground.drain(node, self.args.notice_s) for node in who))
+        await self._notice.give()
+        return {"notice_s": self.args.notice_s, "peers": self._peers}
+
+    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+        """Wait for the end of the peers, end the nodes, and see that nobody answers there."""
+        everybody = [peer for peers in self._peers.values() for peer in peers]
+        seen = await asyncio.gather(*(self._notice.end(peer) for peer in everybody))
+        await self._notice.deadline()
+        await asyncio.gather(*(ground.kill_node(node) for node in who))
+        gone = await nodes_gone(ground, self._peers)
+        peers = dict(zip(everybody, seen, strict=True))
+        noticed = all(each["noticed"] is not False for each in seen)
+        return Proof(gone.ok and noticed, {**gone.what, "peers": peers})
+
+    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Start the nodes, and on each the peers that it had."""
+        return {"lives": await revive(ground, self._peers)}

@@ -1,0 +1,91 @@
+"""Makes peers slow."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from rayhive.config import Model
+from rayhive.faults.ground import Ground
+from rayhive.faults.kind import FaultKind, Group, Proof
+from rayhive.faults.kinds.common import LOOK_S, leader_of, require_living, undo
+from rayhive.plan import PlannedFault
+
+#: A peer that waits for others uses no CPU time, and the limit is not seen [s].
+_PATIENCE_S = 8.0
+
+
+class Args(Model):
+    """Parameters of :class:`Straggler`.
+
+    Attributes:
+        cores: CPU time per second that all processes of the peer have together.
+    """
+
+    cores: float = Field(default=0.2, ge=0.02)
+
+
+class Straggler(FaultKind):
+    """A CPU quota on all the processes of each peer, until it is healed."""
+
+    about: ClassVar[str] = "Slows a peer down by a quota of CPU time for all of its processes."
+    group: ClassVar[Group] = "node"
+    needs: ClassVar[tuple[str, ...]] = ("cpu_quota",)
+    heals: ClassVar[bool] = True
+    Args: ClassVar[type[Model]] = Args
+
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        self._limited: dict[str, tuple[str, int]] = {}
+
+    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Set the quota."""
+        require_living(ground, who)
+        self._limited = {
+            peer: (ground.node_of(peer), await leader_of(ground, peer)) for peer in who
+        }
+        done = await asyncio.gather(
+            *(
+                ground.agent(node, "limit_cpu", leader, self.args.cores)
+                for node, leader in self._limited.values()
+            )
+        )
+        self._began = dict(zip(who, (answer["stat"] for answer in done), strict=True))
+        pids = {peer: answer["pids"] for peer, answer in zip(who, done, strict=True)}
+        return {"cores": self.args.cores, "pids": pids}
+
+    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+        """See that the kernel held the processes back."""
+        seen = await asyncio.gather(*(self._look(ground, peer) for peer in who))
+        return Proof(all(each["throttled"] > 0 for each in seen), dict(zip(who, seen, strict=True)))
+
+    async def _look(self, ground: Ground, peer: str) -> dict[str, float]:
+        node, leader = self._limited[peer]
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            stat = await ground.agent(node, "cpu_stat", leader)
+            since = {key: value - self._began[peer][key] for key, value in stat.items()}
+            if since["throttled"] > 0 or time.monotonic() >= deadline:
+                return since
+            await asyncio.sleep(LOOK_S)
+
+    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Take the quota away."""
+        return {"failed": await self._unlimit(ground)}
+
+    async def teardown(self, ground: Ground) -> None:
+        """Take the quota away if it was never healed."""
+        await self._unlimit(ground)
+
+    async def _unlimit(self, ground: Ground) -> dict[str, str]:
+        limited, self._limited = self._limited, {}
+        failed = {}
+        for peer, (node, leader) in limited.items():
+            error = await undo(ground, node, "unlimit_cpu", leader)
+            if error is not None:
+                failed[peer] = error
+        return failed

@@ -1,0 +1,93 @@
+"""What a machine can do is tried; what it can't is told with the reason, before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from rayhive.cluster import capabilities, cgroups
+from rayhive.cluster.doctor import doctor
+from rayhive.errors import ClusterError
+from rayhive.faults.ground import CAPABILITIES
+
+ALL: dict[str, str | None] = dict.fromkeys(CAPABILITIES)
+
+
+@pytest.fixture(autouse=True)
+def no_testbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv(capabilities.TESTBED_VARIABLE, raising=False)
+    capabilities.here.cache_clear()
+    yield
+    capabilities.here.cache_clear()
+
+
+def test_every_capability_has_an_answer_and_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = capabilities.here()
+    assert first.keys() == CAPABILITIES.keys()
+    assert first["signals"] is None
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert capabilities.here() is first
+    with pytest.raises(TypeError):
+        first["signals"] = "no"  # type: ignore[index]
+
+
+def test_trying_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
+    monkeypatch.setattr(capabilities.machine, "short_temporary_directory", lambda: str(tmp_path))
+    mounts = Path("/proc/self/mountinfo").read_text()
+    capabilities.here()
+    assert list(tmp_path.iterdir()) == []
+    assert Path("/proc/self/mountinfo").read_text() == mounts
+    assert cgroups.made_here() == []
+
+
+def test_links_and_nodes_need_a_testbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = capabilities.here()
+    for name in ("link", "node"):
+        assert told[name] == "needs a testbed: rayhive testbed up FILE"
+    assert "several nodes" in (told["drain"] or "")
+    capabilities.here.cache_clear()
+    monkeypatch.setenv(capabilities.TESTBED_VARIABLE, "1")
+    told = capabilities.here()
+    assert [told[name] for name in ("link", "node", "drain")] == [None, None, None]
+
+
+def test_a_machine_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(label: str, cores: float) -> None:
+        raise ClusterError("no control groups for cpu are mounted")
+
+    monkeypatch.setattr(capabilities, "CpuLimit", refuse)
+    assert capabilities.here()["cpu_quota"] == "no control groups for cpu are mounted"
+    row = next(check for check in doctor() if check.name == "faults: cpu_quota")
+    assert not row.ok
+    assert not row.needed
+    assert row.mend == "no control groups for cpu are mounted"
+
+
+def test_trying_does_not_import_ray() -> None:
+    code = "from rayhive.cluster.capabilities import here; import sys; here(); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "ray" not in done.stdout.split()
+
+
+def test_what_one_node_lacks_all_lack() -> None:
+    lacking = MappingProxyType({**ALL, "mount": "not root"})
+    assert capabilities.everywhere([ALL, lacking, ALL]) == {**ALL, "mount": "not root"}
+    assert capabilities.everywhere([ALL]) == ALL
+
+
+def test_kinds_that_cannot_be_done_are_told_all_at_once() -> None:
+    available = {**ALL, "node": "needs a testbed", "drain": "one node", "cpu_quota": "not root"}
+    wanted = ["kill", "drain_node", "straggler", "drain_node", "stragler"]
+    problems = capabilities.missing(wanted, available)
+    assert [problem.value for problem in problems] == ["drain_node", "straggler", "stragler"]
+    text = str(problems[0])
+    assert "needs a testbed" in text
+    assert "one node" in text
+    assert problems[2].nearest == "straggler"
+    assert capabilities.missing(wanted[:4], ALL) == []

@@ -1,0 +1,90 @@
+"""Where control groups are, in version 1 and 2, from what the kernel tells a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayhive.cluster import cgroups
+from rayhive.errors import ClusterError
+
+
+def proc(folder: Path, groups: str, mounts: str) -> Path:
+    (folder / "cgroup").write_text(groups)
+    (folder / "mountinfo").write_text(mounts)
+    return folder
+
+
+def test_version_1_is_found_whatever_it_is_mounted_with(tmp_path: Path) -> None:
+    where = proc(
+        tmp_path,
+        "5:cpu,cpuacct:/peers/one\n4:memory:/\n0::/\n",
+        "30 1 0:26 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+        "31 1 0:27 / /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n"
+        "32 1 0:28 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n",
+    )
+    assert cgroups.own("cpu", where) == (1, Path("/sys/fs/cgroup/cpu,cpuacct/peers/one"))
+    assert cgroups.own("memory", where) == (1, Path("/sys/fs/cgroup/memory"))
+
+
+def test_a_container_sees_its_own_part_of_the_hierarchy(tmp_path: Path) -> None:
+    where = proc(
+        tmp_path,
+        "5:cpu:/docker/abc/peers\n",
+        "31 1 0:27 /docker/abc /sys/fs/cgroup/cpu ro - cgroup cgroup rw,cpu\n",
+    )
+    assert cgroups.own("cpu", where) == (1, Path("/sys/fs/cgroup/cpu/peers"))
+
+
+def test_version_2_counts_only_with_the_controller(tmp_path: Path) -> None:
+    group = tmp_path / "mount" / "user.slice"
+    group.mkdir(parents=True)
+    where = proc(
+        tmp_path,
+        "0::/user.slice\n",
+        f"30 1 0:26 / {tmp_path}/mount rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
+    )
+    with pytest.raises(ClusterError, match="no control groups for cpu"):
+        cgroups.own("cpu", where)
+    (group / "cgroup.controllers").write_text("cpuset cpu io memory\n")
+    assert cgroups.own("cpu", where) == (2, group)
+
+
+def test_a_kernel_without_quotas_is_told_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cgroups, "own", lambda controller: (1, tmp_path))
+    with pytest.raises(ClusterError, match="takes no CPU quota"):
+        cgroups.CpuLimit("x", 0.5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_version_2_goes_beside_a_group_that_shares_nothing_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "parent" / "home"
+    home.mkdir(parents=True)
+    made = []
+
+    class Files(cgroups.CpuLimit):
+        """Plain files in place of the kernel's."""
+
+        def _write(self, name: str, text: str) -> None:
+            made.append((self.folder.parent, name, text))
+
+    monkeypatch.setattr(cgroups, "own", lambda controller: (2, home))
+    limit = Files("x", 0.25)
+    assert made == [(home.parent, "cpu.max", "12500 50000")]
+    (limit.folder / "cpu.stat").write_text("nr_periods 8\nnr_throttled 3\nthrottled_usec 500000\n")
+    assert limit.stat() == {"periods": 8, "throttled": 3, "throttled_s": 0.5}
+    assert cgroups.made_here() == [limit.folder]
+    (limit.folder / "cpu.stat").unlink()
+    limit.release()
+    limit.release()
+    assert cgroups.made_here() == []
+
+    (home / "cgroup.subtree_control").write_text("cpu memory\n")
+    inside = Files("x", 0.25)
+    assert inside.folder.parent == home
+    inside.release()

@@ -1,0 +1,228 @@
+"""Faults on nodes: what is really done to the machine, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.cluster import capabilities, cgroups, small_disk
+from rayhive.errors import RayhiveError
+from tests.unit.fault_fakes import RUN, FakeGround, planned, run, shorten
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    shorten(monkeypatch)
+
+
+def needs(capability: str) -> pytest.MarkDecorator:
+    reason = capabilities.here()[capability]
+    return pytest.mark.skipif(reason is not None, reason=f"{capability}: {reason}")
+
+
+def play(scene: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(scene)
+
+
+@needs("cpu_quota")
+def test_a_straggler_is_held_back_until_it_is_healed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayhive.faults.kinds.straggler._PATIENCE_S", 10.0)
+
+    async def scene() -> None:
+        async with FakeGround(tmp_path, busy=True) as ground:
+            for peer in ("peer-0", "peer-2"):
+                os.killpg(ground.lives[peer].process.pid, signal.SIGSTOP)
+            kind = planned("straggler", cores=0.05)
+            proof = await run(kind, ground)
+            assert proof.ok
+            assert proof.what["peer-1"]["throttled"] >= 1
+            (group,) = cgroups.made_here()
+            members = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
+            assert members == set(await ground.process_states("peer-1"))
+            assert await kind.heal(ground, ["peer-1"]) == {"failed": {}}
+            assert cgroups.made_here() == []
+            assert set((await ground.process_states("peer-1")).values()) == {"running"}
+
+    play(scene())
+
+
+@needs("cpu_quota")
+def test_a_limit_does_not_outlive_its_run_or_its_maker(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("straggler")
+            await kind.inject(ground, ["peer-1"])
+            (group,) = cgroups.made_here()
+            leader = ground.lives["peer-1"].process.pid
+            with pytest.raises(RayhiveError, match="already"):
+                await ground.agent("node-1", "limit_cpu", leader, 0.5)
+            assert cgroups.remove_dead() == []
+            ground.tools.release_tools(RUN)
+            assert not group.exists()
+            await kind.teardown(ground)
+
+            dead = group.with_name(f"{cgroups.PREFIX}{os.getpid()}.1-x-{leader}")
+            dead.mkdir()  # the pid is this process's, but it started at another time
+            (dead / "cgroup.procs").write_text(str(leader))
+            assert cgroups.remove_dead() == [str(dead)]
+            assert set((await ground.process_states("peer-1")).values()) == {"running"}
+
+    play(scene())
+
+
+@needs("memory")
+def test_memory_is_held_and_given_back(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("memory_pressure", who=["node-1"], mib=8)
+            await kind.setup(ground)
+            done = await kind.inject(ground, ["node-1"])
+            proof = await kind.verify(ground, ["node-1"])
+            assert proof.ok
+            assert proof.what["rss"]["node-1"] >= 8 * 2**20
+            await kind.heal(ground, ["node-1"])
+            with pytest.raises(ProcessLookupError):
+                os.kill(done["held"]["node-1"]["pid"], 0)
+
+    play(scene())
+
+
+@needs("memory")
+def test_memory_whose_holder_died_is_no_proof(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("memory_pressure", who=["node-1"], mib=8)
+            done = await kind.inject(ground, ["node-1"])
+            os.kill(done["held"]["node-1"]["pid"], signal.SIGKILL)
+            assert not (await kind.verify(ground, ["node-1"])).ok
+            await kind.teardown(ground)
+
+    play(scene())
+
+
+def test_more_memory_than_is_free_is_refused_before_training(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("memory_pressure", who=["node-0"], mib=2**30)
+            with pytest.raises(RayhiveError, match="besides a reserve"):
+                await kind.setup(ground)
+            with pytest.raises(RayhiveError, match="besides a reserve"):
+                await kind.inject(ground, ["node-0"])
+            await kind.teardown(ground)
+
+    play(scene())
+
+
+@needs("mount")
+def test_a_full_disk_fails_checkpoints_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_CHECKPOINT_S", "_ROUND_S"):
+        monkeypatch.setattr(f"rayhive.faults.kinds.disk_full.{name}", 5.0)
+
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("disk_full", mib=1)
+            folder = tmp_path / "peer-1" / "checkpoints"
+            await kind.setup(ground)
+            (folder / "early.ckpt").write_bytes(b"x")
+            done = await kind.inject(ground, ["peer-1"])
+            assert 0 < done["written"]["peer-1"] <= 2**20
+            proof = await kind.verify(ground, ["peer-1"])
+            assert proof.ok
+            assert proof.what["peer-1"]["checkpoint"] == "ENOSPC"
+            assert proof.what["peer-1"]["goes_on"]
+            assert await kind.heal(ground, ["peer-1"]) == {"failed": {}}
+            (folder / "late.ckpt").write_bytes(bytes(65536))
+            await kind.teardown(ground)
+            assert small_disk.mounts_below(tmp_path) == []
+            assert not folder.exists()
+
+    play(scene())
+
+
+@needs("mount")
+def test_a_checkpoint_that_is_written_is_no_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayhive.faults.kinds.disk_full._CHECKPOINT_S", 5.0)
+
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("disk_full", mib=1)
+            await kind.inject(ground, ["peer-1"])
+            (tmp_path / "peer-1" / "checkpoints" / ".rayhive-full").unlink()
+            assert not (await kind.verify(ground, ["peer-1"])).ok
+            await kind.teardown(ground)
+
+    play(scene())
+
+
+@needs("mount")
+def test_only_what_was_mounted_here_is_filled(tmp_path: Path) -> None:
+    disk = small_disk.SmallDisk(tmp_path / "checkpoints", 1)
+    small_disk.unmount(disk.folder)  # now the folder is on the real disk
+    with pytest.raises(RayhiveError, match="not rayhive's own"):
+        disk.fill()
+    disk.empty()
+    disk.release()
+    assert list(disk.folder.iterdir()) == []
+    with pytest.raises(RayhiveError, match="256"):
+        small_disk.SmallDisk(tmp_path / "checkpoints", 512)
+
+
+@needs("mount")
+def test_a_mount_does_not_outlive_its_run(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            await planned("disk_full", mib=1).inject(ground, ["peer-1"])
+            assert len(small_disk.mounts_below(tmp_path)) == 1
+            ground.tools.release_all_tools()
+            assert small_disk.mounts_below(tmp_path) == []
+            leader = ground.lives["peer-1"].process.pid
+            with pytest.raises(RayhiveError, match="no place"):
+                await ground.agent("node-1", "mount_disk", leader, "../elsewhere", 1)
+
+    play(scene())
+
+
+def test_a_killed_node_comes_back_with_its_peers(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("kill_node", who=["node-1"])
+            proof = await run(kind, ground, ["node-1"])
+            assert proof.ok
+            assert proof.what == {"answers": {"node-1": False}, "alive": []}
+            assert ground.living() == ["peer-0"]
+            healed = await kind.heal(ground, ["node-1"])
+            assert healed == {"lives": {"peer-1": "peer-1.1", "peer-2": "peer-2.1"}}
+            assert ground.peers_on("node-1") == ["peer-1", "peer-2"]
+
+    play(scene())
+
+
+def test_a_drained_node_has_its_peers_leave_before_it_ends(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            kind = planned("drain_node", who=["node-1"], notice_s=0.5)
+            proof = await run(kind, ground, ["node-1"])
+            assert proof.ok
+            assert ground.drained == {"node-1": 0.5}
+            assert {peer: seen["by"] for peer, seen in proof.what["peers"].items()} == {
+                "peer-1": "itself",
+                "peer-2": "itself",
+            }
+            assert sorted(ground.expected) == ["peer-1", "peer-2"]
+            assert ground.dead_nodes == {"node-1"}
+            await kind.heal(ground, ["node-1"])
+            assert len(ground.living()) == 3
+
+    play(scene())
