@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,10 @@ _HOLD = """
 import sys
 with open("/proc/self/oom_score_adj", "w") as file:
     file.write("1000")
+with open("/proc/self/statm") as file:
+    print(file.read().split()[1])
 held = b"\\1" * int(sys.argv[1])
-print(len(held), flush=True)
+sys.stdout.flush()
 sys.stdin.read()
 """
 
@@ -69,10 +72,11 @@ class Ballast:
             cwd=Path("/"),
             start_new_session=True,
         )
-        held = self._process.stdout
-        if held is None or not held.readline():
+        told = self._process.stdout.readline() if self._process.stdout is not None else b""
+        if not told:
             self.release()
             raise ClusterError(f"{mib} MiB could not be had: the process that asked for them died")
+        self._without = int(told) * os.sysconf("SC_PAGE_SIZE")
 
     @property
     def pid(self) -> int:
@@ -84,7 +88,7 @@ class Ballast:
         if self._process.poll() is not None:
             return 0
         try:
-            return int(psutil.Process(self.pid).memory_info().rss)
+            return max(0, psutil.Process(self.pid).memory_info().rss - self._without)
         except psutil.NoSuchProcess:
             return 0
 
