@@ -64,6 +64,7 @@ CONVERGENCE = _group(
     ("time_to_target_s", "s", "Training time until the target was reached", "minimize"),
     ("samples_to_target", "", "Committed samples until the target was reached", "minimize"),
     ("reached", "", "Replicates that reached the target", None),
+    ("convergence_penalty", "", "samples_to_target less the twin's", None),
 )
 THROUGHPUT = _group(
     "throughput",
@@ -102,7 +103,26 @@ FAULTS = _group(
     ("rejoin_p95_s", "s", "95th percentile of the same", None),
     ("censored", "", "Faults whose recovery was not seen", None),
     ("samples_lost", "", "Samples computed and not committed", None),
+    ("state_transfer_bytes", "B", "State that peers downloaded from others", None),
     ("invariants_violated", "", "Invariants found violated", None),
+)
+TIME = _group(
+    "time",
+    ("peer_seconds", "s", "Wall time x peers, of which the others are parts", None),
+    ("productive_s", "s", "Computing what was committed", None),
+    ("badput_matchmaking_s", "s", "Waiting for a group", None),
+    ("badput_averaging_s", "s", "Waiting for an all-reduce", None),
+    ("badput_state_transfer_s", "s", "Loading the state from others", None),
+    ("badput_retry_s", "s", "Doing what came to nothing", None),
+    ("badput_stalled_s", "s", "Stopped, or waiting for others", None),
+    ("badput_down_s", "s", "No peer in the slot", None),
+    ("evaluation_s", "s", "Evaluating, which the training clock leaves out", None),
+)
+ROBUSTNESS = _group(
+    "robustness",
+    ("worst_case", "", "Worst value of the first objective over the scenarios", None),
+    ("worst_retention", "", "Least retention over the scenarios", None),
+    ("regret", "", "Largest distance to a scenario's best configuration", None),
 )
 PROVENANCE = _group(
     "provenance",
@@ -120,7 +140,13 @@ COLUMNS: tuple[Column, ...] = (
     *THROUGHPUT,
     *COMMUNICATION,
     *FAULTS,
+    *TIME,
+    *ROBUSTNESS,
     *PROVENANCE,
+)
+#: What the report adds to folded rows, which no replicate has by itself.
+FOLDED_ONLY: frozenset[str] = frozenset(
+    ("n", "n_failed", "pareto", *(column.name for column in ROBUSTNESS))
 )
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
 OBJECTIVES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.better)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from rayhive.registry import METRICS
 
+METRICS.register_lazy("badput", "rayhive.metrics.badput:Badput")
 METRICS.register_lazy("communication", "rayhive.metrics.communication:Communication")
 METRICS.register_lazy("convergence", "rayhive.metrics.convergence:Convergence")
 METRICS.register_lazy("faults", "rayhive.metrics.faults:Faults")

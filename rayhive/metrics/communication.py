@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from rayhive.events import Event
@@ -18,7 +19,8 @@ class Communication(MetricGroup):
     """Columns from the averaging rounds.
 
     Payload is the content of the tensors as the codec wrote them, without protocol headers. A
-    *complete* round is one in which all N peers averaged in one group, at the first attempt.
+    *complete* round is one in which N peers, as many as began, averaged in one group, at the first
+    attempt.
 
     * ``payload_bytes_per_round`` [B]: gradient payload sent per peer and complete round, the sum
       over both / their number. None without a complete round.
@@ -85,7 +87,7 @@ class Communication(MetricGroup):
             "averaging_p50_s": percentile(averaging, 50),
             "averaging_p95_s": percentile(averaging, 95),
             **_rounds(timeline),
-            "payload_matches": _matches(timeline, sent),
+            "payload_matches": _matches(timeline),
         }
 
 
@@ -137,10 +139,15 @@ def _partial(event: Event) -> bool:
     return event["outcome"] == "partial" or (fraction is not None and fraction < 1)
 
 
-def _matches(timeline: Timeline, sent: list[int]) -> bool | None:
-    ready = timeline.of("peer_ready")
-    if not sent or not ready or not all(event.get("payload_exact") for event in ready):
+def _matches(timeline: Timeline) -> bool | None:
+    complete = timeline.complete_rounds.values()
+    ready = {event["peer"]: event for event in timeline.of("peer_ready")}
+    if not complete or not ready or not all(e.get("payload_exact") for e in ready.values()):
         return None
     # a peer's share need not be a whole number, the swarm's sum is one
-    predicted = round(sum(_told(timeline, "predicted_payload_bytes_per_round")))
-    return all(total == predicted for total in sent)
+    return all(_sent(events) == round(_predicted(ready, events)) for events in complete)
+
+
+def _predicted(ready: Mapping[str, Event], events: Iterable[Event]) -> float:
+    told = [ready[event["peer"]] for event in events if event["peer"] in ready]
+    return math.fsum(event.get("predicted_payload_bytes_per_round") or 0.0 for event in told)

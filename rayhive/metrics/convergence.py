@@ -22,6 +22,8 @@ class Convergence(MetricGroup):
       resolution is the distance between two evaluations. None if the target was not reached,
       which censors the time; it does not make it infinite.
     * ``samples_to_target``: samples committed by the swarm at that point.
+    * ``convergence_penalty``: ``samples_to_target`` less that of the twin; None without a twin, or
+      if one of the two missed the target.
     """
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -30,6 +32,7 @@ class Convergence(MetricGroup):
         "time_to_target_s",
         "samples_to_target",
         "reached",
+        "convergence_penalty",
     )
 
     def compute(self, timeline: Timeline) -> Row:
@@ -42,6 +45,7 @@ class Convergence(MetricGroup):
             "time_to_target_s": hit.clock_s if hit is not None else None,
             "samples_to_target": hit.samples if hit is not None else None,
             "reached": None if timeline.target is None else hit is not None,
+            "convergence_penalty": None,
         }
 
 

@@ -7,9 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rayhive.columns import BY_NAME, COLUMNS, CONFIGURATION
+from rayhive.columns import BY_NAME, COLUMNS, CONFIGURATION, FOLDED_ONLY
+from rayhive.metrics.faults import text_seconds
 from rayhive.metrics.group import Row, Value
-from rayhive.metrics.stats import estimate
+from rayhive.metrics.stats import estimate, percentile
 from rayhive.metrics.timeline import FINISHED, UNCOUNTED
 
 #: Replicates under different conditions are never folded into one row.
@@ -18,7 +19,17 @@ CONDITIONS: tuple[str, ...] = ("scenario", "workload", "peers", "link")
 #: know it.
 KEY: tuple[str, ...] = tuple(column.name for column in CONFIGURATION if column.name != "data")
 #: Columns that ``columns.py`` does not have.
-EXTRA_COLUMNS: tuple[str, ...] = ("n_timed_out", "rounds_complete", "payload_matches")
+EXTRA_COLUMNS: tuple[str, ...] = (
+    "n_timed_out",
+    "rounds_complete",
+    "payload_matches",
+    "live_share",
+    "detect_s",
+    "recover_s",
+    "rejoin_s",
+)
+#: Times of single faults, of which a row has the percentiles over all its replicates together.
+POOLED: tuple[str, ...] = ("detect", "recover", "rejoin")
 #: Counts of which a row has the sum over its replicates.
 ADDED_UP: tuple[str, ...] = (
     "rounds",
@@ -29,6 +40,7 @@ ADDED_UP: tuple[str, ...] = (
     "faults_verified",
     "censored",
     "samples_lost",
+    "state_transfer_bytes",
     "invariants_violated",
 )
 #: Times and counts that are only known of replicates that reached the target.
@@ -45,10 +57,11 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
 
     Numbers become means with 95 % intervals (:func:`rayhive.metrics.stats.estimate`) in ``NAME``,
     ``NAME_low`` and ``NAME_high``; rounds, faults and lost samples are added up; of
-    ``weights_distance_max`` the largest stays; ``reached`` counts; texts are kept where equal and
-    joined where not; a yes-or-no is yes if it is for all. Where not all replicates reached the
-    target, ``time_to_target_s`` and ``samples_to_target`` are means over those that did, without
-    an interval: they are lower bounds.
+    ``weights_distance_max`` the largest stays; ``reached`` counts; the percentiles of ``detect``,
+    ``recover`` and ``rejoin`` are over the faults of all replicates together; texts are kept where
+    equal and joined where not; a yes-or-no is yes if it is for all. Where not all replicates
+    reached the target, ``time_to_target_s`` and ``samples_to_target`` are means over those that
+    did, without an interval: they are lower bounds.
 
     Args:
         rows: What :func:`rayhive.metrics.rows.timeline_row` returned, each replicate once.
@@ -71,7 +84,8 @@ def _fold_group(rows: list[Row], key: Sequence[str]) -> Row:
     folded: Row = {}
     for column in COLUMNS:
         name = column.name
-        if name in ("n", "n_failed", "pareto"):
+        if name in FOLDED_ONLY:
+            folded[name] = None
             continue
         if column.group in ("configuration", "provenance"):
             fold_all = _FOLDS.get(name)
@@ -86,8 +100,20 @@ def _fold_group(rows: list[Row], key: Sequence[str]) -> Row:
         "n_timed_out": sum(row["state"] == "timed_out" for row in finished),
         "rounds_complete": _sum(_values(finished, "rounds_complete")),
         "payload_matches": _all(_values(finished, "payload_matches")),
+        "live_share": _mean(_values(finished, "live_share")),
     }
+    for name in POOLED:
+        folded |= _pooled(name, _values(finished, f"{name}_s"))
     return folded
+
+
+def _pooled(name: str, texts: list[str]) -> Row:
+    seconds = text_seconds(texts)
+    return {
+        f"{name}_s": " ".join(texts) or None,
+        f"{name}_p50_s": percentile(seconds, 50),
+        f"{name}_p95_s": percentile(seconds, 95),
+    }
 
 
 def _values(rows: Iterable[Row], name: str) -> list[Any]:

@@ -14,6 +14,8 @@ from rayhive.metrics import METRICS
 from rayhive.metrics.group import Row
 from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines
 
+#: The scenario that every other one is compared with.
+NO_FAULTS = "none"
 #: A replicate stays what it is when its study gets more trials, or is gone on with other code.
 _NOT_IDENTITY: dict[str, Any] = {
     "trial": True,
@@ -34,11 +36,14 @@ class Attempt:
         rank: Of several attempts the one with the highest rank counts: the last that finished
             (one that was stopped has not), or else the last.
         row: All its columns.
+        twin: The identity of the replicate that it is compared with: the same with nothing broken.
+            None if nothing was to be broken.
     """
 
     identity: str
     rank: tuple[bool, int, float]
     row: Row
+    twin: str | None = None
 
 
 def replicate_row(folder: str | Path) -> Row:
@@ -61,6 +66,8 @@ def read_attempts(folder: str | Path) -> Iterator[Attempt]:
     for timeline in read_timelines(folder):
         started = timeline.first("replicate_started")
         spec = timeline.spec.model_dump(mode="json", exclude=_NOT_IDENTITY)
+        if timeline.spec.scenario == NO_FAULTS:
+            spec["plan"] = None  # an empty plan is none
         yield Attempt(
             identity=json.dumps(spec, sort_keys=True),
             rank=(
@@ -69,7 +76,14 @@ def read_attempts(folder: str | Path) -> Iterator[Attempt]:
                 started["t"] if started is not None else 0.0,
             ),
             row=timeline_row(timeline),
+            twin=_twin(spec),
         )
+
+
+def _twin(spec: dict[str, Any]) -> str | None:
+    if spec["scenario"] == NO_FAULTS:
+        return None
+    return json.dumps({**spec, "scenario": NO_FAULTS, "plan": None}, sort_keys=True)
 
 
 def timeline_row(timeline: Timeline) -> Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rayhive.metrics.capacity import live_share
 from rayhive.metrics.group import MetricGroup, Row, ratio
 from rayhive.metrics.stats import percentile
 from rayhive.metrics.timeline import Timeline
@@ -20,7 +21,14 @@ class Throughput(MetricGroup):
       is left out: the group has yet to form and the code to warm up, and a run is as long as its
       budget, so its share is arbitrary.
     * ``goodput``: committed / computed samples.
-    * ``retention``, ``retention_normalised``: against the no-fault twin; None without a twin.
+    * ``retention``: ``samples_per_s`` / that of the no-fault twin (:mod:`rayhive.metrics.twins`);
+      None without a twin.
+    * ``retention_normalised``: ``retention`` / ``live_share``.
+
+    Of a replicate only:
+
+    * ``live_share``: peers that there were, on average over the training, / peers that began
+      (:func:`rayhive.metrics.capacity.live_share`).
     """
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -31,6 +39,7 @@ class Throughput(MetricGroup):
         "retention",
         "retention_normalised",
     )
+    replicate_columns: ClassVar[tuple[str, ...]] = ("live_share",)
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
@@ -44,4 +53,5 @@ class Throughput(MetricGroup):
             "goodput": ratio(committed, timeline.computed),
             "retention": None,
             "retention_normalised": None,
+            "live_share": live_share(timeline),
         }

@@ -14,10 +14,13 @@ from pydantic import ValidationError
 
 from rayhive.errors import RayhiveError
 from rayhive.events import Event, read_events
+from rayhive.metrics.lives import Life, read_lives
 from rayhive.spec import ReplicateSpec
 
 #: Outcomes of a gradient round after which the optimizer stepped: their samples are committed.
 APPLIED = frozenset({"averaged", "partial", "local", "alone"})
+#: Kinds of events whose ``samples`` are all that the peer has computed so far.
+_COUNTING = frozenset({"evaluation", "peer_finished"})
 #: States of a replicate whose numbers count; every other end is a failure ...
 FINISHED = frozenset({"completed", "timed_out"})
 #: ... except these: nothing can be said about the configuration (yet).
@@ -51,7 +54,8 @@ class Timeline:
     """The events of one attempt at a replicate.
 
     Events of different peers may stand in any order; those of one peer are in the order in
-    which they happened. Round ``n`` is the ``n``-th of the swarm, from 1.
+    which they happened. Round ``n`` is the ``n``-th of the swarm, from 1. Each life of a logical
+    peer is a peer of its own.
 
     Args:
         spec: What was to be run.
@@ -96,6 +100,29 @@ class Timeline:
         reason = finished[-1].get("stop_reason") if finished else None
         return None if reason is None else str(reason)
 
+    # -- who was there, and when ---------------------------------------------------------------
+
+    @cached_property
+    def lives(self) -> dict[str, Life]:
+        """Every peer that there was, each life of a slot on its own, by name."""
+        return read_lives(self.events)
+
+    @cached_property
+    def span(self) -> tuple[float, float] | None:
+        """Unix times [s] between which the swarm trained; None if it never did.
+
+        From the release of the barrier (or the first that trained, where nobody released it) to
+        the last peer's end of training, or what was heard last of any if none came to that.
+        """
+        started = [life.started for life in self.lives.values() if life.started is not None]
+        if not started:
+            return None
+        released = self.first("barrier_released")
+        finished = [event["t"] for event in self.of("peer_finished")]
+        heard = [event["t"] for event in self.events if event["peer"] is not None]
+        began = min(started) if released is None else released["t"]
+        return began, max(began, *(finished or heard))
+
     # -- samples and time ----------------------------------------------------------------------
 
     @cached_property
@@ -120,36 +147,95 @@ class Timeline:
         return sum(
             event["samples"]
             for event in self.of("round")
-            if event["outcome"] in APPLIED and (until is None or event["round"] <= until)
+            if self.applied(event) and (until is None or event["round"] <= until)
         )
+
+    def applied(self, event: Event) -> bool:
+        """Return whether a peer's part in a round was applied, and not given up later."""
+        undone = (event["peer"], event["round"]) in self.undone
+        return event["outcome"] in APPLIED and not undone
+
+    @cached_property
+    def undone(self) -> frozenset[tuple[str, int]]:
+        """Rounds (peer, round) whose samples are in no peer's parameters any more.
+
+        A peer that stepped by itself (outcome ``alone`` or ``local``) and took over another one's
+        state before it averaged with anybody has lost these steps.
+        """
+        lost: set[tuple[str, int]] = set()
+        own: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        for event in self.events:
+            kind, peer = event["kind"], event["peer"]
+            if kind == "round" and event["outcome"] in ("alone", "local"):
+                own[peer].add((peer, event["round"]))
+            elif kind == "state_loaded":
+                lost |= own.pop(peer, set())
+            elif kind in ("round", "state_round") and event["outcome"] in ("averaged", "partial"):
+                own.pop(peer, None)
+        return frozenset(lost)
 
     @cached_property
     def computed(self) -> int:
-        """Samples that went through a backward pass, over the swarm.
+        """Samples that went through a backward pass, over the swarm."""
+        return sum(self.computed_by_peer.values())
 
-        A peer tells its own count at evaluations and when it finishes; of one that died, what
-        entered its rounds is all that is known.
+    @cached_property
+    def computed_by_peer(self) -> dict[str, int]:
+        """Samples that each peer is known to have computed.
+
+        A peer tells its own count in ``computed`` of transitions and progress, at evaluations and
+        when it finishes; of one that died, the last that it told is all that is known, and of one
+        that told nothing, what entered its rounds.
         """
         told: dict[str, int] = defaultdict(int)
         entered: dict[str, int] = defaultdict(int)
-        for event in self.of("round"):
-            entered[event["peer"]] += event["samples"]
-        for event in (*self.of("evaluation"), *self.of("peer_finished")):
-            told[event["peer"]] = max(told[event["peer"]], event["samples"])
-        return sum(max(told[peer], entered[peer]) for peer in told.keys() | entered.keys())
+        for event in self.events:
+            kind, peer = event["kind"], event["peer"]
+            if kind == "round":
+                entered[peer] += event["samples"]
+            count = event["samples"] if kind in _COUNTING else event.get("computed")
+            if peer is not None and count is not None:
+                told[peer] = max(told[peer], count)
+        return {peer: max(told[peer], entered[peer]) for peer in told.keys() | entered.keys()}
 
     @cached_property
     def clock_s(self) -> float | None:
         """Training clock of the swarm [s] at its end: the furthest of the peers' clocks."""
         return max(
-            (e["clock_s"] for e in self.events if e.get("clock_s") is not None), default=None
+            (self.clock_of(e) for e in self.events if e.get("clock_s") is not None), default=None
         )
+
+    def clock_of(self, event: Event) -> float:
+        """Return the swarm's training clock [s] at an event that has a ``clock_s``.
+
+        A peer's own clock begins when it begins to train; that of a peer which came later is
+        moved to where the swarm's stood then.
+        """
+        return float(event["clock_s"]) + self._offsets.get(event["peer"], 0.0)
+
+    @cached_property
+    def _offsets(self) -> dict[str, float]:
+        late = [life for life in self.lives.values() if life.joined(self.spec.swarm.peers)]
+        names = {life.name for life in late}
+        told = [
+            (event["t"], event["clock_s"])
+            for event in self.events
+            if event.get("clock_s") is not None and event["peer"] not in names
+        ]
+        began = 0.0 if self.span is None else self.span[0]
+        offsets = {}
+        for life in late:
+            if life.started is not None:
+                before = [point for point in told if point[0] <= life.started]
+                moment, clock = max(before, default=(began, 0.0))
+                offsets[life.name] = clock + max(0.0, life.started - moment)
+        return offsets
 
     # -- rounds of the whole swarm -------------------------------------------------------------
 
     @cached_property
     def complete_rounds(self) -> dict[int, list[Event]]:
-        """The gradient rounds that all peers averaged in one group at the first attempt.
+        """The gradient rounds that as many peers as began averaged together at the first attempt.
 
         A swarm of one peer has no group: there the rounds that it applied count.
         """
@@ -175,7 +261,8 @@ class Timeline:
     def evaluations(self) -> tuple[EvaluationPoint, ...]:
         """The evaluations in the order of rounds, the final one (of all peers) last."""
         regular = [event for event in self.of("evaluation") if not event.get("final")]
-        final = [event for event in self.of("evaluation") if event.get("final")]
+        stayed = {life.name for life in self.lives.values() if life.end != "left"}
+        final = [e for e in self.of("evaluation") if e.get("final") and e["peer"] in stayed]
         points = [self._point(events) for events in _grouped(regular, "round").values()]
         return tuple(points if not final else [*points, self._point(final)])
 
@@ -188,7 +275,7 @@ class Timeline:
         return EvaluationPoint(
             round=number,
             samples=sum(event["samples"] for event in events) if local else self.committed(number),
-            clock_s=max(event["clock_s"] for event in events),
+            clock_s=max(self.clock_of(event) for event in events),
             values={name: fmean(values) for name, values in columns.items()},
             spread={name: max(values) - min(values) for name, values in columns.items()},
             peers=len({event["peer"] for event in events}),

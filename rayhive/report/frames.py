@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayhive.columns import COLUMNS, REPLICATE_COLUMNS
+from rayhive.columns import COLUMNS, FOLDED_ONLY, REPLICATE_COLUMNS
 from rayhive.metrics import METRICS
 from rayhive.metrics.fold import ADDED_UP, EXTRA_COLUMNS
 from rayhive.metrics.group import Row
@@ -34,6 +34,9 @@ _TEXTS = frozenset(
         "hardware",
         "started",
         "ended",
+        "detect_s",
+        "recover_s",
+        "rejoin_s",
     }
 )
 _COUNTS = frozenset(
@@ -67,8 +70,7 @@ def configuration_columns() -> tuple[str, ...]:
 
 def replicate_columns() -> tuple[str, ...]:
     """Return the columns of ``trials.parquet`` in their order."""
-    folded_only = {"n", "n_failed", "pareto"}
-    names = [column.name for column in COLUMNS if column.name not in folded_only]
+    names = [column.name for column in COLUMNS if column.name not in FOLDED_ONLY]
     extra = [name for _, group in METRICS.items() for name in group.replicate_columns]
     return (*REPLICATE_COLUMNS, *names, *extra)
 

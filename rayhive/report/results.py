@@ -14,7 +14,9 @@ from rayhive.errors import ConfigError, Problem, RayhiveError, nearest
 from rayhive.metrics.fold import fold
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import Attempt, read_attempts
+from rayhive.metrics.twins import rows_with_twins
 from rayhive.report.pareto import mark_front
+from rayhive.report.robustness import mark_robustness
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,9 +40,10 @@ class Results:
 
     @cached_property
     def folded(self) -> tuple[Row, ...]:
-        """One row a configuration and scenario, with ``pareto``."""
+        """One row a configuration and scenario, with ``pareto`` and the robustness columns."""
         rows = fold(self.rows, self.by)
         mark_front(rows, self.objectives)
+        mark_robustness(rows, self.objectives, self.by)
         return tuple(rows)
 
     @cached_property
@@ -91,7 +94,7 @@ def _rows(folder: Path) -> Iterator[Row]:
             for attempt in read_attempts(path):
                 rival = best.setdefault(attempt.identity, attempt)
                 best[attempt.identity] = max(rival, attempt, key=lambda item: item.rank)
-    rows = [attempt.row for attempt in best.values()]
+    rows = rows_with_twins(best.values())
     yield from sorted(rows, key=lambda row: (row["trial"], row["scenario"], row["replicate"]))
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from rayhive.columns import COLUMNS, PROVENANCE, Column
 from rayhive.metrics.fold import CONDITIONS, is_censored
 from rayhive.metrics.group import Row
+from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.timeline import UNCOUNTED
 from rayhive.report.numbers import estimate_text, number_text
 from rayhive.report.pareto import comparable, describe
 from rayhive.report.results import Results
 
+#: Groups that say something only beside a run in which something broke.
+_OF_FAULTS = frozenset({"time", "robustness"})
 EMPTY = "-"
 STAR = "★"
 DAGGER = "†"
@@ -87,9 +90,16 @@ def _keys(results: Results, rows: Sequence[Row]) -> list[Column]:
 def _shown(column: Column, results: Results) -> bool:
     if column.group == "provenance" or column.name == "pareto":
         return False  # a note, and a star
+    if column.group in _OF_FAULTS and not is_faulted(results):
+        return False
     if results.by and column.group == "configuration":
         return column.name in (*results.by, *CONDITIONS, "data")
     return True
+
+
+def is_faulted(results: Results) -> bool:
+    """Return whether anything was to be broken in the run."""
+    return any(row["scenario"] != NO_FAULTS for row in results.rows)
 
 
 def _title(results: Results, rows: Sequence[Row]) -> str:

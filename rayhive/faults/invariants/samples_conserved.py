@@ -1,0 +1,67 @@
+"""No sample is counted twice, and none vanishes unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rayhive.events import Event
+from rayhive.faults.invariants.base import Invariant, RunLog
+from rayhive.spec import ReplicateSpec
+
+
+class SamplesConserved(Invariant):
+    """Of every peer: computed = entered into rounds + thrown away + pending.
+
+    Checked where a peer tells ``computed``, its own count of what went through a backward pass: at
+    each ``transition``, when it ends (``samples`` and ``pending`` of ``peer_finished``) and when
+    it leaves. What entered rounds is ``samples`` of its ``round`` events, whatever became of them;
+    what it threw away is ``discarded`` of its ``round`` and ``state_loaded`` events, and ``lost``
+    of ``left``. Nothing is pending right after a transition. A round that has not yet been told
+    (with delayed gradients it comes later) leaves its transition out.
+
+    Where a peer does not tell ``computed`` all that can be said is that no more entered its rounds
+    than it had computed in the end.
+    """
+
+    about = "Computed samples = committed + lost + pending, of every peer."
+
+    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+        """Return where samples were made up or vanished."""
+        if spec.swarm.use_local_updates:
+            return []  # there are no rounds that samples enter
+        log = RunLog(spec, events)
+        return [text for name in log.trained for text in self._of_life(log, name)]
+
+    def _of_life(self, log: RunLog, name: str) -> Iterator[str]:
+        entered = {event["round"]: _gone_into(event) for event in log.of(name, "round")}
+        thrown = 0
+        for event in log.peers[name]:
+            kind = event["kind"]
+            if kind == "state_loaded":
+                thrown += event.get("discarded") or 0
+            elif kind == "transition" and "computed" in event and event["round"] in entered:
+                done = sum(n for round_, n in entered.items() if round_ <= event["round"])
+                yield from self._equal(
+                    name, f"round {event['round']}", event["computed"], done + thrown
+                )
+            elif kind == "left" and "computed" in event:
+                known = sum(entered.values()) + thrown + event["lost"]
+                yield from self._equal(name, "goodbye", event["computed"], known)
+            elif kind == "peer_finished":
+                done = sum(entered.values()) + thrown
+                if "pending" in event:
+                    yield from self._equal(name, "end", event["samples"], done + event["pending"])
+                else:
+                    self.checked += 1
+                    if done > event["samples"]:
+                        yield f"{name}: {done} samples in rounds, {event['samples']} computed"
+
+    def _equal(self, name: str, where: str, computed: int, known: int) -> Iterator[str]:
+        self.checked += 1
+        if computed != known:
+            yield f"{name}, {where}: computed {computed}, committed + lost + pending {known}"
+
+
+def _gone_into(event: Event) -> int:
+    """Return the samples that a round took from its peer, to whatever use."""
+    return int(event["samples"]) + int(event.get("discarded") or 0)

@@ -1,0 +1,54 @@
+"""Comparing a faulted replicate with its twin: the same configuration and seed, nothing broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rayhive.metrics.group import Row, ratio
+from rayhive.metrics.rows import Attempt
+from rayhive.metrics.timeline import FINISHED
+
+
+def rows_with_twins(attempts: Iterable[Attempt]) -> list[Row]:
+    """Return the attempts' rows with the columns that compare them with their twins.
+
+    * ``loss_delta``: ``final_loss`` less the twin's.
+    * ``convergence_penalty``: ``samples_to_target`` less the twin's.
+    * ``retention``: ``samples_per_s`` / the twin's.
+    * ``retention_normalised``: ``retention`` / ``live_share``.
+
+    They stay None without a twin that finished, and in rows under which nothing was to be broken.
+
+    Args:
+        attempts: One attempt a replicate.
+    """
+    attempts = list(attempts)
+    twins = {
+        attempt.identity: attempt.row
+        for attempt in attempts
+        if attempt.twin is None and attempt.row["state"] in FINISHED
+    }
+    return [_compared(attempt.row, twins.get(attempt.twin or "")) for attempt in attempts]
+
+
+def _compared(row: Row, twin: Row | None) -> Row:
+    if twin is None:
+        return row
+    retention = ratio(_number(row, "samples_per_s"), _number(twin, "samples_per_s"))
+    return {
+        **row,
+        "loss_delta": _difference(row, twin, "final_loss"),
+        "convergence_penalty": _difference(row, twin, "samples_to_target"),
+        "retention": retention,
+        "retention_normalised": ratio(retention, _number(row, "live_share")),
+    }
+
+
+def _number(row: Row, name: str) -> float | None:
+    value = row[name]
+    return value if isinstance(value, (int, float)) else None
+
+
+def _difference(row: Row, twin: Row, name: str) -> float | None:
+    mine, theirs = _number(row, name), _number(twin, name)
+    return None if mine is None or theirs is None else mine - theirs
