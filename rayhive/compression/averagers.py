@@ -5,32 +5,58 @@ Each talks under the name of its hivemind class, so that plain hivemind peers ca
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.compression.averager import MeasuredAverager
+from rayhive.compression.donors import CheckedDownloads, with_digest
+from rayhive.compression.guard import Guarded, GuardedFactors
 from rayhive.compression.powersgd import TransactionalPowerSGD
 from rayhive.compression.steps import RecordedSteps
 
 
-class RayhiveGradientAverager(MeasuredAverager, GradientAverager, RecordedSteps):
+class RayhiveGradientAverager(
+    Guarded, MeasuredAverager, GradientAverager, RecordedSteps, CheckedDownloads
+):
     """Averages gradients as they are, or through a codec."""
 
     wire_name = "GradientAverager"
 
 
-class RayhivePowerSGDAverager(MeasuredAverager, TransactionalPowerSGD, RecordedSteps):
+class RayhivePowerSGDAverager(  # type: ignore[misc]  # hivemind says less of what it loads
+    GuardedFactors, MeasuredAverager, TransactionalPowerSGD, RecordedSteps, CheckedDownloads
+):
     """Averages low-rank factors of gradients."""
 
     wire_name = "PowerSGDGradientAverager"
 
 
-class RayhiveStateAverager(MeasuredAverager, TrainingStateAverager, RecordedSteps):
-    """Averages parameters, optimizer statistics and extra tensors."""
+class RayhiveStateAverager(
+    Guarded, MeasuredAverager, TrainingStateAverager, RecordedSteps, CheckedDownloads
+):
+    """Averages parameters, optimizer statistics and extra tensors.
+
+    Attributes:
+        on_serving: Called with the tensors of the state that a joiner asked for; what it returns
+            is sent. None sends them as they are.
+    """
 
     wire_name = "TrainingStateAverager"
+    sketches = False
+    on_serving: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
+
+    def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor], Sequence[CompressionInfo]]:
+        """Return what a joiner gets: hivemind's state, and a digest of the parameters in it."""
+        metadata, tensors, infos = super().get_current_state()
+        shared = sum(info.role != TensorRole.OPTIMIZER for info in infos)
+        metadata = with_digest(metadata, tensors[:shared])
+        served = tensors if self.on_serving is None else self.on_serving(tensors)
+        return metadata, served, infos
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Do what hivemind's does; nothing, where hivemind looks for results that cannot be."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -32,12 +32,14 @@ class StepTrace:
         triggered: When the trainer let the all-reduce begin.
         groups: Ids of the groups that were found.
         wasted_bytes: Sent in attempts that failed.
+        excluded: Whether this peer's tensors were refused, and are not there any more.
     """
 
     searches: list[tuple[float, float]] = field(default_factory=list)
     triggered: float | None = None
     groups: list[bytes] = field(default_factory=list)
     wasted_bytes: int = 0
+    excluded: bool = False
 
     def waited(self) -> float:
         """Return the seconds of searching after the trigger."""
@@ -78,6 +80,8 @@ class LiveMatchmaking(Matchmaking):
             ask=self._ask,
         )
         self._knows_members = False
+        #: Adds to what a step gathers what can be said only when its tensors are there.
+        self.announce: Callable[[bytes], Awaitable[bytes]] | None = None
 
     def set_members(self, members: Sequence[Member]) -> None:
         """Say who takes part in the run, the oldest first."""
@@ -100,10 +104,13 @@ class LiveMatchmaking(Matchmaking):
         begin = time.monotonic()
         try:
             if meets:
+                gather = step.data_for_gather
+                if self.announce is not None:
+                    gather = await self.announce(gather)
                 async with self.lock_looking_for_group:
                     group = await self.rendezvous.meet(
                         cast("int", round_),
-                        step.data_for_gather,
+                        gather,
                         window=self.min_matchmaking_time,
                         patience=cast("float", patience),
                     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import torch
@@ -20,7 +21,18 @@ class SteadyReducer(TensorPartReducer):
     cancels it for everybody, this peer's own parts included, and the all-reduce stands still until
     its timeout. And a part that was counted, but waits for its turn when its sender is given up, is
     expected and never added. Here what was counted is added, whatever becomes of its sender.
+
+    A part that is not finite is refused, and so is all that follows from its sender: hivemind
+    would make everybody's average of it.
+
+    Attributes:
+        excluded: Senders whose parts are answered, but count for nothing.
+        refused: Senders that sent parts which are not finite.
     """
+
+    denominator: float
+    excluded: frozenset[int] = frozenset()
+    refused: frozenset[int] = frozenset()
 
     async def accumulate_part(
         self, sender_index: int, part_index: int, tensor_part: torch.Tensor, weight: float = 1.0
@@ -28,9 +40,15 @@ class SteadyReducer(TensorPartReducer):
         """Add a sender's part to the sum and return the average; see hivemind.
 
         Raises:
-            BannedException: The sender was given up before it sent this part.
+            BannedException: The sender was given up before it sent this part, or sends what is
+                not finite.
             AllreduceException: The all-reduce ended meanwhile.
         """
+        if sender_index in self.excluded:
+            weight = 0.0
+        elif not math.isfinite(float(tensor_part.sum(dtype=torch.float32))):
+            self.refused |= {sender_index}
+            raise BannedException(f"sender {sender_index} sent what is not finite")
         self.num_parts_received[sender_index] += 1
         adding = asyncio.ensure_future(self._add(sender_index, part_index, tensor_part, weight))
         adding.add_done_callback(_note_exception)
@@ -46,13 +64,21 @@ class SteadyReducer(TensorPartReducer):
         if part_index >= self.sender_failed_after[sender_index]:
             raise BannedException(f"sender {sender_index} was given up")
         average = self.current_part_future
-        self.accumulator.add_(part, alpha=weight)
+        if weight:  # 0 times NaN is NaN
+            self.accumulator.add_(part, alpha=weight)
         self.current_part_accumulated_from += 1
         self.denominator += weight
         self.check_current_part_finished()
         await asyncio.wait({average})
         result: torch.Tensor = average.result()
         return result
+
+    def check_current_part_finished(self) -> None:
+        """Average what is there once nothing more is expected; without weights that is 0."""
+        complete = self.current_part_accumulated_from == self.num_current_senders
+        if complete and self.denominator == 0.0:
+            self.denominator = 1.0
+        super().check_current_part_finished()
 
 
 def _note_exception(task: asyncio.Task[Any]) -> None:

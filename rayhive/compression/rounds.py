@@ -47,6 +47,10 @@ class RoundResult(dict[Any, Any]):
         counts_complete: Whether every reply had left when the bytes were read; they are exact
             then.
         error: What went wrong, if the round failed.
+        rejected: What was refused, see :mod:`rayhive.compression.guard`: the ``offender``, the
+            ``reason``, ``norm`` and ``bound``.
+        excluded: Whether this peer's own tensors were, and count for nothing.
+        directions: Cosine between the tensors of each member and those of the others.
     """
 
     def __init__(
@@ -77,6 +81,9 @@ class RoundResult(dict[Any, Any]):
         self.attempts = attempts
         self.counts_complete = counts_complete
         self.error = error
+        self.rejected: tuple[dict[str, Any], ...] = ()
+        self.excluded = False
+        self.directions: dict[str, float] = {}
 
     @property
     def complete(self) -> bool:
@@ -85,5 +92,5 @@ class RoundResult(dict[Any, Any]):
 
     def summary(self) -> dict[str, Any]:
         """Return the measurements without the members, ready for an event."""
-        lists = ("phases", "banned", "failures")
+        lists = ("phases", "banned", "failures", "rejected")
         return {k: list(v) if k in lists else v for k, v in vars(self).items()}

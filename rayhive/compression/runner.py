@@ -31,11 +31,20 @@ class MeasuredRunner(AllReduceRunner):
         sent_bytes: Payload of parts for other reducers and of answers to other senders.
         received_bytes: Payload of answers from reducers and of parts from senders.
         failures: Why parts did not come back averaged, by reducer.
+
+    Args:
+        excluded: Senders that take the average and must not count in it.
+        kwargs: As hivemind's.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    tensor_part_reducer: SteadyReducer
+
+    def __init__(self, excluded: frozenset[PeerID] = frozenset(), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.tensor_part_reducer.__class__ = SteadyReducer  # made by hivemind, nothing in it yet
+        self.tensor_part_reducer.excluded = frozenset(
+            at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
+        )
         self.sent_bytes = 0
         self.received_bytes = 0
         self.failures: list[str] = []
@@ -56,6 +65,8 @@ class MeasuredRunner(AllReduceRunner):
             await super()._communicate_with_peer(peer_id)
         except Exception as error:
             self.failures.append(f"reducer {peer_id}: {error!r}")
+            if peer_id == self.peer_id:  # others must not wait for this peer's own parts
+                await self._ban_sender(peer_id)
             raise
 
     async def _generate_input_for_peer(
@@ -153,6 +164,10 @@ class MeasuredRunner(AllReduceRunner):
         parts = self.tensor_part_reducer.num_parts
         entered = zip(self.sender_peer_ids, self._parts_entered(), strict=True)
         return {str(peer) for peer, count in entered if count < parts}
+
+    def refused(self) -> dict[PeerID, str]:
+        """Return the senders whose parts were refused here, and why."""
+        return {self.sender_peer_ids[at]: "not_finite" for at in self.tensor_part_reducer.refused}
 
     def _parts_entered(self) -> list[int]:
         """Return how many parts of each sender entered the averages made here."""

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from rayhive.registry import FAULTS, SCENARIOS
 
+FAULTS.register_lazy("clock_skew", "rayhive.faults.kinds.clock_skew:ClockSkew")
+FAULTS.register_lazy("corrupt_state", "rayhive.faults.kinds.corrupt_state:CorruptState")
+FAULTS.register_lazy("nan_gradient", "rayhive.faults.kinds.nan_gradient:NanGradient")
+FAULTS.register_lazy("scaled_gradient", "rayhive.faults.kinds.scaled_gradient:ScaledGradient")
+FAULTS.register_lazy("sign_flip", "rayhive.faults.kinds.sign_flip:SignFlip")
+FAULTS.register_lazy("stale_gradient", "rayhive.faults.kinds.stale_gradient:StaleGradient")
+
 SCENARIOS.register_lazy("none", "rayhive.faults.none:NoFaults")
 
 FAULTS.register_lazy("kill", "rayhive.faults.kinds.kill:Kill")

@@ -10,8 +10,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rayhive.peer.channel import Channel
 from rayhive.peer.clock import TrainingClock
+from rayhive.peer.leaving import Leaving, Samples
+from rayhive.peer.sabotage import Sabotage
 from rayhive.peer.settings import payload_fields
 from rayhive.peer.sketch import WeightsSketch
+from rayhive.peer.skew import SkewedTime
 from rayhive.spec import PeerSpec
 from rayhive.workloads.base import Workload
 
@@ -27,32 +30,58 @@ class MeasuredTraining(Callback):
         workload: What it trains.
         channel: Where its events go and its commands come from.
         facts: Fields that ``peer_ready`` carries besides (versions, hardware).
+        skew: The peer's clock, if it may be put wrong.
     """
 
     def __init__(
-        self, spec: PeerSpec, workload: Workload, channel: Channel, facts: dict[str, Any]
+        self,
+        spec: PeerSpec,
+        workload: Workload,
+        channel: Channel,
+        facts: dict[str, Any],
+        skew: SkewedTime | None = None,
     ) -> None:
         self.spec, self.workload, self.channel, self.facts = spec, workload, channel, facts
         self.clock = TrainingClock()
-        self.samples = 0
+        self.sabotage = Sabotage(spec.faults, channel.emit, self.clock.seconds, skew)
+        self.samples = Samples()
+        self.leaving = Leaving(channel)
         self.reason: str | None = None
         self._round = 0
         self._round_ended = 0.0
         self._losses: list[float] = []
+        #: Samples computed when a round was left behind whose averaging is not over.
+        self._computed: dict[int, int] = {}
         self._sketch: WeightsSketch | None = None
 
     # -- events of the optimizer, from its threads ---------------------------------------------
 
     def on_event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Forward an event of the optimizer, with the training clock where it belongs."""
+        """Forward an event of the optimizer, with clock and samples where they belong."""
+        now = self.clock.seconds()
         if kind == "round":
-            now = self.clock.seconds()
-            fields = {**fields, "clock_s": now, "loss": self._mean_loss()}
+            # with delayed gradients it comes late, when the next samples are computed already
+            computed = self._computed.pop(fields["round"], self.samples.computed)
+            entered = 0 if fields["outcome"] == "skipped" else fields["samples"]
+            lost = self.samples.enter(entered, computed)
+            fields = {
+                **fields, "samples": entered, "computed": computed, "lost": lost,
+                "clock_s": now, "loss": self._mean_loss(),
+            }  # fmt: skip
         elif kind == "transition":
-            now = self.clock.seconds()
-            fields = {**fields, "clock_s": now, "seconds": now - self._round_ended}
-            self._round_ended = now
+            if self._delays_gradients:
+                self._computed = {fields["round"]: self.samples.computed}
+            seconds, self._round_ended = now - self._round_ended, now
+            computed = self.samples.computed
+            fields = {**fields, "clock_s": now, "computed": computed, "seconds": seconds}
+        elif kind == "state_loaded":
+            fields = {**fields, "lost": self.samples.drop()}
+        self.leaving.on_event(kind, fields)
         self.channel.emit(kind, **fields)
+
+    @property
+    def _delays_gradients(self) -> bool:
+        return self.spec.configuration.delay == "gradients"
 
     def _mean_loss(self) -> float | None:
         losses, self._losses = self._losses, []
@@ -64,6 +93,7 @@ class MeasuredTraining(Callback):
         """Report ready, and wait until everybody is."""
         trainer.strategy.catch_up()  # type: ignore[attr-defined]
         optimizer = self._optimizer(trainer)
+        self.sabotage.attach(optimizer)
         parameters = list(optimizer.state_averager.main_parameters)
         self._sketch = WeightsSketch(parameters)
         target = self.workload.target
@@ -74,6 +104,7 @@ class MeasuredTraining(Callback):
             target={"metric": target.metric, "value": target.value, "mode": target.mode},
             data=self.workload.data,
             device=str(pl_module.device),
+            processes=optimizer.processes,
             **self.facts,
         )
         self.channel.wait_for("train")
@@ -86,6 +117,17 @@ class MeasuredTraining(Callback):
         self._round = optimizer.local_epoch
         self.channel.emit("training_started", round=self._round)
         self.clock.start()
+        self.leaving.take_signals()
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Note when a batch begins."""
+        self.leaving.begin_batch()
+
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Count the samples of a batch before they can enter a round."""
+        self.samples.computed += self.spec.swarm.batch_size or self.workload.default_batch_size
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -97,7 +139,6 @@ class MeasuredTraining(Callback):
             self._losses.append(value)
             if not math.isfinite(value):
                 self._stop(trainer, "diverged")
-        self.samples += self.spec.swarm.batch_size or self.workload.default_batch_size
         round_ = self._optimizer(trainer).local_epoch
         if round_ != self._round:
             crossed = self._crossed_evaluation(self._round, round_)
@@ -105,6 +146,8 @@ class MeasuredTraining(Callback):
             self._after_round(trainer, pl_module, crossed)
         if self.channel.stop_reason is not None:
             self._stop(trainer, self.channel.stop_reason)
+        elif self.leaving.is_due(self._pending(trainer), lambda: self._hand_over(trainer)):
+            self._stop(trainer, "notice")
         elif self.clock.seconds() >= self.spec.budget.seconds_per_replicate:
             self._stop(trainer, "seconds")
 
@@ -114,22 +157,51 @@ class MeasuredTraining(Callback):
         optimizer.state_averager.step(wait_for_delayed_updates=True)
         optimizer.tracker.take_part(False)  # whoever goes on does not wait for this peer
         clock_s = self.clock.seconds()
+        if self.reason == "notice":
+            self._say_goodbye(optimizer.local_epoch)
+            return
         if self.reason != "diverged":
             self._evaluate(trainer, pl_module, final=True)
         self.channel.emit(
             "peer_finished",
             reason=self.reason or "stop",
             round=optimizer.local_epoch,
-            samples=self.samples,
+            samples=self.samples.computed,
             clock_s=clock_s,
         )
         self.channel.wait_for("shutdown")
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Say goodbye also when what was to end this peer was faster."""
+        if self.channel.notice is not None and not self.channel.has_left:
+            self._say_goodbye(self._round)
+
+    def _say_goodbye(self, round_: int) -> None:
+        self.channel.say_goodbye(
+            round_=round_,
+            samples=self.samples.computed,
+            clock_s=self.clock.seconds(),
+            handed_over=self.leaving.handed_over,
+            lost=self.samples.drop(),
+        )
 
     # -- parts ---------------------------------------------------------------------------------
 
     @staticmethod
     def _optimizer(trainer: Trainer) -> Any:
         return trainer.strategy.optimizer  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _pending(trainer: Trainer) -> int:
+        averager = MeasuredTraining._optimizer(trainer).grad_averager
+        return 0 if averager is None else int(averager.local_samples_accumulated)
+
+    @staticmethod
+    def _hand_over(trainer: Trainer) -> None:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        MeasuredTraining._optimizer(trainer).hand_over(scaler)
 
     def _crossed_evaluation(self, before: int, after: int) -> bool:
         every = self.spec.evaluate_every_rounds
@@ -158,7 +230,7 @@ class MeasuredTraining(Callback):
         self.channel.emit(
             "evaluation",
             round=self._round,
-            samples=self.samples,
+            samples=self.samples.computed,
             clock_s=clock_s,
             values=values,
             final=final,

@@ -37,6 +37,9 @@ class CatchingUp(SwarmParts):
         hivemind may make it throw its samples away and download the state instead, while the
         others wait for it.
         """
+        if self._diverged:
+            self._diverged = False
+            return True
         behind: bool = self.local_epoch < self.tracker.global_epoch - 1
         if behind and self._settling:  # rounds are shorter than loading the state
             self._go_on_from(self.local_epoch)
@@ -56,6 +59,7 @@ class CatchingUp(SwarmParts):
             for _ in range(self._load_state_attempts):
                 try:
                     self.state_averager.load_state_from_peers(**kwargs)
+                    self._emit_refused_states()
                     if self.grad_averager is not None:
                         self.grad_averager.load_state_from_peers(**kwargs)
                     break
@@ -72,6 +76,11 @@ class CatchingUp(SwarmParts):
             round=self.local_epoch,
             seconds=time.perf_counter() - began,
         )
+
+    def _emit_refused_states(self) -> None:
+        refused = getattr(self.state_averager, "refused_states", [])
+        while refused:
+            self._emit("rejected", round=self.local_epoch, **refused.pop(0))
 
     def _go_on_from(self, loaded: int) -> None:
         """Stand where the others are, with the parameters of a round that may be older.

@@ -28,6 +28,7 @@ class Presence:
         met_synchronised: The last round whose parameters it has averaged with others.
         samples: What it has accumulated for the next round.
         samples_per_second: How fast it has been lately.
+        hurry: A round that it asks the others to begin at once, with what there is.
     """
 
     peer_id: bytes
@@ -42,6 +43,7 @@ class Presence:
     met_synchronised: int = 0
     samples: int = 0
     samples_per_second: float = 0.0
+    hurry: int = 0
 
     def pack(self) -> list[Any]:
         """Return the fields as a list, for the wire."""
@@ -165,6 +167,11 @@ class Census:
             for p in self.taking_part()
             if p.round == newest and p.peer_id != self.own.peer_id
         )
+
+    def is_in_a_hurry(self) -> bool:
+        """Return whether somebody cannot wait until the next round is full."""
+        newest = self.newest_round()
+        return any(p.hurry > newest for p in self.taking_part())
 
     def in_step(self) -> int:
         """Return how many peers, this one included, can take part in the next round."""

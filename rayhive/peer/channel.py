@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import signal
 import socket
 import threading
+import time
 from typing import Any
 
 from rayhive.events import dump_event, make_event
+
+
+class GivenNotice(Exception):
+    """This peer was told to leave before it had begun to train."""
 
 
 class Channel:
@@ -24,11 +30,19 @@ class Channel:
     Args:
         connection: The socket.
         peer: The peer's name in its events.
+
+    Attributes:
+        stop_reason: Why training has to end; None as long as it has not.
+        notice: When this peer will be taken away [s of ``time.monotonic``], infinite if it is to
+            leave in its own time; None without a notice.
+        has_left: Whether it has told what it leaves behind.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.peer = peer
         self.stop_reason: str | None = None
+        self.notice: float | None = None
+        self.has_left = False
         self._connection = connection
         self._sending = threading.Lock()
         self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -44,11 +58,38 @@ class Channel:
         """Return the next command of this name, dropping others.
 
         There is no timeout: the supervisor bounds every phase, and its end ends this process.
+
+        Raises:
+            GivenNotice: This peer has to leave, and there is nothing to wait for any more.
         """
         while True:
             message = self._commands.get()
             if message["do"] == command:
                 return message
+            if message["do"] == "leave" and command != "shutdown":
+                raise GivenNotice
+
+    def give_notice(self, deadline_s: float | None) -> None:
+        """Take notice that this peer will be taken away; the first word and the earliest count.
+
+        Args:
+            deadline_s: In how long [s]; None if it is to leave in its own time.
+        """
+        deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
+        if self.notice is None or deadline < self.notice:
+            self.notice = deadline
+            self._commands.put({"do": "leave"})  # for whom it finds waiting
+            # a signal may have interrupted this very thread while it was sending
+            told = {"deadline_s": deadline_s}
+            threading.Thread(target=self.emit, args=("notice",), kwargs=told, daemon=True).start()
+
+    def say_goodbye(
+        self, *, round_: int, samples: int, clock_s: float, handed_over: int, lost: int
+    ) -> None:
+        """Tell what a peer that was given notice leaves behind, and that it has finished."""
+        self.has_left = True
+        self.emit("left", round=round_, handed_over=handed_over, lost=lost)
+        self.emit("peer_finished", reason="notice", round=round_, samples=samples, clock_s=clock_s)
 
     def _read(self) -> None:
         # an end that goes with events unread resets the line
@@ -57,6 +98,10 @@ class Channel:
                 message = json.loads(line)
                 if message["do"] == "stop":
                     self.stop_reason = str(message.get("reason", "stop"))
+                elif message["do"] == "notice":
+                    self.give_notice(float(message["deadline_s"]))
+                elif message["do"] == "leave":
+                    self.give_notice(None)
                 else:
                     self._commands.put(message)
         os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -30,7 +30,6 @@ from hivemind.utils import get_logger
 
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.steps import NOTICE_S
-from rayhive.peer.averaging import round_fields
 from rayhive.peer.catching_up import CatchingUp
 from rayhive.peer.parts import OnEvent
 
@@ -111,6 +110,12 @@ class RayhiveOptimizer(CatchingUp):
         finally:
             self._watch.check()
 
+    def hand_over(self, grad_scaler: Any = None) -> None:
+        """Do the round now, with the samples that there are: this peer is about to leave."""
+        self._watch.check()
+        self.tracker.hurry(self.local_epoch + 1)
+        self._update_global_epoch(grad_scaler)
+
     def _maybe_schedule_gradient_averaging(self) -> None:
         """Do nothing: a group forms at once when its round is due."""
 
@@ -152,6 +157,8 @@ class RayhiveOptimizer(CatchingUp):
         if grad_scaler is not None:
             with grad_scaler.running_global_step():
                 assert grad_scaler.unscale_(self)
+        if self.before_round is not None:
+            self.before_round(self.local_epoch + 1, self.grad_averager)
         if self.live_peers <= 1:
             return None
         self._local_gradients = self._copy_accumulated()
@@ -188,7 +195,7 @@ class RayhiveOptimizer(CatchingUp):
             result = control.result(self.averaging_timeout + NOTICE_S)
         except NobodyElse:
             self._restore_own_gradients()
-            self._emit_round(record, "alone")
+            self._end_own(record, "alone")
         except BaseException as error:
             self._watch.check()
             if not control.done():
@@ -198,7 +205,7 @@ class RayhiveOptimizer(CatchingUp):
                 raise
             self._fall_back(record)
         else:
-            record.update(round_fields(result, time.perf_counter() - record["began"]))
+            self._read_result(record, result)
             self._load_averaged_gradients_into_optimizer_()
             complete = record["fraction"] >= 1.0
             self._astray |= not complete
@@ -212,6 +219,8 @@ class RayhiveOptimizer(CatchingUp):
             self.tracker.has_ended(
                 "averaged", record["round"], met="group_size" in record, aloud=not self._quiet
             )
+        if self.delay_grad_averaging and "skip" in record:
+            raise RuntimeError("this round is skipped: there are no gradients to apply")
 
     def _fall_back(self, record: dict[str, Any]) -> None:
         self._astray = True
@@ -221,11 +230,14 @@ class RayhiveOptimizer(CatchingUp):
         )
         self._restore_own_gradients()
         record["averaging_s"] = time.perf_counter() - record["began"]
-        self._emit_round(record, "local" if self._on_failure == "local" else "skipped")
-        if self._on_failure == "skip":
+        self._end_own(record, "local" if self._on_failure == "local" else "skipped")
+
+    def _end_own(self, record: dict[str, Any], outcome: str) -> None:
+        """Report a round in which this peer applies its own gradients, unless they are corrupt."""
+        skips = outcome == "skipped" or self._refuses_own(record)
+        self._emit_round(record, "skipped" if skips else outcome)
+        if skips:
             record["skip"] = True
-            if self.delay_grad_averaging:
-                raise RuntimeError("this round is skipped: its gradients could not be averaged")
 
     @torch.no_grad()
     def _restore_own_gradients(self) -> None:
@@ -241,7 +253,7 @@ class RayhiveOptimizer(CatchingUp):
         else:
             self.grad_averager.load_accumulators_into_averager_()
             self._load_averaged_gradients_into_optimizer_()
-            self._emit_round(record, outcome)
+            self._end_own(record, outcome)
         self.tracker.has_ended("averaged", record["round"], met=False)
 
     def _advance(

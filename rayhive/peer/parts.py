@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.compression.averagers import RayhiveStateAverager
+from rayhive.compression.guard import floats, norm_of
 from rayhive.compression.rendezvous import Member, NobodyElse
 from rayhive.peer.averaging import round_fields, with_our_averager
 from rayhive.peer.children import descendants
@@ -20,6 +23,12 @@ from rayhive.peer.watch import PeerProcessDied, ProcessWatch
 
 #: Longest wait for the end of a process that was killed [s].
 JOIN_S = 1.0
+#: What an error calls the processes of a peer.
+SPOKEN = {
+    "dht": "DHT",
+    "gradient_averager": "gradient averager's process",
+    "state_averager": "state averager's process",
+}
 
 OnEvent = Callable[[str, dict[str, Any]], None]
 
@@ -32,6 +41,10 @@ class SwarmParts(hivemind.Optimizer):
     """
 
     tracker: LiveProgressTracker
+    #: Called before a round's gradients are averaged, with its number and the averager.
+    before_round: Callable[[int, GradientAverager], None] | None = None
+    #: Its own parameters were refused by the others: they have to be replaced.
+    _diverged = False
     _on_event: OnEvent | None
     _averager_opts: dict[str, Any]
 
@@ -101,15 +114,24 @@ class SwarmParts(hivemind.Optimizer):
         if hasattr(averager, "set_members"):  # a user's own averager may know nothing of it
             averager.set_members(members)
 
-    def _watch_processes(self) -> ProcessWatch:
-        averagers = {"gradient averager": self.grad_averager, "state averager": self.state_averager}
-        processes = {"DHT": self.dht.pid} | {
-            f"{name}'s process": averager.pid
-            for name, averager in averagers.items()
-            if averager is not None
+    @property
+    def processes(self) -> dict[str, int]:
+        """The processes that this peer consists of: role -> pid."""
+        averagers = {
+            "gradient_averager": self.grad_averager,
+            "state_averager": self.state_averager,
         }
-        daemons = {child.name(): child.pid for child in descendants(self.dht.pid)}
-        return ProcessWatch(processes | daemons, self._on_death)
+        return {
+            "trainer": os.getpid(),
+            "dht": self.dht.pid,
+            **{child.name(): child.pid for child in descendants(self.dht.pid)},
+            **{role: a.pid for role, a in averagers.items() if a is not None},
+        }
+
+    def _watch_processes(self) -> ProcessWatch:
+        watched = {role: pid for role, pid in self.processes.items() if role != "trainer"}
+        names = {role: SPOKEN.get(role, role) for role in watched}
+        return ProcessWatch({names[role]: pid for role, pid in watched.items()}, self._on_death)
 
     def _on_death(self, error: PeerProcessDied) -> None:
         """Let go of all that a process that died, or now waits for one, may hold."""
@@ -134,10 +156,35 @@ class SwarmParts(hivemind.Optimizer):
                 sent_bytes=0, received_bytes=0, averaging_s=seconds,
             )  # fmt: skip
             return False
-        fields = round_fields(control.result(), seconds)
+        result = control.result()
+        self._emit_refusals(round_, result)
+        self._diverged |= getattr(result, "excluded", False)
+        fields = round_fields(result, seconds)
         outcome = "averaged" if fields["fraction"] >= 1.0 else "partial"
         self._emit("state_round", round=round_, outcome=outcome, **fields)
         return outcome == "averaged"
+
+    def _read_result(self, record: dict[str, Any], result: Any) -> None:
+        """Note what came of averaging gradients, and say what was refused."""
+        record.update(round_fields(result, time.perf_counter() - record["began"]))
+        self._emit_refusals(record["round"], result)
+        if getattr(result, "excluded", False):
+            record["samples"] = 0
+
+    def _emit_refusals(self, round_: int, result: Any) -> None:
+        for refusal in getattr(result, "rejected", ()):
+            self._emit("rejected", round=round_, **refusal)
+
+    def _refuses_own(self, record: dict[str, Any]) -> bool:
+        """Say whether the gradients that this peer would apply on its own are not finite."""
+        with self.grad_averager.get_tensors() as buffers:
+            norm = norm_of(floats(buffers))
+        if math.isfinite(norm):
+            return False
+        refusal = {"offender": str(self.dht.peer_id), "reason": "not_finite", "norm": norm}
+        self._emit("rejected", round=record["round"], bound=None, **refusal)
+        record["samples"] = 0
+        return True
 
     def _emit_round(self, record: dict[str, Any], outcome: str) -> None:
         fields = {key: value for key, value in record.items() if key != "began"}

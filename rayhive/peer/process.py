@@ -42,6 +42,11 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
     try:
         _train(channel, spec)
     except BaseException as error:
+        if channel.notice is not None:  # it was to end, and does
+            traceback.print_exc()
+            if not channel.has_left:  # before it had begun
+                channel.say_goodbye(round_=0, samples=0, clock_s=0.0, handed_over=0, lost=0)
+            return 0
         channel.emit("peer_failed", error=repr(error), traceback=traceback.format_exc())
         traceback.print_exc()
         return 1
@@ -49,7 +54,11 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
 
 
 def _die_with_parent() -> None:
-    """Make the kernel end hivemind's forks with the trainer: a ghost averager joins groups."""
+    """Make the kernel end hivemind's forks with the trainer: a ghost averager joins groups.
+
+    SIGTERM is for the trainer, which has to hand over its samples first.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
@@ -60,6 +69,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
 
     from rayhive.peer.callbacks import MeasuredTraining
     from rayhive.peer.settings import make_trainer, strategy_arguments, workload_and_data
+    from rayhive.peer.skew import SkewedTime
     from rayhive.peer.strategy import HivemindStrategy
 
     # hivemind's sockets go where everything temporary of this peer goes, and with it
@@ -68,6 +78,10 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     workload, batch_size, loader = workload_and_data(spec)
     module = workload.module(spec.seed)
 
+    skew = None
+    if any(fault.kind == "clock_skew" for fault in spec.faults):
+        skew = SkewedTime()
+        skew.install()
     start = channel.wait_for("start")
     dht = hivemind.DHT(
         initial_peers=start["initial_peers"] or None,
@@ -81,7 +95,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
             peer_id=str(dht.peer_id),
             addresses=[str(address) for address in dht.get_visible_maddrs()],
         )
-        callback = MeasuredTraining(spec, workload, channel, _facts())
+        callback = MeasuredTraining(spec, workload, channel, _facts(), skew)
         strategy = HivemindStrategy(
             dht=dht,
             on_event=callback.on_event,

@@ -252,6 +252,10 @@ class LiveProgressTracker(threading.Thread):
         fields = [kind, f"met_{kind}"] if met else [kind]
         self._say(aloud, **{f: max(round_, getattr(self._census.own, f)) for f in fields})
 
+    def hurry(self, round_: int) -> None:
+        """Ask everybody to begin a round with what there is: this peer has no time left."""
+        self._say(hurry=round_)
+
     @contextlib.contextmanager
     def pause_updates(self) -> Iterator[None]:
         """Do not count the time in the body as time spent on samples."""
@@ -303,7 +307,8 @@ class LiveProgressTracker(threading.Thread):
         """Whether this peer may go on to the next round now."""
         with self._lock:
             behind = self._census.newest_round() > self._census.own.round
-            return behind or self._census.samples() >= self.target_batch_size
+            due = self._census.samples() >= self.target_batch_size
+            return behind or due or self._census.is_in_a_hurry()
 
     @property
     def estimated_next_update_time(self) -> float:

@@ -72,6 +72,22 @@ def assert_replicas_agree(lines: list[PeerLine], tolerance: float) -> None:
             assert distance <= tolerance, f"round {round_}: {distance}"
 
 
+def assert_samples_are_conserved(line: PeerLine) -> None:
+    """Every sample that a peer had computed when a round ended is in a round."""
+    entered = 0
+    transitions = {e["round"]: e for e in line.of("transition")}
+    for event in sorted(line.of("round"), key=lambda event: int(event["round"])):
+        entered += event["samples"]
+        assert event["computed"] == transitions[event["round"]]["computed"] == entered
+
+
+def assert_processes_are_named(line: PeerLine) -> None:
+    roles = {"trainer", "dht", "p2pd", "gradient_averager", "state_averager"}
+    (ready,) = line.of("peer_ready")
+    assert ready["processes"].keys() == roles and ready["processes"]["trainer"] == line.pid
+    assert len(set(ready["processes"].values())) == len(roles)
+
+
 @pytest.mark.parametrize("delay", ["none", "state", "optimizer", "gradients"])
 def test_two_peers_train_together_in_every_delay_mode(
     socket_path: str, tmp_path: Path, delay: Delay
@@ -81,6 +97,8 @@ def test_two_peers_train_together_in_every_delay_mode(
     assert_rounds_are_whole(lines)
     assert_replicas_agree(lines, tolerance=1e-5)
     for line in lines:
+        assert_samples_are_conserved(line)
+        assert_processes_are_named(line)
         finished = line.of("peer_finished")[0]
         assert finished["reason"] == "rounds" and finished["round"] == ROUNDS
         losses = [e["values"]["loss"] for e in line.of("evaluation")]

@@ -1,0 +1,262 @@
+"""Corrupt tensors are refused before they reach another peer, and their sender is named.
+
+Before a group averages, each member announces what it is about to send: the norm, a sketch, and
+the norm that it is used to. It travels with what the group gathers anyway, so all members judge
+by the same numbers and come to the same verdict without another message. Who is refused knows it
+like everybody else: it contributes nothing, with weight 0, and takes the average of the others.
+
+This is for peers that are broken, not for liars. Against these a reducer looks at every part once
+more (:mod:`rayhive.compression.reducer`), and nobody hands on an average that is not finite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, median_low
+from typing import Any, TypeVar
+
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import PeerID
+from hivemind.utils import MPFuture, MSGPackSerializer
+from hivemind.utils.asyncio import enter_asynchronously
+
+from rayhive.compression.matchmaking import TRACE, StepTrace
+from rayhive.compression.rendezvous import NobodyElse
+from rayhive.compression.rounds import RoundResult
+from rayhive.compression.sketching import Sketcher, cosine
+
+P = TypeVar("P", bound=Hashable)
+
+#: How many times as large as is usual in its group a tensor may be.
+NORM_FACTOR = 50.0
+#: Rounds whose norms say what is usual.
+REMEMBERED = 16
+#: From so many elements on, tensors are looked at in a thread and not in the event loop.
+LARGE = 1_000_000
+_KEY = "guard"
+
+
+class AverageNotFinite(Exception):
+    """A round came out with an average that is not finite, though nothing that went in was."""
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a peer says of what it is about to send.
+
+    Attributes:
+        norm: Euclidean norm of all tensors together; not finite if any element is not.
+        usual: The norm that it is used to; None before its first round.
+        sketch: Sketch of the tensors, in units of the norm; empty if that is not finite or 0.
+    """
+
+    norm: float
+    usual: float | None = None
+    sketch: bytes = b""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a peer's tensors do not enter an average.
+
+    Attributes:
+        reason: ``not_finite`` or ``norm``.
+        norm: Their norm; None if only a part was seen.
+        bound: The largest norm that would have been accepted; None if size is not the reason.
+    """
+
+    reason: str
+    norm: float | None = None
+    bound: float | None = None
+
+
+def judge(said: Mapping[P, Announcement]) -> dict[P, Refusal]:
+    """Return who is refused, and why; the same for everybody who has heard the same.
+
+    A norm is too large if it is :data:`NORM_FACTOR` times the usual one, which is the larger of
+    the group's median and of what its members are used to: where all grow, nobody is refused,
+    and a group of two, which has no majority, has its memory. Peers that have nothing to
+    contribute (norm 0) say nothing of the others.
+    """
+    refused = {
+        p: Refusal("not_finite", a.norm) for p, a in said.items() if not math.isfinite(a.norm)
+    }
+    sizes = [a.norm for p, a in said.items() if p not in refused and a.norm > 0]
+    memories = [a.usual for a in said.values() if a.usual is not None and math.isfinite(a.usual)]
+    usual = [median_low(sizes)] if len(sizes) > 1 else []
+    if memories:
+        usual.append(median(memories))
+    if not usual:
+        return refused
+    bound = NORM_FACTOR * max(usual)
+    for peer, announcement in said.items():
+        if peer not in refused and announcement.norm > bound:
+            refused[peer] = Refusal("norm", announcement.norm, bound)
+    return refused
+
+
+def directions(said: Mapping[P, Announcement]) -> dict[P, float]:
+    """Return the cosine between each peer's tensors and the sum of the others', each of norm 1."""
+    sketches = {
+        peer: torch.frombuffer(bytearray(a.sketch), dtype=torch.float16).float()
+        for peer, a in said.items()
+        if a.sketch
+    }
+    if len(sketches) < 2:
+        return {}
+    total = torch.stack(list(sketches.values())).sum(0)
+    return {peer: cosine(own, total - own) for peer, own in sketches.items()}
+
+
+class Guarded(DecentralizedAverager):
+    """Mixin that stands before :class:`rayhive.compression.averager.MeasuredAverager`.
+
+    It acts in rounds that meet by :class:`rayhive.compression.rendezvous.Rendezvous`; a group
+    whose members announce nothing averages as ever. ``rejected`` of the round's result says what
+    was refused: a list of peers, reasons, norms and bounds.
+    """
+
+    #: Whether the way in which tensors point says something.
+    sketches = True
+    # These live in the averager's process.
+    _usual: deque[float] | None = None
+    _sketcher: Sketcher | None = None
+    _matchmaking: Any
+
+    async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
+        self._matchmaking.announce = self._with_announcement
+        with contextlib.suppress(AverageNotFinite):  # the trainer has it from the step
+            await super()._step(step=step, future_for_init=future_for_init)
+
+    async def _with_announcement(self, data_for_gather: bytes) -> bytes:
+        """Return what a step gathers together with what this peer announces."""
+        bandwidth, mode, gathered = self.serializer.loads(data_for_gather)
+        tensors = floats(self._averaged_tensors)
+        if sum(tensor.numel() for tensor in tensors) < LARGE:
+            said = self._announcement(tensors)
+        else:
+            loop = asyncio.get_running_loop()
+            said = await loop.run_in_executor(None, self._announcement, tensors)
+        return bytes(self.serializer.dumps([bandwidth, mode, _attached(gathered, said)]))
+
+    @torch.no_grad()
+    def _announcement(self, tensors: Sequence[torch.Tensor]) -> Announcement:
+        norm = norm_of(tensors)
+        usual = float(median(self._usual)) if self._usual else None
+        if not self.sketches or not math.isfinite(norm) or norm == 0:
+            return Announcement(norm, usual)
+        if self._sketcher is None:
+            self._sketcher = Sketcher([tensor.numel() for tensor in tensors])
+        direction = self._sketcher(tensors) / norm
+        return Announcement(norm, usual, direction.to(torch.float16).numpy().tobytes())
+
+    async def _aggregate_with_group(
+        self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any
+    ) -> RoundResult:
+        """Average with those whose tensors can be right.
+
+        Raises:
+            NobodyElse: There is nobody in the group whose tensors are.
+            AverageNotFinite: What came out is not finite all the same.
+        """
+        group_info, said = self._detached(group_info)
+        refused = judge(said)
+        trace = TRACE.get() or StepTrace()
+        trace.excluded |= self.peer_id in refused
+        if len(refused) == len(group_info.peer_ids):
+            raise NobodyElse("what this group was about to average is not finite")
+        if trace.excluded:
+            kwargs["weight"] = 0.0
+            async with enter_asynchronously(self.get_tensors()) as tensors:
+                for tensor in floats(tensors):
+                    tensor.zero_()
+        result: RoundResult = await super()._aggregate_with_group(
+            group_info, min_vector_size, excluded=frozenset(refused), **kwargs
+        )
+        reducers: dict[Any, str] = {}
+        for runner in self._runners(group_info.group_id).values():
+            reducers.update(runner.refused())
+        late = {peer: Refusal(reason) for peer, reason in reducers.items() if peer not in refused}
+        result.rejected = tuple(
+            {"offender": str(peer), **asdict(refusal)} for peer, refusal in (refused | late).items()
+        )
+        result.excluded = trace.excluded
+        result.directions = {str(peer): value for peer, value in directions(said).items()}
+        if not math.isfinite(sum_of(floats(self._averaged_tensors))):
+            raise AverageNotFinite("the average that came back is not finite")
+        self._remember([a.norm for peer, a in said.items() if peer not in refused and a.norm > 0])
+        return result
+
+    def _detached(self, group_info: GroupInfo) -> tuple[GroupInfo, dict[PeerID, Announcement]]:
+        """Return the group as without announcements, and these."""
+        gathered, said = [], {}
+        for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
+            bandwidth, mode, content = self.serializer.loads(data)
+            content, announcement = detached(content)
+            gathered.append(self.serializer.dumps([bandwidth, mode, content]))
+            if announcement is not None:
+                said[peer] = announcement
+        return GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered)), said
+
+    def _remember(self, norms: list[float]) -> None:
+        if self._usual is None:
+            self._usual = deque(maxlen=REMEMBERED)
+        if norms:
+            self._usual.append(median_low(norms))
+
+
+class GuardedFactors(Guarded):
+    """The same for an averager with error feedback."""
+
+    def _commit(self, large: list[torch.Tensor], *rest: Any) -> None:
+        """Owe what was owed before if nothing of this peer is in the round."""
+        trace = TRACE.get()
+        excluded = trace is not None and trace.excluded
+        factors = self._factors
+        owed = [tensor.clone() for tensor in factors.owed] if excluded else []
+        super()._commit(large, *rest)
+        for tensor, before in zip(factors.owed if excluded else (), owed, strict=True):
+            tensor.copy_(before)
+
+
+def floats(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors that can be corrupt in the ways that are looked for here, as they are."""
+    return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+
+
+def norm_of(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the Euclidean norm of all tensors together; inf or NaN if an element is."""
+    norms = (float(torch.linalg.vector_norm(t, dtype=torch.float32)) for t in tensors)
+    return math.sqrt(sum(norm * norm for norm in norms))
+
+
+def sum_of(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the sum of all elements, which is finite only if all of them are."""
+    return sum(float(tensor.sum(dtype=torch.float32)) for tensor in tensors)
+
+
+def _attached(gathered: bytes, said: Announcement) -> bytes:
+    """Return serialized data that is gathered with an announcement behind it."""
+    content = MSGPackSerializer.loads(gathered)
+    items = list(content) if isinstance(content, (list, tuple)) else [content]
+    alone = not isinstance(content, (list, tuple))
+    told = [said.norm, said.usual, said.sketch]
+    return bytes(MSGPackSerializer.dumps([*items, {_KEY: told, "alone": alone}]))
+
+
+def detached(gathered: bytes) -> tuple[bytes, Announcement | None]:
+    """Undo what :func:`_attached` did; data without an announcement stays as it is."""
+    content = MSGPackSerializer.loads(gathered)
+    last = content[-1] if isinstance(content, (list, tuple)) and content else None
+    if not isinstance(last, dict) or _KEY not in last:
+        return gathered, None
+    rest = list(content[:-1])
+    return MSGPackSerializer.dumps(rest[0] if last["alone"] else rest), Announcement(*last[_KEY])

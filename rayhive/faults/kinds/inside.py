@@ -1,0 +1,84 @@
+"""What the kinds have in common that a peer commits itself, from its spec."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from rayhive.config import Model
+from rayhive.errors import RayhiveError
+from rayhive.events import Event
+from rayhive.faults.ground import Ground
+from rayhive.faults.kind import FaultKind, Group, Proof
+
+#: Longest wait for a peer's report once the fault is due [s]; it has its round to end first.
+REPORT_S = 60.0
+#: Longer than any replicate [s].
+_EVER = 10 * 365 * 24 * 3600.0
+
+
+class InRounds(Model):
+    """Parameters of a fault in gradients.
+
+    Attributes:
+        rounds: In how many rounds, from the planned one on.
+    """
+
+    rounds: int = Field(default=1, ge=1)
+
+
+class Inside(FaultKind):
+    """A fault that a peer commits itself: injected by waiting for the peer's report."""
+
+    group: ClassVar[Group] = "training"
+    needs: ClassVar[tuple[str, ...]] = ()
+    inside: ClassVar[bool] = True
+
+    _reports: dict[str, asyncio.Task[Event | None]]
+    _seen: list[Event]
+
+    async def setup(self, ground: Ground) -> None:
+        """Listen from the start: events of the past do not count."""
+        self._reports = {
+            peer: asyncio.ensure_future(
+                ground.event("sabotaged", peer, _EVER, fault=self.planned.id)
+            )
+            for peer in self.planned.who
+        }
+        await asyncio.sleep(0)  # they listen from here on
+
+    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Wait until every peer has reported.
+
+        Raises:
+            RayhiveError: One did not, in time.
+        """
+        _, late = await asyncio.wait(self._reports.values(), timeout=REPORT_S)
+        silent = [peer for peer, report in self._reports.items() if report in late]
+        if silent:
+            raise RayhiveError(f"no report in {REPORT_S:.0f} s of {', '.join(silent)}")
+        events = [report.result() for report in self._reports.values()]
+        self._seen = [event for event in events if event is not None]
+        return {"sabotaged": [{"round": e["round"], **e["what"]} for e in self._seen]}
+
+    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+        """Hold what the peers measured before and after against what was asked."""
+        whats = [event["what"] for event in self._seen]
+        ok = len(whats) == len(self.planned.who) and all(map(self.took_effect, whats))
+        return Proof(ok, {"sabotaged": whats})
+
+    @abstractmethod
+    def took_effect(self, what: dict[str, Any]) -> bool:
+        """Say whether what a peer has measured is the fault."""
+
+    async def teardown(self, ground: Ground) -> None:
+        """Listen no longer."""
+        for report in getattr(self, "_reports", {}).values():
+            report.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await report

@@ -1,0 +1,30 @@
+"""A peer whose gradient is far too large."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rayhive.faults.kinds.inside import InRounds, Inside
+
+
+class Scaling(InRounds):
+    """Parameters of the kind.
+
+    Attributes:
+        factor: What the gradient is multiplied by.
+    """
+
+    factor: float = 1000.0
+
+
+class ScaledGradient(Inside):
+    """Multiplies what a peer has accumulated for a round."""
+
+    about = "The gradient of a peer is multiplied, by 1000 unless said otherwise."
+    Args = Scaling
+
+    def took_effect(self, what: dict[str, Any]) -> bool:
+        """Say whether the norm has grown by the factor."""
+        asked = abs(self.args.factor) * what["norm_before"]
+        return asked > 0 and math.isclose(what["norm_after"], asked, rel_tol=1e-3)

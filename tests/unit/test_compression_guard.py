@@ -1,0 +1,161 @@
+"""Who is refused in a group, by numbers that all of its members have."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+import torch
+from hivemind.averaging.partition import BannedException
+from hivemind.utils import MSGPackSerializer
+
+from rayhive.compression.guard import (
+    NORM_FACTOR,
+    Announcement,
+    _attached,
+    detached,
+    directions,
+    judge,
+    norm_of,
+)
+from rayhive.compression.reducer import SteadyReducer
+from rayhive.compression.sketching import Sketcher, cosine
+
+
+def said(*norms: float, usual: float | None = None) -> dict[int, Announcement]:
+    return {peer: Announcement(norm, usual) for peer, norm in enumerate(norms)}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("others", [(1.0,), (1.0, 2.0, 0.5), ()])
+def test_what_is_not_finite_is_refused(bad: float, others: tuple[float, ...]) -> None:
+    refused = judge(said(bad, *others))
+    assert refused.keys() == {0} and refused[0].reason == "not_finite"
+
+
+@pytest.mark.parametrize(
+    ("norms", "usual", "refused"),
+    [
+        ((1000.0, 1.0, 1.2, 0.9), None, {0}),
+        ((1000.0, 1.0), None, {0}),
+        ((1000.0, 1.0), 1.0, {0}),
+        ((1000.0, 900.0, 1.0, 1.1), None, {0, 1}),
+        ((1000.0, 900.0), 1.0, set()),  # all grow
+        ((1000.0, 900.0, 1.0), 1.0, set()),  # the median has grown
+        ((10.0, 1.0), None, set()),
+        ((10.0, 0.0, 0.0, 0.0), None, set()),  # the others have computed nothing yet
+        ((10.0, 0.0), 1.0, set()),
+        ((1000.0, 0.0), 1.0, {0}),
+        ((0.0, 0.0), None, set()),
+        ((5.0,), None, set()),
+    ],
+)
+def test_what_is_far_too_large_is_refused(
+    norms: tuple[float, ...], usual: float | None, refused: set[int]
+) -> None:
+    found = judge(said(*norms, usual=usual))
+    assert set(found) == refused
+    for peer, refusal in found.items():
+        assert refusal.reason == "norm" and refusal.norm == norms[peer]
+        assert refusal.bound is not None and refusal.bound < norms[peer]
+
+
+def test_the_bound_is_a_multiple_of_what_is_usual() -> None:
+    assert not judge(said(NORM_FACTOR * 0.99, 1.0, 1.0))
+    assert judge(said(NORM_FACTOR * 1.01, 1.0, 1.0))
+
+
+def test_a_corrupt_memory_does_not_count() -> None:
+    told = {0: Announcement(1000.0, math.inf), 1: Announcement(1.0, 1.0), 2: Announcement(1.0, 1.0)}
+    assert set(judge(told)) == {0}
+
+
+@pytest.mark.parametrize("content", [7, [7, True], None, {"a": 1}, []], ids=str)
+def test_an_announcement_travels_with_what_is_gathered(content: Any) -> None:
+    gathered = MSGPackSerializer.dumps(content)
+    announcement = Announcement(2.5, None, b"sketch")
+    assert detached(_attached(gathered, announcement)) == (gathered, announcement)
+    assert detached(gathered) == (gathered, None)
+
+
+def test_a_norm_that_overflows_half_precision_is_finite() -> None:
+    assert norm_of([torch.full((4,), 6e4, dtype=torch.float16)]) == pytest.approx(12e4)
+
+
+SIZES = [(70, 100), (5000,), (3,)]
+
+
+def tensors(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SIZES]
+
+
+def test_sketches_keep_norms_and_angles() -> None:
+    sketcher = Sketcher([tensor.numel() for tensor in tensors(0)])
+    ratios, angles = [], []
+    for seed in range(0, 60, 2):
+        a, b = tensors(seed), tensors(seed + 1)
+        near = [x + y for x, y in zip(a, b, strict=True)]  # cosine 0.71 with each
+        ratios.append(float(sketcher(a).norm()) / norm_of(a))
+        angles.append(cosine(sketcher(a), sketcher(near)))
+        assert torch.allclose(sketcher(near), sketcher(a) + sketcher(b), atol=1e-2)
+        assert cosine(sketcher(a), -sketcher(a)) == pytest.approx(-1)
+    assert sum(ratios) / len(ratios) == pytest.approx(1, abs=0.05)
+    assert sum(angles) / len(angles) == pytest.approx(0.5**0.5, abs=0.05)
+
+
+def test_directions_say_who_points_the_other_way() -> None:
+    sketcher = Sketcher([1000])
+    common = torch.ones(1000)
+    told = {}
+    for peer, sign in enumerate((1, 1, 1, -1)):
+        noise = torch.randn(1000, generator=torch.Generator().manual_seed(peer))
+        own = [sign * (common + 0.5 * noise)]
+        direction = sketcher(own) / norm_of(own)
+        told[peer] = Announcement(norm_of(own), None, direction.half().numpy().tobytes())
+    found = directions(told)
+    assert found[3] < -0.7 and min(found[peer] for peer in range(3)) > 0.3
+    assert directions({0: told[0], 1: Announcement(0.0)}) == {}
+
+
+# -- what a reducer does with those who say one thing and send another -----------------------------
+
+
+def average(parts: list[torch.Tensor], weights: list[float], **settings: Any) -> list[Any]:
+    async def body() -> list[Any]:
+        reducer = SteadyReducer((parts[0].shape,), len(parts))
+        for name, value in settings.items():
+            setattr(reducer, name, value)
+
+        async def send(at: int) -> Any:
+            try:
+                return await reducer.accumulate_part(at, 0, parts[at], weights[at])
+            except BannedException:
+                reducer.on_sender_failed(at)
+                return None
+
+        results = await asyncio.gather(*map(send, range(len(parts))))
+        return [*results, reducer.refused]
+
+    return asyncio.run(body())
+
+
+def test_a_reducer_refuses_parts_that_are_not_finite_and_averages_the_others() -> None:
+    parts = [torch.tensor([1.0, math.nan]), torch.tensor([2.0, 2.0]), torch.tensor([4.0, 4.0])]
+    first, second, third, refused = average(parts, [1.0, 1.0, 3.0])
+    assert first is None and refused == {0}
+    assert second.tolist() == third.tolist() == [3.5, 3.5]
+
+
+@pytest.mark.parametrize("sent", [0.0, math.nan, 1e9])
+def test_one_that_is_excluded_is_answered_and_does_not_count(sent: float) -> None:
+    parts = [torch.full((2,), sent), torch.full((2,), 2.0)]
+    first, second, refused = average(parts, [5.0, 1.0], excluded=frozenset({0}))
+    assert first.tolist() == second.tolist() == [2.0, 2.0] and not refused
+
+
+def test_nothing_that_counts_averages_to_nothing() -> None:
+    first, second, _ = average([torch.ones(2), torch.ones(2)], [0.0, 0.0])
+    assert first.tolist() == second.tolist() == [0.0, 0.0]

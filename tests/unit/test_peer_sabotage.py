@@ -1,0 +1,130 @@
+"""What a peer does to its own gradients, when, and that its report proves it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from rayhive.faults.kind import Proof
+from rayhive.peer.sabotage import ACTS, Sabotage
+from rayhive.plan import At, PlannedFault
+from rayhive.registry import FAULTS
+
+INSIDE = sorted(name for name, kind in FAULTS.items() if kind.inside)
+
+
+def planned(kind: str, at: int = 3, **args: Any) -> PlannedFault:
+    return PlannedFault(id="f0", kind=kind, who=("peer-1",), at=At(round=at), args=args)
+
+
+class Run:
+    """Rounds in which a peer accumulates the number of the round, twice, and a constant."""
+
+    def __init__(self, *faults: PlannedFault, seconds: float = 0.0) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.seconds = seconds
+        self.sabotage = Sabotage(
+            faults, lambda kind, **fields: self.events.append(fields), lambda: self.seconds
+        )
+
+    def round(self, number: int) -> list[torch.Tensor]:
+        times = 2
+        gradients = [torch.full((3, 2), float(number)), torch.full((4,), 1.0)]
+        for gradient in gradients:
+            gradient.mul_(times)
+        averager = SimpleNamespace(
+            _grad_accumulators=lambda: iter(gradients), local_times_accumulated=times
+        )
+        self.sabotage.before_round(number, averager)
+        return [gradient / times for gradient in gradients]
+
+
+def proof(fault: PlannedFault, events: list[dict[str, Any]]) -> Proof:
+    """Return what the kind makes of the reports."""
+
+    class Ground:
+        async def event(self, kind: str, peer: str, timeout: float, **fields: Any) -> Any:
+            assert (kind, fields) == ("sabotaged", {"fault": "f0"})
+            return events[0] if events else await asyncio.sleep(timeout)
+
+    async def body() -> Proof:
+        kind, ground = FAULTS.get(fault.kind)(fault), Ground()
+        await kind.setup(ground)
+        await kind.inject(ground, fault.who)
+        result: Proof = await kind.verify(ground, fault.who)
+        await kind.teardown(ground)
+        return result
+
+    return asyncio.run(body())
+
+
+@pytest.mark.parametrize("kind", sorted(ACTS.names()))
+def test_only_the_planned_rounds_are_touched_and_the_report_is_the_proof(kind: str) -> None:
+    fault = planned(kind, at=3, rounds=2, **({"age": 2} if kind == "stale_gradient" else {}))
+    run = Run(fault)
+    seen = {number: run.round(number) for number in range(1, 7)}
+    for number in (1, 2, 5, 6):
+        assert seen[number][0].unique().tolist() == [number]
+    assert [event["round"] for event in run.events] == [3, 4]
+    expected = {
+        "nan_gradient": math.nan,
+        "scaled_gradient": 3000.0,
+        "sign_flip": -3.0,
+        "stale_gradient": 1.0,
+    }[kind]
+    assert seen[3][0].flatten()[0].item() == pytest.approx(expected, nan_ok=True)
+    assert proof(fault, run.events).ok
+
+
+@pytest.mark.parametrize("kind", sorted(ACTS.names()))
+def test_a_report_of_something_else_is_no_proof(kind: str) -> None:
+    what = {"act": kind, "norm_before": 2.0, "norm_after": 2.0, "cosine": 1.0}
+    event = {"fault": "f0", "round": 3, "what": what}
+    assert not proof(planned(kind), [event]).ok
+
+
+def test_a_peer_that_was_not_in_the_planned_round_does_it_in_its_next() -> None:
+    run = Run(planned("sign_flip", at=3))
+    run.round(2)
+    assert run.round(7)[0][0, 0] == -7 and run.events[0]["round"] == 7
+    assert run.round(8)[0][0, 0] == 8
+
+
+def test_a_fault_may_be_planned_by_time() -> None:
+    fault = PlannedFault(id="f0", kind="sign_flip", who=("peer-1",), at=At(seconds=5.0))
+    run = Run(fault)
+    assert run.round(1)[0][0, 0] == 1
+    run.seconds = 6.0
+    assert run.round(2)[0][0, 0] == -2
+
+
+def test_gradients_older_than_the_peer_are_its_oldest() -> None:
+    run = Run(planned("stale_gradient", at=1, age=5))
+    assert run.round(1)[0][0, 0] == 1 and not run.events, "there is nothing old yet"
+    assert run.round(2)[0][0, 0] == 1 and run.events[0]["what"]["of_round"] == 1
+
+
+@pytest.mark.parametrize(("what", "factor"), [("nan", math.nan), ("scaled", 1000.0)])
+def test_a_state_is_corrupt_from_the_planned_round_on_for_whoever_asks(
+    what: str, factor: float
+) -> None:
+    fault = planned("corrupt_state", what=what)
+    run = Run(fault)
+    state = [torch.ones(4), torch.tensor([3])]
+    assert run.sabotage.serving(state) is state
+    run.round(3)
+    served = run.sabotage.serving(state)
+    assert served[0][0].item() == pytest.approx(factor, nan_ok=True) and served[1] is state[1]
+    assert state[0][0] == 1, "its own is not"
+    assert run.events[1]["what"]["served"] and proof(fault, run.events).ok
+
+
+def test_kinds_from_outside_are_left_to_others() -> None:
+    assert {"nan_gradient", "corrupt_state", "clock_skew"} <= set(INSIDE)
+    for kind in INSIDE:
+        assert FAULTS.get(kind).needs == () and FAULTS.get(kind).about
