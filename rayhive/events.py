@@ -43,22 +43,24 @@ KINDS: dict[str, str] = {
     "predicted_payload_bytes_per_round, payload_exact, compressed_tensors, batch_size, target "
     "(metric, value, mode), data, versions, hardware, device, processes (role -> pid)",
     "training_started": "",
-    "round": "round, samples (own samples that entered it), live_peers, outcome (averaged, "
-    "partial, local, skipped, alone), accumulating_s (since the last transition), clock_s "
-    "(training time since training_started, without evaluation), loss (mean over the peer's "
+    "round": "round, samples (own samples that entered it), lost (own samples that it took and did "
+    "not use), computed (own samples so far, pending ones among them), live_peers, outcome "
+    "(averaged, partial, local, skipped, alone), accumulating_s (since the last transition), "
+    "clock_s (training time since training_started, without evaluation), loss (mean over the peer's "
     "batches); of a group also group_size, fraction (of "
     "the parts that were averaged), retries, waited_s (for the result), matchmaking_s, "
     "averaging_s, phases, banned, failures, wasted_bytes (of attempts that failed), sent_bytes, "
     "received_bytes, counts_complete (whether the bytes are exact). With delayed gradients it "
     "comes late",
     "transition": "round, seconds (since the previous transition, without evaluation), update_s "
-    "(optimizer and state averaging, as far as they are waited for), clock_s: the peer goes on "
-    "with the next round",
+    "(optimizer and state averaging, as far as they are waited for), clock_s, computed: the peer "
+    "goes on with the next round",
     "state_round": "round, group_size, outcome, fraction, sent_bytes, received_bytes, averaging_s",
     "weights": "round, norm, sketch (64 numbers: see rayhive.peer.sketch), finite",
     "evaluation": "round, samples (own, computed so far), clock_s, values (metric -> number), "
     "final (whether it is the one after the last round)",
-    "state_loaded": "round_before, round_of_state, round (where it goes on), seconds",
+    "state_loaded": "round_before, round_of_state, round (where it goes on), seconds, lost "
+    "(own samples that were thrown away)",
     "fallback": "round, reason, choice (local, skip)",
     "sabotaged": "fault, round, what (what was done to this peer's part in the round)",
     "rejected": "round, offender (peer_id), reason (not_finite, norm, ...), norm, bound: this peer "
@@ -66,7 +68,8 @@ KINDS: dict[str, str] = {
     "notice": "deadline_s (how long until it is taken away)",
     "left": "round, handed_over (samples that were averaged after the notice), lost (samples "
     "computed and thrown away)",
-    "peer_finished": "reason (rounds, target, seconds, stop, diverged), round, samples, clock_s",
+    "peer_finished": "reason (rounds, target, seconds, stop, diverged, notice), round, samples "
+    "(own, computed), pending (of these no round had yet), clock_s",
     "peer_failed": "error, traceback",
 }
 

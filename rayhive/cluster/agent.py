@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import ray
 
 from rayhive.cluster import actors, belongings, machine
 from rayhive.cluster.link_tools import LinkTools
-from rayhive.cluster.node_tools import NodeTools
+from rayhive.cluster.node_tools import NodeTools, clear_after_dead
 from rayhive.cluster.zygote_keeper import ZygoteKeeper, tail
 
 _TICK = 15.0
@@ -43,6 +42,7 @@ class NodeAgent(NodeTools, LinkTools):
         idle: float = 900.0,
     ) -> None:
         base = Path(machine.short_temporary_directory())
+        clear_after_dead(base)
         for orphan in belongings.orphaned(base):
             belongings.clear(orphan, patience=0.0)
         prefix = f"{belongings.DIRECTORY_PREFIX}a-"
@@ -95,6 +95,7 @@ class NodeAgent(NodeTools, LinkTools):
 
     async def cleanup(self, run_id: str) -> list[str]:
         """Kill what still lives of a replicate on this node and remove what it left."""
+        self.release_tools(run_id)
         folder = self._runs.pop(run_id, None)
         self._used = time.monotonic()
         if folder is None:
@@ -111,14 +112,6 @@ class NodeAgent(NodeTools, LinkTools):
             file.seek(max(0, file.tell() - _LOG_LIMIT))
             return file.read()
         return b""
-
-    async def signal_group(self, leader: int, signum: int = signal.SIGKILL) -> bool:
-        """Send a signal to a peer's process group; return whether it was there."""
-        try:
-            os.killpg(leader, signum)
-        except ProcessLookupError:
-            return False
-        return True
 
     async def describe(self) -> dict[str, Any]:
         """Return facts about the node and the agent's state."""
@@ -159,6 +152,7 @@ class NodeAgent(NodeTools, LinkTools):
 
     async def _end(self) -> None:
         self._ended.set()
+        self.release_all_tools()
         await self._zygote.end()
         for run_id in list(self._runs):
             await self.cleanup(run_id)

@@ -10,6 +10,7 @@ from typing import Any
 
 from rayhive.cluster import nodes
 from rayhive.cluster.ledger import Ledger
+from rayhive.cluster.node_tools import NodeTools
 from rayhive.cluster.swarm import Started, Swarm
 from rayhive.errors import ClusterError
 from rayhive.events import Event, make_event
@@ -18,8 +19,6 @@ from rayhive.spec import ReplicateSpec
 
 #: Id of the fault on whose behalf the running task acts.
 CAUSE: ContextVar[str | None] = ContextVar("cause", default=None)
-#: Node of a peer that is started again somewhere else.
-OTHER_NODE = "other"
 
 
 class SwarmGround:
@@ -133,6 +132,12 @@ class SwarmGround:
             return home
         return next(name for name, node in self._nodes.items() if node == at)
 
+    async def nodes(self) -> Sequence[str]:
+        """See :class:`~rayhive.faults.ground.Ground`."""
+        alive = set(await asyncio.to_thread(nodes.alive))
+        found = {at: name for name, at in reversed(self._nodes.items()) if at in alive}
+        return sorted(found.values())
+
     def peers_on(self, node: str) -> Sequence[str]:
         """See :class:`~rayhive.faults.ground.Ground`."""
         at = self._node(node)
@@ -196,7 +201,12 @@ class SwarmGround:
         """See :class:`~rayhive.faults.ground.Ground`."""
         lives = self._lives.get(peer, [])
         number = int(peer.removeprefix("peer-"))
-        at = await self._place(peer, node) if lives else self._swarm.reserved_node(number)
+        if node is not None:
+            at = self._node(node)
+        elif lives:
+            at = self._swarm.node_of(self.life(peer))
+        else:
+            at = self._swarm.reserved_node(number)
         spec = self._spec.peer_spec(number, len(lives))
         known = [a for s in self.living() for a in self._ledger.peers[self.life(s)].addresses]
         self._lives[peer] = [*lives, spec]
@@ -205,22 +215,11 @@ class SwarmGround:
         await self._swarm.command([spec.name], "start", initial_peers=known)
         return spec.name
 
-    async def _place(self, peer: str, node: str | None) -> str:
-        before = self._swarm.node_of(self.life(peer))
-        if node is None:
-            return before
-        if node != OTHER_NODE:
-            return self._node(node)
-        others = sorted({at for at in self._nodes.values() if at != before})
-        alive = set(await asyncio.to_thread(nodes.alive))
-        others = [at for at in others if at in alive]
-        if not others:
-            raise ClusterError(f"there is no other node for {peer}")
-        return min(others, key=lambda at: sum(self._nodes[n] == at for n in self._nodes))
-
     async def agent(self, node: str, method: str, *args: Any) -> Any:
         """See :class:`~rayhive.faults.ground.Ground`."""
-        return await self._swarm.agent(self._node(node), method, *args)
+        # what is done to processes belongs to a run, what is done to a link to the node
+        about = (self._spec.run_id,) if hasattr(NodeTools, method) else ()
+        return await self._swarm.agent(self._node(node), method, *about, *args)
 
     async def _agent_of(self, peer: str, method: str, *args: Any) -> Any:
         """Call the agent of a peer's node about the peer."""

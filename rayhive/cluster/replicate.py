@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import time
 import traceback
@@ -19,7 +20,8 @@ from rayhive.cluster.swarm import Started, Swarm
 from rayhive.cluster.timing import Timing
 from rayhive.cluster.zygote_keeper import tail
 from rayhive.errors import RayhiveError, ReplicateError
-from rayhive.events import Event, EventLog, make_event
+from rayhive.events import Event, EventLog, make_event, read_events
+from rayhive.faults.invariants import InvariantResult, check_all
 from rayhive.spec import PeerSpec, ReplicateSpec
 
 
@@ -74,7 +76,7 @@ class Replicate:
             outcome = Outcome("failed", f"the supervisor failed: {error!r}")
         outcome = self._valid(outcome)
         try:
-            await self._end(outcome)
+            self._check(folder, await self._end(outcome))
         except Exception:
             self._note_failure(folder)
         self._emit("replicate_finished", **outcome.as_dict())
@@ -244,8 +246,22 @@ class Replicate:
                 return bool(condition())
         return True
 
-    async def _end(self, outcome: Outcome) -> None:
-        """Send the peers home and see that they are gone."""
+    def _check(self, folder: Path, left: list[str]) -> None:
+        """Write down which invariants held.
+
+        Args:
+            folder: The replicate's folder.
+            left: What is left of it on the nodes.
+        """
+        if self._released is None:
+            return
+        results = check_all(self._spec, list(read_events(folder / "events.jsonl")))
+        nodes = len({peer.host for peer in self._ledger.peers.values()})
+        for found in (*results, InvariantResult("no_orphans", not left, nodes, tuple(left))):
+            self._emit("invariant", **dataclasses.asdict(found))
+
+    async def _end(self, outcome: Outcome) -> list[str]:
+        """Send the peers home and see that they are gone; return what is left of them."""
         self._phase = "stopping"
         swarm, ledger = self._swarm, self._ledger
         if self._clock is not None:
@@ -264,7 +280,7 @@ class Replicate:
             time.monotonic() + patience,
         )
         await swarm.kill([name for name in running if not ledger.peers[name].exited])
-        await swarm.clear()
+        return await swarm.clear()
 
     def _spawned(self, cause: str | None) -> Started:
         """Return what takes a peer that was started on behalf of a fault, or with the others."""
@@ -309,7 +325,10 @@ class Replicate:
         self._emit("peer_lost", name, exit_code=code, reason=known or text)
 
     def _emit(self, kind: str, peer: str | None = None, **fields: Any) -> None:
-        self._append(make_event(kind, peer, **fields))
+        event = make_event(kind, peer, **fields)
+        self._append(event)
+        if self._ground is not None and peer is not None:
+            self._ground.heard(peer, event)
 
     def _append(self, event: Event) -> None:
         if self._log is None or self._disk_error is not None:

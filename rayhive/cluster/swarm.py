@@ -307,8 +307,12 @@ class Swarm:
         answer = getattr(self._agents[node], method).remote(*args)
         return (await _all([asyncio.wait_for(answer, _ANSWER_TIMEOUT)]))[0]
 
-    async def clear(self) -> None:
-        """End all actors, fetch logs from other nodes, and have every node cleaned up."""
+    async def clear(self) -> list[str]:
+        """End all actors, fetch logs from other nodes, and have every node cleaned up.
+
+        Returns:
+            What is left although it was cleared, in words.
+        """
         await asyncio.gather(*(self._close(actor) for actor in self._actors.values()))
         for pump in self._pumps:
             pump.cancel()
@@ -319,10 +323,14 @@ class Swarm:
                     text = await asyncio.wait_for(answer, _ANSWER_TIMEOUT)
                     self.log_of(name).write_bytes(text)
 
-        async def clean(agent: Any) -> None:
-            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
+        async def clean(agent: Any) -> list[str]:
+            with contextlib.suppress(RayActorError, RayTaskError, asyncio.TimeoutError):
                 await asyncio.wait_for(agent.cleanup.remote(self._spec.run_id), _ANSWER_TIMEOUT)
+                left = agent.orphans.remote(self._spec.run_id)
+                return list(await asyncio.wait_for(left, _ANSWER_TIMEOUT))
+            return []  # what was on a node that is gone is gone
 
-        await asyncio.gather(*(clean(agent) for agent in self._agents.values()))
+        left = await asyncio.gather(*(clean(agent) for agent in self._agents.values()))
         if self._group is not None:
             await asyncio.to_thread(remove_placement_group, self._group)
+        return [item for items in left for item in items]

@@ -35,6 +35,9 @@ class Ground(Protocol):
     def node_of(self, peer: str) -> str:
         """Return the logical node (``node-0``) that a peer is, or was last, on."""
 
+    async def nodes(self) -> Sequence[str]:
+        """Return the logical nodes that are up, one name each."""
+
     def peers_on(self, node: str) -> Sequence[str]:
         """Return the living slots on a logical node."""
 
@@ -64,7 +67,7 @@ class Ground(Protocol):
         """
 
     async def agent(self, node: str, method: str, *args: Any) -> Any:
-        """Call the agent of a logical node."""
+        """Call a method of the agent of a logical node; one that wants a run is told this one."""
 
     async def drain(self, node: str, notice_s: float) -> None:
         """Tell Ray that the node will be gone after ``notice_s`` seconds."""

@@ -167,6 +167,7 @@ class MeasuredTraining(Callback):
             reason=self.reason or "stop",
             round=optimizer.local_epoch,
             samples=self.samples.computed,
+            pending=self.samples.pending,
             clock_s=clock_s,
         )
         self.channel.wait_for("shutdown")

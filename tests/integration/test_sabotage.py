@@ -113,7 +113,7 @@ def test_of_two_peers_the_one_that_is_corrupt_is_refused(socket_path: str, tmp_p
     )
     lines = start_swarm(socket_path, specs("pair", faults, peers=2), tmp_path)
     finish_swarm(lines)
-    first, second = lines
+    _, second = lines
     for line in lines:
         seen = {(e["round"], e["offender"], e["reason"]) for e in line.of("rejected")}
         assert {(1, identity(second), "norm"), (2, identity(second), "norm")} <= seen

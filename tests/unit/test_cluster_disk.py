@@ -18,6 +18,7 @@ from rayhive.cluster.doctor import _within, doctor
 from rayhive.cluster.handle import settle
 from rayhive.cluster.replicate import _fresh
 from rayhive.events import EventLog, make_event
+from rayhive.faults.ground import CAPABILITIES
 from tests.integration.cluster_harness import replicate
 
 
@@ -132,7 +133,7 @@ def test_versions_are_held_against_bounds(version: str, bound: str, ok: bool) ->
 
 def test_the_doctor_finds_this_machine_fit() -> None:
     checks = {check.name: check for check in doctor()}
-    assert len(checks) == 14
+    assert len(checks) == 14 + len(CAPABILITIES)
     for check in checks.values():
         assert check.detail, check.name
         assert check.ok or check.mend, f"{check.name} is wrong and nobody says what to do"

@@ -15,7 +15,7 @@ class SamplesConserved(Invariant):
     Checked where a peer tells ``computed``, its own count of what went through a backward pass: at
     each ``transition``, when it ends (``samples`` and ``pending`` of ``peer_finished``) and when
     it leaves. What entered rounds is ``samples`` of its ``round`` events, whatever became of them;
-    what it threw away is ``discarded`` of its ``round`` and ``state_loaded`` events, and ``lost``
+    what it threw away is ``lost`` of its ``round`` and ``state_loaded`` events, and ``lost``
     of ``left``. Nothing is pending right after a transition. A round that has not yet been told
     (with delayed gradients it comes later) leaves its transition out.
 
@@ -38,7 +38,7 @@ class SamplesConserved(Invariant):
         for event in log.peers[name]:
             kind = event["kind"]
             if kind == "state_loaded":
-                thrown += event.get("discarded") or 0
+                thrown += event.get("lost") or 0
             elif kind == "transition" and "computed" in event and event["round"] in entered:
                 done = sum(n for round_, n in entered.items() if round_ <= event["round"])
                 yield from self._equal(
@@ -64,4 +64,4 @@ class SamplesConserved(Invariant):
 
 def _gone_into(event: Event) -> int:
     """Return the samples that a round took from its peer, to whatever use."""
-    return int(event["samples"]) + int(event.get("discarded") or 0)
+    return int(event["samples"]) + int(event.get("lost") or 0)
