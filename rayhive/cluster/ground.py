@@ -19,6 +19,8 @@ from rayhive.spec import ReplicateSpec
 
 #: Id of the fault on whose behalf the running task acts.
 CAUSE: ContextVar[str | None] = ContextVar("cause", default=None)
+#: Stands for any node but the one that a peer was on.
+OTHER_NODE = "other"
 
 
 class SwarmGround:
@@ -132,12 +134,6 @@ class SwarmGround:
             return home
         return next(name for name, node in self._nodes.items() if node == at)
 
-    async def nodes(self) -> Sequence[str]:
-        """See :class:`~rayhive.faults.ground.Ground`."""
-        alive = set(await asyncio.to_thread(nodes.alive))
-        found = {at: name for name, at in reversed(self._nodes.items()) if at in alive}
-        return sorted(found.values())
-
     def peers_on(self, node: str) -> Sequence[str]:
         """See :class:`~rayhive.faults.ground.Ground`."""
         at = self._node(node)
@@ -201,12 +197,11 @@ class SwarmGround:
         """See :class:`~rayhive.faults.ground.Ground`."""
         lives = self._lives.get(peer, [])
         number = int(peer.removeprefix("peer-"))
-        if node is not None:
+        at = self._swarm.node_of(self.life(peer)) if lives else self._swarm.reserved_node(number)
+        if node == OTHER_NODE:
+            at = await self._other_node(at)
+        elif node is not None:
             at = self._node(node)
-        elif lives:
-            at = self._swarm.node_of(self.life(peer))
-        else:
-            at = self._swarm.reserved_node(number)
         spec = self._spec.peer_spec(number, len(lives))
         known = [a for s in self.living() for a in self._ledger.peers[self.life(s)].addresses]
         self._lives[peer] = [*lives, spec]
@@ -214,6 +209,14 @@ class SwarmGround:
         await self._swarm.spawn_later(spec, at, self._spawned(CAUSE.get()))
         await self._swarm.command([spec.name], "start", initial_peers=known)
         return spec.name
+
+    async def _other_node(self, at: str) -> str:
+        alive = await asyncio.to_thread(nodes.alive)
+        others = {other for other in self._nodes.values() if other != at and other in alive}
+        if not others:
+            raise ClusterError("no other node is there")
+        busy = [self._swarm.node_of(self.life(slot)) for slot in self.living()]
+        return min(sorted(others), key=busy.count)
 
     async def agent(self, node: str, method: str, *args: Any) -> Any:
         """See :class:`~rayhive.faults.ground.Ground`."""

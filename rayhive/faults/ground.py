@@ -35,9 +35,6 @@ class Ground(Protocol):
     def node_of(self, peer: str) -> str:
         """Return the logical node (``node-0``) that a peer is, or was last, on."""
 
-    async def nodes(self) -> Sequence[str]:
-        """Return the logical nodes that are up, one name each."""
-
     def peers_on(self, node: str) -> Sequence[str]:
         """Return the living slots on a logical node."""
 
@@ -61,7 +58,10 @@ class Ground(Protocol):
         """Send a command to a peer."""
 
     async def start(self, peer: str, node: str | None = None) -> str:
-        """Start a life of a slot, on a node or where it was; return the life's name in events.
+        """Start a life of a slot; return the life's name in events.
+
+        It comes to ``node``; to where the slot was, or was to be, if that is None; and to the node
+        with the fewest peers that is not that one if it is ``other``.
 
         A slot that has never run is a joiner. Returns when the process runs, not when it trains.
         """

@@ -85,17 +85,21 @@ class Listening:
         return await self._ground.event(self._kind, peer, timeout)
 
 
-async def other_node(ground: Ground, peer: str) -> str:
-    """Return the node that is up, has the fewest peers and is not the peer's own.
+def other_node(ground: Ground, peer: str) -> str:
+    """Return the node that has the fewest peers and is not the peer's own.
 
     Raises:
         RayhiveError: There is none.
     """
     own = ground.node_of(peer)
-    others = [node for node in await ground.nodes() if node != own]
-    if not others:
+    load: dict[str, int] = {}
+    for living in ground.living():
+        node = ground.node_of(living)
+        load[node] = load.get(node, 0) + 1
+    load.pop(own, None)
+    if not load:
         raise RayhiveError(f"there is no node besides {own} to start {peer} on")
-    return min(others, key=lambda node: len(ground.peers_on(node)))
+    return min(load, key=lambda node: (load[node], int(node.rpartition("-")[2])))
 
 
 class ReplacedArgs(Model):
@@ -119,7 +123,7 @@ class EndsPeers(FaultKind):
         """Start a replacement of each."""
 
         async def start(peer: str) -> str:
-            node = await other_node(ground, peer) if self.args.where == "other" else None
+            node = other_node(ground, peer) if self.args.where == "other" else None
             return await ground.start(peer, node)
 
         lives = await asyncio.gather(*(start(peer) for peer in who))
