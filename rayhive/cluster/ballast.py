@@ -13,9 +13,8 @@ import psutil
 from rayhive.cluster import cgroups
 from rayhive.errors import ClusterError
 
-_MIB = 2**20
 #: What stays free for the system, whatever a plan asks for.
-_RESERVE, _RESERVE_SHARE = 512 * _MIB, 0.1
+_RESERVE, _RESERVE_SHARE = 512 * 2**20, 0.1
 #: Bytes other than zero, or the kernel would lend one page for all; the first to be killed if
 #: memory runs out; ends when the agent does, as that closes its standard input.
 _HOLD = """
@@ -30,11 +29,11 @@ sys.stdin.read()
 """
 
 
-def free_mib() -> int:
-    """Return the memory that may be held on this machine besides a reserve [MiB]."""
+def free_memory() -> int:
+    """Return the memory that may be held on this machine besides a reserve [bytes]."""
     memory = psutil.virtual_memory()
     reserve = max(_RESERVE, round(_RESERVE_SHARE * memory.total))
-    return max(0, min(memory.available, _allowed()) - reserve) // _MIB
+    return max(0, min(memory.available, _allowed()) - reserve)
 
 
 def _allowed() -> int:
@@ -54,18 +53,19 @@ class Ballast:
     """A process that holds memory and touches all of it.
 
     Args:
-        mib: How much [MiB].
+        size: How much [bytes].
 
     Raises:
         ClusterError: That would not leave the machine its reserve, or it can't be had.
     """
 
-    def __init__(self, mib: int) -> None:
-        free = free_mib()
-        if mib > free:
-            raise ClusterError(f"{mib} MiB can't be held: besides a reserve, {free} MiB are free")
+    def __init__(self, size: int) -> None:
+        free = free_memory()
+        if size > free:
+            free_mb = f"besides a reserve, {free / 1e6:.0f} MB are free"
+            raise ClusterError(f"{size / 1e6:.0f} MB can't be held: {free_mb}")
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _HOLD, str(mib * _MIB)],
+            [sys.executable, "-I", "-S", "-c", _HOLD, str(size)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ class Ballast:
         told = self._process.stdout.readline() if self._process.stdout is not None else b""
         if not told:
             self.release()
-            raise ClusterError(f"{mib} MiB could not be had: the process that asked for them died")
+            raise ClusterError(f"{size} bytes could not be had: the process that asked died")
         self._without = int(told) * os.sysconf("SC_PAGE_SIZE")
 
     @property

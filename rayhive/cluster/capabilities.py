@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rayhive.cluster import machine
-from rayhive.cluster.ballast import free_mib
+from rayhive.cluster.ballast import free_memory
 from rayhive.cluster.cgroups import CpuLimit
 from rayhive.cluster.small_disk import SmallDisk
 from rayhive.errors import ClusterError, Problem, unknown
@@ -94,13 +94,13 @@ def _cpu_quota() -> str | None:
 
 
 def _memory() -> str | None:
-    return None if free_mib() > 0 else "no memory is free besides a reserve"
+    return None if free_memory() > 0 else "no memory is free besides a reserve"
 
 
 def _mount() -> str | None:
     folder = Path(tempfile.mkdtemp(prefix="rhm-", dir=machine.short_temporary_directory()))
     try:
-        disk = SmallDisk(folder / "disk", 1)
+        disk = SmallDisk(folder / "disk", 2**20)
         try:
             disk.fill()
             error = disk.state()["error"]

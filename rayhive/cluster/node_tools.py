@@ -11,14 +11,14 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import psutil
 
 from rayhive.cluster import belongings, capabilities, cgroups, orphans, small_disk
-from rayhive.cluster.ballast import Ballast, free_mib
+from rayhive.cluster.ballast import Ballast, free_memory
 from rayhive.cluster.belongings import Belongings
 from rayhive.cluster.cgroups import CpuLimit
 from rayhive.cluster.orphans import Marks, tag
@@ -46,7 +46,7 @@ class NodeTools:
     _runs: dict[str, Path]  # of the agent: the folder of each run on this node
 
     @functools.cached_property
-    def _tools(self) -> dict[str, dict[Hashable, _Tool]]:
+    def _tools(self) -> dict[str, dict[tuple[int, type[_Tool]], _Tool]]:
         return {}
 
     @functools.cached_property
@@ -103,7 +103,7 @@ class NodeTools:
         asked: Iterable[int] = living | owned.processes.keys() if pids is None else pids
         return {pid: _state(pid) if pid in living else "gone" for pid in sorted(asked)}
 
-    async def limit_cpu(self, run_id: str, leader: int, cores: float) -> dict[str, Any]:
+    async def limit_cpu(self, leader: int, cores: float) -> dict[str, Any]:
         """Give all the processes of a peer together no more than ``cores`` of CPU time.
 
         Returns:
@@ -112,74 +112,80 @@ class NodeTools:
         Raises:
             ClusterError: The machine can't, or the peer has a limit already.
         """
-        owned = self._peer(run_id, leader)
+        run_id, owned = self._find(leader)
         label = f"{tag(run_id)}-{leader}"
-        limit = await self._make(run_id, ("cpu", leader), lambda: CpuLimit(label, cores))
+        limit = await self._make(leader, CpuLimit, lambda: CpuLimit(label, cores))
         moved: set[int] = set()
         while new := set(owned.living()) - moved:  # what they fork meanwhile, from outside
             moved |= new
             limit.add(new)
         return {"pids": limit.members(), "stat": limit.stat()}
 
-    async def cpu_stat(self, run_id: str, leader: int) -> dict[str, float]:
+    async def cpu_stat(self, leader: int) -> dict[str, float]:
         """Return periods, throttled periods and throttled time [s] of a limited peer."""
-        return self._tool(run_id, ("cpu", leader), CpuLimit).stat()
+        return self._tool(leader, CpuLimit).stat()
 
-    async def unlimit_cpu(self, run_id: str, leader: int) -> None:
+    async def unlimit_cpu(self, leader: int) -> None:
         """Take the limit away, if there is one."""
-        await self._drop(run_id, ("cpu", leader))
+        await self._drop(leader, CpuLimit)
 
-    async def free_memory(self, run_id: str) -> int:
-        """Return how much memory can be held [MiB]."""
-        return free_mib()
+    async def free_memory(self) -> int:
+        """Return how much memory can be held [bytes]."""
+        return free_memory()
 
-    async def hold_memory(self, run_id: str, key: str, mib: int) -> dict[str, Any]:
-        """Hold memory in a process of its own; return its ``pid`` and ``rss`` [bytes].
+    async def hold_memory(self, leader: int, size: int) -> dict[str, int]:
+        """Hold ``size`` bytes in a process of its own, as long as the peer's run is here.
+
+        Returns:
+            The ``pid`` of the process and how much of it is in memory (``rss`` [bytes]).
 
         Raises:
-            ClusterError: So much is not free, or the key is taken.
+            ClusterError: So much is not free, or some is held for the peer already.
         """
-        ballast = await self._make(run_id, ("memory", key), lambda: Ballast(mib))
+        ballast = await self._make(leader, Ballast, lambda: Ballast(size))
         return {"pid": ballast.pid, "rss": ballast.rss()}
 
-    async def memory_held(self, run_id: str, key: str) -> int:
+    async def memory_held(self, leader: int) -> int:
         """Return how much of what is held is in memory [bytes]."""
-        return self._tool(run_id, ("memory", key), Ballast).rss()
+        return self._tool(leader, Ballast).rss()
 
-    async def release_memory(self, run_id: str, key: str) -> None:
+    async def release_memory(self, leader: int) -> None:
         """Give the memory back, if any is held."""
-        await self._drop(run_id, ("memory", key))
+        await self._drop(leader, Ballast)
 
-    async def mount_disk(self, run_id: str, leader: int, folder: str, mib: int) -> str:
-        """Mount a small file system over a folder in a peer's temporary directory.
+    async def mount_disk(self, leader: int, folder: str, size: int) -> str:
+        """Mount a file system of ``size`` bytes over a folder in a peer's temporary directory.
+
+        Returns:
+            Its path.
 
         Raises:
             ClusterError: The machine can't, the peer has one already, or it has no such place.
         """
-        temporary = self._peer(run_id, leader).folder
+        temporary = self._find(leader)[1].folder
         if temporary is None or not Path(temporary).is_dir() or Path(folder).name != folder:
             raise ClusterError(f"the peer with the leader {leader} has no place for {folder!r}")
         path = Path(temporary) / folder
-        await self._make(run_id, ("disk", leader), lambda: SmallDisk(path, mib))
+        await self._make(leader, SmallDisk, lambda: SmallDisk(path, size))
         return str(path)
 
-    async def fill_disk(self, run_id: str, leader: int) -> int:
+    async def fill_disk(self, leader: int) -> int:
         """Fill the small file system of a peer; return the bytes written."""
-        return await asyncio.to_thread(self._tool(run_id, ("disk", leader), SmallDisk).fill)
+        return await asyncio.to_thread(self._tool(leader, SmallDisk).fill)
 
-    async def disk_state(self, run_id: str, leader: int) -> dict[str, int | str | None]:
+    async def disk_state(self, leader: int) -> dict[str, int | str | None]:
         """Return ``free`` bytes of it and the name of the ``error`` that a write meets."""
-        return self._tool(run_id, ("disk", leader), SmallDisk).state()
+        return self._tool(leader, SmallDisk).state()
 
-    async def empty_disk(self, run_id: str, leader: int) -> None:
+    async def empty_disk(self, leader: int) -> None:
         """Make room on it again."""
-        self._tool(run_id, ("disk", leader), SmallDisk).empty()
+        self._tool(leader, SmallDisk).empty()
 
-    async def unmount_disk(self, run_id: str, leader: int) -> None:
+    async def unmount_disk(self, leader: int) -> None:
         """Unmount it, if it is mounted."""
-        await self._drop(run_id, ("disk", leader))
+        await self._drop(leader, SmallDisk)
 
-    async def capabilities(self, run_id: str | None = None) -> dict[str, str | None]:
+    async def capabilities(self) -> dict[str, str | None]:
         """Return for each capability None, or the reason why this node lacks it."""
         return dict(await asyncio.to_thread(capabilities.here))
 
@@ -212,28 +218,42 @@ class NodeTools:
             raise ClusterError(f"{run_id} was not cleared on this node")
         return await asyncio.to_thread(orphans.find, marks)
 
-    async def _make(self, run_id: str, key: Hashable, make: Callable[[], _T]) -> _T:
+    async def _make(self, leader: int, kind: type[_T], make: Callable[[], _T]) -> _T:
+        """Make a tool for a peer, unless it has one of the kind."""
+        run_id, _ = self._find(leader)
+        key = leader, kind
         if key in self._tools.get(run_id, {}):
-            raise ClusterError(f"{run_id} has {key} already")
+            raise ClusterError(f"the peer with the leader {leader} has a {kind.__name__} already")
         tool = await asyncio.to_thread(make)
+        if run_id not in self._runs or key in self._tools.get(run_id, {}):
+            await asyncio.to_thread(tool.release)
+            raise ClusterError(f"{run_id} was cleared, or another fault was faster")
         self._tools.setdefault(run_id, {})[key] = tool
         return tool
 
-    async def _drop(self, run_id: str, key: Hashable) -> None:
-        tool = self._tools.get(run_id, {}).get(key)
-        if tool is None:
-            return
-        try:
-            await asyncio.to_thread(tool.release)
-        except OSError as error:
-            raise ClusterError(f"{key} can't be undone: {error}") from error
-        self._tools[run_id].pop(key, None)
+    async def _drop(self, leader: int, kind: type[_Tool]) -> None:
+        for tools in self._tools.values():
+            tool = tools.get((leader, kind))
+            if tool is not None:
+                try:
+                    await asyncio.to_thread(tool.release)
+                except OSError as error:
+                    raise ClusterError(f"it can't be undone: {error}") from error
+                tools.pop((leader, kind), None)
+                return
 
-    def _tool(self, run_id: str, key: Hashable, kind: type[_T]) -> _T:
-        tool = self._tools.get(run_id, {}).get(key)
-        if not isinstance(tool, kind):
-            raise ClusterError(f"{run_id} has no {key} on this node")
-        return tool
+    def _tool(self, leader: int, kind: type[_T]) -> _T:
+        for tools in self._tools.values():
+            tool = tools.get((leader, kind))
+            if isinstance(tool, kind):
+                return tool
+        raise ClusterError(f"the peer with the leader {leader} has no {kind.__name__} here")
+
+    def _find(self, leader: int) -> tuple[str, Belongings]:
+        for run_id in self._runs:
+            with contextlib.suppress(ClusterError):
+                return run_id, self._peer(run_id, leader)
+        raise ClusterError(f"no peer on this node has the leader {leader}")
 
     def _peer(self, run_id: str, leader: int) -> Belongings:
         folder = self._runs.get(run_id)

@@ -13,8 +13,8 @@ from rayhive.errors import ClusterError
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
 _MNT_DETACH = 2
-#: A file system larger than this is never filled, whoever mounted it [MiB].
-LARGEST_MIB = 256
+#: Nothing larger is mounted, let alone filled: it takes memory [bytes].
+LARGEST = 256 * 2**20
 _FILLER = ".rayhive-full"
 _BLOCK = bytes(64 * 1024)
 
@@ -24,22 +24,22 @@ class SmallDisk:
 
     Args:
         folder: The folder; what it holds is hidden as long as the file system is mounted.
-        mib: Size [MiB].
+        size: How much it holds [bytes].
 
     Raises:
         ClusterError: It can't be mounted.
     """
 
-    def __init__(self, folder: Path, mib: int) -> None:
-        if not 1 <= mib <= LARGEST_MIB:
-            raise ClusterError(f"a small file system has 1 to {LARGEST_MIB} MiB, not {mib}")
+    def __init__(self, folder: Path, size: int) -> None:
+        if not 0 < size <= LARGEST:
+            raise ClusterError(f"a small file system has 1 to {LARGEST} bytes, not {size}")
         self.folder = folder
         self._made = not folder.exists()
         below: int | None = None
         try:
             folder.mkdir(exist_ok=True)
             below = folder.stat().st_dev
-            _mount(folder, f"size={mib}m,mode=700")
+            _mount(folder, f"size={size},mode=700")
         except OSError as error:
             if self._made:
                 with contextlib.suppress(OSError):

@@ -14,13 +14,13 @@ from typing import Any, get_args
 
 import pytest
 
-from rayhive.cluster import capabilities, cgroups, small_disk
+from rayhive.cluster import capabilities, small_disk
 from rayhive.config import Model
 from rayhive.faults.ground import CAPABILITIES
 from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.plan import At, FaultPlan, PlannedFault
 from rayhive.registry import FAULTS
-from tests.unit.fault_fakes import FakeGround, shorten
+from tests.unit.fault_fakes import FakeGround, my_groups, shorten
 
 KINDS = [pytest.param(name, id=name) for name in FAULTS]
 #: Those that the fakes can carry out.
@@ -52,7 +52,7 @@ def target_of(name: str) -> str:
 def made(name: str) -> FaultKind:
     small: dict[str, Any] = {
         key: value
-        for key, value in (("notice_s", 0.5), ("grace_s", 0.1), ("cores", 0.05), ("mib", 4))
+        for key, value in (("notice_s", 0.5), ("grace_s", 0.1), ("cores", 0.05), ("megabytes", 4))
         if key in kind_of(name).Args.model_fields
     }
     args = kind_of(name).Args.model_validate(small).model_dump(mode="json")
@@ -159,7 +159,7 @@ def test_it_takes_effect_says_so_heals_and_leaves_nothing(
     assert proof.ok, proof.what
     for said in (done, proof.what, healed):
         assert json.loads(json.dumps(said, allow_nan=False)) == said
-    assert cgroups.made_here() == []
+    assert my_groups() == []
     assert small_disk.mounts_below(tmp_path) == []
 
 

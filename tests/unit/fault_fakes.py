@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import rayhive.faults.kinds
+from rayhive.cluster import cgroups
 from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
 from rayhive.cluster.node_tools import NodeTools
 from rayhive.errors import RayhiveError
@@ -40,7 +41,7 @@ _BUSY = "while :; do :; done >/dev/null"
 _DEAF: dict[str, Any] = {
     "limit_cpu": {"pids": [], "stat": {"periods": 0, "throttled": 0, "throttled_s": 0.0}},
     "cpu_stat": {"periods": 9, "throttled": 0, "throttled_s": 0.0},
-    "free_memory": 10_000,
+    "free_memory": 10**10,
     "hold_memory": {"pid": 1, "rss": 0},
     "memory_held": 0,
     "mount_disk": "/nowhere",
@@ -59,6 +60,12 @@ async def run(kind: FaultKind, ground: FakeGround, who: Sequence[str] = ("peer-1
     await kind.setup(ground)
     await kind.inject(ground, who)
     return await kind.verify(ground, who)
+
+
+def my_groups() -> list[Path]:
+    """Return the control groups that this process made; others may be testing, too."""
+    mine = f"{cgroups.PREFIX}{os.getpid()}."
+    return [group for group in cgroups.made_here() if group.name.startswith(mine)]
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +194,9 @@ class FakeGround:
         old = self.lives.get(peer)
         if old is not None and old.process.poll() is None:
             raise RayhiveError(f"{peer} lives")
-        where = node or (old.node if old else "node-0")
+        where = node or (old.node if old else "node-1")
+        if node == "other":
+            where = "node-0" if self.lives[peer].node == "node-1" else "node-1"
         if where in self.dead_nodes:
             raise RayhiveError(f"{where} is dead")
         number = 1 + sum(life.name.startswith(peer) for life in self._past) if old else 0
@@ -227,7 +236,7 @@ class FakeGround:
             raise RayhiveError(f"the agent of {node} is gone")
         if self.deaf and method in _DEAF:
             return _DEAF[method]
-        return await getattr(self.tools, method)(RUN, *args)
+        return await getattr(self.tools, method)(*args)
 
     async def drain(self, node: str, notice_s: float) -> None:
         self.drained[node] = notice_s

@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 import pytest
 
-from rayhive.cluster import capabilities, cgroups
+from rayhive.cluster import capabilities, small_disk
 from rayhive.cluster.doctor import doctor
 from rayhive.errors import ClusterError
 from rayhive.faults.ground import CAPABILITIES
+from tests.unit.fault_fakes import my_groups
 
 ALL: dict[str, str | None] = dict.fromkeys(CAPABILITIES)
 
@@ -37,13 +38,11 @@ def test_every_capability_has_an_answer_and_is_tried_once(monkeypatch: pytest.Mo
 
 
 def test_trying_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_TMPDIR", "/nowhere")
     monkeypatch.setattr(capabilities.machine, "short_temporary_directory", lambda: str(tmp_path))
-    mounts = Path("/proc/self/mountinfo").read_text()
     capabilities.here()
     assert list(tmp_path.iterdir()) == []
-    assert Path("/proc/self/mountinfo").read_text() == mounts
-    assert cgroups.made_here() == []
+    assert small_disk.mounts_below(tmp_path) == []
+    assert my_groups() == []
 
 
 def test_links_and_nodes_need_a_testbed(monkeypatch: pytest.MonkeyPatch) -> None:

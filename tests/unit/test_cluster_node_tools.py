@@ -106,7 +106,7 @@ def test_what_a_killed_agent_mounted_is_unmounted(tmp_path: Path) -> None:
         directory.mkdir()
         belongings.claim(directory, os.getpid())
     (dead / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")  # an earlier process's pid
-    disks = [SmallDisk(directory / "disk", 1) for directory in (dead, alive)]
+    disks = [SmallDisk(directory / "disk", 2**20) for directory in (dead, alive)]
     try:
         clear_after_dead(tmp_path)
         assert mounts_below(tmp_path) == [alive / "disk"]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster import belongings, capabilities, cgroups, orphans
+from rayhive.cluster import belongings, capabilities, orphans
 from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
 from rayhive.cluster.cgroups import CpuLimit
 from rayhive.cluster.orphans import Marks
 from rayhive.cluster.small_disk import SmallDisk
+from tests.unit.fault_fakes import my_groups
 
 RUN = "study-t0-r0-kill-a0"
 
@@ -105,7 +106,7 @@ def test_files_are_found(
 def test_mounts_are_found(tmp_path: Path, peer: subprocess.Popen[bytes]) -> None:
     marks = marked(tmp_path, os.getpid())
     (tmp_path / "run").mkdir()
-    disk = SmallDisk(tmp_path / "run" / "disk", 1)
+    disk = SmallDisk(tmp_path / "run" / "disk", 2**20)
     assert f"mount {tmp_path}/run/disk" in orphans.find(marks)
     disk.release()
     assert f"mount {tmp_path}/run/disk" not in orphans.find(marks)
@@ -120,4 +121,4 @@ def test_control_groups_are_found(tmp_path: Path, peer: subprocess.Popen[bytes])
     assert f"control group {theirs.folder}" not in orphans.find(marks)
     limit.release()
     theirs.release()
-    assert cgroups.made_here() == []
+    assert my_groups() == []

@@ -19,6 +19,8 @@ LOOK_S = 0.1
 SETTLE_S = 5.0
 #: How long it may take until the end of a node is known [s].
 _NODE_S = 15.0
+#: In place of a node: any but the one where the peer was.
+OTHER_NODE = "other"
 States = dict[int, str]
 
 
@@ -85,23 +87,6 @@ class Listening:
         return await self._ground.event(self._kind, peer, timeout)
 
 
-def other_node(ground: Ground, peer: str) -> str:
-    """Return the node that has the fewest peers and is not the peer's own.
-
-    Raises:
-        RayhiveError: There is none.
-    """
-    own = ground.node_of(peer)
-    load: dict[str, int] = {}
-    for living in ground.living():
-        node = ground.node_of(living)
-        load[node] = load.get(node, 0) + 1
-    load.pop(own, None)
-    if not load:
-        raise RayhiveError(f"there is no node besides {own} to start {peer} on")
-    return min(load, key=lambda node: (load[node], int(node.rpartition("-")[2])))
-
-
 class ReplacedArgs(Model):
     """Parameters of a kind whose heal is a replacement.
 
@@ -123,8 +108,7 @@ class EndsPeers(FaultKind):
         """Start a replacement of each."""
 
         async def start(peer: str) -> str:
-            node = other_node(ground, peer) if self.args.where == "other" else None
-            return await ground.start(peer, node)
+            return await ground.start(peer, OTHER_NODE if self.args.where == "other" else None)
 
         lives = await asyncio.gather(*(start(peer) for peer in who))
         return {"lives": dict(zip(who, lives, strict=True))}
@@ -150,8 +134,8 @@ async def undo(ground: Ground, node: str, method: str, *args: Any) -> str | None
     """
     try:
         await ground.agent(node, method, *args)
-    except RayhiveError as error:
-        return str(error)
+    except (RayhiveError, asyncio.TimeoutError) as error:
+        return str(error) or "no answer"
     return None
 
 

@@ -16,6 +16,7 @@ from rayhive.plan import PlannedFault
 
 #: The folder in a peer's temporary directory where its checkpoints go.
 FOLDER = "checkpoints"
+_MB = 10**6
 #: How long a peer may take to write a checkpoint between two batches, and to finish a round [s].
 _CHECKPOINT_S = 15.0
 _ROUND_S = 30.0
@@ -25,10 +26,10 @@ class Args(Model):
     """Parameters of :class:`DiskFull`.
 
     Attributes:
-        mib: Size of the file system that is mounted there and filled [MiB].
+        megabytes: Size of the file system that is mounted there and filled [MB].
     """
 
-    mib: int = Field(default=16, ge=1, le=256)
+    megabytes: int = Field(default=16, ge=1, le=256)
 
 
 class DiskFull(FaultKind):
@@ -59,7 +60,7 @@ class DiskFull(FaultKind):
     async def _mount(self, ground: Ground, peer: str) -> None:
         node, leader = ground.node_of(peer), await leader_of(ground, peer)
         if self._mounted.get(peer) != (node, leader):  # another life has another folder
-            await ground.agent(node, "mount_disk", leader, FOLDER, self.args.mib)
+            await ground.agent(node, "mount_disk", leader, FOLDER, self.args.megabytes * _MB)
             self._mounted[peer] = (node, leader)
 
     async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:

@@ -6,22 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field
-
-from rayhive.config import Model
 from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.kinds.common import SETTLE_S, wait_for_states
-
-
-class Args(Model):
-    """Parameters of :class:`Join`.
-
-    Attributes:
-        node: Logical node to start on; None leaves it to the cluster.
-    """
-
-    node: str | None = Field(default=None, pattern=r"^node-\d+$")
 
 
 class Join(FaultKind):
@@ -30,11 +17,10 @@ class Join(FaultKind):
     about: ClassVar[str] = "Starts a peer that joins the swarm while it trains."
     group: ClassVar[Group] = "process"
     needs: ClassVar[tuple[str, ...]] = ()
-    Args: ClassVar[type[Model]] = Args
 
     async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
         """Start them."""
-        lives = await asyncio.gather(*(ground.start(peer, self.args.node) for peer in who))
+        lives = await asyncio.gather(*(ground.start(peer) for peer in who))
         return {"lives": dict(zip(who, lives, strict=True))}
 
     async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:

@@ -12,22 +12,22 @@ from rayhive.config import Model
 from rayhive.errors import RayhiveError
 from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds.common import undo
+from rayhive.faults.kinds.common import leader_of, undo
 from rayhive.plan import PlannedFault
 
 #: What has to be in memory of what is held, for the fault to count.
 _RESIDENT = 0.95
-_MIB = 2**20
+_MB = 10**6
 
 
 class Args(Model):
     """Parameters of :class:`MemoryPressure`.
 
     Attributes:
-        mib: Memory to hold on each node [MiB].
+        megabytes: Memory to hold on each node [MB].
     """
 
-    mib: int = Field(default=256, ge=1)
+    megabytes: int = Field(default=256, ge=1)
 
 
 class MemoryPressure(FaultKind):
@@ -46,7 +46,7 @@ class MemoryPressure(FaultKind):
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
-        self._held: list[str] = []
+        self._held: dict[str, int] = {}
 
     async def setup(self, ground: Ground) -> None:
         """See that the memory is there, on nodes that are known before training starts.
@@ -56,30 +56,34 @@ class MemoryPressure(FaultKind):
         """
         for node in self.planned.who:
             if node.startswith("node-"):
-                free = await ground.agent(node, "free_memory")
-                if free < self.args.mib:
+                free = await ground.agent(node, "free_memory") // _MB
+                if free < self.args.megabytes:
                     raise RayhiveError(
-                        f"{self.args.mib} MiB can't be held on {node}: besides a reserve, "
-                        f"{free} MiB are free"
+                        f"{self.args.megabytes} MB can't be held on {node}: besides a reserve, "
+                        f"{free} MB are free"
                     )
 
     async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
-        """Hold the memory."""
-        self._held = list(who)
+        """Hold the memory, for as long as the run of a peer there lasts at most."""
+        for node in who:
+            peers = ground.peers_on(node)
+            if not peers:
+                raise RayhiveError(f"no peer lives on {node}")
+            self._held[node] = await leader_of(ground, peers[0])
+        size = self.args.megabytes * _MB
         done = await asyncio.gather(
-            *(ground.agent(node, "hold_memory", self.planned.id, self.args.mib) for node in who)
+            *(ground.agent(node, "hold_memory", self._held[node], size) for node in who)
         )
-        return {"mib": self.args.mib, "held": dict(zip(who, done, strict=True))}
+        return {"held": dict(zip(who, done, strict=True))}
 
     async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
         """See that it is resident."""
         seen = await asyncio.gather(
-            *(ground.agent(node, "memory_held", self.planned.id) for node in who)
+            *(ground.agent(node, "memory_held", self._held[node]) for node in who)
         )
-        enough = _RESIDENT * self.args.mib * _MIB
-        return Proof(
-            all(held >= enough for held in seen), {"rss": dict(zip(who, seen, strict=True))}
-        )
+        enough = _RESIDENT * self.args.megabytes * _MB
+        rss = dict(zip(who, seen, strict=True))
+        return Proof(all(held >= enough for held in seen), {"rss": rss})
 
     async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
         """Give it back."""
@@ -90,10 +94,10 @@ class MemoryPressure(FaultKind):
         await self._release(ground)
 
     async def _release(self, ground: Ground) -> dict[str, str]:
-        held, self._held = self._held, []
+        held, self._held = self._held, {}
         failed = {}
-        for node in held:
-            error = await undo(ground, node, "release_memory", self.planned.id)
+        for node, leader in held.items():
+            error = await undo(ground, node, "release_memory", leader)
             if error is not None:
                 failed[node] = error
         return failed
