@@ -24,7 +24,7 @@ class LosesProcess(EndsPeers):
     """Kills one process without which a peer cannot go on: it has to see that, and end."""
 
     #: How long the peer may take to end by itself [s]. The proof says how long it took.
-    patience_s: ClassVar[float] = 10.0
+    patience_s: ClassVar[float] = 20.0
 
     @property
     def process(self) -> ProcessRole:
