@@ -1,0 +1,128 @@
+"""What a notice before preemption is worth: goodput against its length."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayhive.errors import RayhiveError
+from rayhive.metrics.group import Row
+from rayhive.report.numbers import estimate_text
+from rayhive.report.results import load_results
+from rayhive.report.timeline_picture import import_plotly
+
+#: Scenarios that differ in the length of the notice alone, which their names end with [s].
+SCENARIO = re.compile(r"preempt-notice-(\d+(?:\.\d+)?)s?")
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """Goodput of one configuration with one length of notice.
+
+    Attributes:
+        configuration: The configuration.
+        notice_s: Length of the notice [s].
+        n: Replicates.
+        goodput: Committed / computed samples, the mean over the replicates.
+        low: Lower end of its 95 % interval; None with one replicate.
+        high: Upper end.
+        retention: Capacity-normalised retention, the mean; None without twins.
+        samples_lost: Samples lost in all replicates together.
+    """
+
+    configuration: str
+    notice_s: float
+    n: int
+    goodput: float
+    low: float | None
+    high: float | None
+    retention: float | None
+    samples_lost: int | None
+
+
+def notice_grid(folder: str | Path) -> list[GridPoint]:
+    """Return the grid of a run folder, by configuration and length of notice.
+
+    Raises:
+        ConfigError: ``folder`` is no run folder.
+        RayhiveError: No replicate of a scenario ``preempt-notice-SECONDS`` finished in it.
+    """
+    points = [point for row in load_results(folder).folded if (point := _point(row)) is not None]
+    if not points:
+        raise RayhiveError(f"{folder}: no scenario preempt-notice-SECONDS has finished here")
+    return sorted(points, key=lambda point: (point.configuration, point.notice_s))
+
+
+def _point(row: Row) -> GridPoint | None:
+    match = SCENARIO.fullmatch(str(row["scenario"]))
+    if match is None or not isinstance(row["goodput"], float):
+        return None
+    low, high, retention = row["goodput_low"], row["goodput_high"], row["retention_normalised"]
+    lost = row["samples_lost"]
+    return GridPoint(
+        configuration=str(row["configuration"]),
+        notice_s=float(match.group(1)),
+        n=int(row["n"] or 0),
+        goodput=row["goodput"],
+        low=low if isinstance(low, float) else None,
+        high=high if isinstance(high, float) else None,
+        retention=retention if isinstance(retention, float) else None,
+        samples_lost=lost if isinstance(lost, int) else None,
+    )
+
+
+def notice_lines(points: Iterable[GridPoint]) -> list[str]:
+    """Return the grid as a Markdown table."""
+    lines = [
+        "| configuration | notice [s] | n | goodput | retention, normalised | samples lost |",
+        "|:--|--:|--:|--:|--:|--:|",
+    ]
+    for point in points:
+        half = None if point.low is None or point.high is None else (point.high - point.low) / 2
+        lines.append(
+            f"| {point.configuration} | {point.notice_s:g} | {point.n} "
+            f"| {estimate_text(point.goodput, half)} "
+            f"| {'-' if point.retention is None else estimate_text(point.retention, None)} "
+            f"| {'-' if point.samples_lost is None else point.samples_lost} |"
+        )
+    return lines
+
+
+def notice_html(points: Iterable[GridPoint]) -> str:
+    """Return the grid as one HTML page: goodput with its interval against the notice.
+
+    Raises:
+        RayhiveError: plotly is not installed.
+    """
+    graph = import_plotly("graph_objects")
+    points = list(points)
+    figure = graph.Figure()
+    for name in dict.fromkeys(point.configuration for point in points):
+        mine = [point for point in points if point.configuration == name]
+        figure.add_trace(
+            graph.Scatter(
+                x=[point.notice_s for point in mine],
+                y=[point.goodput for point in mine],
+                error_y={
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [_arm(point.high, point.goodput) for point in mine],
+                    "arrayminus": [_arm(point.goodput, point.low) for point in mine],
+                },
+                name=name,
+                mode="lines+markers",
+            )
+        )
+    figure.update_layout(
+        title="Goodput against the notice before preemption (95 % intervals)",
+        template="plotly_white",
+        xaxis_title="notice [s]",
+        yaxis_title="committed / computed samples",
+    )
+    return str(figure.to_html(full_html=True, include_plotlyjs=True))
+
+
+def _arm(high: float | None, low: float | None) -> float:
+    return 0.0 if high is None or low is None else high - low

@@ -1,0 +1,251 @@
+"""One replicate as a picture: loss, throughput and every peer's rounds, faults shaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rayhive.errors import RayhiveError
+from rayhive.events import Event
+from rayhive.metrics.impact import impacts, rejoins
+from rayhive.metrics.lives import Life
+from rayhive.metrics.timeline import Timeline
+from rayhive.report.timeline_text import last_timeline, throughput
+
+#: Windows in which throughput is drawn.
+WINDOWS = 120
+#: What a slot was doing, with its colour; of a round, what came of it.
+COLOURS: dict[str, str] = {
+    "averaged": "#2a9d8f",
+    "partial": "#e9c46a",
+    "alone": "#8ab6d6",
+    "local": "#f4a261",
+    "skipped": "#e76f51",
+    "step": "#9aa5ab",
+    "starting": "#c8b6e2",
+    "evaluating": "#dcdcdc",
+}
+_FAULT = "#d62828"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A stretch of a slot's time.
+
+    Attributes:
+        slot: The slot.
+        what: A key of :data:`COLOURS`.
+        begin: When it begins [s since training started].
+        seconds: How long it lasts [s].
+        text: What the mouse is told.
+    """
+
+    slot: str
+    what: str
+    begin: float
+    seconds: float
+    text: str
+
+
+def write_timeline_picture(folder: str | Path, path: str | Path) -> None:
+    """Write the picture of a replicate as one HTML file that needs nothing else.
+
+    Raises:
+        RayhiveError: plotly is not installed, the events cannot be read, or it never trained.
+    """
+    Path(path).write_text(timeline_html(last_timeline(folder)), encoding="utf-8")
+
+
+def timeline_html(timeline: Timeline) -> str:
+    """Return the picture of a replicate as one HTML page, scripts included.
+
+    Raises:
+        RayhiveError: plotly is not installed, or the replicate never trained.
+    """
+    graph = import_plotly("graph_objects")
+    if timeline.span is None:
+        raise RayhiveError("there is nothing to draw: the replicate never trained")
+    figure = import_plotly("subplots").make_subplots(
+        rows=3, shared_xaxes=True, vertical_spacing=0.04, row_heights=[0.3, 0.3, 0.4]
+    )
+    _draw_loss(figure, graph, timeline)
+    _draw_throughput(figure, graph, timeline)
+    _draw_lanes(figure, graph, timeline)
+    _draw_faults(figure, timeline)
+    spec = timeline.spec
+    figure.update_layout(
+        title=f"{spec.scenario}, {spec.configuration.label}, seed {spec.seed}: {timeline.state}",
+        template="plotly_white",
+        barmode="overlay",
+        height=760,
+        legend={"orientation": "h", "y": -0.08},
+    )
+    figure.update_yaxes(title_text="loss", row=1, col=1)
+    figure.update_yaxes(title_text="samples/s", rangemode="tozero", row=2, col=1)
+    figure.update_yaxes(autorange="reversed", row=3, col=1)
+    figure.update_xaxes(title_text="seconds since training started", row=3, col=1)
+    return str(figure.to_html(full_html=True, include_plotlyjs=True))
+
+
+def import_plotly(module: str) -> ModuleType:
+    """Return a module of plotly.
+
+    Raises:
+        RayhiveError: It is not installed.
+    """
+    import importlib
+
+    try:
+        return importlib.import_module(f"plotly.{module}")
+    except ImportError as error:
+        raise RayhiveError(
+            "pictures need plotly, which the extra `report` installs: pip install 'rayhive[report]'"
+        ) from error
+
+
+# -- what is drawn -----------------------------------------------------------------------------
+
+
+def loss_points(timeline: Timeline) -> dict[str, list[tuple[float, float]]]:
+    """Return (seconds, loss) of the peers' own batches by round, and of the evaluations."""
+    assert timeline.span is not None
+    began = timeline.span[0]
+    trained = [
+        _mean_point(events, began, [e["loss"] for e in events if e.get("loss") is not None])
+        for events in timeline.by_round("round").values()
+    ]
+    held_out = [
+        _mean_point(events, began, [e["values"]["loss"] for e in events if "loss" in e["values"]])
+        for events in timeline.by_round("evaluation").values()
+    ]
+    return {
+        "training batches": sorted(point for point in trained if point is not None),
+        "held out": sorted(point for point in held_out if point is not None),
+    }
+
+
+def _mean_point(
+    events: list[Event], began: float, losses: list[float]
+) -> tuple[float, float] | None:
+    if not losses:
+        return None
+    return max(event["t"] for event in events) - began, sum(losses) / len(losses)
+
+
+def lanes(timeline: Timeline) -> list[Bar]:
+    """Return what every slot was doing, gaps being nothing: no peer in the slot."""
+    return [bar for life in timeline.lives.values() for bar in _lane(timeline, life)]
+
+
+def _lane(timeline: Timeline, life: Life) -> Iterator[Bar]:
+    assert timeline.span is not None
+    began = timeline.span[0]
+    own = [event for event in timeline.events if event["peer"] == life.name]
+    rounds = {event["round"]: event for event in own if event["kind"] == "round"}
+    started = life.ended if life.started is None else life.started
+    if life.spawned is not None and started is not None and started > began:
+        begin = max(life.spawned, began)
+        yield Bar(life.slot, "starting", begin - began, started - begin, f"{life.name} starts")
+    at, clock = life.started, 0.0
+    for event in own:
+        if event["kind"] != "transition" or at is None:
+            continue
+        round_ = rounds.get(event["round"])
+        paused = max(0.0, event["t"] - at - (event["clock_s"] - clock))
+        if paused > 0.01:  # evaluating comes first, right after the transition before
+            yield Bar(life.slot, "evaluating", at - began, paused, f"{life.name} evaluates")
+        what = "step" if round_ is None else round_["outcome"]
+        text = f"{life.name}, round {event['round']}: {what}"
+        if round_ is not None:
+            text += f", {round_['samples']} samples, group of {round_.get('group_size') or 1}"
+        yield Bar(life.slot, what, at + paused - began, event["t"] - at - paused, text)
+        at, clock = event["t"], event["clock_s"]
+
+
+def _draw_loss(figure: Any, graph: Any, timeline: Timeline) -> None:
+    styles: Mapping[str, dict[str, Any]] = {
+        "training batches": {"mode": "lines", "line": {"color": "#bbbbbb", "width": 1}},
+        "held out": {"mode": "lines+markers", "line": {"color": "#264653"}},
+    }
+    for name, points in loss_points(timeline).items():
+        figure.add_trace(
+            graph.Scatter(
+                x=[x for x, _ in points], y=[y for _, y in points], name=name, **styles[name]
+            ),
+            row=1,
+            col=1,
+        )
+
+
+def _draw_throughput(figure: Any, graph: Any, timeline: Timeline) -> None:
+    assert timeline.span is not None
+    step = (timeline.span[1] - timeline.span[0]) / WINDOWS
+    figure.add_trace(
+        graph.Scatter(
+            x=[(at + 0.5) * step for at in range(WINDOWS)],
+            y=throughput(timeline, WINDOWS),
+            name="committed samples/s",
+            line={"color": "#1d3557", "shape": "hvh"},
+        ),
+        row=2,
+        col=1,
+    )
+
+
+def _draw_lanes(figure: Any, graph: Any, timeline: Timeline) -> None:
+    bars = lanes(timeline)
+    for what, colour in COLOURS.items():
+        mine = [bar for bar in bars if bar.what == what]
+        if mine:
+            figure.add_trace(
+                graph.Bar(
+                    y=[bar.slot for bar in mine],
+                    base=[bar.begin for bar in mine],
+                    x=[bar.seconds for bar in mine],
+                    hovertext=[bar.text for bar in mine],
+                    hoverinfo="text",
+                    orientation="h",
+                    name=what,
+                    marker={"color": colour, "line": {"color": "white", "width": 0.5}},
+                ),
+                row=3,
+                col=1,
+            )
+
+
+def _draw_faults(figure: Any, timeline: Timeline) -> None:
+    assert timeline.span is not None
+    began, ended = timeline.span
+    for impact in impacts(timeline):
+        begin = impact.fired - began
+        # a fault without a heal is over when the swarm has recovered from it
+        over = impact.recover_s
+        end = ended if over is None else impact.fired + over
+        if impact.healed is not None:
+            end = impact.healed
+        figure.add_vrect(
+            x0=begin, x1=min(end, ended) - began, fillcolor=_FAULT, opacity=0.12, line_width=0,
+            row="all", col=1,
+        )  # fmt: skip
+        figure.add_vline(
+            x=begin, line_color=_FAULT, line_width=1, row=1, col=1,
+            annotation_text=f"{impact.fault} {impact.kind}", annotation_position="top left",
+        )  # fmt: skip
+        for word, seconds in (("detected", impact.detect_s), ("recovered", impact.recover_s)):
+            if seconds is not None:
+                _mark(figure, begin + seconds, f"{impact.fault} {word}", word)
+    for item in rejoins(timeline):
+        if item.seconds is not None:
+            _mark(figure, item.spawned - began + item.seconds, f"{item.life} back", "recovered")
+
+
+def _mark(figure: Any, x: float, text: str, word: str) -> None:
+    dash = {"detected": "dot", "recovered": "dash"}[word]
+    figure.add_vline(
+        x=x, line_color="#555555", line_width=1, line_dash=dash, row=2, col=1,
+        annotation_text=text, annotation_font_size=9,
+        annotation_position="bottom left" if word == "detected" else "bottom right",
+    )  # fmt: skip
