@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 
 from rayhive.events import Event
 from rayhive.faults.invariants.base import Invariant, RunLog
 from rayhive.spec import ReplicateSpec
 
-#: Normal rounds, the longest of their kind, by which a bound is exceeded at most.
+#: Normal rounds that may come on top of what one averaging may take.
 ROUNDS = 3
 
 
@@ -17,7 +18,7 @@ class SurvivorsProgress(Invariant):
     """No peer that is not under a fault waits longer for its next round than it ever has to.
 
     The bound is what one averaging may take by the study's settings, ``matchmaking_time +
-    averaging_timeout``, and three times the longest round before the first fault. A peer that a
+    averaging_timeout``, and three times the median round before the first fault. A peer that a
     fault is about may take as long as the fault lasts, and the bound afterwards.
     """
 
@@ -27,7 +28,7 @@ class SurvivorsProgress(Invariant):
         """Return every gap between two transitions that is longer than the bound."""
         log = RunLog(spec, events)
         bound = spec.swarm.matchmaking_time + spec.swarm.averaging_timeout
-        bound += ROUNDS * self._longest_normal(log)
+        bound += ROUNDS * _normal_s(log)
         wrong = []
         for name in log.trained:
             for begin, end in pairwise(_moments(log, name)):
@@ -37,15 +38,16 @@ class SurvivorsProgress(Invariant):
                     wrong.append(f"{name}: no round for {gap:.1f} s, at most {bound:.1f} s")
         return wrong
 
-    def _longest_normal(self, log: RunLog) -> float:
-        first = min((fault.fired for fault in log.faults), default=log.end)
-        gaps = [
-            end - begin
-            for name in log.trained
-            for begin, end in pairwise(e["t"] for e in log.of(name, "transition"))
-            if end <= first
-        ]
-        return max(gaps, default=0.0)
+
+def _normal_s(log: RunLog) -> float:
+    first = min((fault.fired for fault in log.faults), default=log.end)
+    gaps = [
+        end - begin
+        for name in log.trained
+        for begin, end in pairwise(e["t"] for e in log.of(name, "transition"))
+        if end <= first
+    ]
+    return median(gaps) if gaps else 0.0
 
 
 def _moments(log: RunLog, name: str) -> list[float]:

@@ -1,0 +1,273 @@
+"""What every invariant has to keep: clean logs pass, and each planted violation is caught.
+
+A new invariant needs a line in ``PLANTED``: changes to a clean story that it, and nobody else
+necessarily, must notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rayhive.faults.invariants import INVARIANTS, Invariant, InvariantResult, check_all
+from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
+from tests.fixtures.logs import make_spec
+
+INVARIANT_KINDS = [pytest.param(kind, id=name) for name, kind in INVARIANTS.items()]
+
+
+def long_story() -> Story:
+    """Peer 1 is killed and comes back, and all train on for long enough to settle."""
+    story = kill_and_restart()
+    story.events = [e for e in story.events if e["t"] < story.events[-1]["t"] - 1.05]
+    again = ("peer-0", "peer-1.1", "peer-2")
+    for name in again:  # the story's own end is taken back
+        story.computed[name] -= 6
+    story.rounds(*(13.9 + n for n in range(18)), peers=again)
+    story.finish(31.0, again, pending=6)
+    story.end(32.0)
+    return story
+
+
+def paused_story() -> Story:
+    """Peer 1 stands still from 4.5 s to 9.5 s, loads the state and goes on."""
+    story = Story([planned(kind="pause", heal_after_s=5.0)])
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    story.fire(4.5, 0, ["peer-1"])
+    story.rounds(5.5, 6.5, 7.5, 8.5, peers=REST)
+    story.heal(9.5, 0, ["peer-1"])
+    story.computed["peer-1"] += 32
+    story.say(
+        9.9, "state_loaded", "peer-1", round_before=4, round_of_state=8, round=8, seconds=0.1,
+        discarded=32, received_bytes=1,
+    )  # fmt: skip
+    story.rounds(10.5, 11.5, 12.5, 13.5, peers=ALL)
+    story.finish(14.0, ALL)
+    story.end(15.0)
+    return story
+
+
+CLEAN: dict[str, Callable[[], Story]] = {
+    "nothing broke": lambda: told(Story()),
+    "killed and started again": kill_and_restart,
+    "the same, and long afterwards": long_story,
+    "paused": paused_story,
+}
+
+
+def told(story: Story) -> Story:
+    story.rounds(*(float(n) for n in range(1, 16)), peers=ALL)
+    story.finish(15.0, ALL)
+    story.end(16.0)
+    return story
+
+
+# -- planted violations ------------------------------------------------------------------------
+
+
+def last(story: Story, kind: str, peer: str | None = None) -> dict[str, Any]:
+    return story.of(kind, peer)[-1]
+
+
+def drop(story: Story, kind: str, peer: str | None = None) -> None:
+    gone = story.of(kind, peer)
+    story.events = [event for event in story.events if not any(event is one for one in gone)]
+
+
+def apart(story: Story, first: int = 1) -> None:
+    """Peer 2's weights are not the others'."""
+    for event in story.of("weights", "peer-2"):
+        if event["round"] >= first:
+            event["sketch"] = [10.0, 0.01]
+
+
+def never_made_equal(story: Story) -> None:
+    """Peer 2 failed to average in every round, and nothing ever made it equal again."""
+    for event in (*story.of("round", "peer-2"), *story.of("state_round", "peer-2")):
+        event |= {"outcome": "local" if event["kind"] == "round" else "failed"}
+
+
+def split(story: Story) -> None:
+    """Two components from the beginning: peer 2 trains by itself and sees nobody."""
+    for event in story.of("round"):
+        alone = event["peer"] == "peer-2"
+        event |= {"live_peers": 1 if alone else 2, "group_size": None if alone else 2}
+        event["outcome"] = "alone" if alone else "averaged"
+
+
+def groups_apart(story: Story) -> None:
+    """All see all, and still they average in two groups."""
+    for event in story.of("round"):
+        event["group_size"] = 2
+
+
+def backwards(story: Story) -> None:
+    last(story, "transition", "peer-0")["round"] -= 1
+
+
+def twice(story: Story) -> None:
+    """Peer 0 averages the same round a second time."""
+    one, other = story.of("round", "peer-0")[-2:]
+    other["round"] = one["round"]
+
+
+def state_of_the_past(story: Story) -> None:
+    """A peer takes over a state and stands at a round before its own."""
+    last(story, "state_loaded").update(round_before=9, round_of_state=9)
+
+
+def joiner_from_the_start(story: Story) -> None:
+    """The replacement begins where the first life began."""
+    for kind in ("round", "transition", "weights", "state_round"):
+        for event in story.of(kind, "peer-1.1"):
+            event["round"] -= 9
+    last(story, "state_loaded", "peer-1.1").update(round=0, round_of_state=0)
+
+
+def a_batch_vanishes(story: Story) -> None:
+    for event in story.of("transition", "peer-0")[5:]:
+        event["computed"] += 32
+    last(story, "peer_finished", "peer-0")["samples"] += 32
+
+
+def a_batch_counts_twice(story: Story) -> None:
+    last(story, "round", "peer-0")["samples"] += 32
+
+
+def more_in_rounds_than_computed(story: Story) -> None:
+    """As peers tell it that do not count what they discard."""
+    for event in story.of("transition"):
+        del event["computed"]
+    finished = last(story, "peer_finished", "peer-0")
+    del finished["pending"]
+    finished["samples"] = 64
+
+
+def a_long_wait(story: Story) -> None:
+    """Peer 0 makes no round for longer than an averaging may take, while nothing is broken."""
+    late = [event for event in story.events if event["t"] > story.events[0]["t"] + 16.95]
+    for event in late:
+        event["t"] += 60.0
+
+
+def a_longer_wait_than_the_fault(story: Story) -> None:
+    """A paused peer is healed and does not go on."""
+    healed = last(story, "fault_healed")["t"]
+    for event in story.events:
+        if event["t"] > healed:
+            event["t"] += 60.0
+
+
+def never_contributes(story: Story) -> None:
+    for event in story.of("round", "peer-1.1"):
+        event |= {"outcome": "alone", "group_size": None}
+
+
+def no_samples_of_its_own(story: Story) -> None:
+    for event in story.of("round", "peer-1.1"):
+        event["samples"] = 0
+
+
+def disordered(story: Story) -> None:
+    events = story.of("round", "peer-0")
+    events[3]["t"], events[6]["t"] = events[6]["t"], events[3]["t"]
+
+
+Plant = Callable[[Story], object]
+#: Invariant -> what it must catch: the story it is planted in, and how.
+PLANTED: dict[str, list[tuple[str, Plant]]] = {
+    "log_complete": [
+        ("nothing broke", lambda s: drop(s, "replicate_started")),
+        ("nothing broke", lambda s: s.say(17.0, "notice", "peer-0")),
+        ("nothing broke", lambda s: drop(s, "peer_ready", "peer-1")),
+        ("nothing broke", lambda s: drop(s, "training_started", "peer-1")),
+        ("nothing broke", lambda s: drop(s, "peer_finished", "peer-1")),
+        ("nothing broke", disordered),
+        ("killed and started again", lambda s: drop(s, "fault_verified")),
+        ("killed and started again", lambda s: drop(s, "fault_fired")),
+        ("killed and started again", lambda s: s.fire(7.0, 0, ["peer-1.1"])),
+        ("killed and started again", lambda s: last(s, "fault_fired").update(fault="f7")),
+        ("killed and started again", lambda s: s.say(12.0, "notice", "peer-1")),
+        ("killed and started again", lambda s: drop(s, "peer_lost", "peer-1")),
+    ],
+    "one_component": [("nothing broke", split), ("nothing broke", groups_apart)],
+    "parameters_finite": [
+        ("nothing broke", lambda s: last(s, "weights").update(finite=False)),
+        ("killed and started again", lambda s: s.evaluate(13.6, ["peer-0"], math.nan)),
+    ],
+    "replacement_contributes": [
+        ("the same, and long afterwards", never_contributes),
+        ("the same, and long afterwards", no_samples_of_its_own),
+    ],
+    "replicas_agree": [
+        ("nothing broke", apart),
+        ("nothing broke", lambda s: apart(s, first=15)),
+        ("killed and started again", apart),
+        ("nothing broke", never_made_equal),
+    ],
+    "rounds_monotone": [
+        ("nothing broke", backwards),
+        ("nothing broke", twice),
+        ("killed and started again", state_of_the_past),
+        ("killed and started again", joiner_from_the_start),
+    ],
+    "samples_conserved": [
+        ("nothing broke", a_batch_vanishes),
+        ("nothing broke", a_batch_counts_twice),
+        ("nothing broke", more_in_rounds_than_computed),
+        ("paused", lambda s: last(s, "state_loaded").update(discarded=0)),
+        ("killed and started again", lambda s: last(s, "peer_finished").update(pending=0)),
+    ],
+    "survivors_progress": [
+        ("nothing broke", a_long_wait),
+        ("paused", a_longer_wait_than_the_fault),
+    ],
+}
+
+
+def result_of(story: Story, name: str) -> InvariantResult:
+    return next(r for r in check_all(story.spec, story.events) if r.name == name)
+
+
+def test_every_invariant_has_planted_violations() -> None:
+    assert PLANTED.keys() == set(INVARIANTS.names())
+
+
+@pytest.mark.parametrize("kind", INVARIANT_KINDS)
+def test_it_says_what_holds(kind: type[Invariant]) -> None:
+    assert kind.about.endswith(".") and kind.__doc__
+
+
+@pytest.mark.parametrize("name", INVARIANTS.names())
+@pytest.mark.parametrize("clean", CLEAN)
+def test_a_clean_log_passes(clean: str, name: str) -> None:
+    result = result_of(CLEAN[clean](), name)
+    assert result.ok, result.violations
+
+
+@pytest.mark.parametrize("name", INVARIANTS.names())
+def test_it_looks_at_something_in_a_clean_log(name: str) -> None:
+    assert any(result_of(make(), name).checked for make in CLEAN.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "clean", "plant"),
+    [(name, *item) for name, items in PLANTED.items() for item in items],
+)
+def test_a_planted_violation_is_caught(name: str, clean: str, plant: Plant) -> None:
+    story = CLEAN[clean]()
+    plant(story)
+    result = result_of(story, name)
+    assert not result.ok
+    assert all(isinstance(text, str) and text for text in result.violations)
+
+
+@pytest.mark.parametrize("kind", INVARIANT_KINDS)
+def test_a_log_that_ends_early_is_no_error(kind: type[Invariant]) -> None:
+    story = long_story()
+    for count in range(0, len(story.events), 11):
+        kind().check(story.spec, story.events[:count])
+    assert kind().check(make_spec(), []) in ([], ["does not begin with its one replicate_started"])

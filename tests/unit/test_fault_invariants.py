@@ -1,0 +1,187 @@
+"""What invariants let pass, and where exactly their bounds are."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayhive.config import Configuration, Delay
+from rayhive.faults.invariants import InvariantResult, check_all
+from rayhive.faults.invariants.replicas_agree import tolerance_of
+from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
+from tests.fixtures.logs import make_spec
+
+
+def result(story: Story, name: str) -> InvariantResult:
+    return next(r for r in check_all(story.spec, story.events) if r.name == name)
+
+
+def test_all_are_checked_by_name() -> None:
+    results = check_all(kill_and_restart().spec, kill_and_restart().events)
+    assert [r.name for r in results] == sorted(r.name for r in results)
+    assert len(results) == 8
+
+
+# -- replicas ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "delay", "every", "state_codec", "tolerance"),
+    [
+        ("none", "none", 1, "none", 1e-5),
+        ("none", "gradients", 4, "none", 1e-5),
+        ("uniform8", "none", 1, "none", 1e-5),  # the parameters' averaging takes it back
+        ("uniform8", "none", 4, "none", 0.3),
+        ("float16", "state", 1, "none", 0.02),
+        ("none", "none", 1, "float16", 0.02),
+        ("size_adaptive", "none", 2, "float16", 0.32),
+    ],
+)
+def test_the_tolerance_is_the_codecs(
+    codec: str, delay: Delay, every: int, state_codec: str, tolerance: float
+) -> None:
+    swarm = make_spec().swarm.model_copy(
+        update={"average_state_every": every, "state_codec": state_codec}
+    )
+    spec = make_spec(swarm=swarm, configuration=Configuration(codec=codec, delay=delay))
+    assert tolerance_of(spec) == pytest.approx(tolerance, abs=1.1e-5)
+
+
+def apart(story: Story, distance: float, *rounds: int) -> None:
+    for event in story.of("weights", "peer-2"):
+        if event["round"] in rounds:
+            event["sketch"] = [10.0, 10.0 * distance]
+
+
+@pytest.mark.parametrize(("distance", "ok"), [(0.9e-5, True), (1.1e-5, False)])
+def test_what_rounding_does_is_no_difference(distance: float, ok: bool) -> None:
+    story = Story()
+    story.rounds(1.0, 2.0, peers=ALL)
+    apart(story, distance, 2)
+    assert result(story, "replicas_agree").ok is ok
+
+
+@pytest.mark.parametrize("outcome", ["partial", "local", "skipped"])
+def test_replicas_may_differ_from_a_bad_round_to_the_next_averaging(outcome: str) -> None:
+    story = Story()
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    for kind in ("round", "state_round"):
+        story.of(kind, "peer-2")[1]["outcome"] = outcome  # round 2
+    apart(story, 0.1, 2)
+    assert result(story, "replicas_agree").ok
+    apart(story, 0.1, 2, 3)
+    assert not result(story, "replicas_agree").ok
+
+
+def test_with_delays_the_averaging_shows_a_round_later() -> None:
+    story = Story(configuration=Configuration(delay="state"))
+    story.rounds(1.0, 2.0, 3.0, 4.0, 5.0, peers=ALL)
+    story.of("round", "peer-2")[1]["outcome"] = "partial"
+    apart(story, 0.1, 2)
+    assert result(story, "replicas_agree").ok
+    apart(story, 0.1, 3)
+    assert not result(story, "replicas_agree").ok
+
+
+def test_who_loaded_a_state_may_differ_until_it_is_averaged() -> None:
+    story = kill_and_restart()
+    story.of("state_round", "peer-1.1")[0]["outcome"] = "failed"  # round 10
+    for event in story.of("weights", "peer-1.1"):
+        if event["round"] == 10:
+            event["sketch"] = [9.0, 0.0]
+    assert result(story, "replicas_agree").ok
+    story.of("weights", "peer-1.1")[1]["sketch"] = [9.0, 0.0]
+    (violation,) = {v.partition(" and ")[2] for v in result(story, "replicas_agree").violations} & {
+        "peer-1.1 differ by 0.1 after round 11, at most 1e-05"
+    } or [None]
+    assert violation is not None
+
+
+# -- components --------------------------------------------------------------------------------
+
+
+def test_while_peers_may_still_be_finding_each_other_nobody_is_judged() -> None:
+    story = Story([planned(kind="partition", heal_after_s=2.0)])
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.fire(2.5, 0, ["peer-1"])
+    story.rounds(3.0, 4.0, peers=REST)
+    story.heal(4.5, 0, ["peer-1"])
+    story.rounds(*(5.0 + n for n in range(9)), peers=REST)
+    story.finish(14.0, ALL)
+    assert result(story, "one_component").checked == 0
+    story.events = [event for event in story.events if event["kind"] != "peer_finished"]
+    story.rounds(*(15.0 + n for n in range(5)), peers=REST)
+    story.finish(20.0, ALL)
+    found = result(story, "one_component")
+    assert found.violations == tuple(f"{p}: saw 2 and averaged with 2 of 3 peers" for p in REST)
+
+
+def test_one_late_round_is_no_second_component() -> None:
+    story = Story()
+    story.rounds(*(10.0 + n for n in range(5)), peers=ALL)
+    for event in story.of("round"):
+        if event["round"] == 5:
+            event |= {"group_size": 2, "live_peers": 2}
+    story.finish(14.0, ALL)
+    assert result(story, "one_component").ok
+
+
+# -- progress ----------------------------------------------------------------------------------
+
+
+def waiting(seconds: float) -> Story:
+    story = Story()
+    story.rounds(1.0, 2.0, 3.0, 3.0 + seconds, peers=ALL)
+    story.finish(3.0 + seconds, ALL)
+    return story
+
+
+def test_the_bound_is_one_averaging_with_all_its_timeouts() -> None:
+    swarm = make_spec().swarm
+    bound = swarm.matchmaking_time + swarm.averaging_timeout
+    normal = Story([planned()])
+    normal.rounds(1.0, 2.0, 3.0, peers=ALL)
+    normal.fire(3.0, 0, ["peer-1"])
+    normal.lose(3.0, "peer-1")
+    normal.rounds(3.0 + bound + 2.9, peers=REST)
+    normal.finish(3.0 + bound + 2.9, REST)
+    assert result(normal, "survivors_progress").ok
+    normal.of("transition", "peer-0")[-1]["t"] += 0.2
+    assert not result(normal, "survivors_progress").ok
+
+
+# -- who comes ---------------------------------------------------------------------------------
+
+
+def test_who_had_no_time_to_contribute_is_not_blamed() -> None:
+    story = Story()
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.spawn(3.0, "peer-3")
+    story.rounds(*(3.0 + n for n in range(1, 15)), peers=ALL)
+    story.finish(22.9, ALL)
+    assert result(story, "replacement_contributes").ok
+    story.of("peer_finished")[-1]["t"] += 0.2  # 20 seconds since it was spawned
+    assert not result(story, "replacement_contributes").ok
+
+
+# -- the log -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("left", "ok"), [(4.9, True), (5.2, False)])
+def test_a_heal_is_missed_only_when_there_was_time_for_it(left: float, ok: bool) -> None:
+    story = Story([planned(kind="pause", heal_after_s=2.0)])
+    story.rounds(1.0, peers=ALL)
+    story.fire(1.5, 0, ["peer-1"])
+    story.finish(3.5 + left, ALL)
+    assert result(story, "log_complete").ok is ok
+    story.say(4.0, "fault_failed", fault="f0", phase="heal", error="gone")
+    assert result(story, "log_complete").ok
+
+
+def test_two_threads_of_a_peer_may_hand_over_in_either_order() -> None:
+    story = Story()
+    story.rounds(1.0, peers=ALL)
+    story.finish(1.0, ALL)
+    story.of("state_round", "peer-0")[0]["t"] -= 0.4
+    assert result(story, "log_complete").ok
+    story.of("state_round", "peer-0")[0]["t"] -= 0.2
+    assert not result(story, "log_complete").ok

@@ -1,0 +1,316 @@
+"""Detect, recover, rejoin and what was lost, against numbers that were worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayhive.metrics.fold import fold
+from rayhive.metrics.impact import impacts, rejoins
+from rayhive.metrics.losses import samples_by_peer
+from rayhive.metrics.rows import timeline_row
+from tests.fixtures.faulted import (
+    AGAIN,
+    ALL,
+    REST,
+    STATE_BYTES,
+    Story,
+    kill_and_restart,
+    planned,
+)
+
+
+def seconds(value: float | None) -> object:
+    """Times are differences of Unix times, which are exact to a quarter of a microsecond."""
+    return pytest.approx(value, abs=1e-6)
+
+
+def killed(at: float, *ends: float, before: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)) -> Story:
+    """Three peers, one second a round; one is killed, and the others' rounds end as given."""
+    story = Story([planned()])
+    story.rounds(*before, peers=ALL)
+    story.fire(at, 0, ["peer-1"])
+    story.lose(at + 0.1, "peer-1")
+    story.rounds(*ends, peers=REST)
+    story.finish(ends[-1] if ends else at + 9, REST)
+    return story
+
+
+def test_a_kill_a_restart_and_all_that_follows_from_it() -> None:
+    story = kill_and_restart()
+    row = timeline_row(story.timeline)
+    assert (row["faults_planned"], row["faults_fired"], row["faults_verified"]) == (1, 1, 1)
+    assert row["detect_p50_s"] == row["detect_p95_s"] == seconds(1.3)  # round 5, told at 5.8 s
+    assert row["recover_p50_s"] == seconds(1.3)  # from then on two peers do two thirds
+    assert row["rejoin_p50_s"] == seconds(5.8)  # spawned at 5.0 s, in round 10, told at 10.8 s
+    assert row["censored"] == 0
+    assert row["samples_lost"] == 32
+    assert row["state_transfer_bytes"] == STATE_BYTES
+    assert row["goodput"] == (12 * 2 * 64 + 7 * 64) / (12 * 2 * 64 + 7 * 64 + 32 + 3 * 6)
+    # from the loss at 4.6 s to the next process at 5.0 s there are two of three
+    assert row["live_share"] == pytest.approx(1 - 0.4 / 39, rel=1e-6)
+
+
+def test_a_round_that_the_target_took_part_in_is_no_progress_without_it() -> None:
+    # peer 1 told its round 4 at 3.9 s; the others' transitions to round 4 come at 4.0 s
+    (impact,) = impacts(killed(3.95, 5.5, 6.5, 7.5, 8.5).timeline)
+    assert impact.detect_s == seconds(5.4 - 3.95)
+
+
+def test_a_round_that_the_target_died_in_is() -> None:
+    story = Story([planned()])
+    story.rounds(1.0, 2.0, 3.0, peers=ALL)
+    story.fire(3.85, 0, ["peer-1"])  # in the middle of the all-reduce of round 4
+    story.lose(3.9, "peer-1")
+    story.rounds(5.0, peers=REST, outcome="partial", fraction=0.7)
+    story.rounds(6.0, 7.0, 8.0, peers=REST)
+    story.finish(8.0, REST)
+    (impact,) = impacts(story.timeline)
+    assert impact.detect_s == seconds(4.9 - 3.85)
+
+
+def test_recovery_is_seen_only_where_throughput_stays_for_three_rounds() -> None:
+    # 1.0 s a round is 64 samples/s and peer; 1.5 s is two thirds of that
+    story = killed(4.5, 5.5, 6.5, 8.0, 9.5, 10.5, 11.5, 12.5)
+    (impact,) = impacts(story.timeline)
+    # rounds 5 to 8 end at 5.4, 6.4, 7.9, 9.4 s: too slow; the three after 9.4 s are as fast as ever
+    assert impact.recover_s == seconds(9.4 - 4.5)
+    assert timeline_row(story.timeline)["censored"] == 0
+
+
+def test_ninety_per_cent_are_enough_and_less_is_not() -> None:
+    fast = killed(4.5, 5.5, *(5.5 + 1.10 * n for n in range(1, 5)))
+    slow = killed(4.5, 5.5, *(5.5 + 1.12 * n for n in range(1, 5)))
+    assert impacts(fast.timeline)[0].recover_s == seconds(0.9)  # 0.909 of what there was
+    assert impacts(slow.timeline)[0].recover_s is None  # 0.893
+    assert timeline_row(slow.timeline)["censored"] == 1
+
+
+def test_too_few_rounds_after_the_fault_censor_the_recovery_but_not_the_detection() -> None:
+    row = timeline_row(killed(4.5, 5.5, 6.5, 7.5).timeline)
+    assert row["detect_p50_s"] == seconds(0.9)
+    assert row["recover_p50_s"] is None
+    assert row["censored"] == 1
+
+
+def test_a_swarm_that_never_went_on_detected_nothing() -> None:
+    row = timeline_row(killed(4.5).timeline)
+    assert (row["detect_p50_s"], row["recover_p50_s"], row["censored"]) == (None, None, 1)
+    assert row["detect_s"] is None
+
+
+def test_without_enough_rounds_before_the_fault_nothing_says_what_recovered_is() -> None:
+    early = killed(2.5, 3.5, 4.5, 5.5, 6.5, 7.5, before=(1.0, 2.0))
+    assert impacts(early.timeline)[0].recover_s is None
+    later = killed(3.5, 4.5, 5.5, 6.5, 7.5, before=(1.0, 2.0, 3.0))
+    assert impacts(later.timeline)[0].recover_s == seconds(0.9)
+
+
+def test_a_stopped_peer_is_no_capacity_until_it_is_healed() -> None:
+    story = Story([planned(kind="pause", heal_after_s=5.0)])
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    story.fire(4.5, 0, ["peer-1"])
+    story.rounds(5.5, 6.5, 7.5, 8.5, peers=REST)
+    story.heal(9.5, 0, ["peer-1"])
+    story.rounds(9.5, peers=REST)
+    story.finish(9.5, ALL)
+    (impact,) = impacts(story.timeline)
+    assert impact.healed is not None
+    assert impact.recover_s == seconds(0.9)  # two of two do what two should
+    assert timeline_row(story.timeline)["live_share"] == pytest.approx(1 - 5.0 / 28.5)
+
+
+def test_a_slow_peer_stays_capacity() -> None:
+    story = Story([planned(kind="straggler")])
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    story.fire(4.5, 0, ["peer-1"])
+    story.rounds(5.5, 6.5, 7.5, 8.5, peers=REST)
+    story.finish(8.5, ALL)
+    (impact,) = impacts(story.timeline)
+    assert impact.recover_s is None  # two do what three should
+    assert timeline_row(story.timeline)["live_share"] == pytest.approx(1.0)
+
+
+def test_where_everybody_is_a_target_anybody_s_progress_counts() -> None:
+    story = Story([planned(kind="partition", who=ALL)])
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    story.fire(4.5, 0, list(ALL))
+    story.rounds(5.5, peers=ALL, outcome="alone", group_size=None, waited_s=None)
+    story.finish(5.5, ALL)
+    assert impacts(story.timeline)[0].detect_s == seconds(0.9)
+
+
+def test_what_was_not_verified_fired_and_did_not_prove() -> None:
+    story = Story([planned(0), planned(1, round=9)])
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.fire(2.5, 0, ["peer-1"], ok=False)
+    story.finish(3.0, ALL)
+    row = timeline_row(story.timeline)
+    assert (row["faults_planned"], row["faults_fired"], row["faults_verified"]) == (2, 1, 0)
+    assert impacts(story.timeline)[0].ok is False
+
+
+def test_a_plan_that_did_not_come_to_fire_has_no_times() -> None:
+    story = Story([planned(round=9)])
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.finish(2.0, ALL)
+    row = timeline_row(story.timeline)
+    assert (row["faults_planned"], row["faults_fired"], row["censored"]) == (1, 0, 0)
+    assert row["detect_p50_s"] is None
+    assert (row["samples_lost"], row["state_transfer_bytes"]) == (0, 0)
+
+
+def test_where_nothing_was_planned_nothing_is_known_of_faults() -> None:
+    row = timeline_row(Story().timeline)
+    names = ("faults_planned", "faults_fired", "censored", "samples_lost", "state_transfer_bytes")
+    assert [row[name] for name in names] == [None] * len(names)
+
+
+def test_invariants_are_counted_where_somebody_looked() -> None:
+    story = Story()
+    assert timeline_row(story.timeline)["invariants_violated"] is None
+    for name, ok in (("a", True), ("b", False), ("c", False)):
+        story.say(9.0, "invariant", name=name, ok=ok, checked=1, violations=[])
+    assert timeline_row(story.timeline)["invariants_violated"] == 2
+
+
+# -- who came ----------------------------------------------------------------------------------
+
+
+def test_a_replacement_that_never_contributes_censors_its_fault() -> None:
+    story = kill_and_restart()
+    for event in story.of("round", "peer-1.1"):
+        event["samples"] = 0
+    row = timeline_row(story.timeline)
+    assert (row["rejoin_p50_s"], row["censored"]) == (None, 1)
+
+
+@pytest.mark.parametrize("outcome", ["alone", "local", "skipped"])
+def test_a_round_that_it_makes_by_itself_is_no_contribution(outcome: str) -> None:
+    story = kill_and_restart()
+    story.of("round", "peer-1.1")[0]["outcome"] = outcome
+    (rejoin,) = rejoins(story.timeline)
+    assert rejoin.seconds == seconds(6.8)
+
+
+def test_a_joiner_that_no_fault_asked_for_is_a_rejoin_too() -> None:
+    story = Story()
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.join(1.5, 2.0, "peer-3")
+    story.rounds(3.0, peers=(*ALL, "peer-3"))
+    story.finish(3.0, (*ALL, "peer-3"))
+    (rejoin,) = rejoins(story.timeline)
+    assert (rejoin.life, rejoin.cause) == ("peer-3", None)
+    assert rejoin.seconds == seconds(1.4)
+
+
+# -- samples -----------------------------------------------------------------------------------
+
+
+def test_samples_of_every_peer_add_up() -> None:
+    found = samples_by_peer(kill_and_restart().timeline)
+    for name, samples in found.items():
+        assert samples.computed == samples.committed + (samples.lost or 0) + (samples.pending or 0)
+        assert samples.pending == (0 if name == "peer-1" else 6)
+    assert found["peer-1"].lost == 32
+
+
+def test_what_is_lost_is_unknown_if_a_peer_does_not_say_what_was_pending() -> None:
+    story = kill_and_restart()
+    del story.of("peer_finished", "peer-0")[0]["pending"]
+    assert timeline_row(story.timeline)["samples_lost"] is None
+
+
+def test_skipped_rounds_are_lost() -> None:
+    story = Story([planned(round=9)])
+    story.rounds(1.0, peers=ALL, outcome="skipped")
+    story.rounds(2.0, peers=ALL)
+    story.finish(2.0, ALL)
+    assert timeline_row(story.timeline)["samples_lost"] == 3 * 64
+
+
+def test_steps_that_were_given_up_for_anothers_state_are_not_committed() -> None:
+    """A peer that was cut off trains alone, then takes over what the others did meanwhile."""
+    story = Story([planned(kind="partition")])
+    story.rounds(1.0, peers=ALL)
+    story.fire(1.5, 0, ["peer-1"])
+    alone = {"outcome": "alone", "group_size": None, "waited_s": None}
+    story.rounds(2.0, peers=("peer-1",), **alone)
+    story.rounds(3.0, peers=REST)
+    load = story.say(
+        3.5, "state_loaded", "peer-1", round_before=2, round_of_state=3, round=3, seconds=0.1,
+        discarded=0, received_bytes=STATE_BYTES,
+    )  # fmt: skip
+    story.rounds(4.0, peers=ALL)
+    story.finish(4.0, ALL)
+    assert timeline_row(story.timeline)["samples_lost"] == 64
+    load["kind"] = "fallback"  # had it been averaged with the others, its step would have stayed
+    story.events = [event for event in story.events if event is not load]
+    assert timeline_row(story.timeline)["samples_lost"] == 0
+
+
+# -- time --------------------------------------------------------------------------------------
+
+
+def test_the_swarms_clock_goes_on_in_a_joiner() -> None:
+    story = kill_and_restart()
+    story.evaluate(13.5, AGAIN, loss=0.05, final=True)
+    timeline = story.timeline
+    own = [event["clock_s"] for event in story.of("transition", "peer-1.1")]
+    assert own == pytest.approx([2.5, 3.5, 4.5])
+    swarm = [timeline.clock_of(event) for event in story.of("transition", "peer-1.1")]
+    assert swarm == pytest.approx([10.9, 11.9, 12.9])
+    assert timeline.clock_s == pytest.approx(13.0)
+    assert timeline.evaluations[-1].clock_s == pytest.approx(13.0)
+    assert timeline_row(timeline)["time_to_target_s"] == pytest.approx(13.0)
+
+
+def test_who_outlives_all_that_began_carries_the_clock_on() -> None:
+    story = Story([planned(who=ALL)])
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.join(1.2, 2.0, "peer-3")
+    story.rounds(3.0, peers=(*ALL, "peer-3"))
+    for name in ALL:
+        story.lose(3.5, name)
+    story.rounds(4.0, 5.0, 6.0, peers=("peer-3",))
+    story.finish(6.0, ["peer-3"])
+    row = timeline_row(story.timeline)
+    assert story.timeline.clock_s == pytest.approx(6.0)
+    assert row["samples_per_s"] == pytest.approx((3 * 3 + 4) * 64 / 6.0)
+
+
+def test_evaluations_of_who_left_are_not_final() -> None:
+    story = Story([planned(kind="preempt")])
+    story.rounds(1.0, peers=ALL)
+    story.say(1.0, "left", "peer-1", round=1, handed_over=64, lost=0)
+    story.evaluate(1.5, ["peer-1"], loss=0.9, final=True)
+    story.rounds(2.0, 3.0, peers=REST)
+    story.finish(3.0, REST)
+    story.evaluate(3.5, REST, loss=0.1, final=True)
+    assert timeline_row(story.timeline)["final_loss"] == pytest.approx(0.1)
+
+
+def test_a_replaced_peer_sends_what_was_predicted_for_it() -> None:
+    row = timeline_row(kill_and_restart().timeline)
+    assert row["rounds_complete"] == 7  # without those of two peers
+    assert row["payload_matches"] is True
+    assert row["payload_bytes_per_round"] == 4000
+
+
+# -- replicates together -----------------------------------------------------------------------
+
+
+def test_times_of_faults_are_pooled_over_replicates() -> None:
+    stories = [
+        killed(4.5, 4.6 + late, *(4.6 + late + n for n in range(1, 5))) for late in (1.0, 2.0, 4.0)
+    ]
+    for number, story in enumerate(stories):
+        story.spec = story.spec.model_copy(update={"replicate": number, "seed": number})
+        story.end(20.0)
+    (row,) = fold([timeline_row(story.timeline) for story in stories])
+    assert row["n"] == 3
+    assert [float(text) for text in str(row["detect_s"]).split()] == pytest.approx(
+        [1.0, 2.0, 4.0], abs=1e-6
+    )
+    assert row["detect_p50_s"] == seconds(2.0)
+    assert row["detect_p95_s"] == seconds(3.8)
+    assert row["faults_fired"] == 3
