@@ -1,0 +1,221 @@
+"""Faulted runs as tables: against their twins, and at their worst."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from rayhive.config import Configuration
+from rayhive.report.render import results_text
+from rayhive.report.results import load_results
+from rayhive.report.robustness import mark_robustness
+from tests.fixtures.faulted import ALL, Story, kill_and_restart, planned
+from tests.fixtures.logs import Log, make_spec, write_run
+
+OBJECTIVES = {"samples_per_s": "maximize"}
+
+
+def calm(seconds: float = 1.0, **fields: object) -> Story:
+    """The twin: 13 seconds of rounds in which nothing breaks."""
+    story = Story(**fields)  # type: ignore[arg-type]
+    story.rounds(*(seconds * n for n in range(1, int(13 / seconds) + 1)), peers=ALL)
+    story.finish(13.0, ALL)
+    story.evaluate(13.5, ALL, loss=0.05, final=True)
+    story.end(14.0)
+    return story
+
+
+def stormy(**fields: object) -> Story:
+    story = kill_and_restart(**fields)
+    end = story.events.pop()
+    story.evaluate(13.5, ("peer-0", "peer-1.1", "peer-2"), loss=0.09, final=True)
+    story.events.append(end)
+    return story
+
+
+# -- twins -------------------------------------------------------------------------------------
+
+
+def test_a_faulted_replicate_is_compared_with_its_twin(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [calm(), stormy()], OBJECTIVES)  # type: ignore[list-item]
+    twin, row = load_results(run).rows
+    assert (twin["scenario"], row["scenario"]) == ("none", "story")
+    assert row["retention"] == pytest.approx((1984 / 13) / (13 * 192 / 13))
+    assert row["retention_normalised"] == pytest.approx(1984 / (13 * 192) / (1 - 0.4 / 39))
+    assert row["loss_delta"] == pytest.approx(0.04)
+    assert row["convergence_penalty"] == 1984 - 13 * 192
+    for name in ("retention", "retention_normalised", "loss_delta", "convergence_penalty"):
+        assert twin[name] is None, name
+    folded = load_results(run).folded
+    assert folded[1]["retention"] == row["retention"]
+    table = load_results(run).replicates
+    assert list(table["retention"].isna()) == [True, False]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"seed": 9},
+        {"replicate": 1, "seed": 0},
+        {"configuration": Configuration(codec="float16")},
+        {"budget": make_spec().budget.model_copy(update={"seconds_per_replicate": 9.0})},
+    ],
+    ids=["seed", "replicate", "configuration", "budget"],
+)
+def test_only_the_same_with_nothing_broken_is_a_twin(
+    tmp_path: Path, other: dict[str, object]
+) -> None:
+    run = write_run(tmp_path / "run", [calm(trial=1, **other), stormy()])  # type: ignore[list-item]
+    row = next(row for row in load_results(run).rows if row["scenario"] == "story")
+    assert row["retention"] is None
+
+
+def test_a_twin_of_another_trial_is_one_and_one_that_failed_is_not(tmp_path: Path) -> None:
+    found = []
+    for name, state in (("good", "completed"), ("bad", "failed")):
+        twin = calm(trial=4)
+        twin.events[-1]["state"] = state
+        run = write_run(tmp_path / name, [twin, stormy()])  # type: ignore[list-item]
+        found.append(next(r for r in load_results(run).rows if r["scenario"] == "story"))
+    assert found[0]["retention"] is not None
+    assert found[1]["retention"] is None
+
+
+# -- robustness --------------------------------------------------------------------------------
+
+
+def row(configuration: str, scenario: str, value: float | None, **fields: object) -> dict:
+    base = {
+        "configuration": configuration, "scenario": scenario, "workload": "digits", "peers": 2,
+        "link": None, "n": 2, "n_failed": 0, "reached": 2, "samples_per_s": value,
+        "retention": None if scenario == "none" else 0.5,
+        **dict.fromkeys(("codec", "threshold", "powersgd_rank", "min_compression_ratio", "delay")),
+        **dict.fromkeys(("worst_case", "worst_retention", "regret")),
+    }  # fmt: skip
+    return {**base, **fields}
+
+
+def marked(*rows: dict, objectives: dict[str, str] = OBJECTIVES) -> list[tuple]:
+    mark_robustness(rows, objectives)
+    return [(r["worst_case"], r["worst_retention"], r["regret"]) for r in rows]
+
+
+def test_the_worst_case_and_the_regret() -> None:
+    a = [row("a", "none", 100.0), row("a", "kill", 40.0, retention=0.4), row("a", "slow", 90.0)]
+    b = [row("b", "none", 80.0), row("b", "kill", 70.0, retention=0.9), row("b", "slow", 60.0)]
+    # regrets of a: 0, 30, 0; of b: 20, 0, 30
+    found = marked(*a, *b)
+    assert found[:3] == [(40.0, 0.4, 30.0)] * 3
+    assert found[3:] == [(60.0, 0.5, 30.0)] * 3
+
+
+def test_what_is_minimised_is_worst_where_it_is_most() -> None:
+    rows = [row("a", "none", 1.0), row("a", "kill", 5.0), row("b", "none", 3.0)]
+    rows.append(row("b", "kill", 4.0))
+    found = marked(*rows, objectives={"samples_per_s": "minimize", "final_loss": "minimize"})
+    assert [item[0] for item in found] == [5.0, 5.0, 4.0, 4.0]
+    assert [item[2] for item in found] == [1.0, 1.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"n": 0, "samples_per_s": None}, {"n_failed": 1}, {"scenario": "none"}],
+    ids=["nothing finished", "one was invalid", "scenario missing"],
+)
+def test_a_configuration_whose_worst_was_not_seen_says_nothing(broken: dict) -> None:
+    rows = [row("a", "none", 9.0), row("a", "kill", 5.0)]
+    hurt = [row("b", "none", 3.0), row("b", "kill", 99.0) | broken]
+    found = marked(*rows, *hurt)
+    assert found[0] == (5.0, 0.5, 0.0)  # and it is the best of those that did
+    assert found[2] == (None, None, None)
+
+
+def test_an_objective_that_is_not_known_leaves_the_retention() -> None:
+    rows = [row("a", "none", None), row("a", "kill", 5.0)]
+    assert marked(*rows) == [(None, 0.5, None)] * 2
+    assert marked(*rows, objectives={}) == [(None, 0.5, None)] * 2
+
+
+def test_where_nothing_was_to_be_broken_there_is_no_worst_case() -> None:
+    assert marked(row("a", "none", 1.0), row("b", "none", 2.0)) == [(None, None, None)] * 2
+
+
+def test_only_equals_are_compared() -> None:
+    few = [row("a", "none", 9.0), row("a", "kill", 5.0)]
+    many = [row("a", s, 50.0, peers=8) for s in ("none", "kill")]
+    assert [item[2] for item in marked(*few, *many)] == [0.0] * 4
+
+
+# -- in tables ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Two configurations under two scenarios; the second is a bit slower when nothing breaks."""
+    slow = Configuration(codec="float16")
+    stories = [
+        calm(), stormy(), calm(13 / 12, trial=1, configuration=slow),
+        stormy(trial=1, configuration=slow),
+    ]  # fmt: skip
+    return write_run(tmp_path / "run", stories, OBJECTIVES)  # type: ignore[arg-type]
+
+
+def test_the_formats_have_the_columns_of_faults(run: Path) -> None:
+    rows = json.loads(results_text(run, "json"))
+    assert [(r["configuration"], r["scenario"]) for r in rows] == [
+        ("none", "none"), ("none", "story"), ("float16", "none"), ("float16", "story"),
+    ]  # fmt: skip
+    faulted = rows[1]
+    assert (faulted["faults_fired"], faulted["faults_verified"]) == (1, 1)
+    assert faulted["detect_s"] and faulted["detect_p95_s"] == pytest.approx(1.3)
+    assert faulted["worst_case"] == faulted["samples_per_s"]
+    assert faulted["worst_retention"] == faulted["retention"]
+    assert [r["regret"] for r in rows] == pytest.approx([0.0, 0.0, 192 / 13, 192 / 13])
+    parts = [faulted[n] for n in faulted if n.startswith(("badput", "productive", "evaluation"))]
+    assert sum(parts) == pytest.approx(faulted["peer_seconds"])
+    read = list(csv.DictReader(io.StringIO(results_text(run, "csv"))))
+    assert read[1]["samples_lost"] == "32"
+    assert read[0]["samples_lost"] == ""
+
+
+@pytest.mark.parametrize("format", ["table", "md", "latex"])
+def test_a_faulted_run_shows_its_groups(run: Path, format: str) -> None:
+    text = results_text(run, format, console_width=1000).replace("\\_", "_")
+    for name in ("recover_", "badput_", "regret", "worst_", "time", "robustness", "faults"):
+        assert name in text, name
+
+
+def test_a_run_without_faults_has_no_such_groups(tmp_path: Path) -> None:
+    text = results_text(write_run(tmp_path / "run", [Log()]), "md")
+    assert "peer\\_seconds" not in text and "peer_seconds" not in text
+    assert "regret" not in text
+
+
+def test_other_settings_can_be_what_a_row_is(run: Path) -> None:
+    rows = json.loads(results_text(run, "json", by=["delay"]))
+    assert [(r["scenario"], r["n"]) for r in rows] == [("none", 2), ("story", 2)]
+    assert [r["regret"] for r in rows] == [0.0, 0.0]
+
+
+def test_a_fault_that_was_not_proved_is_a_failure_and_no_worst_case(tmp_path: Path) -> None:
+    bad = stormy()
+    bad.of("replicate_finished")[-1]["state"] = "invalid"
+    run = write_run(tmp_path / "run", [calm(), bad], OBJECTIVES)  # type: ignore[list-item]
+    rows = json.loads(results_text(run, "json"))
+    assert [(r["n"], r["n_failed"]) for r in rows] == [(1, 0), (0, 1)]
+    assert [r["worst_case"] for r in rows] == [None, None]
+    assert rows[1]["faults_fired"] is None
+
+
+def test_a_plan_of_which_nothing_came_to_fire_is_told(tmp_path: Path) -> None:
+    story = Story([planned(round=99)])
+    story.rounds(1.0, peers=ALL)
+    story.finish(1.0, ALL)
+    story.end(2.0)
+    run = write_run(tmp_path / "run", [story])  # type: ignore[list-item]
+    (row,) = load_results(run).folded
+    assert (row["faults_planned"], row["faults_fired"], row["censored"]) == (1, 0, 0)

@@ -1,0 +1,231 @@
+"""A replicate as a text and as a picture, and the grid of notices."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayhive.errors import RayhiveError
+from rayhive.report.notice_grid import notice_grid, notice_html, notice_lines
+from rayhive.report.timeline_picture import (
+    lanes,
+    loss_points,
+    timeline_html,
+    write_timeline_picture,
+)
+from rayhive.report.timeline_text import event_text, throughput, timeline_lines
+from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
+from tests.fixtures.logs import Log, write_run
+
+# -- text --------------------------------------------------------------------------------------
+
+
+def test_the_text_says_what_broke_how_it_is_known_and_how_fast_it_healed(tmp_path: Path) -> None:
+    lines = timeline_lines(kill_and_restart().write(tmp_path))
+    assert lines[0] == "story, seed 0, none, 3 peers: completed after 13.0 s (rounds)"
+    story = [line for line in lines if re.match(r" +[\d.]+ s  ", line)]
+    assert story == [
+        "    4.50 s  f0 kill on peer-1 fires, 0.00 s late",
+        "    4.60 s  f0 verified: pids gone",
+        "    4.60 s  peer-1 lost: killed by signal 9",
+        "    5.00 s  peer-1.1 started by f0",
+        "    8.40 s  peer-1.1 loaded the state of round 7 in 0.50 s",
+    ]
+    assert "f0 kill (peer-1): verified, detected after 1.30 s, recovered after 1.30 s" in lines
+    assert "peer-1.1: contributing after 5.80 s" in lines
+    assert "committed 1,984 of 2,034 samples (goodput 97.5 %), lost 32" in lines
+    assert any(line.startswith("39.0 s of peers: productive 66.5 %") for line in lines)
+    assert sum(line.startswith("holds ") for line in lines) == 8
+
+
+def test_what_was_found_while_it_ran_is_told_rather_than_found_again(tmp_path: Path) -> None:
+    story = kill_and_restart()
+    end = story.events.pop()
+    story.say(13.2, "invariant", name="no_orphans", ok=False, checked=3, violations=["pid 7 lives"])
+    story.events.append(end)
+    lines = timeline_lines(story.write(tmp_path))
+    at = lines.index("VIOLATED  no_orphans (3 looked at)")
+    assert lines[at + 1 :] == ["          pid 7 lives"]
+
+
+def test_what_was_not_seen_is_said(tmp_path: Path) -> None:
+    story = Story([planned(), planned(1, round=99)])
+    story.rounds(1.0, peers=ALL)
+    story.fire(1.5, 0, ["peer-1"], ok=False)
+    story.finish(2.0, ALL)
+    lines = timeline_lines(story.write(tmp_path))
+    assert "f0 kill (peer-1): NOT VERIFIED, not seen detected, not seen recovered" in lines
+    assert "f1 kill (round 99): did not fire" in lines
+    assert any("f0 NOT VERIFIED: pids gone" in line for line in lines)
+
+
+def test_a_replicate_that_never_trained_is_told_too(tmp_path: Path) -> None:
+    log = Log(state="failed")
+    log.of_peer = lambda peer: []  # type: ignore[method-assign]
+    assert timeline_lines(log.write(tmp_path))[-1] == "It never trained."
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"kind": "left", "peer": "peer-1", "handed_over": 9, "lost": 0},
+         "peer-1 says goodbye: 9 samples handed over, 0 lost"),
+        ({"kind": "notice", "peer": "peer-1", "deadline_s": 15.0}, "peer-1 has notice: 15 s"),
+        ({"kind": "rejected", "peer": "peer-0", "offender": "Qm", "round": 3, "reason": "norm"},
+         "peer-0 rejects Qm in round 3: norm"),
+        ({"kind": "fault_failed", "peer": None, "fault": "f2", "phase": "heal", "error": "a\nb"},
+         "f2 FAILED in heal: a b"),
+        ({"kind": "fault_fired", "peer": None, "fault": "f2", "fault_kind": "pause",
+          "who": ["a", "b"], "slip_rounds": 1}, "f2 pause on a, b fires, 1 rounds late"),
+        ({"kind": "round", "peer": "peer-0"}, None),
+    ],
+)  # fmt: skip
+def test_events_in_words(event: dict[str, object], text: str | None) -> None:
+    assert event_text({"t": 0.0, **event}) == text
+
+
+def test_long_proofs_are_cut(tmp_path: Path) -> None:
+    event = {"kind": "fault_verified", "t": 0.0, "peer": None, "fault": "f0", "ok": True}
+    text = event_text({**event, "proof": {"pids": list(range(1000))}})
+    assert text is not None and text.endswith("…") and len(text) < 110
+
+
+def test_throughput_is_the_samples_of_rounds_spread_over_them() -> None:
+    rates = throughput(kill_and_restart().timeline, 130)  # of 0.1 s each
+    assert sum(rates) * 0.1 == pytest.approx(1984)
+    assert rates[5] == pytest.approx(192 / 0.9, rel=1e-5)  # the first round ends at 0.9 s
+    assert rates[15] == pytest.approx(192, rel=1e-5)
+    assert rates[50] == pytest.approx(128 / 1.9, rel=1e-5)
+
+
+# -- picture -----------------------------------------------------------------------------------
+
+
+def figure(html: str) -> tuple[list[dict], dict]:
+    """Return the traces and the layout of the one figure in a page."""
+    found = re.search(r"Plotly\.newPlot\(\s*\"[^\"]+\",\s*", html)
+    assert found is not None
+    decoder = json.JSONDecoder()
+    traces, end = decoder.raw_decode(html, found.end())
+    layout, _ = decoder.raw_decode(html, re.compile(r",\s*").match(html, end).end())  # type: ignore[union-attr]
+    return traces, layout
+
+
+def test_the_picture_has_loss_throughput_lanes_and_fault_windows(tmp_path: Path) -> None:
+    story = kill_and_restart()
+    story.evaluate(9.0, REST, loss=0.3)
+    write_timeline_picture(story.write(tmp_path), tmp_path / "picture.html")
+    html = (tmp_path / "picture.html").read_text(encoding="utf-8")
+    assert not re.search(r"<(script|link)[^>]+(src|href)=", html), "it needs nothing else"
+    traces, layout = figure(html)
+    assert {t["name"] for t in traces} >= {"held out", "committed samples/s", "averaged"}
+    shaded = [shape for shape in layout["shapes"] if shape["type"] == "rect"]
+    assert len(shaded) == 3  # one fault in three rows
+    assert (shaded[0]["x0"], shaded[0]["x1"]) == pytest.approx((4.5, 5.8), abs=1e-6)
+    texts = {note["text"] for note in layout["annotations"]}
+    assert {"f0 kill", "f0 detected", "f0 recovered", "peer-1.1 back"} <= texts
+
+
+def test_a_fault_is_shaded_until_it_is_healed(tmp_path: Path) -> None:
+    story = Story([planned(kind="pause", heal_after_s=2.0)])
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.fire(2.0, 0, ["peer-1"])
+    story.heal(4.0, 0, ["peer-1"])
+    story.rounds(5.0, peers=ALL)
+    story.finish(5.0, ALL)
+    _, layout = figure(timeline_html(story.timeline))
+    assert {s["x1"] for s in layout["shapes"] if s["type"] == "rect"} == {4.0}
+
+
+def test_lanes_are_what_each_slot_was_doing() -> None:
+    story = kill_and_restart()
+    bars = lanes(story.timeline)
+    assert {bar.slot for bar in bars} == set(ALL)
+    mine = [bar for bar in bars if bar.slot == "peer-1"]
+    assert [bar.what for bar in mine] == ["averaged"] * 4 + ["starting"] + ["averaged"] * 3
+    starting = mine[4]
+    assert (starting.begin, starting.seconds) == pytest.approx((5.0, 3.4), abs=1e-5)
+    ends = [bar.begin + bar.seconds for bar in mine]
+    assert all(a <= b.begin + 1e-6 for a, b in zip(ends, mine[1:], strict=False))
+    assert "64 samples, group of 3" in mine[0].text
+
+
+def test_evaluating_is_drawn_before_the_round_that_follows() -> None:
+    story = Story()
+    story.rounds(1.0, peers=ALL)
+    story.evaluate(1.5, ALL, loss=0.5)
+    story.rounds(2.5, peers=ALL)
+    bars = [bar for bar in lanes(story.timeline) if bar.slot == "peer-0"]
+    assert [(bar.what, round(bar.begin, 3), round(bar.seconds, 3)) for bar in bars] == [
+        ("averaged", 0.0, 1.0), ("evaluating", 1.0, 0.5), ("averaged", 1.5, 1.0),
+    ]  # fmt: skip
+
+
+def test_loss_points_are_means_over_the_peers() -> None:
+    story = Story()
+    story.rounds(1.0, peers=ALL, loss=2.0)
+    story.of("round")[0]["loss"] = 5.0
+    story.evaluate(1.5, ALL, loss=0.5)
+    points = loss_points(story.timeline)
+    assert points["training batches"] == [(pytest.approx(0.9, abs=1e-6), 3.0)]
+    assert points["held out"] == [(pytest.approx(1.5), 0.5)]
+
+
+def test_a_picture_of_nothing_is_an_error() -> None:
+    log = Log()
+    with pytest.raises(RayhiveError, match="never trained"):
+        timeline_html(Story().timeline.__class__(log.spec, log.head()))
+
+
+def test_without_plotly_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.delitem(sys.modules, "plotly.graph_objects", raising=False)
+    with pytest.raises(RayhiveError, match=r"rayhive\[report\]"):
+        timeline_html(kill_and_restart().timeline)
+
+
+# -- notices -----------------------------------------------------------------------------------
+
+
+def preempted(notice: int, replicate: int, lost: int) -> Story:
+    story = Story(
+        [planned(kind="preempt")], scenario=f"preempt-notice-{notice}", replicate=replicate
+    )
+    story.rounds(1.0, 2.0, 3.0, peers=ALL)
+    story.fire(3.2, 0, ["peer-1"])
+    story.lose(3.5, "peer-1", computed=lost)
+    story.rounds(4.5, 5.5, 6.5, 7.5, peers=REST)
+    story.finish(7.5, REST)
+    story.end(8.0)
+    return story
+
+
+def test_the_grid_is_goodput_against_notice(tmp_path: Path) -> None:
+    stories = [
+        preempted(notice, replicate, lost)
+        for notice, losses in ((0, (60, 50)), (5, (30, 20)), (15, (0, 0)))
+        for replicate, lost in enumerate(losses)
+    ]
+    points = notice_grid(write_run(tmp_path / "run", stories))  # type: ignore[arg-type]
+    assert [point.notice_s for point in points] == [0.0, 5.0, 15.0]
+    committed = 9 * 64 + 8 * 64
+    first = (committed / (committed + 60) + committed / (committed + 50)) / 2
+    assert points[0].goodput == pytest.approx(first)
+    assert points[0].low is not None and points[0].low < first < (points[0].high or 0)
+    assert [point.samples_lost for point in points] == [110, 50, 0]
+    lines = notice_lines(points)
+    assert len(lines) == 5
+    assert lines[-1] == "| none | 15 | 2 | 1 | - | 0 |"
+    traces, _ = figure(notice_html(points))
+    (trace,) = traces
+    assert trace["name"] == "none"
+    assert len(trace["error_y"]["array"]) == 3 or "bdata" in trace["error_y"]["array"]
+
+
+def test_a_run_without_notices_has_no_grid(tmp_path: Path) -> None:
+    with pytest.raises(RayhiveError, match="preempt-notice"):
+        notice_grid(write_run(tmp_path / "run", [Log()]))
