@@ -7,13 +7,18 @@ weights silently stay where they are. Here they are all found before anything st
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from rayhive.columns import BY_NAME, OBJECTIVES
-from rayhive.config import DELAYS, Configuration, Range
+from rayhive.config import DELAYS, Configuration, Range, is_path
 from rayhive.errors import Problem, nearest, unknown
 from rayhive.registry import CODECS, SCENARIOS
+
+#: Names of scenarios are parts of names of folders and actors.
+SCENARIO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 if TYPE_CHECKING:
     from rayhive.config import Space, SwarmConfig, SweepConfig
@@ -265,10 +270,7 @@ def check_configuration(
 
 
 def _check_choices(config: SweepConfig) -> Iterator[Problem]:
-    for scenario in config.scenarios:
-        if scenario not in SCENARIOS:
-            yield unknown("scenarios", scenario, SCENARIOS.names())
-    yield from _check_choice("scenarios", config.scenarios)
+    yield from _check_scenarios(config)
     if config.budget.trials < len(config.enqueue):
         yield Problem(
             "budget.trials",
@@ -303,3 +305,23 @@ def _check_choices(config: SweepConfig) -> Iterator[Problem]:
             "false when final_loss is an objective: losses after different sample counts do "
             "not compare",
         )
+
+
+def _check_scenarios(config: SweepConfig) -> Iterator[Problem]:
+    """Find unknown names; what a scenario plans is checked by those who plan it."""
+    labels: list[str] = []
+    for scenario in config.scenarios:
+        if is_path(scenario):
+            labels.append(PurePath(scenario).stem)
+            if labels[-1] in SCENARIOS:
+                yield Problem("scenarios", scenario, "a file with a name that no scenario has")
+            elif not SCENARIO_NAME.fullmatch(labels[-1]):
+                yield Problem("scenarios", scenario, "a file whose name is letters, digits and -")
+        else:
+            labels.append(scenario)
+            if scenario not in SCENARIOS:
+                yield unknown("scenarios", scenario, SCENARIOS.names())
+    yield from _check_choice("scenarios", tuple(labels))
+    for name, values in config.scenario_args.items():
+        if name not in labels:
+            yield unknown(f"scenario_args.{name}", values, labels)

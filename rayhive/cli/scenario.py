@@ -1,55 +1,181 @@
-"""``rayhive scenario``."""
+"""``rayhive scenario list`` and ``show``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rayhive.cli.text import print_json, print_rows
+from rayhive.cli.study import Sets
+from rayhive.cli.text import complain, print_json, print_rows
+from rayhive.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from rayhive.faults.scenario import Scenario
+    from rayhive.plan import FaultPlan
 
 app = typer.Typer(no_args_is_help=True, help="Fault scenarios: which there are, what they plan.")
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A scenario of the library, or a file.", show_default=False
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A study whose swarm, workload and budget are taken instead of the scenario's.",
+        show_default=False,
+    ),
+]
+Peers = Annotated[
+    int | None,
+    typer.Option(help="Peers that start together; by default the scenario's.", min=1),
+]
 
 
 @app.command("list")
 def list_scenarios(
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """List the scenarios that a study can name.
+    """List the scenarios that a study can name: what each does, needs and takes.
 
     Example: `rayhive scenario list`
     """
-    import rayhive.faults  # noqa: F401  (fills the registry)
+    from rayhive.faults.library import load_scenario
     from rayhive.registry import SCENARIOS
 
-    rows = [{"scenario": name, "about": entry.about} for name, entry in SCENARIOS.items()]
+    _check_format(format)
+    here = capabilities()
+    scenarios = [load_scenario(name) for name in SCENARIOS.names()]
+    rows = [_row(scenario, here) for scenario in scenarios if not scenario.given]
     if format == "json":
         print_json(rows)
-    else:
-        print_rows(rows, {"scenario": "scenario", "about": "what happens"})
+        return
+    columns = {"scenario": "scenario", "about": "what happens", "needs": "needs"}
+    shown = [{**row, "needs": ", ".join(row["needs"]), "here": _here(row)} for row in rows]
+    if here is not None:
+        columns["here"] = "here"
+    print_rows(shown, {**columns, "peers": "peers>", "seconds": "seconds>"})
 
 
 @app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="The scenario.", show_default=False)],
+    name: Name,
     seed: Annotated[int, typer.Option(help="Seed of the plan.")] = 0,
-    peers: Annotated[int, typer.Option(help="Peers of the swarm.", min=1)] = 2,
+    peers: Peers = None,
+    config: Config = None,
+    set_: Sets = None,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Show the concrete plan that a scenario makes of a seed.
+    """Show the concrete plan that a scenario makes of a seed. Starts nothing.
 
-    Example: `rayhive scenario show none --seed 1`
+    Example: `rayhive scenario show kill-one --seed 1`
+
+    A scenario with parameters takes them with --set, as in `--set scenario_args.chaos.faults=20`.
     """
-    import rayhive.faults  # noqa: F401  (fills the registry)
-    from rayhive.registry import SCENARIOS
+    from rayhive.cli.scenario_text import plan_lines
+    from rayhive.faults.library import load_scenario, refusals, with_members
 
-    scenario = SCENARIOS.get(name, "NAME")
-    plan = scenario().plan(seed, peers)
+    _check_format(format)
+    asked = load_scenario(name)
+    members = with_members([name])
+    shown = []
+    for each in members:
+        scenario = load_scenario(each)
+        plan, seconds = _plan(scenario, each, seed, peers, config, set_ or [])
+        if format == "table":
+            print(f"{scenario.name}: {scenario.about}")
+            for line in plan_lines(plan, seconds):
+                print(line)
+        shown.append({"hash": plan.hash, "plan": plan.model_dump(mode="json")})
     if format == "json":
-        print_json(plan)
-        return
-    print(f"{name}: {scenario.about}")
-    for fault in plan:
-        print("  " + ", ".join(f"{key} {value}" for key, value in fault.items()))
-    if not plan:
-        print("  no faults")
+        print_json(shown if asked.members else shown[0])
+    refused = list(refusals(asked, capabilities() or {}))
+    if refused:
+        complain(f"this machine can't run {asked.name}:")
+        raise ConfigError(refused)
+
+
+def _plan(
+    scenario: Scenario,
+    name: str,
+    seed: int,
+    peers: int | None,
+    config: Path | None,
+    sets: list[str],
+) -> tuple[FaultPlan, float]:
+    from rayhive.faults.library import plan_of
+    from rayhive.sweep.scenario_study import scenario_config
+
+    study = scenario_config(scenario, name, config, sets, peers)
+    warnings: list[str] = []
+    plan = plan_of(
+        name,
+        seed=seed,
+        peers=study.swarm.peers,
+        swarm=study.swarm,
+        budget=study.budget,
+        args=study.scenario_args.get(scenario.name),
+        allows=allowed,
+        warnings=warnings,
+    )
+    for warning in warnings:
+        complain(warning)
+    return plan, study.budget.seconds_per_replicate
+
+
+@functools.cache
+def capabilities() -> dict[str, str | None] | None:
+    """Return what this machine lacks: capability -> why, or None if it has it.
+
+    None stands for a build of rayhive that cannot tell.
+    """
+    try:
+        module = importlib.import_module("rayhive.cluster.capabilities")
+    except ModuleNotFoundError:
+        return None
+    return dict(module.here())
+
+
+def allowed(kind: str) -> bool:
+    """Return whether this machine allows a kind of fault."""
+    from rayhive.registry import FAULTS
+
+    here = capabilities() or {}
+    return all(here.get(need) is None for need in FAULTS.get(kind).needs)
+
+
+def _row(scenario: Scenario, here: Mapping[str, str | None] | None) -> dict[str, Any]:
+    from rayhive.faults.library import refusals
+
+    lacking = None if here is None else [str(problem) for problem in refusals(scenario, here)]
+    return {
+        "scenario": scenario.name,
+        "about": scenario.about,
+        "needs": list(scenario.needs),
+        "here": None if lacking is None else not lacking,
+        "lacking": lacking or [],
+        "peers": scenario.file.peers.default,
+        "least_peers": scenario.file.peers.least,
+        "seconds": scenario.seconds,
+        "kinds": list(scenario.kinds),
+        "args": scenario.args,
+        "stands_for": list(scenario.members),
+    }
+
+
+def _here(row: Mapping[str, Any]) -> str:
+    return "yes" if row["here"] else "no: " + "; ".join(row["lacking"])
+
+
+def _check_format(format: str) -> None:
+    if format not in ("table", "json"):
+        raise ConfigError(unknown("--format", format, ("table", "json")))

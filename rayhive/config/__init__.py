@@ -24,8 +24,16 @@ from rayhive.config.models import (
     SwarmConfig,
     SweepConfig,
     WorkloadConfig,
+    is_path,
 )
-from rayhive.config.reading import Check, load_sweep, validate_sweep
+from rayhive.config.reading import (
+    Check,
+    apply_overrides,
+    as_problem,
+    load_sweep,
+    read_mapping,
+    validate_sweep,
+)
 
 __all__ = [
     "DEFAULT_MIN_COMPRESSION_RATIO",
@@ -45,6 +53,10 @@ __all__ = [
     "SwarmConfig",
     "SweepConfig",
     "WorkloadConfig",
+    "apply_overrides",
+    "as_problem",
+    "is_path",
     "load_sweep",
+    "read_mapping",
     "validate_sweep",
 ]

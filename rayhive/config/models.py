@@ -194,8 +194,32 @@ class Evaluation(Model):
     every_samples: int = Field(default=2048, ge=1)
 
 
+def is_path(scenario: str) -> bool:
+    """Return whether a scenario is given by the path of its file, and not by name."""
+    return "/" in scenario or scenario.endswith((".yaml", ".yml"))
+
+
 class SweepConfig(Model):
-    """One study."""
+    """One study.
+
+    Attributes:
+        name: Its name.
+        workload: What is trained.
+        swarm: Who trains.
+        space: What is searched.
+        enqueue: Configurations to try first.
+        scenarios: What each configuration runs under: registered names, and paths of the user's
+            own scenario files.
+        scenario_args: Name of a scenario -> values of its parameters.
+        across_scenarios: What an objective of a trial is made of: the mean over its scenarios, or
+            the worst of them.
+        replicates: Repetitions under each scenario.
+        objectives: Column -> direction.
+        budget: When to stop.
+        evaluation: When to evaluate.
+        seed: Of the sampler and of all replicates.
+        storage: Where trials are kept; None is the run folder.
+    """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)
     workload: WorkloadConfig
@@ -203,6 +227,8 @@ class SweepConfig(Model):
     space: Space = Space()
     enqueue: tuple[Configuration, ...] = ()
     scenarios: tuple[str, ...] = Field(default=("none",), min_length=1)
+    scenario_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    across_scenarios: Literal["mean", "worst"] = "mean"
     replicates: int = Field(default=3, ge=1)
     objectives: dict[str, Direction] = Field(
         default={"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"},

@@ -44,10 +44,9 @@ def load_sweep(
     Raises:
         ConfigError: With every mistake in the file and the overrides.
     """
-    file = Path(path)
     problems: list[Problem] = []
-    data = _read(file, problems)
-    _override(data, overrides, problems)
+    data = read_mapping(Path(path), problems)
+    apply_overrides(data, overrides, problems)
     return validate_sweep(data, str(path), problems, checks)
 
 
@@ -94,7 +93,7 @@ def _validate(data: Mapping[str, Any], problems: list[Problem]) -> SweepConfig |
             return SweepConfig.model_validate(rest)
         except ValidationError as error:
             for item in error.errors():
-                problem = _problem(item)
+                problem = as_problem(item)
                 if not _follows(problem, problems):
                     problems.append(problem)
                 _mend(rest, item)
@@ -127,12 +126,17 @@ def _drop(data: Any, location: Sequence[Any]) -> None:
         del holder[last]
 
 
-def _problem(item: Any) -> Problem:
-    """Turn one of pydantic's findings into a problem with a key, a value and what is allowed."""
+def as_problem(item: Any, model: type[BaseModel] = SweepConfig) -> Problem:
+    """Turn one of pydantic's findings into a problem with a key, a value and what is allowed.
+
+    Args:
+        item: One of ``ValidationError.errors()``.
+        model: What was validated; of an unknown key, it says which are known.
+    """
     location = [part for part in item["loc"] if part not in _BRANCHES]
     key = ".".join(str(part) for part in location)
     if item["type"] == "extra_forbidden":
-        fields = _fields_at(location[:-1])
+        fields = _fields_at(location[:-1], model)
         return Problem(
             key,
             item["input"],
@@ -149,9 +153,8 @@ def _problem(item: Any) -> Problem:
     return Problem(key, item["input"], text[:1].lower() + text[1:], close)
 
 
-def _fields_at(location: Sequence[Any]) -> list[str]:
-    """Return the keys that the model at ``location`` knows."""
-    model: type[BaseModel] = SweepConfig
+def _fields_at(location: Sequence[Any], model: type[BaseModel]) -> list[str]:
+    """Return the keys that the model at ``location`` below ``model`` knows."""
     for part in location:
         field = model.model_fields.get(str(part))
         if field is not None:
@@ -192,7 +195,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read(file: Path, problems: list[Problem]) -> dict[str, Any]:
+def read_mapping(file: Path, problems: list[Problem]) -> dict[str, Any]:
+    """Read a YAML file that holds keys and values.
+
+    Args:
+        file: The file.
+        problems: Gets one for each key that stands twice.
+
+    Raises:
+        ConfigError: It cannot be read, or holds something else.
+    """
     try:
         loader = _Loader(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -213,7 +225,16 @@ def _read(file: Path, problems: list[Problem]) -> dict[str, Any]:
     return data
 
 
-def _override(data: dict[str, Any], overrides: Sequence[str], problems: list[Problem]) -> None:
+def apply_overrides(
+    data: dict[str, Any], overrides: Sequence[str], problems: list[Problem]
+) -> None:
+    """Replace single fields of ``data``, and note overrides that say nothing.
+
+    Args:
+        data: What a file holds.
+        overrides: ``a.b=c`` strings; the values are YAML.
+        problems: Gets one for each that cannot be read.
+    """
     for override in overrides:
         key, equals, text = override.partition("=")
         if not equals or not key:

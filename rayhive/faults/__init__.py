@@ -1,8 +1,9 @@
-"""Faults and the scenarios that plan them; each is one file and one line here."""
+"""Faults and the scenarios that plan them; each is one file."""
 
 from __future__ import annotations
 
-from rayhive.registry import FAULTS, SCENARIOS
+from rayhive.faults.library import register_library
+from rayhive.registry import FAULTS
 
 FAULTS.register_lazy("clock_skew", "rayhive.faults.kinds.clock_skew:ClockSkew")
 FAULTS.register_lazy("corrupt_state", "rayhive.faults.kinds.corrupt_state:CorruptState")
@@ -10,8 +11,6 @@ FAULTS.register_lazy("nan_gradient", "rayhive.faults.kinds.nan_gradient:NanGradi
 FAULTS.register_lazy("scaled_gradient", "rayhive.faults.kinds.scaled_gradient:ScaledGradient")
 FAULTS.register_lazy("sign_flip", "rayhive.faults.kinds.sign_flip:SignFlip")
 FAULTS.register_lazy("stale_gradient", "rayhive.faults.kinds.stale_gradient:StaleGradient")
-
-SCENARIOS.register_lazy("none", "rayhive.faults.none:NoFaults")
 
 FAULTS.register_lazy("kill", "rayhive.faults.kinds.kill:Kill")
 FAULTS.register_lazy("preempt", "rayhive.faults.kinds.preempt:Preempt")
@@ -25,3 +24,5 @@ FAULTS.register_lazy("drain_node", "rayhive.faults.kinds.drain_node:DrainNode")
 FAULTS.register_lazy("straggler", "rayhive.faults.kinds.straggler:Straggler")
 FAULTS.register_lazy("memory_pressure", "rayhive.faults.kinds.memory_pressure:MemoryPressure")
 FAULTS.register_lazy("disk_full", "rayhive.faults.kinds.disk_full:DiskFull")
+
+register_library()

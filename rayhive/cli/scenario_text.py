@@ -1,0 +1,80 @@
+"""How a plan looks in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rayhive.plan import At, FaultPlan, PlannedFault
+
+#: Columns of a timeline.
+WIDTH = 64
+
+
+def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
+    """Yield the faults of a plan and a picture of them.
+
+    Args:
+        plan: The plan.
+        seconds: Length of a replicate [s].
+    """
+    yield f"  seed {plan.seed}, {plan.peers} peers, plan {plan.hash[:16]}"
+    if not plan.faults:
+        yield "  no faults"
+        return
+    for fault in plan.faults:
+        heal = "" if fault.heal_after_s is None else f", heals after {fault.heal_after_s:g} s"
+        args = "".join(f", {key} {value}" for key, value in fault.args.items())
+        yield f"  {fault.id:4}{fault.at!s:10}{fault.kind} {', '.join(fault.who)}{args}{heal}"
+    by_round = [fault for fault in plan.faults if fault.at.round is not None]
+    by_time = [fault for fault in plan.faults if fault.at.round is None]
+    if by_round:
+        last = max(fault.at.round or 0 for fault in by_round)
+        yield ""
+        yield from _chart(by_round, plan.peers, last * 1.25, "rounds", lambda fault: None)
+    if by_time:
+        yield ""
+        yield from _chart(by_time, plan.peers, seconds, "s", _end_s)
+
+
+def _end_s(fault: PlannedFault) -> float | None:
+    """Return when a fault is healed; infinity if it lasts, None if there is nothing to heal."""
+    if fault.heal_after_s is not None and fault.at.seconds is not None:
+        return fault.at.seconds + fault.heal_after_s
+    return None
+
+
+def _chart(
+    faults: list[PlannedFault],
+    peers: int,
+    end: float,
+    unit: str,
+    end_of: Callable[[PlannedFault], float | None],
+) -> Iterator[str]:
+    names = list(dict.fromkeys(name for fault in faults for name in fault.who))
+    shown = [f"peer-{n}" for n in range(peers)] if peers <= 16 else []
+    rows = sorted({*shown, *names}, key=_order)
+    width = max(map(len, rows))
+    for row in rows:
+        cells = ["·"] * WIDTH
+        for fault in faults:
+            if row in fault.who:
+                begin = _column(_moment(fault.at), end)
+                until = end_of(fault)
+                last = begin if until is None else _column(until, end)
+                cells[begin : last + 1] = "█" * (last + 1 - begin)
+                cells[begin] = "┃" if until is None else "█"
+        yield f"  {row:{width}} {''.join(cells)}"
+    yield f"  {'':{width}} 0{f'{end:g} {unit}':>{WIDTH - 1}}"
+
+
+def _moment(at: At) -> float:
+    return float(at.round if at.round is not None else at.seconds or 0.0)
+
+
+def _column(value: float, end: float) -> int:
+    return min(WIDTH - 1, int(value / end * WIDTH)) if end > 0 else 0
+
+
+def _order(name: str) -> tuple[str, int]:
+    kind, _, number = name.partition("-")
+    return (kind, int(number)) if number.isdigit() else ("~" + name, 0)

@@ -1,0 +1,43 @@
+"""What plans have to know of a kind beyond its contract."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayhive.registry import FAULTS
+
+#: Kinds under which a peer does not train; until the heal, where they have one.
+TAKES_AWAY = frozenset(
+    {
+        "kill",
+        "preempt",
+        "pause",
+        "kill_p2pd",
+        "kill_averager",
+        "leave",
+        "kill_node",
+        "drain_node",
+    }
+)
+#: The kind that brings a peer of its own.
+JOIN = "join"
+
+
+def takes_away(kind: str) -> bool:
+    """Return whether a peer does not train under a kind."""
+    return kind in TAKES_AWAY
+
+
+def is_inside(kind: str) -> bool:
+    """Return whether the peer does it itself, in a round of the training."""
+    return kind in FAULTS and bool(FAULTS.get(kind).inside)
+
+
+def notice_of(kind: str, args: Mapping[str, Any]) -> float:
+    """Return how long a peer is told of its end before [s]; 0 for kinds that tell nothing."""
+    if "notice_s" in args:
+        given = args["notice_s"]
+        return float(given) if isinstance(given, (int, float)) else 0.0
+    fields = FAULTS.get(kind).Args.model_fields if kind in FAULTS else {}
+    return float(fields["notice_s"].default) if "notice_s" in fields else 0.0

@@ -1,0 +1,181 @@
+"""A seeded mix of faults that a swarm has to survive: never more than a minority at once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+
+from rayhive.config import Model
+from rayhive.errors import Problem
+from rayhive.faults.draw import Draw
+from rayhive.faults.effects import is_inside, takes_away
+from rayhive.faults.generators.base import (
+    Draft,
+    Generator,
+    Setting,
+    Span,
+    drawn_args,
+    heal_of,
+    unit_of,
+)
+from rayhive.faults.selectors import COUNTS
+from rayhive.plan import At
+from rayhive.registry import FAULTS
+
+
+class Ingredient(Model):
+    """One kind of the mix.
+
+    Attributes:
+        weight: How often it is drawn, against the others.
+        size: How many are struck at once: ``one`` or a ``minority``.
+        heal_after_s: Time to the heal [s]; of a kind that gives a notice, from its end.
+        args: Parameters of the kind; a value may be ``{between: [a, b]}`` or ``{choose: [...]}``.
+    """
+
+    weight: float = Field(default=1.0, gt=0)
+    size: str = Field(default="one", pattern="^(one|minority)$")
+    heal_after_s: Span | None = None
+    args: dict[str, Any] = Field(default_factory=dict)
+
+
+def _seconds(low: float, high: float) -> Any:
+    return Field(default={"between": (low, high)}, validate_default=True)
+
+
+class ChaosSettings(Model):
+    """A mix of faults.
+
+    Attributes:
+        faults: How many there are.
+        kinds: Kinds to draw from.
+        first_s: When the first fires [s].
+        spacing_s: Time from one to the next [s]; longer where peers have to come back first.
+        settle_s: How long a peer counts as down after its heal: it has to rejoin [s].
+        rounds: Rounds in which a peer does something to itself, for kinds of that sort.
+        overlap: Whether a peer may be struck again while a fault on it lasts.
+        available_only: Leave out kinds that the machine can't do; such a plan depends on it.
+    """
+
+    faults: int = Field(ge=1)
+    kinds: dict[str, Ingredient] = Field(min_length=1)
+    first_s: Span = _seconds(8, 8)
+    spacing_s: Span = _seconds(4, 8)
+    settle_s: float = Field(default=5.0, ge=0)
+    rounds: Span = _seconds(10, 100)
+    overlap: bool = False
+    available_only: bool = False
+
+
+@dataclass(frozen=True)
+class _Busy:
+    """A peer that is struck until a moment [s]."""
+
+    number: int
+    until: float
+
+
+class Chaos(Generator):
+    """Plans faults one after the other.
+
+    At most a minority of the peers is under any fault at a time, and for ``settle_s`` after it. A
+    peer that does something to itself in the training is spared by the other kinds: its
+    replacement would not know of it.
+    """
+
+    chaos: ChaosSettings
+
+    def kinds(self) -> Iterable[str]:
+        """Return the kinds of the mix."""
+        return self.chaos.kinds
+
+    def drafts(self, setting: Setting) -> Iterator[Draft]:
+        """Yield the faults in order of time, those inside the training last."""
+        chaos, peers = self.chaos, setting.swarm.peers
+        if not self._possible(setting):
+            return
+        kinds = [k for k in chaos.kinds if not chaos.available_only or setting.allows(k)]
+        weights = [chaos.kinds[kind].weight for kind in kinds]
+        drawn = [
+            kinds[setting.draw("chaos", index, "kind").weighted(weights)]
+            for index in range(chaos.faults if kinds else 0)
+        ]
+        insider = setting.draw("chaos", "insider").below(peers)
+        pool = [n for n in range(peers) if n != insider or not any(map(is_inside, kinds))]
+        yield from self._outside(setting, [k for k in drawn if not is_inside(k)], pool)
+        inside = [kind for kind in drawn if is_inside(kind)]
+        low, high = (int(end) for end in chaos.rounds.between)
+        rounds = range(low, high + 1)
+        if len(inside) > len(rounds):
+            self._refuse(setting, "rounds", [low, high], f"at least {len(inside)} rounds")
+            return
+        chosen = setting.draw("chaos", "rounds").sample(rounds, len(inside))
+        for index, (kind, round_) in enumerate(zip(inside, chosen, strict=True)):
+            args = self._args(setting, kind, f"inside {index}")
+            yield Draft(
+                kind, (f"peer-{insider}",), At(round=round_), None, args, f"plan.chaos.kinds.{kind}"
+            )
+
+    def _possible(self, setting: Setting) -> bool:
+        """Say whether the mix can be planned at all, and note what keeps it from that."""
+        known = len(setting.problems)
+        peers = setting.swarm.peers
+        if COUNTS["minority"](peers) == 0:
+            self._refuse(setting, "faults", self.chaos.faults, "given with 3 peers at least")
+        for kind, item in self.chaos.kinds.items():
+            lasts = kind in FAULTS and (takes_away(kind) or FAULTS.get(kind).heals)
+            if lasts and item.heal_after_s is None:
+                self._refuse(setting, f"kinds.{kind}.heal_after_s", None, "given: nothing may last")
+        if self.chaos.rounds.between[0] < 1:
+            self._refuse(setting, "rounds", self.chaos.rounds.between, "rounds from 1 on")
+        return len(setting.problems) == known
+
+    def _outside(self, setting: Setting, kinds: list[str], pool: list[int]) -> Iterator[Draft]:
+        chaos = self.chaos
+        most = COUNTS["minority"](setting.swarm.peers)
+        busy: list[_Busy] = []
+        t_s = chaos.first_s.seconds(setting.draw("chaos", "first"))
+        for index, kind in enumerate(kinds):
+            item = chaos.kinds[kind]
+            draw = setting.draw("chaos", index, "who")
+            if index:
+                t_s += chaos.spacing_s.seconds(setting.draw("chaos", index, "spacing"))
+            size = COUNTS[item.size](setting.swarm.peers)
+            t_s, chosen = self._free(draw, t_s, size, most, pool, busy)
+            args = self._args(setting, kind, index)
+            heal = heal_of(kind, item.heal_after_s, args, setting.draw("chaos", index, "heal"))
+            busy += [_Busy(number, t_s + (heal or 0.0) + chaos.settle_s) for number in chosen]
+            names = tuple(f"{unit_of(kind)}-{number}" for number in chosen)
+            at = At(seconds=round(t_s, 3))
+            yield Draft(kind, names, at, heal, args, f"plan.chaos.kinds.{kind}")
+
+    def _free(
+        self,
+        draw: Draw,
+        t_s: float,
+        size: int,
+        most: int,
+        pool: list[int],
+        busy: list[_Busy],
+    ) -> tuple[float, list[int]]:
+        """Return the first moment from ``t_s`` on at which ``size`` may be struck, and who."""
+        while True:
+            now = [item for item in busy if item.until > t_s]
+            struck = {item.number for item in now}
+            free = [number for number in pool if self.chaos.overlap or number not in struck]
+            # A peer that is struck twice is down once.
+            chosen = draw.sample(free, size) if len(free) >= size else []
+            if chosen and len(struck | set(chosen)) <= most:
+                return t_s, chosen
+            t_s = min(item.until for item in now)
+
+    def _args(self, setting: Setting, kind: str, turn: object) -> dict[str, Any]:
+        draw = functools.partial(setting.draw, "chaos", turn, "args")
+        return drawn_args(self.chaos.kinds[kind].args, draw)
+
+    def _refuse(self, setting: Setting, key: str, value: object, allowed: str) -> None:
+        setting.problems.append(Problem(f"plan.chaos.{key}", value, allowed))

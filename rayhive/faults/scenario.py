@@ -1,0 +1,231 @@
+"""A scenario file: what it says, read with every mistake in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from rayhive.config import Model, as_problem, read_mapping
+from rayhive.errors import ConfigError, Problem, nearest, unknown
+from rayhive.faults.generators import GENERATORS
+from rayhive.faults.generators.base import Generator
+from rayhive.registry import FAULTS
+
+#: Parts of a study that a scenario may give defaults for.
+STUDY_KEYS = ("workload", "swarm", "space", "budget", "evaluation")
+#: Seconds of training of a scenario that does not say.
+DEFAULT_SECONDS = 45.0
+
+_PLACEHOLDER = re.compile(r"\$(\w+)")
+
+
+class PeerCounts(Model):
+    """How many peers a scenario wants.
+
+    Attributes:
+        least: With fewer it means nothing.
+        default: What ``rayhive scenario run`` takes.
+    """
+
+    least: int = Field(default=1, ge=1)
+    default: int = Field(default=4, ge=1)
+
+
+class ScenarioFile(Model):
+    """What a scenario file holds.
+
+    Attributes:
+        about: What happens, in a sentence; ``$name`` stands for a parameter.
+        peers: How many peers it wants.
+        args: Parameters and their defaults; a value ``$name`` in ``plan`` stands for one.
+        grid: One parameter and the values for which there is a scenario of its own each.
+        study: Defaults of the study that ``rayhive scenario run`` makes of it.
+        plan: Generator -> what it is told. Several add up.
+    """
+
+    about: str = Field(min_length=1)
+    peers: PeerCounts = PeerCounts()
+    args: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, tuple[Any, ...]] = Field(default_factory=dict, max_length=1)
+    study: dict[str, Any] = Field(default_factory=dict)
+    plan: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A scenario that can be planned, or a grid of them that stands for its members.
+
+    Attributes:
+        name: What rows of results carry.
+        path: The file.
+        file: What it holds.
+        given: Values of parameters that the file does not choose: the member's of the grid.
+    """
+
+    name: str
+    path: Path
+    file: ScenarioFile
+    given: Mapping[str, Any]
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Names of the scenarios that a grid stands for; empty if it is none."""
+        if not self.file.grid or self.given:
+            return ()
+        return tuple(member_name(self.path.stem, value) for value in self._grid[1])
+
+    @property
+    def about(self) -> str:
+        """What happens."""
+        if self.members:
+            name, values = self._grid
+            listed = "/".join(str(value) for value in values)
+            return Template(self.file.about).safe_substitute({**self.args, name: listed})
+        return Template(self.file.about).safe_substitute(self.args)
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """Parameters and their values."""
+        return {**self.file.args, **self.given}
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of fault that it may plan."""
+        generators = self.generators(self.args)
+        return tuple(sorted({kind for generator in generators for kind in generator.kinds()}))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What the machine has to allow: keys of :data:`rayhive.faults.ground.CAPABILITIES`."""
+        known = [FAULTS.get(kind) for kind in self.kinds if kind in FAULTS]
+        return tuple(sorted({need for kind in known for need in kind.needs}))
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of training of one run with the scenario's own budget."""
+        budget = self.file.study.get("budget") or {}
+        return float(budget.get("seconds_per_replicate", DEFAULT_SECONDS))
+
+    @property
+    def study(self) -> dict[str, Any]:
+        """Defaults of a study of this scenario alone, as data of a study file."""
+        given = self.file.study
+        return {
+            "name": self.name,
+            "workload": {"name": "digits"},
+            **given,
+            "swarm": {"peers": self.file.peers.default, **(given.get("swarm") or {})},
+            "scenarios": [self.name],
+            "replicates": 1,
+            "budget": {
+                "trials": 1,
+                "seconds_per_replicate": DEFAULT_SECONDS,
+                **(given.get("budget") or {}),
+            },
+        }
+
+    def generators(self, args: Mapping[str, Any]) -> list[Generator]:
+        """Return what makes its plan.
+
+        Args:
+            args: Values of all parameters.
+
+        Raises:
+            ConfigError: The file's ``plan`` is wrong, or is with these values.
+        """
+        problems: list[Problem] = []
+        found = list(self._generators(args, problems))
+        if problems:
+            raise ConfigError(problems, str(self.path))
+        return found
+
+    def _generators(self, args: Mapping[str, Any], problems: list[Problem]) -> Iterator[Generator]:
+        plan = _filled(self.file.plan, args, "plan", problems)
+        if problems:
+            return
+        for name, value in sorted(plan.items()):
+            if name not in GENERATORS:
+                problems.append(unknown(f"plan.{name}", name, GENERATORS.names()))
+                continue
+            model: type[Generator] = GENERATORS.get(name)
+            try:
+                yield model.model_validate({name: value})
+            except ValidationError as error:
+                for item in error.errors():
+                    told = as_problem(item, model)
+                    problems.append(
+                        Problem(f"plan.{told.key}", told.value, told.allowed, told.nearest)
+                    )
+
+    def check_args(self, args: Mapping[str, Any]) -> Iterator[Problem]:
+        """Find names that are no parameters of it."""
+        for name in args:
+            if name not in self.file.args:
+                allowed = f"a parameter; known are {', '.join(self.file.args) or 'none'}"
+                yield Problem(f"args.{name}", args[name], allowed, nearest(name, [*self.file.args]))
+
+    @cached_property
+    def _grid(self) -> tuple[str, tuple[Any, ...]]:
+        return next(iter(self.file.grid.items()))
+
+
+def member_name(stem: str, value: object) -> str:
+    """Return the name of the scenario of a grid that has ``value``."""
+    return f"{stem}-{value:g}" if isinstance(value, float) else f"{stem}-{value}"
+
+
+def read_scenario_file(path: Path) -> ScenarioFile:
+    """Read a scenario file; its plan is only checked when it is made.
+
+    Raises:
+        ConfigError: With every mistake in the rest.
+    """
+    problems: list[Problem] = []
+    data = read_mapping(path, problems)
+    file = None
+    try:
+        file = ScenarioFile.model_validate(data)
+    except ValidationError as error:
+        problems.extend(as_problem(item, ScenarioFile) for item in error.errors())
+    if file is not None:
+        problems.extend(_check_file(file))
+    if problems or file is None:
+        raise ConfigError(problems, str(path))
+    return file
+
+
+def _check_file(file: ScenarioFile) -> Iterator[Problem]:
+    if file.peers.default < file.peers.least:
+        yield Problem("peers.default", file.peers.default, f"at least {file.peers.least}")
+    for key in file.study:
+        if key not in STUDY_KEYS:
+            yield unknown(f"study.{key}", key, STUDY_KEYS)
+    for name, values in file.grid.items():
+        if name not in file.args:
+            yield unknown(f"grid.{name}", name, file.args)
+        if len(set(map(str, values))) != len(values) or not values:
+            yield Problem(f"grid.{name}", list(values), "different values, at least one")
+
+
+def _filled(value: Any, args: Mapping[str, Any], key: str, problems: list[Problem]) -> Any:
+    """Return ``value`` with parameters in the place of their names."""
+    if isinstance(value, Mapping):
+        return {
+            name: _filled(item, args, f"{key}.{name}", problems) for name, item in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_filled(item, args, f"{key}.{index}", problems) for index, item in enumerate(value)]
+    found = _PLACEHOLDER.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    if found[1] not in args:
+        problems.append(unknown(key, value, [f"${name}" for name in args]))
+        return value
+    return args[found[1]]

@@ -1,0 +1,18 @@
+"""Traces of what a cloud gave and took away; one file and one line for each format.
+
+A format recognises a text and turns every row of it into a :class:`~.trace.Record`;
+:func:`~.trace.read_trace` does the rest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayhive.registry import Registry
+
+#: Each entry is a :class:`rayhive.faults.traces.trace.TraceFormat`.
+TRACE_FORMATS: Registry[Any] = Registry("trace format")
+TRACE_FORMATS.register_lazy("bamboo", "rayhive.faults.traces.bamboo:Bamboo")
+TRACE_FORMATS.register_lazy("live-counts", "rayhive.faults.traces.live_counts:LiveCounts")
+TRACE_FORMATS.register_lazy("parcae", "rayhive.faults.traces.parcae:Parcae")
+TRACE_FORMATS.register_lazy("skypilot", "rayhive.faults.traces.skypilot:SkyPilot")

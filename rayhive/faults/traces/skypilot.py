@@ -1,0 +1,49 @@
+"""The format of SkyPilot: live counts at equal distances; a row is an entry of ``data``."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from rayhive.faults.traces.trace import Record, RowError, TraceFormat
+
+
+class SkyPilot(TraceFormat):
+    """``{"metadata": {"gap_seconds": 300}, "data": [live_count, ...]}``."""
+
+    about = 'JSON {"metadata": {"gap_seconds": S}, "data": [live_count, ...]}'
+    names = False
+
+    @classmethod
+    def recognises(cls, text: str) -> bool:
+        """Say whether it is an object with ``data``."""
+        found = _read(text)
+        return isinstance(found, dict) and "data" in found
+
+    @classmethod
+    def records(cls, text: str) -> Iterator[Record | RowError]:
+        """Yield what each entry of ``data`` says."""
+        found = _read(text)
+        metadata = found.get("metadata") if isinstance(found, dict) else None
+        gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
+        data = found.get("data") if isinstance(found, dict) else None
+        if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 < gap < math.inf:
+            yield RowError(1, gap, "metadata.gap_seconds, a number above 0")
+            return
+        if not isinstance(data, list):
+            yield RowError(1, data, "data, a list of live counts")
+            return
+        for number, count in enumerate(data, start=1):
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                yield RowError(number, count, "a live count, a whole number from 0")
+            else:
+                yield Record(number, (number - 1) * float(gap), live=count)
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text, parse_constant=lambda name: None)
+    except ValueError:
+        return None
