@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,6 +49,7 @@ def list_scenarios(
     """
     from rayhive.faults.library import load_scenario
     from rayhive.registry import SCENARIOS
+    from rayhive.sweep.scenarios import capabilities
 
     _check_format(format)
     here = capabilities()
@@ -83,6 +82,7 @@ def show(
     """
     from rayhive.cli.scenario_text import plan_lines
     from rayhive.faults.library import load_scenario, refusals, with_members
+    from rayhive.sweep.scenarios import capabilities
 
     _check_format(format)
     asked = load_scenario(name)
@@ -114,6 +114,7 @@ def _plan(
 ) -> tuple[FaultPlan, float]:
     from rayhive.faults.library import plan_of
     from rayhive.sweep.scenario_study import scenario_config
+    from rayhive.sweep.scenarios import allows
 
     study = scenario_config(scenario, name, config, sets, peers)
     warnings: list[str] = []
@@ -124,33 +125,12 @@ def _plan(
         swarm=study.swarm,
         budget=study.budget,
         args=study.scenario_args.get(scenario.name),
-        allows=allowed,
+        allows=allows,
         warnings=warnings,
     )
     for warning in warnings:
         complain(warning)
     return plan, study.budget.seconds_per_replicate
-
-
-@functools.cache
-def capabilities() -> dict[str, str | None] | None:
-    """Return what this machine lacks: capability -> why, or None if it has it.
-
-    None stands for a build of rayhive that cannot tell.
-    """
-    try:
-        module = importlib.import_module("rayhive.cluster.capabilities")
-    except ModuleNotFoundError:
-        return None
-    return dict(module.here())
-
-
-def allowed(kind: str) -> bool:
-    """Return whether this machine allows a kind of fault."""
-    from rayhive.registry import FAULTS
-
-    here = capabilities() or {}
-    return all(here.get(need) is None for need in FAULTS.get(kind).needs)
 
 
 def _row(scenario: Scenario, here: Mapping[str, str | None] | None) -> dict[str, Any]:

@@ -193,6 +193,10 @@ def _plan_lines(plan: Plan) -> Iterator[str]:
         f"{config.replicates} replicates = {plan.replicates} replicates of "
         f"{config.swarm.peers} peers"
     )
+    if plan.study.twin_added:
+        yield "  the scenario none was added: the others are compared with it"
+    for planned in plan.scenarios:
+        yield f"  {planned.name}: {planned.describe()}"
     rounds = "" if plan.rounds is None else f"{plan.rounds} rounds, "
     yield (
         f"  each at most {rounds}{clock(config.budget.seconds_per_replicate)} of training; "

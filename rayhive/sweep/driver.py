@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rayhive.faults.library import label
 from rayhive.metrics.rows import replicate_row
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.folder import RunFolder
@@ -20,6 +21,7 @@ from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.objectives import NoValue, objective_values
 from rayhive.sweep.provenance import code_revision
 from rayhive.sweep.replicates import POLL_S, ReplicateRunner, Swarms, Watcher, replicate_seed
+from rayhive.sweep.scenarios import replicate_plan
 from rayhive.sweep.study import Study
 from rayhive.sweep.trials import TrialBook, TrialRecord
 
@@ -144,17 +146,20 @@ class Driver:
     def spec(self, record: TrialRecord, scenario: str, replicate: int) -> ReplicateSpec:
         """Return what a replicate of a trial is; its attempt is chosen when it is run."""
         config = self._config
+        seed = replicate_seed(config.seed, replicate)
+        name = label(scenario)
         return ReplicateSpec(
             study=config.name,
             trial=record.number,
             replicate=replicate,
-            scenario=scenario,
-            seed=replicate_seed(config.seed, replicate),
+            scenario=name,
+            plan=replicate_plan(config, scenario, seed),
+            seed=seed,
             workload=config.workload,
             swarm=config.swarm,
             configuration=record.configuration,
             budget=config.budget,
             evaluation=config.evaluation,
-            folder=str(self._folder.replicate(record.number, replicate, scenario)),
+            folder=str(self._folder.replicate(record.number, replicate, name)),
             git_revision=code_revision(),
         )

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from rayhive.compression.accounting import allreduce_bytes, payload
-from rayhive.config import Configuration, Range, Space
+from rayhive.config import Configuration, Range, Space, SweepConfig
+from rayhive.faults.library import label
+from rayhive.plan import FaultPlan
+from rayhive.sweep.replicates import replicate_seed
+from rayhive.sweep.scenarios import NOTHING, replicate_plan
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.study import Study
 
@@ -37,6 +42,26 @@ class PlannedConfiguration:
 
 
 @dataclass(frozen=True)
+class PlannedScenario:
+    """What breaks under one scenario.
+
+    Attributes:
+        name: The scenario.
+        plans: The fault plan of each replicate; None where nothing breaks.
+    """
+
+    name: str
+    plans: tuple[FaultPlan | None, ...]
+
+    def describe(self) -> str:
+        """Say how many faults of which kinds there are, and name the plans by their hashes."""
+        kinds = Counter(fault.kind for plan in self.plans if plan for fault in plan.faults)
+        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        hashes = ", ".join(plan.hash[:8] for plan in self.plans if plan)
+        return f"{faults} in all replicates (plans {hashes})" if faults else "no faults"
+
+
+@dataclass(frozen=True)
 class Plan:
     """What a study comes to.
 
@@ -48,6 +73,7 @@ class Plan:
         rounds: Rounds of one replicate, None where only seconds end it.
         longest_s: Longest training time of all replicates together [s], starting not counted.
         dense_bytes: Gradients of one peer, uncompressed [B].
+        scenarios: What breaks, beside ``none``.
         configurations: The enqueued ones and the corners of the space.
         left_out: Corners that are not listed.
     """
@@ -59,6 +85,7 @@ class Plan:
     rounds: int | None
     longest_s: float
     dense_bytes: int
+    scenarios: tuple[PlannedScenario, ...]
     configurations: tuple[PlannedConfiguration, ...]
     left_out: int
 
@@ -82,9 +109,18 @@ def make_plan(study: Study) -> Plan:
         rounds=None if samples is None else -(-samples // config.swarm.target_batch_size),
         longest_s=replicates * config.budget.seconds_per_replicate,
         dense_bytes=payload(study.shapes).dense_bytes,
+        scenarios=tuple(_scenarios(config)),
         configurations=tuple(rows[:LISTED]),
         left_out=max(0, len(rows) - LISTED),
     )
+
+
+def _scenarios(config: SweepConfig) -> Iterator[PlannedScenario]:
+    seeds = [replicate_seed(config.seed, number) for number in range(config.replicates)]
+    for name in config.scenarios:
+        if name != NOTHING:
+            plans = tuple(replicate_plan(config, name, seed) for seed in seeds)
+            yield PlannedScenario(label(name), plans)
 
 
 def _rows(study: Study, space: SearchSpace) -> Iterator[PlannedConfiguration]:

@@ -18,7 +18,9 @@ from rayhive.config import (
     validate_sweep,
 )
 from rayhive.errors import ConfigError, Problem
+from rayhive.faults.library import with_members
 from rayhive.registry import CODECS
+from rayhive.sweep.scenarios import NOTHING, check_scenarios, with_twin
 
 if TYPE_CHECKING:
     from rayhive.workloads.base import Workload
@@ -33,12 +35,14 @@ class Study:
         shapes: Shapes of the workload's parameters, from which bytes are predicted.
         batch_size: Samples in one micro-batch of one peer.
         data: Whether the workload's data is ``real`` or ``generated``.
+        twin_added: Whether the scenario ``none`` was added, as others are compared with it.
     """
 
     config: SweepConfig
     shapes: tuple[tuple[int, ...], ...]
     batch_size: int
     data: str
+    twin_added: bool = False
 
 
 def load_study(path: str | Path, overrides: Sequence[str] = ()) -> Study:
@@ -52,7 +56,7 @@ def load_study(path: str | Path, overrides: Sequence[str] = ()) -> Study:
         ConfigError: With every mistake in the file and the overrides.
     """
     check = _WorkloadCheck()
-    return _study(load_sweep(path, overrides, checks=[check]), check)
+    return _study(load_sweep(path, overrides, checks=[check, check_scenarios]), check)
 
 
 def make_study(data: Mapping[str, Any], source: str | None = None) -> Study:
@@ -62,7 +66,7 @@ def make_study(data: Mapping[str, Any], source: str | None = None) -> Study:
         ConfigError: With every mistake in it.
     """
     check = _WorkloadCheck()
-    return _study(validate_sweep(data, source, checks=[check]), check)
+    return _study(validate_sweep(data, source, checks=[check, check_scenarios]), check)
 
 
 def completed(configuration: Configuration) -> Configuration:
@@ -110,9 +114,11 @@ def _study(config: SweepConfig, check: _WorkloadCheck) -> Study:
     if workload is None:  # the check has run and found nothing wrong
         raise RuntimeError("a study was accepted without a workload")
     enqueue = tuple(completed(configuration) for configuration in config.enqueue)
+    scenarios = with_twin(with_members(config.scenarios))
     return Study(
-        config=config.model_copy(update={"enqueue": enqueue}),
+        config=config.model_copy(update={"enqueue": enqueue, "scenarios": scenarios}),
         shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
         batch_size=config.swarm.batch_size or workload.default_batch_size,
         data=workload.data,
+        twin_added=NOTHING not in config.scenarios and NOTHING in scenarios,
     )

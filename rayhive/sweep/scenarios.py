@@ -1,0 +1,89 @@
+"""Scenarios as a dimension of a study: their twins, their plans, and what is wrong with them."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Iterator, Sequence
+
+from rayhive.config import SweepConfig, is_path
+from rayhive.errors import ConfigError, Problem
+from rayhive.faults.library import label, plan_of, with_members
+from rayhive.plan import FaultPlan
+from rayhive.registry import FAULTS, SCENARIOS
+from rayhive.sweep.replicates import replicate_seed
+
+#: The scenario in which nothing breaks: the twin of every other one.
+NOTHING = "none"
+
+
+def with_twin(scenarios: Sequence[str]) -> tuple[str, ...]:
+    """Return scenarios with ``none`` before them, if it is not among them.
+
+    A faulted replicate is compared with the replicate of the same configuration and seed in which
+    nothing breaks; without it there would be no retention and no penalty.
+    """
+    return tuple(scenarios) if NOTHING in scenarios else (NOTHING, *scenarios)
+
+
+def replicate_plan(config: SweepConfig, scenario: str, seed: int) -> FaultPlan | None:
+    """Return what breaks in a replicate; None if nothing does.
+
+    Args:
+        config: The study.
+        scenario: One of its scenarios, as it names it.
+        seed: Seed of the replicate: its twin has the same.
+
+    Raises:
+        ConfigError: With everything that is wrong with the scenario, or with its use here.
+    """
+    plan = plan_of(
+        scenario,
+        seed=seed,
+        peers=config.swarm.peers,
+        swarm=config.swarm,
+        budget=config.budget,
+        args=config.scenario_args.get(label(scenario)),
+        allows=allows,
+    )
+    return plan if plan.faults else None
+
+
+def check_scenarios(config: SweepConfig) -> Iterator[Problem]:
+    """Plan every replicate of a study, and find what is wrong with that."""
+    for name in with_members(config.scenarios):
+        if not is_path(name) and name not in SCENARIOS:
+            continue  # that was told
+        told: set[str] = set()
+        for number in range(config.replicates):
+            try:
+                replicate_plan(config, name, replicate_seed(config.seed, number))
+            except ConfigError as error:
+                for problem in error.problems:
+                    if str(problem) not in told:
+                        told.add(str(problem))
+                        yield Problem(
+                            f"scenarios.{label(name)}: {problem.key}",
+                            problem.value,
+                            problem.allowed,
+                            problem.nearest,
+                        )
+
+
+@functools.cache
+def capabilities() -> dict[str, str | None] | None:
+    """Return what this machine lacks: capability -> why, or None if it has it.
+
+    None stands for a build of rayhive that cannot tell.
+    """
+    try:
+        module = importlib.import_module("rayhive.cluster.capabilities")
+    except ModuleNotFoundError:
+        return None
+    return dict(module.here())
+
+
+def allows(kind: str) -> bool:
+    """Return whether this machine allows a kind of fault, as far as can be told."""
+    here = capabilities() or {}
+    return kind not in FAULTS or all(here.get(need) is None for need in FAULTS.get(kind).needs)
