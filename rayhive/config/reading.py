@@ -21,9 +21,10 @@ _BRANCHES = ("Range", "tuple[any, ...]", "[key]")
 _PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "workload": {"name": None}}
 # Stand-ins for list entries that are wrong: the ones after them keep their numbers.
 _ENTRIES: dict[str, Any] = {"enqueue": {}, "scenarios": "none"}
+# What the pattern of names asks for.
+_NAME_WORDS = "letters, digits, '.', '_' and '-', the first a letter or a digit"
 # Kinds of findings whose text does not speak of patterns and types.
 _WORDS = {
-    "string_pattern_mismatch": "letters, digits, '.', '_' and '-', the first a letter or a digit",
     "too_short": "at least one entry",
     "model_type": "a mapping of keys to values",
     "dict_type": "a mapping of keys to values",
@@ -150,6 +151,8 @@ def as_problem(item: Any, model: type[BaseModel] = SweepConfig) -> Problem:
         # "'a', 'b' or 'c'": what stands between quotes is every other piece.
         close = nearest(item["input"], item["ctx"]["expected"].split("'")[1::2])
     text = _WORDS.get(item["type"], str(item["msg"]).removeprefix("Input should be "))
+    if item["type"] == "string_pattern_mismatch" and location == ["name"]:
+        text = _NAME_WORDS
     return Problem(key, item["input"], text[:1].lower() + text[1:], close)
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rayhive.config import Budget, SwarmConfig, as_problem
 from rayhive.errors import Problem, unknown
-from rayhive.faults.effects import JOIN, is_inside, notice_of, takes_away
+from rayhive.faults.effects import JOIN, is_inside, takes_away
 from rayhive.faults.generators.base import Draft
 from rayhive.plan import DYNAMIC_ROLES, At
 from rayhive.registry import FAULTS
@@ -56,21 +56,16 @@ def _check_kind(draft: Draft) -> Iterator[Problem]:
         yield Problem(
             f"{draft.key}.heal_after_s", draft.heal_after_s, f"absent: {draft.kind} does not heal"
         )
-    notice = notice_of(draft.kind, draft.args)
-    if draft.heal_after_s is not None and draft.heal_after_s < notice:
-        yield Problem(
-            f"{draft.key}.heal_after_s", draft.heal_after_s, f"at least the notice, {notice:g} s"
-        )
     if kind.inside and draft.at.round is None:
         yield Problem(
             f"{draft.key}.at", str(draft.at), f"a round: {draft.kind} happens in the training"
         )
-    for name in draft.who:
-        if kind.targets == "peer" and name.startswith("node-"):
-            yield Problem(f"{draft.key}.who", name, f"a peer: {draft.kind} is done to peers")
-    if kind.inside and set(draft.who) & set(DYNAMIC_ROLES):
+    strangers = [name for name in draft.who if not name.startswith("peer-")]
+    if kind.inside and strangers:
         yield Problem(
-            f"{draft.key}.who", draft.who[0], f"known before it starts: {draft.kind} is in its spec"
+            f"{draft.key}.who",
+            strangers[0],
+            f"a peer that is known before training starts: it does the {draft.kind} itself",
         )
 
 

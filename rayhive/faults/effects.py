@@ -34,10 +34,16 @@ def is_inside(kind: str) -> bool:
     return kind in FAULTS and bool(FAULTS.get(kind).inside)
 
 
+def gives_notice(kind: str) -> bool:
+    """Return whether a kind tells peers of their end before."""
+    return kind in FAULTS and "notice_s" in FAULTS.get(kind).Args.model_fields
+
+
 def notice_of(kind: str, args: Mapping[str, Any]) -> float:
     """Return how long a peer is told of its end before [s]; 0 for kinds that tell nothing."""
     if "notice_s" in args:
         given = args["notice_s"]
         return float(given) if isinstance(given, (int, float)) else 0.0
-    fields = FAULTS.get(kind).Args.model_fields if kind in FAULTS else {}
-    return float(fields["notice_s"].default) if "notice_s" in fields else 0.0
+    if not gives_notice(kind):
+        return 0.0
+    return float(FAULTS.get(kind).Args.model_fields["notice_s"].default)

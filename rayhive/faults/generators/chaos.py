@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from rayhive.config import Model
 from rayhive.errors import Problem
 from rayhive.faults.draw import Draw
-from rayhive.faults.effects import is_inside, takes_away
+from rayhive.faults.effects import JOIN, is_inside, takes_away
 from rayhive.faults.generators.base import (
     Draft,
     Generator,
@@ -38,7 +38,7 @@ class Ingredient(Model):
     """
 
     weight: float = Field(default=1.0, gt=0)
-    size: str = Field(default="one", pattern="^(one|minority)$")
+    size: Literal["one", "minority"] = "one"
     heal_after_s: Span | None = None
     args: dict[str, Any] = Field(default_factory=dict)
 
@@ -127,6 +127,8 @@ class Chaos(Generator):
         if COUNTS["minority"](peers) == 0:
             self._refuse(setting, "faults", self.chaos.faults, "given with 3 peers at least")
         for kind, item in self.chaos.kinds.items():
+            if kind == JOIN:
+                self._refuse(setting, f"kinds.{kind}", kind, "a kind that strikes peers")
             lasts = kind in FAULTS and (takes_away(kind) or FAULTS.get(kind).heals)
             if lasts and item.heal_after_s is None:
                 self._refuse(setting, f"kinds.{kind}.heal_after_s", None, "given: nothing may last")

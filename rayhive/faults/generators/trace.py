@@ -10,6 +10,7 @@ from pydantic import Field
 
 from rayhive.config import Model
 from rayhive.errors import ConfigError, Problem
+from rayhive.faults.effects import gives_notice
 from rayhive.faults.generators.base import Draft, Generator, Setting, unit_of
 from rayhive.faults.traces.folding import Level, Scale, fold
 from rayhive.faults.traces.trace import find_trace, read_trace
@@ -29,7 +30,8 @@ class TraceSettings(Model):
         scale: What stands for all the peers that start together: the most nodes that lived in the
             window, or as many as lived at its start; what exceeds them then joins.
         remove: Kind of fault that takes a slot away; the heal brings it back.
-        notice_s: Notice before a slot is gone [s of the run], for kinds that give one.
+        notice_s: Notice before a slot is gone [s of the run], for kinds that give one; shorter
+            where the slot, or the one that is left without it, came less than so long before.
         args: Further parameters of that kind.
         steady_s: A slot that came less than so long ago is taken only if there is no other
             [s of the run].
@@ -42,7 +44,7 @@ class TraceSettings(Model):
     minutes: float | None = Field(default=None, gt=0)
     scale: Scale = "peak"
     remove: str = "preempt"
-    notice_s: float | None = Field(default=None, ge=0)
+    notice_s: float = Field(default=0.0, ge=0)
     args: dict[str, Any] = Field(default_factory=dict)
     steady_s: float = Field(default=5.0, ge=0)
 
@@ -58,7 +60,14 @@ class _Slot:
 
 @dataclass
 class _Absence:
-    """A slot that is away."""
+    """A slot that is away.
+
+    Attributes:
+        slot: Its name.
+        since: When it could be told of its end: it had come, and so had one that stays [s].
+        went: When it went [s].
+        came: When it came back [s].
+    """
 
     slot: str
     since: float
@@ -92,13 +101,12 @@ class TraceReplay(Generator):
         replay = self._follow(setting, levels, unit)
         groups: dict[tuple[float, float, float | None], list[str]] = {}
         for absence in replay.absences:
-            # A slot can be told of its end when it has come, and no sooner.
-            told = max(absence.since, absence.went - (self.trace.notice_s or 0.0))
+            told = max(absence.since, absence.went - self.trace.notice_s)
             groups.setdefault((told, absence.went, absence.came), []).append(absence.slot)
         for (told, went, came), slots in groups.items():
             fires = round(told, 3)
             args = dict(self.trace.args)
-            if self.trace.notice_s is not None:
+            if self.trace.notice_s or gives_notice(self.trace.remove):
                 args["notice_s"] = round(went - fires, 3)
             heal = None if came is None else round(came - fires, 3)
             yield Draft(
@@ -151,9 +159,10 @@ class TraceReplay(Generator):
             absent = sorted(
                 (slot for slot in slots if slot.gone is not None), key=lambda slot: slot.gone or 0.0
             )
+            stays = min(slot.since for slot in living if slot not in taken)
             for slot in taken:
                 slot.gone = level.t_s
-                away[slot.name] = _Absence(slot.name, slot.since, level.t_s)
+                away[slot.name] = _Absence(slot.name, max(slot.since, stays), level.t_s)
                 replay.absences.append(away[slot.name])
             back = (absent + taken)[: level.come]
             for slot in back:

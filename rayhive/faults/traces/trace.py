@@ -167,7 +167,7 @@ def read_trace(path: str | Path, format: str | None = None) -> Trace:
             )
         )
     reader: type[TraceFormat] = TRACE_FORMATS.get(name, "format")
-    return _assemble(str(file), name, reader, list(reader.records(text)))
+    return assemble(str(file), name, reader, list(reader.records(text)))
 
 
 def find_trace(file: str, folder: Path) -> Path:
@@ -194,9 +194,20 @@ def recognise(text: str) -> str | None:
     return None
 
 
-def _assemble(
+def assemble(
     source: str, name: str, reader: type[TraceFormat], rows: Sequence[Record | RowError]
 ) -> Trace:
+    """Return the trace that rows make.
+
+    Args:
+        source: The file, for messages.
+        name: Name of its format.
+        reader: The format.
+        rows: What the format says of each row.
+
+    Raises:
+        ConfigError: With every row that cannot be read or contradicts another.
+    """
     errors = [row for row in rows if isinstance(row, RowError)]
     records = [row for row in rows if isinstance(row, Record) and row.skipped is None]
     problems = [Problem(f"row {e.row}", e.value, e.allowed) for e in errors]

@@ -1,0 +1,57 @@
+"""Kinds of faults that do nothing, for tests of plans: their contract stays what it is here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from rayhive.config import Model
+from rayhive.faults.ground import Ground
+from rayhive.faults.kind import FaultKind, Proof
+from rayhive.registry import FAULTS
+
+
+class Where(Model):
+    where: str = Field(default="same", pattern="^(same|other)$")
+
+
+class Notice(Where):
+    notice_s: float = Field(default=15.0, ge=0)
+
+
+class Cores(Model):
+    cores: float = Field(default=0.2, gt=0)
+
+
+class Fake(FaultKind):
+    about = "Does nothing."
+    group = "process"
+
+    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        return {}
+
+    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+        return Proof(True)
+
+
+FAKES: dict[str, dict[str, Any]] = {
+    "kill": {"heals": True, "Args": Where},
+    "preempt": {"heals": True, "Args": Notice},
+    "pause": {"heals": True},
+    "join": {},
+    "leave": {},
+    "kill_node": {"heals": True, "targets": "node", "needs": ("node",)},
+    "straggler": {"heals": True, "needs": ("cpu_quota",), "Args": Cores},
+    "partition": {"heals": True, "targets": "node", "needs": ("link",)},
+    "nan_gradient": {"inside": True, "needs": ()},
+}
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the fakes in the place of the real kinds."""
+    for name, fields in FAKES.items():
+        monkeypatch.setitem(FAULTS._entries, name, type(name, (Fake,), fields))

@@ -1,0 +1,111 @@
+"""Chaos: as many faults as asked for, and never more at once than a swarm can lose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rayhive.config import Budget, SwarmConfig
+from rayhive.errors import ConfigError
+from rayhive.faults.library import plan_of
+from rayhive.plan import FaultPlan
+from tests.unit.plan_fakes import fakes  # noqa: F401
+from tests.unit.test_fault_plans import write
+
+pytestmark = pytest.mark.usefixtures("fakes")
+SETTLE_S = 3.0
+MIX: dict[str, Any] = {
+    "kill": {"weight": 3, "heal_after_s": {"between": [1, 4]}},
+    "pause": {"heal_after_s": {"between": [1, 9]}, "size": "minority"},
+    "preempt": {"heal_after_s": 1, "args": {"notice_s": {"choose": [0, 5]}}},
+    "kill_node": {"heal_after_s": 6},
+    "nan_gradient": {},
+}
+
+
+def chaos(folder: Path, seed: int, peers: int, **fields: Any) -> FaultPlan:
+    given_ = {"faults": 25, "kinds": MIX, "settle_s": SETTLE_S, "spacing_s": {"between": [0, 5]}}
+    allows = fields.pop("allows", lambda kind: True)
+    return plan_of(
+        write(folder, {"chaos": {**given_, **fields}}),
+        seed=seed,
+        peers=peers,
+        swarm=SwarmConfig(peers=peers),
+        budget=Budget(seconds_per_replicate=10**5),
+        allows=allows,
+    )
+
+
+def spans(plan: FaultPlan) -> Iterator[tuple[float, float, set[str]]]:
+    for fault in plan.faults:
+        if fault.at.seconds is not None:
+            end = fault.at.seconds + (fault.heal_after_s or 0.0) + SETTLE_S
+            yield fault.at.seconds, end, {name.partition("-")[2] for name in fault.who}
+
+
+@given(seed=st.integers(0, 10**6), peers=st.integers(3, 12), overlap=st.booleans())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_never_more_than_a_minority_at_once(
+    tmp_path: Path, seed: int, peers: int, overlap: bool
+) -> None:
+    plan = chaos(tmp_path, seed, peers, overlap=overlap)
+    assert len(plan.faults) == 25
+    listed = list(spans(plan))
+    for begin, _, who in listed:
+        struck = [other for start, end, other in listed if start <= begin < end - 1e-6]
+        assert len(set().union(*struck)) <= (peers - 1) // 2
+        if not overlap:
+            assert sum(map(len, struck)) == len(set().union(*struck))
+        assert who
+    inside = [fault for fault in plan.faults if fault.kind == "nan_gradient"]
+    rounds = [fault.at.round for fault in inside]
+    assert len(set(rounds)) == len(rounds) and all(10 <= (r or 0) <= 100 for r in rounds)
+    doers = {name.partition("-")[2] for fault in inside for name in fault.who}
+    assert len(doers) <= 1
+    assert not any(doers & who for _, _, who in listed)
+
+
+def test_the_mix_has_every_kind_about_as_often_as_it_weighs(tmp_path: Path) -> None:
+    plan = chaos(tmp_path, 0, 9, faults=700, rounds={"between": [1, 500]})
+    counts = {kind: sum(fault.kind == kind for fault in plan.faults) for kind in MIX}
+    assert sum(counts.values()) == 700
+    assert counts["kill"] == pytest.approx(300, abs=60)
+    assert all(counts[kind] == pytest.approx(100, abs=40) for kind in MIX if kind != "kill")
+
+
+def test_only_what_the_machine_allows_if_so_asked(tmp_path: Path) -> None:
+    def allows(kind: str) -> bool:
+        return kind not in ("kill_node", "nan_gradient")
+
+    asked = chaos(tmp_path, 1, 5, allows=allows, available_only=True)
+    assert {fault.kind for fault in asked.faults} == {"kill", "pause", "preempt"}
+    assert chaos(tmp_path, 1, 5, allows=allows).hash == chaos(tmp_path, 1, 5).hash
+
+
+@pytest.mark.parametrize(
+    ("peers", "fields", "key"),
+    [
+        (2, {}, "plan.chaos.faults"),
+        (5, {"kinds": {"kill": {}}}, "plan.chaos.kinds.kill.heal_after_s"),
+        (5, {"kinds": {"pause": {}}}, "plan.chaos.kinds.pause.heal_after_s"),
+        (5, {"kinds": {"kil": {}}}, "plan.chaos.kinds.kil.kind"),
+        (5, {"kinds": {"leave": {}}}, "plan.chaos.kinds.leave.heal_after_s"),
+        (5, {"kinds": {"nan_gradient": {}}, "rounds": {"between": [1, 3]}}, "plan.chaos.rounds"),
+        (5, {"kinds": {"nan_gradient": {}}, "rounds": 0}, "plan.chaos.rounds"),
+        (5, {"kinds": {"kill": {"size": "majority"}}}, "plan.chaos.kinds.kill.size"),
+        (5, {"kinds": {"join": {}}}, "plan.chaos.kinds.join"),
+    ],
+)
+def test_a_mix_that_would_not_be_survived_is_refused(
+    tmp_path: Path, peers: int, fields: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        chaos(tmp_path, 0, peers, **fields)
+    assert {problem.key for problem in caught.value.problems} == {key}

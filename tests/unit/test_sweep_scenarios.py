@@ -1,0 +1,220 @@
+"""Scenarios in sweeps: twins, plans of replicates, objectives across scenarios, replays."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rayhive.cli import main
+from rayhive.config import SweepConfig
+from rayhive.errors import ConfigError
+from rayhive.faults.library import plan_of
+from rayhive.spec import ReplicateSpec
+from rayhive.sweep.interruption import Interruption
+from rayhive.sweep.objectives import NoValue, objective_values
+from rayhive.sweep.plan import make_plan
+from rayhive.sweep.replay import recorded_spec
+from rayhive.sweep.replicates import replicate_seed
+from rayhive.sweep.run import run_sweep
+from rayhive.sweep.scenarios import with_twin
+from rayhive.sweep.study import make_study
+from tests.unit.plan_fakes import fakes  # noqa: F401
+from tests.unit.sweep_fakes import Recorder, World
+
+pytestmark = pytest.mark.usefixtures("fakes")
+STUDY: dict[str, Any] = {
+    "name": "faulted",
+    "workload": {"name": "digits"},
+    "swarm": {"peers": 3, "target_batch_size": 128},
+    "scenarios": ["kill-one", "preempt-notice"],
+    "replicates": 2,
+    "budget": {"trials": 1, "seconds_per_replicate": 60},
+}
+MEMBERS = tuple(f"preempt-notice-{seconds}" for seconds in (0, 5, 15, 30))
+
+
+def sweep(folder: Path, world: World, **fields: Any) -> Recorder:
+    study, progress = make_study({**STUDY, **fields}), Recorder()
+    with Interruption() as interruption:
+        run_sweep(study, folder, progress, interruption, connect=world.connect)
+    return progress
+
+
+def specs(folder: Path) -> dict[tuple[str, int], ReplicateSpec]:
+    found = [
+        ReplicateSpec.model_validate_json(path.read_text())
+        for path in folder.glob("trials/*/*/spec.json")
+    ]
+    return {(spec.scenario, spec.replicate): spec for spec in found}
+
+
+def test_a_faulted_scenario_brings_its_twin() -> None:
+    assert with_twin(["kill-one"]) == ("none", "kill-one")
+    assert with_twin(["kill-one", "none"]) == ("kill-one", "none")
+    assert with_twin(["none"]) == ("none",)
+    study = make_study(STUDY)
+    assert study.config.scenarios == ("none", "kill-one", *MEMBERS)
+    assert study.twin_added
+    assert not make_study({**STUDY, "scenarios": ["none", "kill-one"]}).twin_added
+    again = make_study(yaml.safe_load(study.config.to_yaml()))
+    assert again.config == study.config and not again.twin_added
+
+
+def test_every_replicate_has_the_plan_of_its_seed_and_its_twin_has_the_seed(
+    run_dir: Path,
+) -> None:
+    world = World()
+    progress = sweep(run_dir, world, scenarios=["kill-one", "spot-g4dn"], **{
+        "scenario_args": {"spot-g4dn": {"minutes": 40}}
+    })  # fmt: skip
+    assert progress.of("began") == [(1, 6)]
+    found = specs(run_dir)
+    assert set(found) == {(s, r) for s in ("none", "kill-one", "spot-g4dn") for r in (0, 1)}
+    for (scenario, number), spec in found.items():
+        assert spec.seed == replicate_seed(0, number)
+        assert spec.folder == str(run_dir / "trials" / "0" / f"r{number}-{scenario}")
+        if scenario == "none":
+            assert spec.plan is None
+            continue
+        assert spec.plan is not None
+        assert (spec.plan.scenario, spec.plan.seed, spec.plan.peers) == (scenario, spec.seed, 3)
+        args = {"minutes": 40} if scenario == "spot-g4dn" else None
+        assert spec.plan == plan_of(
+            scenario, seed=spec.seed, peers=3, swarm=spec.swarm, budget=spec.budget, args=args
+        )
+    assert found["kill-one", 0].plan != found["kill-one", 1].plan
+    again = World()
+    sweep(run_dir, again, scenarios=["kill-one", "spot-g4dn"], scenario_args={
+        "spot-g4dn": {"minutes": 40}
+    })  # fmt: skip
+    assert not again.starts
+
+
+def test_a_file_of_ones_own_is_run_under_its_name(run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "two-kills.yaml"
+    act = {"kind": "kill", "at": {"round": 5}, "heal_after_s": 1}
+    path.write_text(yaml.safe_dump({"about": "x", "plan": {"acts": [act, act]}}))
+    sweep(run_dir, World(), scenarios=[str(path)], replicates=1)
+    found = specs(run_dir)
+    assert set(found) == {("none", 0), ("two-kills", 0)}
+    plan = found["two-kills", 0].plan
+    assert plan is not None and len(plan.faults) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "text"),
+    [
+        ({"scenarios": ["kil-one"]}, "scenarios", "'kill-one'"),
+        ({"scenario_args": {"chaos": {}}}, "scenario_args.chaos", "kill-one"),
+        (
+            {"scenario_args": {"kill-one": {"x": 1}}},
+            "scenarios.kill-one: args.x",
+            "known are none",
+        ),
+        ({"swarm": {"peers": 1}}, "scenarios.kill-one: peers", "at least 2"),
+        (
+            {"scenarios": ["spot-parcae"], "budget": {"trials": 1, "seconds_per_replicate": 5}},
+            "scenarios.spot-parcae: plan.trace.at",
+            "longer budget",
+        ),
+        ({"scenarios": ["kill-one", "kill-one"]}, "scenarios", "listed once"),
+        ({"scenarios": ["x/kill-one.yaml"]}, "scenarios", "a name that no scenario has"),
+        ({"scenarios": ["no/such.yaml"]}, "scenarios.such: FILE", "readable YAML file"),
+    ],
+)
+def test_mistakes_in_scenarios_are_told_with_the_study(
+    fields: dict[str, Any], key: str, text: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_study({**STUDY, "scenarios": ["kill-one"], **fields, "storage": 3})
+    told = {problem.key: str(problem) for problem in caught.value.problems}
+    assert set(told) == ({"storage", key} if "x/" not in str(fields) else set(told))
+    assert text in told[key]
+
+
+def test_a_plan_counts_scenarios_and_says_what_was_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = make_plan(make_study(STUDY))
+    assert (found.replicates, found.longest_s) == (12, 720)
+    assert [scenario.name for scenario in found.scenarios] == ["kill-one", *MEMBERS]
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    assert main(["plan", "study.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "x 6 scenarios x 2 replicates = 12 replicates of 3 peers" in out
+    assert "the scenario none was added" in out
+    hashes = [plan.hash[:8] for plan in found.scenarios[0].plans if plan is not None]
+    assert f"kill-one: 2 kill in all replicates (plans {', '.join(hashes)})" in out
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump({**STUDY, "scenarios": ["none"]}))
+    assert main(["plan", "study.yaml"]) == 0
+    out = capsys.readouterr().out
+    assert "was added" not in out and "plans" not in out
+
+
+def row(scenario: str, loss: float, state: str = "completed", **fields: Any) -> dict[str, Any]:
+    return {"scenario": scenario, "state": state, "final_loss": loss, **fields}
+
+
+def config(**fields: Any) -> SweepConfig:
+    given = {"objectives": {"final_loss": "minimize"}, **fields}
+    return SweepConfig.model_validate({**STUDY, **given})
+
+
+def test_an_objective_weighs_scenarios_equally() -> None:
+    rows = [row("none", 1.0), row("none", 3.0), row("a", 4.0), row("a", 9.9, "failed")]
+    assert objective_values(config(), rows) == [3.0]
+    assert objective_values(config(across_scenarios="worst"), rows) == [4.0]
+    one = [row("none", 1.0), row("none", 3.0), row("none", 9.9, "failed")]
+    for across in ("mean", "worst"):
+        assert objective_values(config(across_scenarios=across), one) == [2.0]
+
+
+def test_the_worst_is_that_of_the_direction() -> None:
+    study = config(objectives={"samples_per_s": "maximize"}, across_scenarios="worst")
+    rows = [row("none", 0, samples_per_s=5.0), row("a", 0, samples_per_s=2.0)]
+    assert objective_values(study, rows) == [2.0]
+
+
+def test_a_scenario_under_which_every_replicate_failed_fails_the_trial() -> None:
+    rows = [row("none", 1.0), row("a", 1.0, "invalid"), row("a", 1.0, "failed")]
+    with pytest.raises(NoValue, match="no replicate completed under a: failed, invalid"):
+        objective_values(config(), rows)
+
+
+def test_what_only_faults_have_is_that_of_the_faulted() -> None:
+    study = config(objectives={"retention": "maximize"})
+    rows = [row("none", 1, retention=None), row("a", 1, retention=0.8), row("b", 1, retention=0.6)]
+    assert objective_values(study, rows) == [pytest.approx(0.7)]
+
+
+def test_a_recorded_plan_is_run_again_whatever_the_library_says_now(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    sweep(run_dir, World(), scenarios=["kill-one"])
+    found = specs(run_dir)
+    assert recorded_spec(run_dir, 0) == found["kill-one", 0]
+    assert recorded_spec(run_dir, 0, 1, "none", tmp_path) == found["none", 1].model_copy(
+        update={"folder": str(tmp_path)}
+    )
+    path = run_dir / "trials" / "0" / "r1-kill-one" / "spec.json"
+    spec = json.loads(path.read_text())
+    spec["plan"]["faults"][0]["who"] = ["peer-2"]
+    path.write_text(json.dumps(spec))
+    plan = recorded_spec(run_dir, 0, 1).plan
+    assert plan is not None and plan.faults[0].who == ("peer-2",)
+    path.write_text("{")
+    for arguments, key, allowed in [
+        ((1,), "TRIAL", ": 0"),
+        ((0, 7), "--scenario", ": none"),
+        ((0, 0, "kil-one"), "--scenario", "kill-one, none"),
+        ((0, 1), "DIR", "a replicate"),
+    ]:
+        with pytest.raises(ConfigError) as caught:
+            recorded_spec(run_dir, *arguments)
+        (problem,) = caught.value.problems
+        assert problem.key == key and allowed in problem.allowed
