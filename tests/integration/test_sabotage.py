@@ -13,6 +13,7 @@ from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, Workl
 from rayhive.peer.sketch import relative_distance
 from rayhive.plan import At, PlannedFault
 from rayhive.spec import PeerSpec
+from tests.integration.test_liveness import listen, rounds, stop
 from tests.integration.zygote_harness import PeerLine, finish_swarm, start_swarm, zygote
 
 pytestmark = [pytest.mark.swarm]
@@ -113,7 +114,7 @@ def test_of_two_peers_the_one_that_is_corrupt_is_refused(socket_path: str, tmp_p
     )
     lines = start_swarm(socket_path, specs("pair", faults, peers=2), tmp_path)
     finish_swarm(lines)
-    _, second = lines
+    second = lines[1]
     for line in lines:
         seen = {(e["round"], e["offender"], e["reason"]) for e in line.of("rejected")}
         assert {(1, identity(second), "norm"), (2, identity(second), "norm")} <= seen
@@ -122,3 +123,45 @@ def test_of_two_peers_the_one_that_is_corrupt_is_refused(socket_path: str, tmp_p
         assert set(outcomes.values()) == {"averaged"}, line.story()
         assert_books_balance(line)
     assert_replicas_agree(lines)
+
+
+@pytest.mark.parametrize("corrupt", [(0,), (0, 1)], ids=["one", "all"])
+def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
+    socket_path: str, tmp_path: Path, corrupt: tuple[int, ...]
+) -> None:
+    faults = tuple(
+        fault(peer, "corrupt_state", 1, peer=peer, what=what)
+        for peer, what in zip(corrupt, ("nan", "scaled"), strict=False)
+    )
+    run_id = f"donors{len(corrupt)}"
+    endless = [
+        spec.model_copy(update={"budget": Budget(seconds_per_replicate=600)})
+        for spec in specs(run_id, faults, peers=2)
+    ]
+    lines = start_swarm(socket_path, endless, tmp_path)
+    listen(lines, lambda: all(len(line.of("round")) > 5 for line in lines))
+    update = {"peer": 2, "peers": 1, "faults": ()}
+    joiner = PeerLine(socket_path, endless[0].model_copy(update=update), tmp_path / "joiner.log")
+    joiner.command("start", initial_peers=lines[0].of("dht_ready")[0]["addresses"])
+    listen([*lines, joiner], lambda: bool(joiner.of("peer_ready")))
+    joiner.command("train")
+    lines.append(joiner)
+    listen(lines, lambda: len(rounds(joiner, outcome="averaged", group_size=3)) > 3)
+
+    served = [line for line in lines if any(e["what"].get("served") for e in line.of("sabotaged"))]
+    refused = {(e["offender"], e["reason"]) for e in joiner.of("rejected")}
+    assert refused <= {(identity(lines[0]), "not_finite"), (identity(lines[1]), "checksum")}
+    loaded = joiner.of("state_loaded")[0]
+    if len(corrupt) == 2:
+        assert len(refused) == 2 and loaded["round_of_state"] == 0, "nobody could be trusted"
+    else:
+        assert loaded["round_of_state"] > 0, "the other one had a sound state"
+    assert len(served) >= len(refused)
+    stop(lines)
+    told = [{e["round"]: e for e in line.of("weights")} for line in lines]
+    last = max(told[0].keys() & told[1].keys() & told[2].keys())
+    for each in told[1:]:
+        distance = relative_distance(
+            told[0][last]["norm"], told[0][last]["sketch"], each[last]["norm"], each[last]["sketch"]
+        )
+        assert distance < 1e-5

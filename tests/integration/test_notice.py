@@ -1,0 +1,126 @@
+"""Real peers that are told that they will be taken away: they lose nothing if there is time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
+from rayhive.spec import PeerSpec
+from tests.integration.test_liveness import listen, rounds, stop
+from tests.integration.test_sabotage import assert_books_balance
+from tests.integration.zygote_harness import PeerLine, start_swarm, zygote
+
+pytestmark = [pytest.mark.swarm]
+
+BATCH = 16
+NOTICE_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def socket_path() -> Iterator[str]:
+    with zygote() as path:
+        yield path
+
+
+def specs(run_id: str, peers: int, target: int, **configuration: Any) -> list[PeerSpec]:
+    return [
+        PeerSpec(
+            run_id=run_id,
+            peer=peer,
+            peers=peers,
+            seed=3,
+            workload=WorkloadConfig(name="digits"),
+            swarm=SwarmConfig(peers=peers, target_batch_size=target, batch_size=BATCH),
+            configuration=Configuration(**configuration),
+            budget=Budget(seconds_per_replicate=600, samples_per_replicate=None),
+            evaluation=Evaluation(every_samples=100 * target),
+            accelerator="cpu",
+        )
+        for peer in range(peers)
+    ]
+
+
+def assert_has_left(line: PeerLine, lost: int | None = 0) -> dict[str, Any]:
+    """Wait until a peer has ended by itself; return what it said."""
+    listen([line], lambda: bool(line.of("exited")))
+    assert line.of("exited")[0]["exit_code"] == 0, line.story()
+    (left,), (finished,) = line.of("left"), line.of("peer_finished")
+    assert finished["reason"] == "notice" and line.of("notice") and not line.of("peer_failed")
+    assert lost is None or left["lost"] == lost, line.story()
+    assert_books_balance(line)
+    entered = sum(event["samples"] for event in rounds(line))
+    before = sum(event["lost"] for event in rounds(line))
+    assert finished["samples"] == entered + before + left["lost"]
+    return left
+
+
+@pytest.mark.parametrize("delay", ["none", "gradients"])
+def test_peers_that_are_asked_to_go_hand_over_all_and_the_others_go_on(
+    socket_path: str, tmp_path: Path, delay: str
+) -> None:
+    lines = start_swarm(socket_path, specs(f"go-{delay}", 3, 96, delay=delay), tmp_path)
+    listen(lines, lambda: all(len(rounds(line, group_size=3)) >= 3 for line in lines))
+
+    leaving, *lines = lines  # the oldest
+    leaving.command("leave")
+    assert_has_left(leaving)
+    left = time.time()
+    listen(lines, lambda: all(len(rounds(line, left, group_size=2)) >= 3 for line in lines))
+
+    leaving, survivor = lines
+    noticed = time.time()
+    leaving.command("notice", deadline_s=NOTICE_S)
+    said = assert_has_left(leaving)
+    assert leaving.of("left")[0]["t"] - noticed <= NOTICE_S
+    assert said["handed_over"] > 0
+    listen([survivor], lambda: len(rounds(survivor, outcome="alone")) >= 3)
+    assert not survivor.of("fallback"), survivor.story()
+    stop([survivor])
+
+
+def test_a_round_that_would_come_too_late_is_begun_at_once(
+    socket_path: str, tmp_path: Path
+) -> None:
+    endless = 10_000_000
+    lines = start_swarm(socket_path, specs("hurry", 3, endless), tmp_path)
+    leaving, *staying = lines
+    leaving.command("notice", deadline_s=NOTICE_S)
+    said = assert_has_left(leaving)
+    assert said["handed_over"] == leaving.of("peer_finished")[0]["samples"] > 0
+    listen(staying, lambda: all(rounds(line) for line in staying))
+    for line in lines:
+        (only,) = rounds(line)
+        assert only["outcome"] == "averaged" and only["group_size"] == 3
+        assert 0 < only["samples"] < endless
+    stop(staying)
+
+
+def test_sigterm_is_a_short_notice_and_no_notice_loses_what_is_pending(
+    socket_path: str, tmp_path: Path
+) -> None:
+    lines = start_swarm(socket_path, specs("sigterm", 3, 10_000_000), tmp_path)
+    reclaimed, doomed, survivor = lines
+    os.kill(reclaimed.pid, signal.SIGTERM)
+    assert assert_has_left(reclaimed)["handed_over"] > 0
+    listen(lines[1:], lambda: all(rounds(line) for line in lines[1:]))
+    time.sleep(0.1)  # something has to be pending
+    doomed.command("notice", deadline_s=0.0)
+    said = assert_has_left(doomed, lost=None)
+    assert said["lost"] > 0 and said["handed_over"] == 0
+    stop([survivor])
+
+
+def test_a_peer_that_has_not_begun_leaves_too(socket_path: str, tmp_path: Path) -> None:
+    (spec,) = specs("early", 1, 96)
+    line = PeerLine(socket_path, spec, tmp_path / "log")
+    line.command("leave")
+    listen([line], lambda: bool(line.of("exited")))
+    assert line.of("exited")[0]["exit_code"] == 0
+    assert line.of("left")[0]["lost"] == 0
