@@ -113,6 +113,7 @@ def _plan(
     sets: list[str],
 ) -> tuple[FaultPlan, float]:
     from rayhive.faults.library import plan_of
+    from rayhive.sweep.replicates import replicate_seed
     from rayhive.sweep.scenario_study import scenario_config
     from rayhive.sweep.scenarios import allows
 
@@ -120,7 +121,7 @@ def _plan(
     warnings: list[str] = []
     plan = plan_of(
         name,
-        seed=seed,
+        seed=replicate_seed(seed, 0),
         peers=study.swarm.peers,
         swarm=study.swarm,
         budget=study.budget,

@@ -25,11 +25,11 @@ FOLDER = ROOT / "experiments" / "scenarios"
 FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 GRID = tuple(f"preempt-notice-{seconds}" for seconds in (0, 5, 15, 30))
 CONCRETE = [name for name in SCENARIOS.names() if name != "preempt-notice"]
-ASKED = """
-    none kill-one kill-majority preempt-notice spot-g4dn spot-parcae straggler flaky-link
-    partition-heal split-brain bootstrap-loss nan-peer byzantine-signflip late-join scale-up
-    p2pd-crash disk-full chaos
-""".split()
+ASKED = (
+    "none", "kill-one", "kill-majority", "preempt-notice", "spot-g4dn", "spot-parcae", "straggler",
+    "flaky-link", "partition-heal", "split-brain", "bootstrap-loss", "nan-peer",
+    "byzantine-signflip", "late-join", "scale-up", "p2pd-crash", "disk-full", "chaos",
+)  # fmt: skip
 
 
 def study_of(name: str, peers: int | None = None) -> SweepConfig:
