@@ -103,7 +103,7 @@ class NodeTools:
         asked: Iterable[int] = living | owned.processes.keys() if pids is None else pids
         return {pid: _state(pid) if pid in living else "gone" for pid in sorted(asked)}
 
-    async def limit_cpu(self, leader: int, cores: float) -> dict[str, Any]:
+    async def limit_cpu(self, run_id: str, leader: int, cores: float) -> dict[str, Any]:
         """Give all the processes of a peer together no more than ``cores`` of CPU time.
 
         Returns:
@@ -112,28 +112,28 @@ class NodeTools:
         Raises:
             ClusterError: The machine can't, or the peer has a limit already.
         """
-        run_id, owned = self._find(leader)
+        owned = self._peer(run_id, leader)
         label = f"{tag(run_id)}-{leader}"
-        limit = await self._make(leader, CpuLimit, lambda: CpuLimit(label, cores))
+        limit = await self._make(run_id, leader, CpuLimit, lambda: CpuLimit(label, cores))
         moved: set[int] = set()
         while new := set(owned.living()) - moved:  # what they fork meanwhile, from outside
             moved |= new
             limit.add(new)
         return {"pids": limit.members(), "stat": limit.stat()}
 
-    async def cpu_stat(self, leader: int) -> dict[str, float]:
+    async def cpu_stat(self, run_id: str, leader: int) -> dict[str, float]:
         """Return periods, throttled periods and throttled time [s] of a limited peer."""
-        return self._tool(leader, CpuLimit).stat()
+        return self._tool(run_id, leader, CpuLimit).stat()
 
-    async def unlimit_cpu(self, leader: int) -> None:
+    async def unlimit_cpu(self, run_id: str, leader: int) -> None:
         """Take the limit away, if there is one."""
-        await self._drop(leader, CpuLimit)
+        await self._drop(run_id, leader, CpuLimit)
 
-    async def free_memory(self) -> int:
+    async def free_memory(self, run_id: str) -> int:
         """Return how much memory can be held [bytes]."""
         return free_memory()
 
-    async def hold_memory(self, leader: int, size: int) -> dict[str, int]:
+    async def hold_memory(self, run_id: str, leader: int, size: int) -> dict[str, int]:
         """Hold ``size`` bytes in a process of its own, as long as the peer's run is here.
 
         Returns:
@@ -142,18 +142,18 @@ class NodeTools:
         Raises:
             ClusterError: So much is not free, or some is held for the peer already.
         """
-        ballast = await self._make(leader, Ballast, lambda: Ballast(size))
+        ballast = await self._make(run_id, leader, Ballast, lambda: Ballast(size))
         return {"pid": ballast.pid, "rss": ballast.rss()}
 
-    async def memory_held(self, leader: int) -> int:
+    async def memory_held(self, run_id: str, leader: int) -> int:
         """Return how much of what is held is in memory [bytes]."""
-        return self._tool(leader, Ballast).rss()
+        return self._tool(run_id, leader, Ballast).rss()
 
-    async def release_memory(self, leader: int) -> None:
+    async def release_memory(self, run_id: str, leader: int) -> None:
         """Give the memory back, if any is held."""
-        await self._drop(leader, Ballast)
+        await self._drop(run_id, leader, Ballast)
 
-    async def mount_disk(self, leader: int, folder: str, size: int) -> str:
+    async def mount_disk(self, run_id: str, leader: int, folder: str, size: int) -> str:
         """Mount a file system of ``size`` bytes over a folder in a peer's temporary directory.
 
         Returns:
@@ -162,30 +162,30 @@ class NodeTools:
         Raises:
             ClusterError: The machine can't, the peer has one already, or it has no such place.
         """
-        temporary = self._find(leader)[1].folder
+        temporary = self._peer(run_id, leader).folder
         if temporary is None or not Path(temporary).is_dir() or Path(folder).name != folder:
             raise ClusterError(f"the peer with the leader {leader} has no place for {folder!r}")
         path = Path(temporary) / folder
-        await self._make(leader, SmallDisk, lambda: SmallDisk(path, size))
+        await self._make(run_id, leader, SmallDisk, lambda: SmallDisk(path, size))
         return str(path)
 
-    async def fill_disk(self, leader: int) -> int:
+    async def fill_disk(self, run_id: str, leader: int) -> int:
         """Fill the small file system of a peer; return the bytes written."""
-        return await asyncio.to_thread(self._tool(leader, SmallDisk).fill)
+        return await asyncio.to_thread(self._tool(run_id, leader, SmallDisk).fill)
 
-    async def disk_state(self, leader: int) -> dict[str, int | str | None]:
+    async def disk_state(self, run_id: str, leader: int) -> dict[str, int | str | None]:
         """Return ``free`` bytes of it and the name of the ``error`` that a write meets."""
-        return self._tool(leader, SmallDisk).state()
+        return self._tool(run_id, leader, SmallDisk).state()
 
-    async def empty_disk(self, leader: int) -> None:
+    async def empty_disk(self, run_id: str, leader: int) -> None:
         """Make room on it again."""
-        self._tool(leader, SmallDisk).empty()
+        self._tool(run_id, leader, SmallDisk).empty()
 
-    async def unmount_disk(self, leader: int) -> None:
+    async def unmount_disk(self, run_id: str, leader: int) -> None:
         """Unmount it, if it is mounted."""
-        await self._drop(leader, SmallDisk)
+        await self._drop(run_id, leader, SmallDisk)
 
-    async def capabilities(self) -> dict[str, str | None]:
+    async def capabilities(self, run_id: str | None = None) -> dict[str, str | None]:
         """Return for each capability None, or the reason why this node lacks it."""
         return dict(await asyncio.to_thread(capabilities.here))
 
@@ -218,9 +218,9 @@ class NodeTools:
             raise ClusterError(f"{run_id} was not cleared on this node")
         return await asyncio.to_thread(orphans.find, marks)
 
-    async def _make(self, leader: int, kind: type[_T], make: Callable[[], _T]) -> _T:
+    async def _make(self, run_id: str, leader: int, kind: type[_T], make: Callable[[], _T]) -> _T:
         """Make a tool for a peer, unless it has one of the kind."""
-        run_id, _ = self._find(leader)
+        self._peer(run_id, leader)
         key = leader, kind
         if key in self._tools.get(run_id, {}):
             raise ClusterError(f"the peer with the leader {leader} has a {kind.__name__} already")
@@ -231,29 +231,21 @@ class NodeTools:
         self._tools.setdefault(run_id, {})[key] = tool
         return tool
 
-    async def _drop(self, leader: int, kind: type[_Tool]) -> None:
-        for tools in self._tools.values():
-            tool = tools.get((leader, kind))
-            if tool is not None:
-                try:
-                    await asyncio.to_thread(tool.release)
-                except OSError as error:
-                    raise ClusterError(f"it can't be undone: {error}") from error
-                tools.pop((leader, kind), None)
-                return
+    async def _drop(self, run_id: str, leader: int, kind: type[_Tool]) -> None:
+        tool = self._tools.get(run_id, {}).get((leader, kind))
+        if tool is None:
+            return
+        try:
+            await asyncio.to_thread(tool.release)
+        except OSError as error:
+            raise ClusterError(f"it can't be undone: {error}") from error
+        self._tools.get(run_id, {}).pop((leader, kind), None)
 
-    def _tool(self, leader: int, kind: type[_T]) -> _T:
-        for tools in self._tools.values():
-            tool = tools.get((leader, kind))
-            if isinstance(tool, kind):
-                return tool
-        raise ClusterError(f"the peer with the leader {leader} has no {kind.__name__} here")
-
-    def _find(self, leader: int) -> tuple[str, Belongings]:
-        for run_id in self._runs:
-            with contextlib.suppress(ClusterError):
-                return run_id, self._peer(run_id, leader)
-        raise ClusterError(f"no peer on this node has the leader {leader}")
+    def _tool(self, run_id: str, leader: int, kind: type[_T]) -> _T:
+        tool = self._tools.get(run_id, {}).get((leader, kind))
+        if not isinstance(tool, kind):
+            raise ClusterError(f"the peer with the leader {leader} has no {kind.__name__} here")
+        return tool
 
     def _peer(self, run_id: str, leader: int) -> Belongings:
         folder = self._runs.get(run_id)

@@ -137,6 +137,9 @@ class FakeGround:
     def node_of(self, peer: str) -> str:
         return self.lives[peer].node
 
+    async def nodes(self) -> Sequence[str]:
+        return [node for node in ("node-0", "node-1") if node not in self.dead_nodes]
+
     def peers_on(self, node: str) -> Sequence[str]:
         return [peer for peer in self.living() if self.node_of(peer) == node]
 
@@ -195,8 +198,6 @@ class FakeGround:
         if old is not None and old.process.poll() is None:
             raise RayhiveError(f"{peer} lives")
         where = node or (old.node if old else "node-1")
-        if node == "other":
-            where = "node-0" if self.lives[peer].node == "node-1" else "node-1"
         if where in self.dead_nodes:
             raise RayhiveError(f"{where} is dead")
         number = 1 + sum(life.name.startswith(peer) for life in self._past) if old else 0
@@ -236,7 +237,7 @@ class FakeGround:
             raise RayhiveError(f"the agent of {node} is gone")
         if self.deaf and method in _DEAF:
             return _DEAF[method]
-        return await getattr(self.tools, method)(*args)
+        return await getattr(self.tools, method)(RUN, *args)
 
     async def drain(self, node: str, notice_s: float) -> None:
         self.drained[node] = notice_s
