@@ -185,10 +185,11 @@ def _sockets_of(pids: Iterable[int]) -> set[str]:
     names: dict[str, str] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
-                target = os.readlink(entry.path)
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
+            with os.scandir(f"/proc/{pid}/fd") as entries:
+                for entry in entries:
+                    target = os.readlink(entry.path)
+                    if target.startswith("socket:["):
+                        inodes.add(target[8:-1])
             for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
                 fields = line.split(maxsplit=7)
                 if len(fields) == 8 and Path(fields[7]).name.startswith("hivemind-"):

@@ -14,9 +14,6 @@ from rayhive.faults.kind import FaultKind
 from rayhive.plan import DYNAMIC_ROLES, FaultPlan, PlannedFault
 from rayhive.registry import FAULTS
 
-#: How long a kind may take for one of its steps, if it does not say when it will be done [s].
-STEP_TIMEOUT_S = 60.0
-
 T = TypeVar("T")
 
 
@@ -54,7 +51,7 @@ class FaultClock:
         for fault in self._faults:
             self._set_up.append(fault)
             try:
-                await asyncio.wait_for(fault.setup(self._ground), STEP_TIMEOUT_S)
+                await _bounded(fault, fault.setup(self._ground))
             except Exception as error:
                 self._failed(fault.planned, "setup", error)
                 raise ReplicateError(f"{_title(fault.planned)} can't be set up: {error}") from error
@@ -80,7 +77,7 @@ class FaultClock:
             lives = self._ground.lives_of(who)
             fired_at = time.time()
             step = fault.inject(self._ground, who)
-            done = await (step if fault.inside else _bounded(step))
+            done = await (step if fault.inside else _bounded(fault, step))
             self._fired[planned.id] = time.monotonic()
             self._ground.note(
                 "fault_fired",
@@ -94,7 +91,7 @@ class FaultClock:
                 **slip,
             )
             phase = "verify"
-            proof = await _bounded(fault.verify(self._ground, who))
+            proof = await _bounded(fault, fault.verify(self._ground, who))
             if proof.ok:
                 self._verified.add(planned.id)
             self._ground.note("fault_verified", fault=planned.id, ok=proof.ok, proof=proof.what)
@@ -103,7 +100,7 @@ class FaultClock:
             phase = "heal"
             left = self._fired[planned.id] + planned.heal_after_s - time.monotonic()
             await asyncio.sleep(max(0.0, left))
-            done = await _bounded(fault.heal(self._ground, who))
+            done = await _bounded(fault, fault.heal(self._ground, who))
             self._ground.note(
                 "fault_healed",
                 fault=planned.id,
@@ -148,7 +145,7 @@ class FaultClock:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for fault in reversed(self._set_up):
             try:
-                await asyncio.wait_for(fault.teardown(self._ground), STEP_TIMEOUT_S)
+                await _bounded(fault, fault.teardown(self._ground))
             except Exception as error:
                 self._failed(fault.planned, "teardown", error)
         self._set_up = []
@@ -170,8 +167,8 @@ def _title(planned: PlannedFault) -> str:
     return f"{planned.id} ({planned.kind} of {', '.join(planned.who)} at {planned.at})"
 
 
-async def _bounded(step: Awaitable[T]) -> T:
+async def _bounded(fault: FaultKind, step: Awaitable[T]) -> T:
     try:
-        return await asyncio.wait_for(step, STEP_TIMEOUT_S)
+        return await asyncio.wait_for(step, fault.patience_s)
     except asyncio.TimeoutError:
-        raise ReplicateError(f"it took longer than {STEP_TIMEOUT_S:g} s") from None
+        raise ReplicateError(f"it took longer than {fault.patience_s:g} s") from None

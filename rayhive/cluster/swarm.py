@@ -305,7 +305,11 @@ class Swarm:
         if node not in self._agents:
             raise ClusterError(f"there is no agent on node {node}")
         answer = getattr(self._agents[node], method).remote(*args)
-        return (await _all([asyncio.wait_for(answer, _ANSWER_TIMEOUT)]))[0]
+        try:
+            return (await _all([asyncio.wait_for(answer, _ANSWER_TIMEOUT)]))[0]
+        except (RayActorError, asyncio.TimeoutError) as error:
+            why = str(error).strip().splitlines()[0] if str(error) else "no answer in time"
+            raise ClusterError(f"the agent on node {node} can't {method}: {why}") from error
 
     async def clear(self) -> list[str]:
         """End all actors, fetch logs from other nodes, and have every node cleaned up.

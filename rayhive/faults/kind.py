@@ -79,7 +79,12 @@ class FaultKind(ABC):
 
     @abstractmethod
     async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
-        """Prove from outside, without waiting longer than a few seconds, that it took effect."""
+        """Prove from outside, within :attr:`patience_s`, that it took effect."""
+
+    @property
+    def patience_s(self) -> float:
+        """How long any of its steps may take [s]; longer is an error."""
+        return 60.0
 
     async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
         """Undo it; return what was done, for the ``fault_healed`` event."""

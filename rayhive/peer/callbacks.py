@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from rayhive.peer.channel import Channel
+from rayhive.peer.checkpoints import save_checkpoint
 from rayhive.peer.clock import TrainingClock
 from rayhive.peer.leaving import Leaving, Samples
 from rayhive.peer.sabotage import Sabotage
@@ -144,6 +145,9 @@ class MeasuredTraining(Callback):
             crossed = self._crossed_evaluation(self._round, round_)
             self._round = round_
             self._after_round(trainer, pl_module, crossed)
+        if self.channel.checkpoint_asked:
+            self.channel.checkpoint_asked = False
+            self.channel.emit("checkpoint", round=self._round, **save_checkpoint(trainer))
         if self.channel.stop_reason is not None:
             self._stop(trainer, self.channel.stop_reason)
         elif self.leaving.is_due(self._pending(trainer), lambda: self._hand_over(trainer)):
@@ -175,8 +179,13 @@ class MeasuredTraining(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Say goodbye also when what was to end this peer was faster."""
-        if self.channel.notice is not None and not self.channel.has_left:
+        """Tell it before anything is cleared up, which may take long when a process is gone.
+
+        A peer that was to end says goodbye, if what was to end it was faster.
+        """
+        if self.channel.notice is None:
+            self.channel.fail(exception)
+        elif not self.channel.has_left:
             self._say_goodbye(self._round)
 
     def _say_goodbye(self, round_: int) -> None:

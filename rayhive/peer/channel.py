@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from typing import Any
 
 from rayhive.events import dump_event, make_event
@@ -36,13 +37,15 @@ class Channel:
         notice: When this peer will be taken away [s of ``time.monotonic``], infinite if it is to
             leave in its own time; None without a notice.
         has_left: Whether it has told what it leaves behind.
+        has_failed: Whether it has told what it failed of.
+        checkpoint_asked: Whether a checkpoint has to be written now.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.peer = peer
         self.stop_reason: str | None = None
         self.notice: float | None = None
-        self.has_left = False
+        self.has_left = self.has_failed = self.checkpoint_asked = False
         self._connection = connection
         self._sending = threading.Lock()
         self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
@@ -83,6 +86,13 @@ class Channel:
             told = {"deadline_s": deadline_s}
             threading.Thread(target=self.emit, args=("notice",), kwargs=told, daemon=True).start()
 
+    def fail(self, error: BaseException) -> None:
+        """Tell what this peer fails of, once, and before it tries to clear up."""
+        if not self.has_failed:
+            self.has_failed = True
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            self.emit("peer_failed", error=repr(error), traceback="".join(lines))
+
     def say_goodbye(
         self, *, round_: int, samples: int, clock_s: float, handed_over: int, lost: int
     ) -> None:
@@ -102,6 +112,8 @@ class Channel:
                     self.give_notice(float(message["deadline_s"]))
                 elif message["do"] == "leave":
                     self.give_notice(None)
+                elif message["do"] == "checkpoint":
+                    self.checkpoint_asked = True
                 else:
                     self._commands.put(message)
         os.killpg(os.getpgrp(), signal.SIGKILL)

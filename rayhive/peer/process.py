@@ -47,7 +47,7 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
             if not channel.has_left:  # before it had begun
                 channel.say_goodbye(round_=0, samples=0, clock_s=0.0, handed_over=0, lost=0)
             return 0
-        channel.emit("peer_failed", error=repr(error), traceback=traceback.format_exc())
+        channel.fail(error)
         traceback.print_exc()
         return 1
     return 0

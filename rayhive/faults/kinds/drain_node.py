@@ -41,6 +41,11 @@ class DrainNode(FaultKind):
     heals: ClassVar[bool] = True
     Args: ClassVar[type[Model]] = Args
 
+    @property
+    def patience_s(self) -> float:
+        """The proof waits for the end."""
+        return float(60.0 + self.args.notice_s)
+
     async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
         """Give the notice, to Ray and to the peers."""
         self._peers = {node: list(ground.peers_on(node)) for node in who}

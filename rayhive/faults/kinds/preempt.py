@@ -47,6 +47,11 @@ class Preempt(EndsPeers):
     about: ClassVar[str] = "Tells a peer that it will be taken away, and does it at the deadline."
     Args: ClassVar[type[Model]] = Args
 
+    @property
+    def patience_s(self) -> float:
+        """The proof waits for the end."""
+        return float(60.0 + self.args.notice_s)
+
     async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
         """Give the notice."""
         require_living(ground, who)
