@@ -68,8 +68,8 @@ KINDS: dict[str, str] = {
     "notice": "deadline_s (how long until it is taken away)",
     "left": "round, handed_over (samples that were averaged after the notice), lost (samples "
     "computed and thrown away)",
-    "checkpoint": "round, path, ok, bytes, seconds, error (such as ENOSPC, or null): it was asked to "
-    "write one",
+    "checkpoint": "round, path, ok, bytes, seconds, error (such as ENOSPC, or null): it was asked "
+    "to write one",
     "peer_finished": "reason (rounds, target, seconds, stop, diverged, notice), round, samples "
     "(own, computed), pending (of these no round had yet), clock_s",
     "peer_failed": "error, traceback",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from rayhive.peer.channel import Channel
 from rayhive.peer.checkpoints import save_checkpoint
 from rayhive.peer.clock import TrainingClock
 from rayhive.peer.leaving import Leaving, Samples
+from rayhive.peer.process import leave
 from rayhive.peer.sabotage import Sabotage
 from rayhive.peer.settings import payload_fields
 from rayhive.peer.sketch import WeightsSketch
 from rayhive.peer.skew import SkewedTime
+from rayhive.peer.watch import PeerProcessDied
 from rayhive.spec import PeerSpec
 from rayhive.workloads.base import Workload
 
@@ -179,12 +182,16 @@ class MeasuredTraining(Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Tell it before anything is cleared up, which may take long when a process is gone.
+        """Tell it before anything is cleared up.
 
-        A peer that was to end says goodbye, if what was to end it was faster.
+        A peer that has lost a process ends at once: what is left of it waits for what is gone. One
+        that was to end says goodbye, if what was to end it was faster.
         """
         if self.channel.notice is None:
             self.channel.fail(exception)
+            if isinstance(exception, PeerProcessDied):
+                traceback.print_exception(type(exception), exception, exception.__traceback__)
+                leave(1)
         elif not self.channel.has_left:
             self._say_goodbye(self._round)
 

@@ -40,7 +40,7 @@ def _name(failure: BaseException) -> str:
     """Return the name of the system's error that a failure comes from, else its own."""
     cause: BaseException | None = failure
     while cause is not None:
-        if isinstance(cause, OSError) and cause.errno in errno.errorcode:
-            return errno.errorcode[cause.errno]
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return errno.errorcode.get(cause.errno, repr(failure))
         cause = cause.__cause__ or cause.__context__
     return repr(failure)
