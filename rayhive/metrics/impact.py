@@ -26,7 +26,7 @@ class Impact:
         fault: Its id.
         kind: Its kind.
         lives: Names of the peers that it was about.
-        fired: When [s, Unix time].
+        fired: When it took effect [s, Unix time].
         healed: When it was taken back; None if it was not.
         ok: Whether it was proved to have taken effect; None if nobody looked.
         detect_s: Seconds to the first survivor's progress; None if that was not seen.
@@ -98,6 +98,12 @@ def swarm_rounds(timeline: Timeline) -> tuple[SwarmRound, ...]:
 def impacts(timeline: Timeline) -> tuple[Impact, ...]:
     """Measure every fault that fired, in the order of firing.
 
+    A fault begins when it takes effect: with ``fault_fired``, or, for
+
+    * a peer that was told beforehand (``notice``), when the first such target is gone;
+    * a target that was gone before all were hit and ``fault_fired`` was written, then;
+    * what a peer does itself, with its first ``sabotaged``.
+
     Let R be the last round that a target had reported when the fault fired, and a *survivor* a
     peer that trained then and is not a target (every peer that trained then, if all are targets).
 
@@ -115,26 +121,27 @@ def impacts(timeline: Timeline) -> tuple[Impact, ...]:
     starting is not. What is not seen before the replicate ends is None.
     """
     rounds, capacity = swarm_rounds(timeline), Capacity(timeline, from_start=True)
-    fired = sorted(timeline.of("fault_fired"), key=lambda event: event["t"])
-    baseline = _baseline(rounds, capacity, fired[0]["t"]) if fired else None
+    fired = [(_took_effect(timeline, event), event) for event in timeline.of("fault_fired")]
+    fired.sort(key=lambda item: item[0])
+    baseline = _baseline(rounds, capacity, fired[0][0]) if fired else None
     healed = {event["fault"]: event["t"] for event in timeline.of("fault_healed")}
     verified = {event["fault"]: bool(event["ok"]) for event in timeline.of("fault_verified")}
     found = []
-    for event in fired:
+    for moment, event in fired:
         targets = frozenset(event.get("lives") or ())
-        last = _last_round(timeline, targets, event["t"])
-        detected = _progress(timeline, capacity, targets, event["t"], last)
-        recovered = _recovered(rounds, capacity, baseline, event["t"], last)
+        last = _last_round(timeline, targets, moment)
+        detected = _progress(timeline, capacity, targets, moment, last)
+        recovered = _recovered(rounds, capacity, baseline, moment, last)
         found.append(
             Impact(
                 fault=event["fault"],
                 kind=event["fault_kind"],
                 lives=tuple(sorted(targets)),
-                fired=event["t"],
+                fired=moment,
                 healed=healed.get(event["fault"]),
                 ok=verified.get(event["fault"]),
-                detect_s=None if detected is None else detected - event["t"],
-                recover_s=None if recovered is None else recovered - event["t"],
+                detect_s=None if detected is None else detected - moment,
+                recover_s=None if recovered is None else recovered - moment,
             )
         )
     return tuple(found)
@@ -161,6 +168,23 @@ def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
 def is_contribution(event: Event) -> bool:
     """Return whether samples of a peer entered an average with others in this ``round``."""
     return event["outcome"] in ("averaged", "partial") and event["samples"] > 0
+
+
+def _took_effect(timeline: Timeline, fired: Event) -> float:
+    """Return when a fault took effect [s, Unix time]."""
+    own = [e["t"] for e in timeline.of("sabotaged") if e.get("fault") == fired["fault"]]
+    if own:
+        return float(min(own))
+    targets = frozenset(fired.get("lives") or ())
+    begin, end = fired.get("began", fired["t"]), float(fired["t"])
+    told = {e["peer"] for e in timeline.of("notice") if e["t"] >= begin} & targets
+    gone = [
+        life.ended
+        for life in timeline.lives.values()
+        if life.name in targets and life.ended is not None and life.end != "peer_finished"
+        if life.name in told or begin <= life.ended < end
+    ]
+    return min(gone, default=end)
 
 
 def _last_round(timeline: Timeline, targets: frozenset[str], fired: float) -> int:

@@ -59,9 +59,9 @@ def samples_lost(timeline: Timeline) -> int | None:
 
 
 def _pending(timeline: Timeline, name: str) -> int | None:
+    end = timeline.lives[name].end
+    if end != "peer_finished":
+        return None if end is None else 0  # who leaves has said what was lost
     ended = [event for event in timeline.of("peer_finished") if event["peer"] == name]
-    if ended:
-        pending = ended[-1].get("pending")
-        return None if pending is None else int(pending)
-    life = timeline.lives[name]
-    return 0 if life.end is not None else None
+    pending = ended[-1].get("pending")
+    return None if pending is None else int(pending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,10 @@ _TELLERS: dict[str, Any] = {
     ),
     "peer_lost": lambda e: f"{e['peer']} lost: {_short(e.get('reason'))}",
     "peer_failed": lambda e: f"{e['peer']} failed: {_short(e.get('error'))}",
-    "notice": lambda e: f"{e['peer']} has notice: {e['deadline_s']:g} s",
+    "notice": lambda e: (
+        f"{e['peer']} has notice"
+        + (f": {s:g} s" if math.isfinite(s := e.get("deadline_s") or math.inf) else "")
+    ),
     "left": lambda e: (
         f"{e['peer']} says goodbye: {e['handed_over']} samples handed over, {e['lost']} lost"
     ),

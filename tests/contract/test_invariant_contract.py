@@ -42,11 +42,23 @@ def paused_story() -> Story:
     story.computed["peer-1"] += 32
     story.say(
         9.9, "state_loaded", "peer-1", round_before=4, round_of_state=8, round=8, seconds=0.1,
-        discarded=32, received_bytes=1,
+        lost=32, received_bytes=1,
     )  # fmt: skip
     story.rounds(10.5, 11.5, 12.5, 13.5, peers=ALL)
     story.finish(14.0, ALL)
     story.end(15.0)
+    return story
+
+
+def joined_story() -> Story:
+    """A plan brings a fourth peer, which trains from 4 s on."""
+    story = Story([planned(kind="join", who=("peer-3",))])
+    story.rounds(1.0, 2.0, 3.0, peers=ALL)
+    story.join(2.5, 3.9, "peer-3", cause="f0")
+    story.fire(2.6, 0, ["peer-3"])
+    story.rounds(*(4.0 + n for n in range(25)), peers=(*ALL, "peer-3"))
+    story.finish(29.0, (*ALL, "peer-3"))
+    story.end(30.0)
     return story
 
 
@@ -55,6 +67,7 @@ CLEAN: dict[str, Callable[[], Story]] = {
     "killed and started again": kill_and_restart,
     "the same, and long afterwards": long_story,
     "paused": paused_story,
+    "joined": joined_story,
 }
 
 
@@ -137,8 +150,14 @@ def a_batch_counts_twice(story: Story) -> None:
     last(story, "round", "peer-0")["samples"] += 32
 
 
+def an_impossible_loss(story: Story) -> None:
+    """A round that was applied took samples of its peer and lost others: they vanished."""
+    event = last(story, "round", "peer-0")
+    event["samples"], event["lost"] = event["samples"] - 32, 32
+
+
 def more_in_rounds_than_computed(story: Story) -> None:
-    """As peers tell it that do not count what they discard."""
+    """As peers tell it that do not count what is pending."""
     for event in story.of("transition"):
         del event["computed"]
     finished = last(story, "peer_finished", "peer-0")
@@ -161,8 +180,8 @@ def a_longer_wait_than_the_fault(story: Story) -> None:
             event["t"] += 60.0
 
 
-def never_contributes(story: Story) -> None:
-    for event in story.of("round", "peer-1.1"):
+def never_contributes(story: Story, name: str = "peer-1.1") -> None:
+    for event in story.of("round", name):
         event |= {"outcome": "alone", "group_size": None}
 
 
@@ -201,6 +220,7 @@ PLANTED: dict[str, list[tuple[str, Plant]]] = {
     "replacement_contributes": [
         ("the same, and long afterwards", never_contributes),
         ("the same, and long afterwards", no_samples_of_its_own),
+        ("joined", lambda s: never_contributes(s, "peer-3")),
     ],
     "replicas_agree": [
         ("nothing broke", apart),
@@ -217,8 +237,9 @@ PLANTED: dict[str, list[tuple[str, Plant]]] = {
     "samples_conserved": [
         ("nothing broke", a_batch_vanishes),
         ("nothing broke", a_batch_counts_twice),
+        ("nothing broke", an_impossible_loss),
         ("nothing broke", more_in_rounds_than_computed),
-        ("paused", lambda s: last(s, "state_loaded").update(discarded=0)),
+        ("paused", lambda s: last(s, "state_loaded").update(lost=0)),
         ("killed and started again", lambda s: last(s, "peer_finished").update(pending=0)),
     ],
     "survivors_progress": [

@@ -139,6 +139,43 @@ def test_where_everybody_is_a_target_anybody_s_progress_counts() -> None:
     assert impacts(story.timeline)[0].detect_s == seconds(0.9)
 
 
+def test_a_peer_that_was_told_before_is_missed_only_when_it_is_gone() -> None:
+    story = Story([planned(kind="preempt")])
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.fire(2.2, 0, ["peer-1"])
+    story.say(2.3, "notice", "peer-1", deadline_s=2.0)
+    story.rounds(3.0, 4.0, peers=ALL)
+    story.say(4.2, "left", "peer-1", round=4, handed_over=128, lost=0)
+    story.rounds(5.0, 6.0, 7.0, 8.0, peers=REST)
+    story.finish(8.0, REST)
+    (impact,) = impacts(story.timeline)
+    assert impact.detect_s == impact.recover_s == seconds(4.9 - 4.2)
+
+
+def test_what_a_peer_does_to_itself_begins_when_it_does_it() -> None:
+    story = Story([planned(kind="nan_gradient")])
+    story.rounds(1.0, 2.0, 3.0, peers=ALL)
+    story.say(3.5, "sabotaged", "peer-1", fault="f0", round=4, what={})
+    story.fire(3.95, 0, ["peer-1"])  # told when the report has come
+    story.rounds(4.0, 5.0, 6.0, 7.0, peers=ALL)
+    story.finish(7.0, ALL)
+    (impact,) = impacts(story.timeline)
+    assert impact.detect_s == seconds(3.9 - 3.5)
+
+
+def test_who_was_gone_before_all_were_hit_was_hit_then() -> None:
+    story = Story([planned(who=("peer-1", "peer-2"))])
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    story.lose(4.3, "peer-1")
+    story.fire(4.5, 0, ["peer-1", "peer-2"])
+    story.of("fault_fired")[0]["began"] = story.of("peer_lost")[0]["t"] - 0.1
+    story.lose(4.6, "peer-2")
+    story.rounds(5.5, peers=("peer-0",), outcome="alone")
+    story.finish(5.5, ["peer-0"])
+    (impact,) = impacts(story.timeline)
+    assert impact.detect_s == seconds(5.4 - 4.3)
+
+
 def test_what_was_not_verified_fired_and_did_not_prove() -> None:
     story = Story([planned(0), planned(1, round=9)])
     story.rounds(1.0, 2.0, peers=ALL)
@@ -238,7 +275,7 @@ def test_steps_that_were_given_up_for_anothers_state_are_not_committed() -> None
     story.rounds(3.0, peers=REST)
     load = story.say(
         3.5, "state_loaded", "peer-1", round_before=2, round_of_state=3, round=3, seconds=0.1,
-        discarded=0, received_bytes=STATE_BYTES,
+        lost=0, received_bytes=STATE_BYTES,
     )  # fmt: skip
     story.rounds(4.0, peers=ALL)
     story.finish(4.0, ALL)

@@ -64,12 +64,14 @@ class FaultWindow:
 
     Attributes:
         fault: Its id.
+        kind: Its kind.
         lives: Names of the peers that it was about.
         fired: When [s, Unix time].
         healed: When; None if it was not.
     """
 
     fault: str
+    kind: str
     lives: frozenset[str]
     fired: float
     healed: float | None
@@ -134,7 +136,13 @@ class RunLog:
         """The faults that fired."""
         healed = {e["fault"]: e["t"] for e in self.events if e["kind"] == "fault_healed"}
         return tuple(
-            FaultWindow(e["fault"], frozenset(e.get("lives") or ()), e["t"], healed.get(e["fault"]))
+            FaultWindow(
+                e["fault"],
+                e["fault_kind"],
+                frozenset(e.get("lives") or ()),
+                e["t"],
+                healed.get(e["fault"]),
+            )
             for e in self.events
             if e["kind"] == "fault_fired"
         )

@@ -10,12 +10,14 @@ from rayhive.spec import ReplicateSpec
 
 #: Time from its process's start after which a peer must have contributed [s].
 GRACE_S = 20.0
+#: The kind of fault that is about the peers which it brings.
+JOIN = "join"
 
 
 class ReplacementContributes(Invariant):
     """Samples of every peer that came later enter an average with others.
 
-    A peer that was taken away again, or for which less than :data:`GRACE_S` (20) seconds of
+    A peer to which something else was done, or for which less than :data:`GRACE_S` (20) seconds of
     training were left, may not have come to it.
     """
 
@@ -33,7 +35,7 @@ class ReplacementContributes(Invariant):
                 self.checked += 1
                 continue
             there = log.ended(name) - spawned
-            targeted = any(name in fault.lives for fault in log.faults)
+            targeted = any(name in fault.lives and fault.kind != JOIN for fault in log.faults)
             if there >= GRACE_S and not targeted:
                 self.checked += 1
                 wrong.append(f"{name}: in no average with others in {there:.1f} s")

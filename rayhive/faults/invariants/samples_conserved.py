@@ -13,14 +13,15 @@ class SamplesConserved(Invariant):
     """Of every peer: computed = entered into rounds + thrown away + pending.
 
     Checked where a peer tells ``computed``, its own count of what went through a backward pass: at
-    each ``transition``, when it ends (``samples`` and ``pending`` of ``peer_finished``) and when
-    it leaves. What entered rounds is ``samples`` of its ``round`` events, whatever became of them;
-    what it threw away is ``lost`` of its ``round`` and ``state_loaded`` events, and ``lost``
-    of ``left``. Nothing is pending right after a transition. A round that has not yet been told
-    (with delayed gradients it comes later) leaves its transition out.
+    each ``transition``, and when it ends (``samples`` and ``pending`` of ``peer_finished``). What
+    entered rounds is ``samples`` of its ``round`` events, what it threw away is ``lost`` of its
+    ``round``, ``state_loaded`` and ``left`` events. Nothing is pending right after a transition. A
+    round that has not yet been told (with delayed gradients it comes later) leaves its transition
+    out.
 
-    Where a peer does not tell ``computed`` all that can be said is that no more entered its rounds
-    than it had computed in the end.
+    Losses have to be possible: none is negative, and a round which samples of a peer entered took
+    no others from it. Where a peer does not tell what was pending, all that can be said of its end
+    is that no more entered its rounds than it had computed.
     """
 
     about = "Computed samples = committed + lost + pending, of every peer."
@@ -36,17 +37,16 @@ class SamplesConserved(Invariant):
         entered = {event["round"]: _gone_into(event) for event in log.of(name, "round")}
         thrown = 0
         for event in log.peers[name]:
-            kind = event["kind"]
-            if kind == "state_loaded":
-                thrown += event.get("lost") or 0
+            kind, lost = event["kind"], event.get("lost") or 0
+            if lost < 0 or (kind == "round" and lost and event["samples"]):
+                yield f"{name}, {kind} {event['round']}: {lost} lost, {event.get('samples', 0)} not"
+            if kind in ("state_loaded", "left"):
+                thrown += lost
             elif kind == "transition" and "computed" in event and event["round"] in entered:
                 done = sum(n for round_, n in entered.items() if round_ <= event["round"])
                 yield from self._equal(
                     name, f"round {event['round']}", event["computed"], done + thrown
                 )
-            elif kind == "left" and "computed" in event:
-                known = sum(entered.values()) + thrown + event["lost"]
-                yield from self._equal(name, "goodbye", event["computed"], known)
             elif kind == "peer_finished":
                 done = sum(entered.values()) + thrown
                 if "pending" in event:
