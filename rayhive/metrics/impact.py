@@ -176,7 +176,7 @@ def _took_effect(timeline: Timeline, fired: Event) -> float:
     if own:
         return float(min(own))
     targets = frozenset(fired.get("lives") or ())
-    begin, end = fired.get("began", fired["t"]), float(fired["t"])
+    begin, end = float(fired.get("began") or fired["t"]), float(fired["t"])
     told = {e["peer"] for e in timeline.of("notice") if e["t"] >= begin} & targets
     gone = [
         life.ended

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from rayhive.metrics.group import Row, ratio
-from rayhive.metrics.rows import Attempt
+from rayhive.metrics.rows import NO_FAULTS, Attempt, read_attempts
 from rayhive.metrics.timeline import FINISHED
 
 
@@ -29,6 +30,24 @@ def rows_with_twins(attempts: Iterable[Attempt]) -> list[Row]:
         if attempt.twin is None and attempt.row["state"] in FINISHED
     }
     return [_compared(attempt.row, twins.get(attempt.twin or "")) for attempt in attempts]
+
+
+def compared_row(folder: str | Path) -> Row:
+    """Return the row of a replicate, compared with its twin if that lies in a folder beside it.
+
+    Raises:
+        RayhiveError: The events or the spec cannot be read.
+    """
+    mine = _counted(folder)
+    if mine.twin is None:
+        return mine.row
+    beside = sorted(Path(folder).parent.glob(f"*-{NO_FAULTS}"))
+    twins = [_counted(place) for place in beside if (place / "events.jsonl").exists()]
+    return rows_with_twins([mine, *twins])[0]
+
+
+def _counted(folder: str | Path) -> Attempt:
+    return max(read_attempts(folder), key=lambda attempt: attempt.rank)
 
 
 def _compared(row: Row, twin: Row | None) -> Row:

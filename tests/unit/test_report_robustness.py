@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.config import Configuration
+from rayhive.metrics.twins import compared_row
 from rayhive.report.render import results_text
 from rayhive.report.results import load_results
 from rayhive.report.robustness import mark_robustness
@@ -54,6 +55,15 @@ def test_a_faulted_replicate_is_compared_with_its_twin(tmp_path: Path) -> None:
     assert folded[1]["retention"] == row["retention"]
     table = load_results(run).replicates
     assert list(table["retention"].isna()) == [True, False]
+
+
+def test_one_replicate_finds_the_twin_that_lies_beside_it(tmp_path: Path) -> None:
+    other = calm(0.5, replicate=1)
+    folders = [story.write(tmp_path) for story in (other, stormy(), calm())]
+    assert compared_row(folders[1])["retention"] == pytest.approx(1984 / (13 * 192))
+    assert compared_row(folders[2])["retention"] is None
+    alone = stormy(replicate=5).write(tmp_path)
+    assert compared_row(alone)["retention"] is None
 
 
 @pytest.mark.parametrize(
