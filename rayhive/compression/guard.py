@@ -16,8 +16,8 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from statistics import median, median_low
+from dataclasses import asdict, astuple, dataclass
+from statistics import fmean, median, median_low
 from typing import Any, TypeVar
 
 import torch
@@ -41,6 +41,11 @@ NORM_FACTOR = 50.0
 REMEMBERED = 16
 #: From so many elements on, tensors are looked at in a thread and not in the event loop.
 LARGE = 1_000_000
+#: Rounds over which the direction of a peer's tensors is looked at: that of a single honest
+#: gradient may be anything.
+LEANING = 16
+#: Least mean cosine over these rounds: who is below it climbs where the others descend.
+LEAST_LEAN = -0.25
 _KEY = "guard"
 
 
@@ -56,11 +61,14 @@ class Announcement:
         norm: Euclidean norm of all tensors together; not finite if any element is not.
         usual: The norm that it is used to; None before its first round.
         sketch: Sketch of the tensors, in units of the norm; empty if that is not finite or 0.
+        lean: Mean cosine between its tensors and those of the others in its last rounds; None
+            before it was in :data:`LEANING` rounds of three peers or more.
     """
 
     norm: float
     usual: float | None = None
     sketch: bytes = b""
+    lean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -68,14 +76,17 @@ class Refusal:
     """Why a peer's tensors do not enter an average.
 
     Attributes:
-        reason: ``not_finite`` or ``norm``.
+        reason: ``not_finite``, ``norm`` or ``direction``.
         norm: Their norm; None if only a part was seen.
-        bound: The largest norm that would have been accepted; None if size is not the reason.
+        bound: The largest norm that would have been accepted, or the least lean; None if nothing
+            would have been.
+        lean: The lean that was too small, if that is the reason.
     """
 
     reason: str
     norm: float | None = None
     bound: float | None = None
+    lean: float | None = None
 
 
 def judge(said: Mapping[P, Announcement]) -> dict[P, Refusal]:
@@ -84,7 +95,8 @@ def judge(said: Mapping[P, Announcement]) -> dict[P, Refusal]:
     A norm is too large if it is :data:`NORM_FACTOR` times the usual one, which is the larger of
     the group's median and of what its members are used to: where all grow, nobody is refused,
     and a group of two, which has no majority, has its memory. Peers that have nothing to
-    contribute (norm 0) say nothing of the others.
+    contribute (norm 0) say nothing of the others. A direction is refused only of a minority:
+    where half a group leans the other way, nobody can tell which half is wrong.
     """
     refused = {
         p: Refusal("not_finite", a.norm) for p, a in said.items() if not math.isfinite(a.norm)
@@ -94,23 +106,29 @@ def judge(said: Mapping[P, Announcement]) -> dict[P, Refusal]:
     usual = [median_low(sizes)] if len(sizes) > 1 else []
     if memories:
         usual.append(median(memories))
-    if not usual:
-        return refused
-    bound = NORM_FACTOR * max(usual)
+    bound = NORM_FACTOR * max(usual) if usual else math.inf
     for peer, announcement in said.items():
         if peer not in refused and announcement.norm > bound:
             refused[peer] = Refusal("norm", announcement.norm, bound)
-    return refused
+    leaning = {
+        peer: Refusal("direction", a.norm, LEAST_LEAN, a.lean)
+        for peer, a in said.items()
+        if peer not in refused and a.lean is not None and a.lean < LEAST_LEAN
+    }
+    return refused | leaning if 2 * len(leaning) < len(said) - len(refused) else refused
 
 
 def directions(said: Mapping[P, Announcement]) -> dict[P, float]:
-    """Return the cosine between each peer's tensors and the sum of the others', each of norm 1."""
+    """Return the cosine between each peer's tensors and the sum of the others', each of norm 1.
+
+    Of two peers, each is as far from the other: then there are none.
+    """
     sketches = {
         peer: torch.frombuffer(bytearray(a.sketch), dtype=torch.float16).float()
         for peer, a in said.items()
         if a.sketch
     }
-    if len(sketches) < 2:
+    if len(sketches) < 3:
         return {}
     total = torch.stack(list(sketches.values())).sum(0)
     return {peer: cosine(own, total - own) for peer, own in sketches.items()}
@@ -128,6 +146,7 @@ class Guarded(DecentralizedAverager):
     sketches = True
     # These live in the averager's process.
     _usual: deque[float] | None = None
+    _leans: deque[float] | None = None
     _sketcher: Sketcher | None = None
     _matchmaking: Any
 
@@ -156,7 +175,9 @@ class Guarded(DecentralizedAverager):
         if self._sketcher is None:
             self._sketcher = Sketcher([tensor.numel() for tensor in tensors])
         direction = self._sketcher(tensors) / norm
-        return Announcement(norm, usual, direction.to(torch.float16).numpy().tobytes())
+        sketch = direction.to(torch.float16).numpy().tobytes()
+        full = self._leans is not None and len(self._leans) == LEANING
+        return Announcement(norm, usual, sketch, fmean(self._leans or ()) if full else None)
 
     async def _aggregate_with_group(
         self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any
@@ -189,10 +210,10 @@ class Guarded(DecentralizedAverager):
             {"offender": str(peer), **asdict(refusal)} for peer, refusal in (refused | late).items()
         )
         result.excluded = trace.excluded
-        result.directions = {str(peer): value for peer, value in directions(said).items()}
         if not math.isfinite(sum_of(floats(self._averaged_tensors))):
             raise AverageNotFinite("the average that came back is not finite")
-        self._remember([a.norm for peer, a in said.items() if peer not in refused and a.norm > 0])
+        norms = [a.norm for peer, a in said.items() if peer not in refused and a.norm > 0]
+        self._remember(norms, directions(said).get(self.peer_id))
         return result
 
     def _detached(self, group_info: GroupInfo) -> tuple[GroupInfo, dict[PeerID, Announcement]]:
@@ -206,11 +227,13 @@ class Guarded(DecentralizedAverager):
                 said[peer] = announcement
         return GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered)), said
 
-    def _remember(self, norms: list[float]) -> None:
-        if self._usual is None:
-            self._usual = deque(maxlen=REMEMBERED)
+    def _remember(self, norms: list[float], own_cosine: float | None) -> None:
+        if self._usual is None or self._leans is None:
+            self._usual, self._leans = deque(maxlen=REMEMBERED), deque(maxlen=LEANING)
         if norms:
             self._usual.append(median_low(norms))
+        if own_cosine is not None:
+            self._leans.append(own_cosine)
 
 
 class GuardedFactors(Guarded):
@@ -248,7 +271,7 @@ def _attached(gathered: bytes, said: Announcement) -> bytes:
     content = MSGPackSerializer.loads(gathered)
     items = list(content) if isinstance(content, (list, tuple)) else [content]
     alone = not isinstance(content, (list, tuple))
-    told = [said.norm, said.usual, said.sketch]
+    told = list(astuple(said))
     return bytes(MSGPackSerializer.dumps([*items, {_KEY: told, "alone": alone}]))
 
 

@@ -48,9 +48,8 @@ class RoundResult(dict[Any, Any]):
             then.
         error: What went wrong, if the round failed.
         rejected: What was refused, see :mod:`rayhive.compression.guard`: the ``offender``, the
-            ``reason``, ``norm`` and ``bound``.
+            ``reason``, ``norm``, ``bound`` and ``lean``.
         excluded: Whether this peer's own tensors were, and count for nothing.
-        directions: Cosine between the tensors of each member and those of the others.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class RoundResult(dict[Any, Any]):
         self.error = error
         self.rejected: tuple[dict[str, Any], ...] = ()
         self.excluded = False
-        self.directions: dict[str, float] = {}
 
     @property
     def complete(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rayhive.compression.guard import LEANING
 from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
 from rayhive.peer.sketch import relative_distance
 from rayhive.plan import At, PlannedFault
@@ -125,6 +126,20 @@ def test_of_two_peers_the_one_that_is_corrupt_is_refused(socket_path: str, tmp_p
     assert_replicas_agree(lines)
 
 
+def test_a_peer_that_keeps_climbing_is_found_out(socket_path: str, tmp_path: Path) -> None:
+    faults = (fault(0, "sign_flip", 1, rounds=10_000),)
+    endless = {"budget": Budget(seconds_per_replicate=600, samples_per_replicate=None)}
+    swarm = [spec.model_copy(update=endless) for spec in specs("climbing", faults)]
+    lines = start_swarm(socket_path, swarm, tmp_path)
+    listen(lines, lambda: all(line.of("rejected") for line in lines))
+    stop(lines)
+    for line in lines:
+        seen = {(e["offender"], e["reason"]) for e in line.of("rejected")}
+        assert seen == {(identity(lines[1]), "direction")}
+        assert min(e["round"] for e in line.of("rejected")) > LEANING
+    assert_replicas_agree(lines)
+
+
 @pytest.mark.parametrize("corrupt", [(0,), (0, 1)], ids=["one", "all"])
 def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
     socket_path: str, tmp_path: Path, corrupt: tuple[int, ...]
@@ -134,10 +149,8 @@ def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
         for peer, what in zip(corrupt, ("nan", "scaled"), strict=False)
     )
     run_id = f"donors{len(corrupt)}"
-    endless = [
-        spec.model_copy(update={"budget": Budget(seconds_per_replicate=600)})
-        for spec in specs(run_id, faults, peers=2)
-    ]
+    budget = {"budget": Budget(seconds_per_replicate=600, samples_per_replicate=None)}
+    endless = [spec.model_copy(update=budget) for spec in specs(run_id, faults, peers=2)]
     lines = start_swarm(socket_path, endless, tmp_path)
     listen(lines, lambda: all(len(line.of("round")) > 5 for line in lines))
     update = {"peer": 2, "peers": 1, "faults": ()}

@@ -12,6 +12,7 @@ from hivemind.averaging.partition import BannedException
 from hivemind.utils import MSGPackSerializer
 
 from rayhive.compression.guard import (
+    LEAST_LEAN,
     NORM_FACTOR,
     Announcement,
     _attached,
@@ -117,7 +118,26 @@ def test_directions_say_who_points_the_other_way() -> None:
         told[peer] = Announcement(norm_of(own), None, direction.half().numpy().tobytes())
     found = directions(told)
     assert found[3] < -0.7 and min(found[peer] for peer in range(3)) > 0.3
-    assert directions({0: told[0], 1: Announcement(0.0)}) == {}
+    assert directions({0: told[0], 1: told[3], 2: Announcement(0.0)}) == {}, "of two, which?"
+
+
+@pytest.mark.parametrize(
+    ("leans", "refused"),
+    [
+        ((0.3, 0.2, -0.1), set()),
+        ((0.3, 0.2, LEAST_LEAN - 0.01), {2}),
+        ((0.3, None, LEAST_LEAN - 0.01), {2}),
+        ((-0.5, -0.5), set()),
+        ((0.3, 0.3, -0.5, -0.5), set()),  # nobody can tell which half is wrong
+    ],
+)
+def test_a_minority_that_has_leant_the_other_way_for_long_is_refused(
+    leans: tuple[float | None, ...], refused: set[int]
+) -> None:
+    told = {peer: Announcement(1.0, 1.0, b"", lean) for peer, lean in enumerate(leans)}
+    found = judge(told)
+    assert set(found) == refused
+    assert all((r.reason, r.lean) == ("direction", leans[peer]) for peer, r in found.items())
 
 
 # -- what a reducer does with those who say one thing and send another -----------------------------
