@@ -1,9 +1,11 @@
 """PowerSGD's arithmetic for one peer: error feedback, factors, and what a round makes of them.
 
-A round reads everything and changes nothing until :meth:`Factors.commit`. The gradient plus what
-is owed lies in a second dense buffer, in which the commit leaves what is owed next; the buffers
-then change places. So the step back is still possible until the next round, for a caller that
-hears late that its round did not count.
+A round is bound by memory, so that what counts is how often a dense array is read or written. What
+is owed is kept as a dense buffer less a product of factors, those that were applied last: the
+product is subtracted where the next round reads the buffer anyway. The sum of what is owed and the
+gradient goes into a second buffer; a commit only lets the buffers change places. So a round changes
+nothing until :meth:`Factors.commit`, and the step back is possible until the next round, for a
+caller that hears late that its round did not count.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import torch
 from rayhive.compression.powersgd_shapes import Shape, factor_rank, matrix_dims
 
 Tensors = list[torch.Tensor]
+#: Elements that are worked on at once in host memory: a MiB of float32, which stays in the cache
+#: of a core from the sum to the product.
+BLOCK = 2**18
 
 
 class Stack:
@@ -28,69 +33,97 @@ class Stack:
         device: Where they are multiplied; the factors themselves are always in host memory.
 
     Attributes:
-        owed: Error feedback: gradients that no round has applied yet, (k, n, m) in float32.
         q: What the next round begins with, (k, m, r), shared between the processes of a peer.
     """
 
     def __init__(
         self, members: tuple[int, ...], shape: tuple[int, int], rank: int, device: torch.device
     ) -> None:
-        self.members = members
-        self.owed = torch.zeros(len(self.members), *shape, device=device)
-        self.q = torch.empty(len(self.members), shape[1], rank)
+        self.members, self._shape, self._device = members, shape, device
+        self.q = torch.empty(len(members), shape[1], rank)
         self.q.share_memory_()  # type: ignore[no-untyped-call]
-        self._q_before = torch.empty(self.q.shape)
-        self._total: torch.Tensor | None = None  # made where the rounds run: it is large
+        self._blocks = _blocks(len(members), *shape, device)
+        # Made where the rounds run, for they are large: what is owed is the buffer less left @ right.
+        self._buffer: torch.Tensor | None = None
+        self._total: torch.Tensor | None = None
+        self._left = torch.zeros(len(members), shape[0], rank, device=device)
+        self._right = torch.zeros(len(members), rank, shape[1], device=device)
+        self._before = (self._left, self._right, self.q)
 
-    def begin(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Take a round's gradients, of any shape with as many elements."""
-        if self._total is None:
-            self._total = torch.empty_like(self.owed)
-        for gradient, owed, total in zip(gradients, self.owed, self._total, strict=True):
-            torch.add(owed, gradient.to(owed.device).reshape(owed.shape), out=total)
+    @property
+    def owed(self) -> torch.Tensor:
+        """Error feedback: gradients that no round has applied yet, (k, n, m) in float32."""
+        if self._buffer is None:
+            return torch.zeros(len(self.members), *self._shape, device=self._device)
+        return torch.baddbmm(self._buffer, self._left, self._right, alpha=-1)
+
+    def begin(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Take a round's gradients, of any shape with as many elements; return P (k, n, r)."""
+        if self._buffer is None or self._total is None:
+            self._buffer = torch.zeros(len(self.members), *self._shape, device=self._device)
+            self._total = torch.empty_like(self._buffer)
+        matrices = [gradient.to(self._device).reshape(self._shape) for gradient in gradients]
+        projected, q = self._projection(self.q)
+        for several, rows in self._blocks:
+            for owed, new, total in zip(
+                self._buffer[several], matrices[several], self._total[several], strict=True
+            ):
+                torch.add(owed[rows], new[rows], out=total[rows])
+            block = self._total[several, rows]
+            block.baddbmm_(self._left[several, rows], self._right[several], alpha=-1)
+            _project(block, q[several], projected[several, rows])
+        return projected.cpu()
 
     def project(self, q: torch.Tensor) -> torch.Tensor:
-        """Return P (k, n, r): the matrices times Q."""
+        """Return P (k, n, r) for another Q: the matrices times Q."""
         assert self._total is not None
-        return torch.bmm(self._total, q.to(self._total.device)).cpu()
+        projected, q = self._projection(q)
+        for several, rows in self._blocks:
+            _project(self._total[several, rows], q[several], projected[several, rows])
+        return projected.cpu()
+
+    def _projection(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return room for P, and Q as it is multiplied: (k, r, m)."""
+        room = torch.empty(self._left.shape, device=self._device)
+        return room, _transposed(q.to(self._device))
 
     def backproject(self, p: torch.Tensor) -> torch.Tensor:
         """Return Q (k, m, r): the transposed matrices times P."""
         assert self._total is not None
-        # Transposed both ways: a product with few rows is twice as fast as one with few columns.
-        q = torch.bmm(p.to(self._total.device).transpose(1, 2), self._total)
-        return q.transpose(1, 2).cpu().contiguous()
+        q = torch.bmm(_transposed(p.to(self._device)), self._total)
+        return _transposed(q).cpu()
 
     def commit(self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor) -> None:
         """Replace gradients by what the factors stand for, and owe what they miss."""
         assert self._total is not None
-        self._q_before.copy_(self.q)
         sizes = torch.linalg.vector_norm(q, torch.inf, dim=1)
         finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
+        left, right = p.to(self._device, copy=True), _transposed(q.to(self._device))
+        for at, gradient in enumerate(gradients):
+            total = self._total[at]
+            if finite[at] and gradient.dtype == total.dtype and gradient.is_contiguous():
+                _multiply(left[at], right[at], gradient.view(total.shape))
+                continue
+            if finite[at]:
+                gradient.copy_((left[at] @ right[at]).reshape(gradient.shape))
+                # What rounding took away is owed too.
+                total.sub_(gradient.to(total.device, total.dtype).reshape(total.shape))
+            else:  # somebody's gradient blew up: that is told, and not remembered
+                gradient.fill_(torch.nan)
+                total.copy_(self.owed[at])
+            left[at], right[at] = 0.0, 0.0  # nothing is left to subtract
+        self._before = (self._left, self._right, self.q.clone())
+        self._left, self._right = left, right
+        self._buffer, self._total = self._total, self._buffer
         # A column of zeros would stay one for ever: what found nothing now may find it next time.
         found = (sizes > 0) & finite[:, None]
         self.q.copy_(q if found.all() else torch.where(found[:, None], q, self.q))
-        left, right = p.to(self.owed.device), q.to(self.owed.device).transpose(1, 2)
-        self._total.baddbmm_(left, right, alpha=-1)
-        for at, gradient in enumerate(gradients):
-            total = self._total[at]
-            if not finite[at]:  # somebody's gradient blew up: that is told, and not remembered
-                gradient.fill_(torch.nan)
-                total.copy_(self.owed[at])
-            elif gradient.dtype == total.dtype and gradient.is_contiguous():
-                _multiply(left[at], right[at], gradient.view(total.shape))
-            else:
-                exact = left[at] @ right[at]
-                gradient.copy_(exact.reshape(gradient.shape))
-                rounded = gradient.to(total.device, total.dtype).reshape(total.shape)
-                total.add_(exact.sub_(rounded))  # what rounding took away is owed too
-        self.owed, self._total = self._total, self.owed
 
     def undo(self) -> None:
         """Take back the last commit, except what it made of the gradients."""
-        assert self._total is not None
-        self.owed, self._total = self._total, self.owed
-        self.q.copy_(self._q_before)
+        self._buffer, self._total = self._total, self._buffer
+        self._left, self._right, q = self._before
+        self.q.copy_(q)
 
 
 class Factors:
@@ -151,11 +184,7 @@ class Factors:
     @torch.no_grad()
     def begin(self, gradients: Sequence[torch.Tensor]) -> Tensors:
         """Take a round's gradients; return P of every stack."""
-        projected = []
-        for stack in self._stacks:
-            stack.begin(self._of(stack, gradients))
-            projected.append(stack.project(stack.q))
-        return projected
+        return [stack.begin(self._of(stack, gradients)) for stack in self._stacks]
 
     @torch.no_grad()
     def project(self, qs: Tensors) -> Tensors:
@@ -201,3 +230,28 @@ def _multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Non
         torch.mm(left, right, out=out)
     else:
         out.copy_(left @ right)
+
+
+def _project(block: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
+    """Write the product of matrices (c, b, m) and Q (c, r, m), the latter transposed, to ``out``.
+
+    A product with few rows is several times as fast as one with few columns.
+    """
+    out.copy_(torch.bmm(q, block.transpose(1, 2)).transpose(1, 2))
+
+
+def _transposed(matrices: torch.Tensor) -> torch.Tensor:
+    return matrices.transpose(1, 2).contiguous()
+
+
+def _blocks(count: int, rows: int, columns: int, device: torch.device) -> list[tuple[slice, slice]]:
+    """Return which matrices and which of their rows are worked on at once: all of them on a GPU."""
+    if device.type != "cpu":
+        return [(slice(0, count), slice(0, rows))]
+    several = max(1, BLOCK // (rows * columns))
+    height = rows if rows * columns <= BLOCK else max(1, BLOCK // columns)
+    return [
+        (slice(at, at + several), slice(row, row + height))
+        for at in range(0, count, several)
+        for row in range(0, rows, height)
+    ]
