@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
 import torch
 
 #: A column is dropped when what is new in it is at most this share of its length. P is float32:
@@ -18,20 +19,24 @@ import torch
 TOLERANCE = 1e-6
 
 
-@torch.no_grad()
 def gram_schmidt(matrices: torch.Tensor) -> torch.Tensor:
     """Return the modified Gram-Schmidt process of each matrix (..., n, r).
 
     A column becomes zero when it depends on those before it, and stays NaN when it is not finite.
+    In NumPy: these are many small operations, which torch is slower to start.
     """
-    rows = _scaled(matrices).transpose(1, 2).contiguous()  # columns as rows: they lie together
-    lengths = torch.linalg.vector_norm(rows, dim=2, keepdim=True)
-    for at in range(rows.shape[1]):
-        row, later = rows[:, at : at + 1], rows[:, at + 1 :]
-        row.div_(_divisor(torch.linalg.vector_norm(row, dim=2, keepdim=True), lengths[:, at, None]))
-        if later.shape[1]:
-            later.baddbmm_(later @ row.transpose(1, 2), row, alpha=-1)
-    return rows.transpose(1, 2).to(matrices.dtype)
+    columns = matrices.numpy().swapaxes(1, 2)
+    rows = np.ascontiguousarray(columns, dtype=np.float64)  # columns as rows: they lie together
+    with np.errstate(invalid="ignore"):
+        largest = np.abs(rows).max(axis=2, keepdims=True)
+        rows /= np.where(largest == 0, 1.0, largest)
+        least = TOLERANCE * _lengths(rows)
+        for at in range(rows.shape[1]):
+            row, later = rows[:, at : at + 1], rows[:, at + 1 :]
+            length = _lengths(row)
+            row /= np.where(length > least[:, at : at + 1], length, np.inf)
+            later -= np.matmul(later, row.swapaxes(1, 2)) * row
+    return torch.from_numpy(np.ascontiguousarray(rows.swapaxes(1, 2), dtype=columns.dtype))
 
 
 @torch.no_grad()
@@ -52,6 +57,12 @@ def qr(matrices: torch.Tensor) -> torch.Tensor:
 METHODS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {"gram_schmidt": gram_schmidt, "qr": qr}
 )
+
+
+def _lengths(rows: np.ndarray) -> np.ndarray:
+    """Return the length of each row, (k, r, 1)."""
+    squares: np.ndarray = np.einsum("krn,krn->kr", rows, rows)
+    return np.sqrt(squares)[..., None]
 
 
 def _scaled(matrices: torch.Tensor) -> torch.Tensor:

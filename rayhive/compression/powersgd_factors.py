@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 
 from rayhive.compression.powersgd_shapes import Shape, factor_rank, matrix_dims
@@ -42,7 +43,6 @@ class Stack:
         self.members, self._shape, self._device = members, shape, device
         self.q = torch.empty(len(members), shape[1], rank)
         self.q.share_memory_()  # type: ignore[no-untyped-call]
-        self._blocks = _blocks(len(members), *shape, device)
         # Made where the rounds run, for they are large: what is owed is the buffer less left @ right.
         self._buffer: torch.Tensor | None = None
         self._total: torch.Tensor | None = None
@@ -63,42 +63,33 @@ class Stack:
             self._buffer = torch.zeros(len(self.members), *self._shape, device=self._device)
             self._total = torch.empty_like(self._buffer)
         matrices = [gradient.to(self._device).reshape(self._shape) for gradient in gradients]
-        projected, q = self._projection(self.q)
-        for several, rows in self._blocks:
-            for owed, new, total in zip(
-                self._buffer[several], matrices[several], self._total[several], strict=True
-            ):
-                torch.add(owed[rows], new[rows], out=total[rows])
-            block = self._total[several, rows]
-            block.baddbmm_(self._left[several, rows], self._right[several], alpha=-1)
-            _project(block, q[several], projected[several, rows])
-        return projected.cpu()
+        if self._device.type != "cpu":  # all at once: there, every operation is slow to start
+            torch.add(self._buffer, torch.stack(matrices), out=self._total)
+            self._total.baddbmm_(self._left, self._right, alpha=-1)
+            return self.project(self.q)
+        p, q = torch.empty(self._left.shape), _transposed(self.q)
+        dense = (self._buffer, matrices, self._total)
+        for work in zip(*dense, self._left, self._right, q, p, strict=True):
+            _begin(*work)
+        return p
 
     def project(self, q: torch.Tensor) -> torch.Tensor:
         """Return P (k, n, r) for another Q: the matrices times Q."""
         assert self._total is not None
-        projected, q = self._projection(q)
-        for several, rows in self._blocks:
-            _project(self._total[several, rows], q[several], projected[several, rows])
-        return projected.cpu()
-
-    def _projection(self, q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return room for P, and Q as it is multiplied: (k, r, m)."""
-        room = torch.empty(self._left.shape, device=self._device)
-        return room, _transposed(q.to(self._device))
+        p = torch.bmm(_transposed(q).to(self._device), self._total.transpose(1, 2))
+        return _transposed(p.cpu())
 
     def backproject(self, p: torch.Tensor) -> torch.Tensor:
         """Return Q (k, m, r): the transposed matrices times P."""
         assert self._total is not None
-        q = torch.bmm(_transposed(p.to(self._device)), self._total)
-        return _transposed(q).cpu()
+        return _transposed(torch.bmm(_transposed(p).to(self._device), self._total).cpu())
 
     def commit(self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor) -> None:
         """Replace gradients by what the factors stand for, and owe what they miss."""
         assert self._total is not None
-        sizes = torch.linalg.vector_norm(q, torch.inf, dim=1)
+        sizes = q.abs().sum(1, dtype=torch.float64)
         finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
-        left, right = p.to(self._device, copy=True), _transposed(q.to(self._device))
+        left, right = p.to(self._device), _transposed(q).to(self._device)
         for at, gradient in enumerate(gradients):
             total = self._total[at]
             if finite[at] and gradient.dtype == total.dtype and gradient.is_contiguous():
@@ -232,26 +223,27 @@ def _multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> Non
         out.copy_(left @ right)
 
 
-def _project(block: torch.Tensor, q: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the product of matrices (c, b, m) and Q (c, r, m), the latter transposed, to ``out``.
+def _begin(
+    owed: torch.Tensor,
+    new: torch.Tensor,
+    total: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    q: torch.Tensor,
+    p: torch.Tensor,
+) -> None:
+    """Set one matrix's total to ``owed + new - left @ right``, and P to the total times Q.
 
-    A product with few rows is several times as fast as one with few columns.
+    Q comes transposed: a product with few rows is several times as fast as one with few columns.
     """
-    out.copy_(torch.bmm(q, block.transpose(1, 2)).transpose(1, 2))
+    height = max(1, BLOCK // total.shape[1])
+    blocks = zip(*(part.split(height) for part in (owed, new, total, left, p)), strict=True)
+    for owed, new, total, left, p in blocks:
+        torch.add(owed, new, out=total)
+        total.addmm_(left, right, alpha=-1)
+        p.copy_((q @ total.t()).t())
 
 
 def _transposed(matrices: torch.Tensor) -> torch.Tensor:
-    return matrices.transpose(1, 2).contiguous()
-
-
-def _blocks(count: int, rows: int, columns: int, device: torch.device) -> list[tuple[slice, slice]]:
-    """Return which matrices and which of their rows are worked on at once: all of them on a GPU."""
-    if device.type != "cpu":
-        return [(slice(0, count), slice(0, rows))]
-    several = max(1, BLOCK // (rows * columns))
-    height = rows if rows * columns <= BLOCK else max(1, BLOCK // columns)
-    return [
-        (slice(at, at + several), slice(row, row + height))
-        for at in range(0, count, several)
-        for row in range(0, rows, height)
-    ]
+    """Return a transposed copy of factors in host memory; torch needs eight times as long."""
+    return torch.from_numpy(np.ascontiguousarray(matrices.numpy().swapaxes(1, 2)))
