@@ -61,8 +61,8 @@ METHODS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType
 
 def _lengths(rows: np.ndarray) -> np.ndarray:
     """Return the length of each row, (k, r, 1)."""
-    squares: np.ndarray = np.einsum("krn,krn->kr", rows, rows)
-    return np.sqrt(squares)[..., None]
+    lengths: np.ndarray = np.sqrt(np.einsum("krn,krn->kr", rows, rows))[..., None]
+    return lengths
 
 
 def _scaled(matrices: torch.Tensor) -> torch.Tensor:

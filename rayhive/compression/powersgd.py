@@ -320,6 +320,7 @@ def _device_problems(device: torch.device | str | None) -> list[Problem]:
         return [Problem("device", device, "a torch device")]
     if kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return [Problem("device", device, "cpu: this process uses CUDA, its forks then cannot")]
-    if kind == "cuda" and not torch.cuda.is_available():
+    # Not is_available(): it would initialise the driver, after which a fork cannot use it either.
+    if kind == "cuda" and not torch.cuda.device_count():
         return [Problem("device", device, "cpu: there is no CUDA here")]
     return []

@@ -40,62 +40,67 @@ class Stack:
     def __init__(
         self, members: tuple[int, ...], shape: tuple[int, int], rank: int, device: torch.device
     ) -> None:
-        self.members, self._shape, self._device = members, shape, device
+        self.members, self._shape, self._rank, self._device = members, shape, rank, device
         self.q = torch.empty(len(members), shape[1], rank)
         self.q.share_memory_()  # type: ignore[no-untyped-call]
-        # Made where the rounds run, for they are large: what is owed is the buffer less left @ right.
-        self._buffer: torch.Tensor | None = None
-        self._total: torch.Tensor | None = None
-        self._left = torch.zeros(len(members), shape[0], rank, device=device)
-        self._right = torch.zeros(len(members), rank, shape[1], device=device)
-        self._before = (self._left, self._right, self.q)
+        self._ready = False
+
+    def _make_ready(self) -> None:
+        """Make what is large, where the rounds run: before the fork a GPU must not be touched."""
+        count, (rows, columns) = len(self.members), self._shape
+        self._buffer = torch.zeros(count, rows, columns, device=self._device)
+        self._total = torch.empty_like(self._buffer)
+        # What is owed is the buffer less their product.
+        self._left = torch.zeros(count, rows, self._rank, device=self._device)
+        self._right = torch.zeros(count, self._rank, columns, device=self._device)
+        self._ready = True
 
     @property
     def owed(self) -> torch.Tensor:
         """Error feedback: gradients that no round has applied yet, (k, n, m) in float32."""
-        if self._buffer is None:
-            return torch.zeros(len(self.members), *self._shape, device=self._device)
+        if not self._ready:
+            return torch.zeros(len(self.members), *self._shape)
         return torch.baddbmm(self._buffer, self._left, self._right, alpha=-1)
 
     def begin(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Take a round's gradients, of any shape with as many elements; return P (k, n, r)."""
-        if self._buffer is None or self._total is None:
-            self._buffer = torch.zeros(len(self.members), *self._shape, device=self._device)
-            self._total = torch.empty_like(self._buffer)
+        if not self._ready:
+            self._make_ready()
         matrices = [gradient.to(self._device).reshape(self._shape) for gradient in gradients]
         if self._device.type != "cpu":  # all at once: there, every operation is slow to start
             torch.add(self._buffer, torch.stack(matrices), out=self._total)
             self._total.baddbmm_(self._left, self._right, alpha=-1)
             return self.project(self.q)
-        p, q = torch.empty(self._left.shape), _transposed(self.q)
+        q = _transposed(self.q)
+        p = torch.empty(len(q), q.shape[1], self._shape[0])
         dense = (self._buffer, matrices, self._total)
         for work in zip(*dense, self._left, self._right, q, p, strict=True):
             _begin(*work)
-        return p
+        return _transposed(p)
 
     def project(self, q: torch.Tensor) -> torch.Tensor:
         """Return P (k, n, r) for another Q: the matrices times Q."""
-        assert self._total is not None
         p = torch.bmm(_transposed(q).to(self._device), self._total.transpose(1, 2))
         return _transposed(p.cpu())
 
     def backproject(self, p: torch.Tensor) -> torch.Tensor:
         """Return Q (k, m, r): the transposed matrices times P."""
-        assert self._total is not None
         return _transposed(torch.bmm(_transposed(p).to(self._device), self._total).cpu())
 
     def commit(self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor) -> None:
         """Replace gradients by what the factors stand for, and owe what they miss."""
-        assert self._total is not None
-        sizes = q.abs().sum(1, dtype=torch.float64)
+        columns = _transposed(q)
+        sizes = columns.abs().amax(2)
         finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
-        left, right = p.to(self._device), _transposed(q).to(self._device)
-        for at, gradient in enumerate(gradients):
-            total = self._total[at]
-            if finite[at] and gradient.dtype == total.dtype and gradient.is_contiguous():
+        found = (sizes > 0) & finite[:, None]  # columns of Q that stand for something
+        left, right = p.to(self._device), columns.to(self._device)
+        for at, (gradient, total, good) in enumerate(
+            zip(gradients, self._total, finite.tolist(), strict=True)
+        ):
+            if good and gradient.dtype == total.dtype and gradient.is_contiguous():
                 _multiply(left[at], right[at], gradient.view(total.shape))
                 continue
-            if finite[at]:
+            if good:
                 gradient.copy_((left[at] @ right[at]).reshape(gradient.shape))
                 # What rounding took away is owed too.
                 total.sub_(gradient.to(total.device, total.dtype).reshape(total.shape))
@@ -107,7 +112,6 @@ class Stack:
         self._left, self._right = left, right
         self._buffer, self._total = self._total, self._buffer
         # A column of zeros would stay one for ever: what found nothing now may find it next time.
-        found = (sizes > 0) & finite[:, None]
         self.q.copy_(q if found.all() else torch.where(found[:, None], q, self.q))
 
     def undo(self) -> None:
@@ -234,14 +238,16 @@ def _begin(
 ) -> None:
     """Set one matrix's total to ``owed + new - left @ right``, and P to the total times Q.
 
-    Q comes transposed: a product with few rows is several times as fast as one with few columns.
+    Both P and Q are transposed: a product with few rows is several times as fast as one with few
+    columns.
     """
-    height = max(1, BLOCK // total.shape[1])
-    blocks = zip(*(part.split(height) for part in (owed, new, total, left, p)), strict=True)
-    for owed, new, total, left, p in blocks:
-        torch.add(owed, new, out=total)
-        total.addmm_(left, right, alpha=-1)
-        p.copy_((q @ total.t()).t())
+    rows, columns = total.shape
+    height = max(1, BLOCK // columns)
+    for row in range(0, rows, height):
+        at = slice(row, row + height)
+        block = torch.add(owed[at], new[at], out=total[at])
+        block.addmm_(left[at], right, alpha=-1)
+        torch.mm(q, block.t(), out=p[:, at])
 
 
 def _transposed(matrices: torch.Tensor) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
+from rayhive.compression import powersgd_factors
 from rayhive.compression.averagers import RayhivePowerSGDAverager
 from rayhive.compression.powersgd import TransactionalPowerSGD
 from rayhive.errors import ConfigError
@@ -122,6 +123,34 @@ def test_it_computes_what_hivemind_computes_from_the_same_q() -> None:
             torch.testing.assert_close(mine, other)
     for mine, other in zip(state(ours), state(theirs), strict=True):
         torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("block", [1, 31, 90, 2**30])
+def test_the_size_of_blocks_changes_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row, a few rows with some left over, or a whole matrix at once."""
+    whole, parts = unstarted(Ours, SHAPES, **OPTIONS), unstarted(Ours, SHAPES, **OPTIONS)
+    for seed in range(4):
+        new = gradients(seed)
+        expected = run(whole, new)
+        with monkeypatch.context() as patch:
+            patch.setattr(powersgd_factors, "BLOCK", block)
+            for mine, other in zip(run(parts, new), expected, strict=True):
+                torch.testing.assert_close(mine, other)
+    for mine, other in zip(state(parts), state(whole), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+def test_the_last_round_can_be_undone_bit_by_bit() -> None:
+    averager = unstarted(Ours, SHAPES, **OPTIONS)
+    for seed in range(3):
+        run(averager, gradients(seed))
+        before = [tensor.clone() for tensor in (*averager._ms, *averager._qs)]
+        run(averager, gradients(seed + 10))
+        after = [tensor.clone() for tensor in (*averager._ms, *averager._qs)]
+        assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        averager._factors.undo()
+        for was, now in zip(before, (*averager._ms, *averager._qs), strict=True):
+            assert torch.equal(was, now)
 
 
 def test_peers_begin_with_the_same_q_and_leave_the_generator_alone() -> None:
