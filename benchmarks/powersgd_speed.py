@@ -6,8 +6,9 @@ Both are bound by memory: see "Time" in docs/compression.md.
 
 Both averagers run their rounds as in a swarm, but alone and with all-reduces that do nothing:
 what is left is projecting, orthonormalising, projecting back, multiplying and committing. They
-alternate, round by round, so that each finds the caches as a training step leaves them: full of
-other data. The time of the processor is told too, for machines on which others work.
+alternate, round by round, and before each the gradients of somebody else are copied once: so each
+finds the caches as a training step leaves them, full of other data, and the copy says how fast the
+memory is. The time of the processor is told too, for machines on which others work.
 """
 
 from __future__ import annotations
@@ -56,6 +57,17 @@ class Theirs(Alone, PowerSGDGradientAverager):
     """hivemind's."""
 
 
+class Copy:
+    """Copies as many gradients once, as nobody's round."""
+
+    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
+        self.old, self.new = ([torch.ones(shape) for shape in shapes] for _ in range(2))
+
+    async def _aggregate_with_group(self, *_: Any, **__: Any) -> None:
+        for old, new in zip(self.old, self.new, strict=True):
+            new.copy_(old)
+
+
 def make(kind: Any, shapes: list[tuple[int, ...]], rank: int) -> Any:
     """Return an averager without a process, with random gradients."""
     torch.manual_seed(0)
@@ -94,18 +106,20 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     shapes = [tuple(shape) for shape in WORKLOADS.get(MODEL)().parameter_shapes()]
-    averagers = [make(kind, shapes, arguments.rank) for kind in (Theirs, Ours)]
-    took = asyncio.run(measure(averagers, arguments.rounds))
+    copy = Copy(shapes)
+    theirs, ours = (make(kind, shapes, arguments.rank) for kind in (Theirs, Ours))
+    took = asyncio.run(measure([copy, theirs, copy, ours], arguments.rounds))
     elements = sum(int(np.prod(shape)) for shape in shapes)
     print(f"{MODEL}: {elements:,} gradients, rank {arguments.rank}, 1 thread, {conditions()}")
-    for clock, (theirs, ours) in zip(("wall", "processor"), took, strict=True):
-        for name, values in (("hivemind", theirs), ("rayhive", ours)):
+    for clock, (_, theirs, copied, ours) in zip(("wall", "processor"), took, strict=True):
+        for name, values in (("a copy", copied), ("hivemind", theirs), ("rayhive", ours)):
             p5, p50, p95 = np.percentile(values, [5, 50, 95])
             print(
                 f"{clock} {name}: p50 {p50:.1f} ms   (p5 {p5:.1f}, p95 {p95:.1f}, n {len(values)})"
             )
+        print(f"{clock} rayhive/copy {paired_ratio(ours, copied)}")
         print(f"{clock} hivemind/rayhive {paired_ratio(theirs, ours)}")
-    theirs, ours = took[1]
+    _, theirs, _, ours = took[1]
     text = f"PowerSGD's arithmetic, rank {arguments.rank}, {MODEL}: hivemind over rayhive"
     print_claims(Claim(text, *paired_ratio(theirs, ours), unit="x", bound=2.0, at_least=True))
 
