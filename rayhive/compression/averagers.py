@@ -13,6 +13,7 @@ from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
+from rayhive.compression.accumulation import Accumulation
 from rayhive.compression.averager import MeasuredAverager
 from rayhive.compression.donors import CheckedDownloads, with_digest
 from rayhive.compression.guard import Guarded, GuardedFactors
@@ -21,7 +22,7 @@ from rayhive.compression.steps import RecordedSteps
 
 
 class RayhiveGradientAverager(
-    Guarded, MeasuredAverager, GradientAverager, RecordedSteps, CheckedDownloads
+    Guarded, MeasuredAverager, Accumulation, GradientAverager, RecordedSteps, CheckedDownloads
 ):
     """Averages gradients as they are, or through a codec."""
 
@@ -29,7 +30,12 @@ class RayhiveGradientAverager(
 
 
 class RayhivePowerSGDAverager(  # type: ignore[misc]  # hivemind says less of what it loads
-    GuardedFactors, MeasuredAverager, TransactionalPowerSGD, RecordedSteps, CheckedDownloads
+    GuardedFactors,
+    MeasuredAverager,
+    Accumulation,
+    TransactionalPowerSGD,
+    RecordedSteps,
+    CheckedDownloads,
 ):
     """Averages low-rank factors of gradients."""
 

@@ -251,10 +251,25 @@ class RayhiveOptimizer(CatchingUp):
         if "error" in record:
             self._fall_back(record)
         else:
-            self.grad_averager.load_accumulators_into_averager_()
-            self._load_averaged_gradients_into_optimizer_()
+            self._load_own_gradients()
             self._end_own(record, outcome)
         self.tracker.has_ended("averaged", record["round"], met=False)
+
+    @torch.no_grad()
+    def _load_own_gradients(self) -> None:
+        """Hand what was accumulated to the optimizer."""
+        averager = self.grad_averager
+        if self.offload_optimizer:  # its gradients are the buffers that are averaged
+            averager.load_accumulators_into_averager_()
+        else:
+            scale = 1.0 / max(1, averager.local_times_accumulated)
+            for parameter, accumulated in zip(
+                self._optimized_parameters(), averager._grad_accumulators(), strict=True
+            ):
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                torch.mul(accumulated.to(parameter.device), scale, out=parameter.grad)
+        averager.notify_used_averaged_gradients()
 
     def _advance(
         self,

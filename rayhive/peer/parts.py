@@ -177,8 +177,8 @@ class SwarmParts(hivemind.Optimizer):
 
     def _refuses_own(self, record: dict[str, Any]) -> bool:
         """Say whether the gradients that this peer would apply on its own are not finite."""
-        with self.grad_averager.get_tensors() as buffers:
-            norm = norm_of(floats(buffers))
+        gradients = (parameter.grad for parameter in self._optimized_parameters())
+        norm = norm_of(floats([gradient for gradient in gradients if gradient is not None]))
         if math.isfinite(norm):
             return False
         refusal = {"offender": str(self.dht.peer_id), "reason": "not_finite", "norm": norm}
