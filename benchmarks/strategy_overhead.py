@@ -7,7 +7,8 @@ second of plain Lightning with the same gradient accumulation. Published swarms 
 Both variants train the same module on the same data with the same trainer: ``strategy`` has
 ``target_batch_size = K * batch`` where ``plain`` has ``accumulate_grad_batches = K``, so both
 step the optimizer equally often. Both run at the same time, in fresh processes, and take turns of
-a few rounds, so that what else the machine does hits both; one waits while the other has its turn.
+a few rounds, so that what else the machine does hits both. While one has its turn, all processes
+of the other are stopped: what a swarm's do by themselves slows down only the strategy's turns.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -132,13 +134,28 @@ def worker(settings: dict[str, Any], log: TextIO) -> Iterator[subprocess.Popen[s
     process = subprocess.Popen(
         [sys.executable, __file__, "--worker", json.dumps(settings)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, env=environment,
+        start_new_session=True,
     )  # fmt: skip
     try:
         yield process
+        os.killpg(process.pid, signal.SIGCONT)
         process.communicate(timeout=60)
     finally:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def take_turn(process: subprocess.Popen[str]) -> list[float]:
+    """Let a worker and all that it forked go on for a turn; return what it took."""
+    assert process.stdin is not None
+    os.killpg(process.pid, signal.SIGCONT)
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    try:
+        return read(process)
+    finally:
+        os.killpg(process.pid, signal.SIGSTOP)
 
 
 def read(process: subprocess.Popen[str]) -> list[float]:
@@ -162,13 +179,11 @@ def take_turns(settings: dict[str, Any], turns: int) -> dict[str, list[list[floa
             }
             for process in workers.values():
                 read(process)  # of the warm-up
+            for process in workers.values():
+                os.killpg(process.pid, signal.SIGSTOP)
             for turn in range(turns + 1):
                 for name in VARIANTS if turn % 2 else reversed(VARIANTS):
-                    process = workers[name]
-                    assert process.stdin is not None
-                    process.stdin.write("go\n")
-                    process.stdin.flush()
-                    said[name].append(read(process))
+                    said[name].append(take_turn(workers[name]))
         except BaseException:
             log.seek(0)
             sys.stderr.write(log.read()[-4000:])

@@ -17,8 +17,12 @@ from rayhive.compression.accumulation import Accumulation
 from rayhive.compression.averager import MeasuredAverager
 from rayhive.compression.donors import CheckedDownloads, with_digest
 from rayhive.compression.guard import Guarded, GuardedFactors
+from rayhive.compression.here import Here
 from rayhive.compression.powersgd import TransactionalPowerSGD
 from rayhive.compression.steps import RecordedSteps
+
+#: Options of a state averager's step with which it may go on in the background, or wait for peers.
+MAY_LAST = ("delay_optimizer_step", "delay_averaging", "averaging_round", "wait_for_trigger")
 
 
 class RayhiveGradientAverager(
@@ -70,4 +74,10 @@ class RayhiveStateAverager(
             finished = (self.finished_averaging_round, self.finished_optimizer_step)
             if not self.pending_updates and not any(event.is_set() for event in finished):
                 return None
-        return super().step(*args, **kwargs)
+        background = self.step_executor
+        if not self.pending_updates and not any(map(kwargs.get, MAY_LAST)):
+            self.step_executor = Here()  # two changes of threads less
+        try:
+            return super().step(*args, **kwargs)
+        finally:
+            self.step_executor = background

@@ -135,6 +135,8 @@ class Census:
 
     def present(self) -> list[Presence]:
         """Return everybody that is alive, the oldest first, this peer included."""
+        if not self._others:
+            return [self.own]
         others = [presence for presence in self._others.values() if self._here(presence)]
         return sorted([self.own, *others], key=lambda p: (p.since, p.peer_id))
 

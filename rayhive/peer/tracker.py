@@ -173,13 +173,18 @@ class LiveProgressTracker(threading.Thread):
         self._call_soon(self._census_changed)
 
     def _say(self, aloud: bool = True, **fields: Any) -> None:
-        """Change what this peer says of itself, and tell it now if it is said aloud."""
+        """Change what this peer says of itself, and tell it now if it is said aloud.
+
+        A peer that never had company keeps its threads and its averagers asleep: who comes is told
+        everything, and the averagers hear of it at the next heartbeat.
+        """
         with self._lock:
             own = self._census.own
             self._census.own = dataclasses.replace(own, version=own.version + 1, **fields)
             if aloud:
                 self._told_samples = self._census.own.samples
-        if aloud:
+            heard = bool(self._census.others())
+        if aloud and heard:
             self._call_soon(self._service.tell)
             self._call_soon(self._census_changed)
 
