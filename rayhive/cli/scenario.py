@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,20 +48,18 @@ def list_scenarios(
     """
     from rayhive.faults.library import load_scenario
     from rayhive.registry import SCENARIOS
-    from rayhive.sweep.scenarios import capabilities
 
     _check_format(format)
-    here = capabilities()
     scenarios = [load_scenario(name) for name in SCENARIOS.names()]
-    rows = [_row(scenario, here) for scenario in scenarios if not scenario.given]
+    rows = [_row(scenario) for scenario in scenarios if not scenario.given]
     if format == "json":
         print_json(rows)
         return
-    columns = {"scenario": "scenario", "about": "what happens", "needs": "needs"}
-    shown = [{**row, "needs": ", ".join(row["needs"]), "here": _here(row)} for row in rows]
-    if here is not None:
-        columns["here"] = "here"
+    shown = [{**row, "needs": ", ".join(row["needs"])} for row in rows]
+    columns = {"scenario": "scenario", "about": "what happens", "needs": "needs", "here": "here"}
     print_rows(shown, {**columns, "peers": "peers>", "seconds": "seconds>"})
+    for kind, reason in sorted({item for row in rows for item in row["lacking"].items()}):
+        print(f"not here: {kind}: {reason}")
 
 
 @app.command("show")
@@ -81,8 +78,8 @@ def show(
     A scenario with parameters takes them with --set, as in `--set scenario_args.chaos.faults=20`.
     """
     from rayhive.cli.scenario_text import plan_lines
-    from rayhive.faults.library import load_scenario, refusals, with_members
-    from rayhive.sweep.scenarios import capabilities
+    from rayhive.cluster.capabilities import here, missing
+    from rayhive.faults.library import load_scenario, with_members
 
     _check_format(format)
     asked = load_scenario(name)
@@ -98,7 +95,7 @@ def show(
         shown.append({"hash": plan.hash, "plan": plan.model_dump(mode="json")})
     if format == "json":
         print_json(shown if asked.members else shown[0])
-    refused = list(refusals(asked, capabilities() or {}))
+    refused = missing(asked.kinds, here())
     if refused:
         complain(f"this machine can't run {asked.name}:")
         raise ConfigError(refused)
@@ -134,16 +131,16 @@ def _plan(
     return plan, study.budget.seconds_per_replicate
 
 
-def _row(scenario: Scenario, here: Mapping[str, str | None] | None) -> dict[str, Any]:
-    from rayhive.faults.library import refusals
+def _row(scenario: Scenario) -> dict[str, Any]:
+    from rayhive.cluster.capabilities import here, missing
 
-    lacking = None if here is None else [str(problem) for problem in refusals(scenario, here)]
+    lacking = {str(problem.value): problem.allowed for problem in missing(scenario.kinds, here())}
     return {
         "scenario": scenario.name,
         "about": scenario.about,
         "needs": list(scenario.needs),
-        "here": None if lacking is None else not lacking,
-        "lacking": lacking or [],
+        "here": not lacking,
+        "lacking": lacking,
         "peers": scenario.file.peers.default,
         "least_peers": scenario.file.peers.least,
         "seconds": scenario.seconds,
@@ -151,10 +148,6 @@ def _row(scenario: Scenario, here: Mapping[str, str | None] | None) -> dict[str,
         "args": scenario.args,
         "stands_for": list(scenario.members),
     }
-
-
-def _here(row: Mapping[str, Any]) -> str:
-    return "yes" if row["here"] else "no: " + "; ".join(row["lacking"])
 
 
 def _check_format(format: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from rayhive.plan import At, FaultPlan, PlannedFault
+from rayhive.registry import FAULTS
 
 #: Columns of a timeline.
 WIDTH = 64
@@ -37,10 +39,10 @@ def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
 
 
 def _end_s(fault: PlannedFault) -> float | None:
-    """Return when a fault is healed; infinity if it lasts, None if there is nothing to heal."""
+    """Return when a fault is healed [s]: never, if it lasts; None if there is nothing to heal."""
     if fault.heal_after_s is not None and fault.at.seconds is not None:
         return fault.at.seconds + fault.heal_after_s
-    return None
+    return math.inf if FAULTS.get(fault.kind).heals else None
 
 
 def _chart(
@@ -72,7 +74,7 @@ def _moment(at: At) -> float:
 
 
 def _column(value: float, end: float) -> int:
-    return min(WIDTH - 1, int(value / end * WIDTH)) if end > 0 else 0
+    return int(min(value / end, 1.0) * (WIDTH - 1)) if end > 0 else 0
 
 
 def _order(name: str) -> tuple[str, int]:

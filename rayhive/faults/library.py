@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from rayhive.faults.checking import check_drafts, completed_args
 from rayhive.faults.generators.base import Draft, Setting
 from rayhive.faults.scenario import Scenario, member_name, read_scenario_file
 from rayhive.plan import FaultPlan, PlannedFault
-from rayhive.registry import FAULTS, SCENARIOS
+from rayhive.registry import SCENARIOS
 
 _HERE = Path(__file__).parent
 #: Where the files of the library are: in an installed package beside this, in a checkout where
@@ -160,20 +160,6 @@ def _in_order(draft: Draft) -> tuple[bool, float]:
     """Put faults in the order of firing; how rounds and seconds mix is not known before."""
     at = draft.at
     return at.round is None, float(at.round if at.round is not None else at.seconds or 0.0)
-
-
-def refusals(scenario: Scenario, here: Mapping[str, str | None]) -> Iterator[Problem]:
-    """Find what a machine can't do of a scenario.
-
-    Args:
-        scenario: The scenario.
-        here: Capability -> why the machine lacks it, or None if it does not.
-    """
-    for kind in scenario.kinds:
-        for need in FAULTS.get(kind).needs if kind in FAULTS else ():
-            reason = here.get(need)
-            if reason is not None:
-                yield Problem(kind, need, f"something that this machine allows: {reason}")
 
 
 def with_members(names: Sequence[str]) -> tuple[str, ...]:

@@ -54,7 +54,16 @@ def replicate_row(folder: str | Path) -> Row:
     Raises:
         RayhiveError: The events or the spec cannot be read.
     """
-    return max(read_attempts(folder), key=lambda attempt: attempt.rank).row
+    return last_attempt(folder).row
+
+
+def last_attempt(folder: str | Path) -> Attempt:
+    """Return the attempt that counts of those in a replicate's folder.
+
+    Raises:
+        RayhiveError: The events or the spec cannot be read.
+    """
+    return max(read_attempts(folder), key=lambda attempt: attempt.rank)
 
 
 def read_attempts(folder: str | Path) -> Iterator[Attempt]:

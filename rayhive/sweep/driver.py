@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayhive.faults.library import label
-from rayhive.metrics.rows import replicate_row
+from rayhive.metrics.rows import last_attempt, replicate_row
+from rayhive.metrics.twins import rows_with_twins
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
@@ -129,12 +130,24 @@ class Driver:
         reason = None
         if not record.told:
             try:
-                self._book.tell(record, objective_values(self._config, rows))
+                values = objective_values(self._config, self._with_twins(record, rows))
+                self._book.tell(record, values)
             except NoValue as error:
                 reason = str(error)
                 self._book.tell(record, None, reason)
-        values = self._book.values(record)
-        self._progress.trial_finished(record, values, reason)
+        self._progress.trial_finished(record, self._book.values(record), reason)
+
+    def _with_twins(self, record: TrialRecord, rows: list[Row]) -> Sequence[Row]:
+        """Return the rows of a trial with what compares the faulted ones with their twins."""
+        scenarios = self._config.scenarios
+        if len(scenarios) == 1:
+            return rows
+        folders = [
+            self._folder.replicate(record.number, number, label(scenario))
+            for scenario in scenarios
+            for number in range(self._config.replicates)
+        ]
+        return rows_with_twins(last_attempt(folder) for folder in folders)
 
     def _replicate(self, record: TrialRecord, scenario: str, number: int) -> Row:
         spec = self.spec(record, scenario, number)

@@ -10,9 +10,10 @@ from itertools import islice
 from rayhive.compression.accounting import allreduce_bytes, payload
 from rayhive.config import Configuration, Range, Space, SweepConfig
 from rayhive.faults.library import label
+from rayhive.metrics.rows import NO_FAULTS
 from rayhive.plan import FaultPlan
 from rayhive.sweep.replicates import replicate_seed
-from rayhive.sweep.scenarios import NOTHING, replicate_plan
+from rayhive.sweep.scenarios import replicate_plan
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.study import Study
 
@@ -118,7 +119,7 @@ def make_plan(study: Study) -> Plan:
 def _scenarios(config: SweepConfig) -> Iterator[PlannedScenario]:
     seeds = [replicate_seed(config.seed, number) for number in range(config.replicates)]
     for name in config.scenarios:
-        if name != NOTHING:
+        if name != NO_FAULTS:
             plans = tuple(replicate_plan(config, name, seed) for seed in seeds)
             yield PlannedScenario(label(name), plans)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rayhive.errors import ConfigError, Problem, nearest
+from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.folder import RunFolder
 
@@ -68,5 +69,5 @@ def recorded_spec(
 
 
 def _choice(names: list[str]) -> str | None:
-    faulted = [name for name in names if name != "none"] or names
+    faulted = [name for name in names if name != NO_FAULTS] or names
     return faulted[0] if len(faulted) == 1 else None

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
 from collections.abc import Iterator, Sequence
 
+from rayhive.cluster import capabilities
 from rayhive.config import SweepConfig, is_path
 from rayhive.errors import ConfigError, Problem
 from rayhive.faults.library import label, plan_of, with_members
+from rayhive.metrics.rows import NO_FAULTS
 from rayhive.plan import FaultPlan
-from rayhive.registry import FAULTS, SCENARIOS
+from rayhive.registry import SCENARIOS
 from rayhive.sweep.replicates import replicate_seed
-
-#: The scenario in which nothing breaks: the twin of every other one.
-NOTHING = "none"
 
 
 def with_twin(scenarios: Sequence[str]) -> tuple[str, ...]:
@@ -23,7 +20,7 @@ def with_twin(scenarios: Sequence[str]) -> tuple[str, ...]:
     A faulted replicate is compared with the replicate of the same configuration and seed in which
     nothing breaks; without it there would be no retention and no penalty.
     """
-    return tuple(scenarios) if NOTHING in scenarios else (NOTHING, *scenarios)
+    return tuple(scenarios) if NO_FAULTS in scenarios else (NO_FAULTS, *scenarios)
 
 
 def replicate_plan(config: SweepConfig, scenario: str, seed: int) -> FaultPlan | None:
@@ -70,20 +67,6 @@ def check_scenarios(config: SweepConfig) -> Iterator[Problem]:
                         )
 
 
-@functools.cache
-def capabilities() -> dict[str, str | None] | None:
-    """Return what this machine lacks: capability -> why, or None if it has it.
-
-    None stands for a build of rayhive that cannot tell.
-    """
-    try:
-        module = importlib.import_module("rayhive.cluster.capabilities")
-    except ModuleNotFoundError:
-        return None
-    return dict(module.here())
-
-
 def allows(kind: str) -> bool:
-    """Return whether this machine allows a kind of fault, as far as can be told."""
-    here = capabilities() or {}
-    return kind not in FAULTS or all(here.get(need) is None for need in FAULTS.get(kind).needs)
+    """Return whether this machine allows a kind of fault."""
+    return not capabilities.missing([kind], capabilities.here())

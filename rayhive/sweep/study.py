@@ -19,8 +19,9 @@ from rayhive.config import (
 )
 from rayhive.errors import ConfigError, Problem
 from rayhive.faults.library import with_members
+from rayhive.metrics.rows import NO_FAULTS
 from rayhive.registry import CODECS
-from rayhive.sweep.scenarios import NOTHING, check_scenarios, with_twin
+from rayhive.sweep.scenarios import check_scenarios, with_twin
 
 if TYPE_CHECKING:
     from rayhive.workloads.base import Workload
@@ -120,5 +121,5 @@ def _study(config: SweepConfig, check: _WorkloadCheck) -> Study:
         shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
         batch_size=config.swarm.batch_size or workload.default_batch_size,
         data=workload.data,
-        twin_added=NOTHING not in config.scenarios and NOTHING in scenarios,
+        twin_added=NO_FAULTS not in config.scenarios and NO_FAULTS in scenarios,
     )

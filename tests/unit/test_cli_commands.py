@@ -196,17 +196,6 @@ def test_a_plan_starts_and_writes_nothing(place: Path, capsys: pytest.CaptureFix
     assert sorted(path.name for path in place.iterdir()) == ["study.yaml"]
 
 
-def test_scenarios_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["scenario", "list"]) == 0
-    assert "Nothing breaks." in capsys.readouterr().out
-    assert main(["scenario", "list", "--format", "json"]) == 0
-    assert "none" in [row["scenario"] for row in json.loads(capsys.readouterr().out)]
-    assert main(["scenario", "show", "none", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == []
-    assert main(["scenario", "show", "none"]) == 0
-    assert "no faults" in capsys.readouterr().out
-
-
 RUNNING = {
     "run_id": "tiny-t0-r0-none-a0",
     "study": "tiny",
