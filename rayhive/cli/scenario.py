@@ -65,7 +65,7 @@ def list_scenarios(
 @app.command("show")
 def show(
     name: Name,
-    seed: Annotated[int, typer.Option(help="Seed of the plan.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the study: replicate 0 has this plan.")] = 0,
     peers: Peers = None,
     config: Config = None,
     set_: Sets = None,

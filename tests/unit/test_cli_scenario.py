@@ -12,6 +12,7 @@ from rayhive.cli import main
 from rayhive.cluster import capabilities
 from rayhive.faults.ground import CAPABILITIES
 from rayhive.registry import SCENARIOS
+from rayhive.sweep.replicates import replicate_seed
 from tests.unit.plan_fakes import fakes  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -55,7 +56,7 @@ def test_a_plan_is_shown_with_its_hash(capsys: pytest.CaptureFixture[str]) -> No
     shown = json.loads(out_of(capsys, *arguments))
     assert json.loads(out_of(capsys, *arguments)) == shown
     plan = shown["plan"]
-    assert (plan["scenario"], plan["seed"], plan["peers"]) == ("spot-g4dn", 3, 6)
+    assert (plan["scenario"], plan["seed"], plan["peers"]) == ("spot-g4dn", replicate_seed(3, 0), 6)
     canonical = json.dumps(plan, sort_keys=True, separators=(",", ":"))
     assert hashlib.sha256(canonical.encode()).hexdigest() == shown["hash"]
     text = out_of(capsys, "show", "spot-g4dn", "--seed", "3", "--peers", "6")
