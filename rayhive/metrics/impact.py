@@ -8,7 +8,7 @@ from statistics import median
 
 from rayhive.events import Event
 from rayhive.metrics.capacity import Capacity
-from rayhive.metrics.timeline import Timeline
+from rayhive.metrics.timeline import GROUPED, Timeline
 
 #: Rounds over which throughput is measured.
 ROUNDS = 3
@@ -167,7 +167,7 @@ def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
 
 def is_contribution(event: Event) -> bool:
     """Return whether samples of a peer entered an average with others in this ``round``."""
-    return event["outcome"] in ("averaged", "partial") and event["samples"] > 0
+    return event["outcome"] in GROUPED and event["samples"] > 0
 
 
 def _took_effect(timeline: Timeline, fired: Event) -> float:

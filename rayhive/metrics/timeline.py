@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,8 @@ from rayhive.spec import ReplicateSpec
 
 #: Outcomes of a gradient round after which the optimizer stepped: their samples are committed.
 APPLIED = frozenset({"averaged", "partial", "local", "alone"})
+#: Those of a round in which a peer had company.
+GROUPED = frozenset({"averaged", "partial"})
 #: Kinds of events whose ``samples`` are all that the peer has computed so far.
 _COUNTING = frozenset({"evaluation", "peer_finished"})
 #: States of a replicate whose numbers count; every other end is a failure ...
@@ -159,19 +161,27 @@ class Timeline:
     def undone(self) -> frozenset[tuple[str, int]]:
         """Rounds (peer, round) whose samples are in no peer's parameters any more.
 
-        A peer that stepped by itself (outcome ``alone`` or ``local``) and took over another one's
-        state before it averaged with anybody has lost these steps.
+        A peer that stepped by itself (outcome ``alone`` or ``local``), or in one of several groups
+        that averaged the same round, and took over another one's state before it averaged with all
+        the others, has lost these steps.
         """
         lost: set[tuple[str, int]] = set()
         own: dict[str, set[tuple[str, int]]] = defaultdict(set)
+        grouped = Counter(
+            (event["kind"], event["round"])
+            for event in (*self.of("round"), *self.of("state_round"))
+            if event["outcome"] in GROUPED
+        )
         for event in self.events:
             kind, peer = event["kind"], event["peer"]
-            if kind == "round" and event["outcome"] in ("alone", "local"):
-                own[peer].add((peer, event["round"]))
-            elif kind == "state_loaded":
+            if kind == "state_loaded":
                 lost |= own.pop(peer, set())
-            elif kind in ("round", "state_round") and event["outcome"] in ("averaged", "partial"):
-                own.pop(peer, None)
+            elif kind in ("round", "state_round"):
+                met = (event.get("group_size") or 1) if event["outcome"] in GROUPED else 0
+                if met and met >= grouped[kind, event["round"]]:
+                    own.pop(peer, None)
+                elif kind == "round" and event["outcome"] in APPLIED:
+                    own[peer].add((peer, event["round"]))
         return frozenset(lost)
 
     @cached_property

@@ -62,12 +62,38 @@ def joined_story() -> Story:
     return story
 
 
+def halves_story() -> Story:
+    """Four peers are cut in halves for 4 s; each half goes on, and one gives up what it did."""
+    all_four, half, other = (*ALL, "peer-3"), ("peer-0", "peer-1"), ("peer-2", "peer-3")
+    story = Story([planned(kind="partition", who=other, heal_after_s=4.0)], peers=4)
+    story.rounds(1.0, 2.0, peers=all_four)
+    story.fire(2.5, 0, list(other))
+    story.rounds(4.0, 5.0, 6.0, 7.0, peers=half)
+    ahead, story.round = story.round, 2
+    story.rounds(4.5, 6.5, peers=other)
+    for event in story.of("weights"):
+        if event["round"] > 2:
+            event["sketch"] = [10.0, 0.5 if event["peer"] in half else 0.7]
+    story.heal(6.6, 0, list(other))
+    story.round = ahead
+    for name in other:
+        story.say(
+            7.5, "state_loaded", name, round_before=4, round_of_state=6, round=6, seconds=0.5,
+            lost=0, received_bytes=1,
+        )  # fmt: skip
+    story.rounds(*(8.5 + n for n in range(16)), peers=all_four)
+    story.finish(24.0, all_four)
+    story.end(25.0)
+    return story
+
+
 CLEAN: dict[str, Callable[[], Story]] = {
     "nothing broke": lambda: told(Story()),
     "killed and started again": kill_and_restart,
     "the same, and long afterwards": long_story,
     "paused": paused_story,
     "joined": joined_story,
+    "cut in halves": halves_story,
 }
 
 
@@ -212,7 +238,11 @@ PLANTED: dict[str, list[tuple[str, Plant]]] = {
         ("killed and started again", lambda s: s.say(12.0, "notice", "peer-1")),
         ("killed and started again", lambda s: drop(s, "peer_lost", "peer-1")),
     ],
-    "one_component": [("nothing broke", split), ("nothing broke", groups_apart)],
+    "one_component": [
+        ("nothing broke", split),
+        ("nothing broke", groups_apart),
+        ("cut in halves", groups_apart),
+    ],
     "parameters_finite": [
         ("nothing broke", lambda s: last(s, "weights").update(finite=False)),
         ("killed and started again", lambda s: s.evaluate(13.6, ["peer-0"], math.nan)),
@@ -227,6 +257,7 @@ PLANTED: dict[str, list[tuple[str, Plant]]] = {
         ("nothing broke", lambda s: apart(s, first=15)),
         ("killed and started again", apart),
         ("nothing broke", never_made_equal),
+        ("cut in halves", lambda s: apart(s, first=8)),
     ],
     "rounds_monotone": [
         ("nothing broke", backwards),

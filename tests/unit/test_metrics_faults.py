@@ -285,6 +285,27 @@ def test_steps_that_were_given_up_for_anothers_state_are_not_committed() -> None
     assert timeline_row(story.timeline)["samples_lost"] == 0
 
 
+@pytest.mark.parametrize(("loads", "lost"), [(True, 2 * 2 * 64), (False, 0)])
+def test_what_one_half_did_is_lost_if_it_takes_over_the_others_state(
+    loads: bool, lost: int
+) -> None:
+    half, other = ("peer-0", "peer-1"), ("peer-2", "peer-3")
+    story = Story([planned(kind="partition", who=other)], peers=4)
+    story.rounds(1.0, peers=(*half, *other))
+    story.fire(1.5, 0, list(other))
+    story.rounds(3.0, 4.0, peers=half)
+    story.round = 1
+    story.rounds(3.5, 4.5, peers=other)
+    for name in other if loads else ():
+        story.say(
+            5.0, "state_loaded", name, round_before=3, round_of_state=3, round=3, seconds=0.1,
+            lost=0, received_bytes=STATE_BYTES,
+        )  # fmt: skip
+    story.rounds(6.0, peers=(*half, *other))
+    story.finish(6.0, (*half, *other))
+    assert timeline_row(story.timeline)["samples_lost"] == lost
+
+
 # -- time --------------------------------------------------------------------------------------
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
 from rayhive.events import Event
-from rayhive.faults.invariants.base import Invariant, RunLog
+from rayhive.faults.invariants.base import GROUPED, Invariant, RunLog
 from rayhive.spec import ReplicateSpec
 
 #: Relative distance of two replicas that were averaged without loss: rounding, and no more.
@@ -26,10 +27,11 @@ class ReplicasAgree(Invariant):
 
     The distance of two replicas is estimated from the sketches of their weights after the same
     round (:mod:`rayhive.peer.sketch`), relative to the larger norm. A replica is *astray* from a
-    round that it did not average completely with others (gradients or parameters), or before
-    which it loaded a state, up to its next complete averaging of parameters; with delays that one
-    shows a round later. Replicas that are astray are not compared; but one that lives to the end
-    may not be astray for more than :data:`ASTRAY_ROUNDS` (10) rounds.
+    round that it did not average completely with others (gradients or parameters), that several
+    groups averaged, or before which it loaded a state, up to its next complete averaging of
+    parameters in one group; with delays that one shows a round later. Replicas that are astray are
+    not compared; but one that lives to the end may not be astray for more than
+    :data:`ASTRAY_ROUNDS` (10) rounds.
 
     The tolerance is 1e-5; to which is added what the gradient codec loses, unless every round
     averages parameters and nothing is delayed, and what the codec of the parameters loses.
@@ -40,8 +42,9 @@ class ReplicasAgree(Invariant):
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
         """Return the replicas that differ, the largest distance of each pair."""
         log, tolerance = RunLog(spec, events), tolerance_of(spec)
+        whole = _whole(log)
         weights = {name: _fingerprints(log, name) for name in log.trained}
-        astray = {name: _astray(log, name) for name in log.trained}
+        astray = {name: _astray(log, name, whole) for name in log.trained}
         wrong = [text for name in log.living for text in self._lasting(log, name, astray[name])]
         for a, b in combinations(log.trained, 2):
             worst, where = 0.0, 0
@@ -81,23 +84,38 @@ def _fingerprints(log: RunLog, name: str) -> dict[int, Event]:
     return {event["round"]: event for event in log.of(name, "weights") if event["finite"]}
 
 
-def _astray(log: RunLog, name: str) -> frozenset[int]:
+def _whole(log: RunLog) -> Callable[[Event], bool]:
+    """Return what tells whether all who averaged a round did so in one group, completely."""
+    grouped = Counter(
+        (event["kind"], event["round"])
+        for name in log.trained
+        for event in log.of(name, "round", "state_round")
+        if event["outcome"] in GROUPED
+    )
+
+    def whole(event: Event) -> bool:
+        complete = event["outcome"] == "averaged" and (event.get("fraction") or 1.0) >= 1.0
+        met = event.get("group_size") or 1
+        return bool(complete and met >= grouped[event["kind"], event["round"]])
+
+    return whole
+
+
+def _astray(log: RunLog, name: str, whole: Callable[[Event], bool]) -> frozenset[int]:
     """Return the rounds after which a life's parameters may be its own."""
     lag = 0 if log.spec.configuration.delay == "none" else 1
-    complete = sorted(
-        event["round"] for event in log.of(name, "state_round") if event["outcome"] == "averaged"
-    )
+    complete = sorted(event["round"] for event in log.of(name, "state_round") if whole(event))
     astray: set[int] = set()
     last = max((event["round"] for event in log.of(name, "weights")), default=0)
-    for round_ in _strayed(log, name):
+    for round_ in _strayed(log, name, whole):
         back = next((number for number in complete if number >= round_), last + 1)
         astray.update(range(round_, back + lag))
     return frozenset(astray)
 
 
-def _strayed(log: RunLog, name: str) -> Iterator[int]:
+def _strayed(log: RunLog, name: str, whole: Callable[[Event], bool]) -> Iterator[int]:
     for event in log.of(name, "round", "state_round"):
-        if event["outcome"] != "averaged" or (event.get("fraction") or 1.0) < 1.0:
+        if not whole(event):
             yield event["round"]
     for event in log.of(name, "state_loaded"):
         yield event["round"] + 1
