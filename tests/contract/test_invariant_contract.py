@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -323,3 +324,14 @@ def test_a_log_that_ends_early_is_no_error(kind: type[Invariant]) -> None:
     for count in range(0, len(story.events), 11):
         kind().check(story.spec, story.events[:count])
     assert kind().check(make_spec(), []) in ([], ["does not begin with its one replicate_started"])
+
+
+@pytest.mark.parametrize("clean", CLEAN)
+def test_whatever_is_missing_there_is_an_answer(clean: str) -> None:
+    story = CLEAN[clean]()
+    for seed in range(20):
+        chance = Random(seed)
+        events = [event for event in story.events if chance.random() < 0.7]
+        results = check_all(story.spec, events)
+        assert [result.name for result in results] == list(INVARIANTS.names())
+        assert all(result.ok is not bool(result.violations) for result in results)
