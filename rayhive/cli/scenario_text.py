@@ -53,7 +53,8 @@ def _chart(
     end_of: Callable[[PlannedFault], float | None],
 ) -> Iterator[str]:
     names = list(dict.fromkeys(name for fault in faults for name in fault.who))
-    shown = [f"peer-{n}" for n in range(peers)] if peers <= 16 else []
+    units = {name.partition("-")[0] for name in names} & {"peer", "node"} or {"peer"}
+    shown = [f"{unit}-{n}" for unit in units for n in range(peers)] if peers <= 16 else []
     rows = sorted({*shown, *names}, key=_order)
     width = max(map(len, rows))
     for row in rows:

@@ -89,12 +89,21 @@ def plan(
 
     Example: `rayhive plan experiments/quickstart.yaml`
     """
+    from rayhive.cluster.capabilities import here, missing
     from rayhive.sweep.plan import make_plan
     from rayhive.sweep.study import load_study
 
     if format not in ("table", "json"):
         raise ConfigError(unknown("--format", format, ("table", "json")))
     found = make_plan(load_study(file, set_ or ()))
+    _print_plan(found, format)
+    refused = missing(found.kinds, here() if found.kinds else {})
+    if refused:
+        complain("this machine can't run it:")
+        raise ConfigError(refused)
+
+
+def _print_plan(found: Plan, format: str) -> None:
     if format == "json":
         print_json(_plan_rows(found))
         return

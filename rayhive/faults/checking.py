@@ -14,6 +14,9 @@ from rayhive.faults.generators.base import Draft
 from rayhive.plan import DYNAMIC_ROLES, At
 from rayhive.registry import FAULTS
 
+#: Times are rounded to thousandths before they are added up [s].
+_ROUNDING_S = 1e-6
+
 
 def completed_args(draft: Draft, problems: list[Problem]) -> dict[str, Any]:
     """Return the parameters of a fault with the defaults of its kind, as JSON knows them."""
@@ -47,6 +50,7 @@ def check_drafts(drafts: Sequence[Draft], swarm: SwarmConfig, budget: Budget) ->
         yield from _check_budget(draft, swarm, budget)
     yield from _check_names(drafts, swarm.peers)
     yield from _check_inside(drafts)
+    yield from _check_present(drafts)
     yield from _check_survivors(drafts, swarm.peers)
 
 
@@ -134,6 +138,24 @@ def _check_inside(drafts: Sequence[Draft]) -> Iterator[Problem]:
                 break
 
 
+def _check_present(drafts: Sequence[Draft]) -> Iterator[Problem]:
+    """Find faults on somebody whom another fault has taken away by then, as far as is known."""
+    for index, draft in enumerate(drafts):
+        for before, other in enumerate(drafts):
+            first = other.at != draft.at or before < index
+            shared = _numbers(draft.who) & _numbers(other.who)
+            if takes_away(other.kind) and before != index and first and shared:
+                known = other.at.seconds is not None or other.heal_after_s is None
+                if (known or other.at == draft.at) and _is_down(other, draft.at):
+                    yield Problem(
+                        f"{draft.key}.who",
+                        f"peer-{min(shared)}",
+                        f"somebody who is there at {draft.at}: {other.kind} took them at "
+                        f"{other.at}",
+                    )
+                    break
+
+
 def _is_later(one: At, other: At) -> bool:
     return one.round is not None and other.round is not None and one.round > other.round
 
@@ -179,7 +201,7 @@ def _is_down(draft: Draft, moment: At) -> bool:
     if draft.heal_after_s is None:
         return True
     if moment.seconds is not None and draft.at.seconds is not None:
-        return moment.seconds < draft.at.seconds + draft.heal_after_s
+        return moment.seconds < draft.at.seconds + draft.heal_after_s - _ROUNDING_S
     return draft.at == moment
 
 

@@ -90,6 +90,12 @@ class Plan:
     configurations: tuple[PlannedConfiguration, ...]
     left_out: int
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of the faults that are planned."""
+        plans = [plan for scenario in self.scenarios for plan in scenario.plans if plan is not None]
+        return tuple(sorted({fault.kind for plan in plans for fault in plan.faults}))
+
 
 def make_plan(study: Study) -> Plan:
     """Foretell a study."""

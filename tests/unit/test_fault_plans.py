@@ -25,9 +25,14 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("fakes")
 
 ACTS: list[dict[str, Any]] = [
-    {"kind": "kill", "at": {"round": {"between": [3, 30]}}, "heal_after_s": 2},
-    {"kind": "kill", "at": {"round": {"between": [3, 30]}}, "heal_after_s": {"between": [1, 3]}},
-    {"kind": "pause", "who": "minority", "at": {"seconds": {"between": [2, 9]}}, "heal_after_s": 1},
+    {"kind": "kill", "at": {"round": {"between": [3, 9]}}, "heal_after_s": 2},
+    {"kind": "kill", "at": {"round": {"between": [13, 30]}}, "heal_after_s": {"between": [1, 3]}},
+    {
+        "kind": "pause",
+        "who": "minority",
+        "at": {"seconds": {"between": [2, 4]}},
+        "heal_after_s": 0.5,
+    },
     {"kind": "straggler", "at": {"seconds": 5}, "args": {"cores": {"choose": [0.1, 0.3]}}},
     {"kind": "straggler", "who": "leader", "at": {"seconds": 12}, "heal_after_s": 1},
 ]
@@ -74,8 +79,8 @@ def test_the_hash_of_a_plan_is_the_recorded_one(tmp_path: Path) -> None:
     """It changes only if plans made by earlier versions are to be made no more."""
     path = write(tmp_path, {"acts": ACTS})
     recorded = {
-        0: "1df4c0580d44362adc9baf138b1c21f410a409bafb7ce3158d1954c979ae391c",
-        1: "ea12fe35b678d058382c376530a98d5906472970aef71ff49e96eb85cd44be17",
+        0: "fadee9f84155ff79a0902452aee60c59286cde0461b139fd1874c2fe03741374",
+        1: "b94fd1e99960f490ceb9690388c8d5032774a353bd1787e0d83472393dfcd2c1",
     }
     assert {seed: planned(path, seed).hash for seed in recorded} == recorded
 
@@ -293,6 +298,21 @@ def test_a_replacement_does_not_know_what_its_predecessor_was_told(tmp_path: Pat
         found = problems(write(tmp_path, {"acts": [nan, {**kill, "at": at}]}))
         assert "its replacement is not told" in found["plan.acts.0.who"].allowed
     planned(write(tmp_path, {"acts": [nan, {**kill, "at": {"round": 10}}]}))
+
+
+def test_nobody_is_struck_who_was_taken_away(tmp_path: Path) -> None:
+    kill = {"kind": "kill", "who": "peer-1", "at": {"seconds": 5}, "heal_after_s": 4}
+    pause = {"kind": "pause", "who": ["peer-1", "peer-2"], "heal_after_s": 1}
+    for seconds in (5, 6, 8.9):
+        found = problems(write(tmp_path, {"acts": [kill, {**pause, "at": {"seconds": seconds}}]}))
+        assert "kill took them at 5 s" in found["plan.acts.1.who"].allowed
+    planned(write(tmp_path, {"acts": [kill, {**pause, "at": {"seconds": 9}}]}))
+    planned(write(tmp_path, {"acts": [kill, {**pause, "at": {"seconds": 4}}]}))
+    leave = {"kind": "leave", "who": "peer-1", "at": {"round": 5}}
+    found = problems(write(tmp_path, {"acts": [leave, {**pause, "at": {"round": 6}}]}))
+    assert "leave took them at round 5" in found["plan.acts.1.who"].allowed
+    slow = {"kind": "straggler", "who": "peer-1", "at": {"seconds": 5}, "heal_after_s": 9}
+    planned(write(tmp_path, {"acts": [slow, {**pause, "at": {"seconds": 6}}]}))
 
 
 def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from rayhive.cli import main
+from rayhive.cluster import capabilities
 from rayhive.config import SweepConfig
 from rayhive.errors import ConfigError
 from rayhive.faults.library import plan_of
@@ -154,6 +155,18 @@ def test_a_plan_counts_scenarios_and_says_what_was_added(
     assert main(["plan", "study.yaml"]) == 0
     out = capsys.readouterr().out
     assert "was added" not in out and "plans" not in out
+
+
+def test_a_plan_that_the_machine_cannot_run_is_shown_and_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = {"signals": "forbidden here"}
+    monkeypatch.setattr(capabilities, "here", lambda: lacking)
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(STUDY))
+    assert main(["plan", str(file)]) == 2
+    told = capsys.readouterr()
+    assert "12 replicates" in told.out and "forbidden here" in told.err
 
 
 def row(scenario: str, loss: float, state: str = "completed", **fields: Any) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class ChaosSettings(Model):
         spacing_s: Time from one to the next [s]; longer where peers have to come back first.
         settle_s: How long a peer counts as down after its heal: it has to rejoin [s].
         rounds: Rounds in which a peer does something to itself, for kinds of that sort.
-        overlap: Whether a peer may be struck again while a fault on it lasts.
+        overlap: Whether a peer may be struck again while a fault on it lasts; not by, nor under,
+            one that takes it away.
         available_only: Leave out kinds that the machine can't do; such a plan depends on it.
     """
 
@@ -77,6 +78,7 @@ class _Busy:
 
     number: int
     until: float
+    away: bool
 
 
 class Chaos(Generator):
@@ -147,10 +149,11 @@ class Chaos(Generator):
             if index:
                 t_s += chaos.spacing_s.seconds(setting.draw("chaos", index, "spacing"))
             size = COUNTS[item.size](setting.swarm.peers)
-            t_s, chosen = self._free(draw, t_s, size, most, pool, busy)
+            t_s, chosen = self._free(draw, t_s, size, most, pool, busy, takes_away(kind))
             args = self._args(setting, kind, index)
             heal = heal_of(kind, item.heal_after_s, args, setting.draw("chaos", index, "heal"))
-            busy += [_Busy(number, t_s + (heal or 0.0) + chaos.settle_s) for number in chosen]
+            until = t_s + (heal or 0.0) + chaos.settle_s
+            busy += [_Busy(number, until, takes_away(kind)) for number in chosen]
             names = tuple(f"{unit_of(kind)}-{number}" for number in chosen)
             at = At(seconds=round(t_s, 3))
             yield Draft(kind, names, at, heal, args, f"plan.chaos.kinds.{kind}")
@@ -163,12 +166,15 @@ class Chaos(Generator):
         most: int,
         pool: list[int],
         busy: list[_Busy],
+        away: bool,
     ) -> tuple[float, list[int]]:
         """Return the first moment from ``t_s`` on at which ``size`` may be struck, and who."""
         while True:
             now = [item for item in busy if item.until > t_s]
             struck = {item.number for item in now}
-            free = [number for number in pool if self.chaos.overlap or number not in struck]
+            gentle = self.chaos.overlap and not away
+            taken = {item.number for item in now if item.away} if gentle else struck
+            free = [number for number in pool if number not in taken]
             # A peer that is struck twice is down once.
             chosen = draw.sample(free, size) if len(free) >= size else []
             if chosen and len(struck | set(chosen)) <= most:
