@@ -87,8 +87,9 @@ class Selector:
     def _one(self, word: str, draw: Draw) -> tuple[str, ...]:
         if word in DYNAMIC_ROLES:
             return (word,)
-        if _NAME.fullmatch(word):
-            return (word,)
+        name = _NAME.fullmatch(word)
+        if name is not None:
+            return (f"{name[1]}-{int(name[2])}",)
         if word == "bootstrap":
             return (f"{self._unit}-0",)
         if word == "preemptible":

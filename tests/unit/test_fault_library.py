@@ -66,6 +66,11 @@ def test_a_scenario_plans_what_there_is_within_its_budget(name: str) -> None:
     assert plan(name, 1).canonical() == plan(name, 1).canonical()
 
 
+def test_every_kind_is_in_a_scenario() -> None:
+    planned = {kind for name in CONCRETE for kind in load_scenario(name).kinds}
+    assert set(FAULTS.names()) <= planned
+
+
 @pytest.mark.parametrize("name", CONCRETE)
 def test_a_scenario_says_what_it_does_and_needs(name: str) -> None:
     scenario = load_scenario(name)

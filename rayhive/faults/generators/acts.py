@@ -6,13 +6,13 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from pydantic import Field
 
 from rayhive.config import Model
 from rayhive.faults.generators.base import (
     Draft,
+    DrawnArgs,
     Generator,
     Setting,
     Span,
@@ -40,7 +40,7 @@ class Act(Model):
     who: Who = ("one",)
     at: When
     heal_after_s: Span | None = None
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: DrawnArgs = Field(default_factory=dict)
 
 
 class Acts(Generator):

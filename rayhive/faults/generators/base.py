@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rayhive.config import Budget, Model, SwarmConfig
 from rayhive.errors import Problem
@@ -150,6 +151,26 @@ def _words(value: object) -> object:
 Who = Annotated[tuple[str, ...], Field(min_length=1), BeforeValidator(_words)]
 
 
+def _check_choices(args: dict[str, Any]) -> dict[str, Any]:
+    for name, value in args.items():
+        if isinstance(value, Mapping) and set(value) <= {"between", "choose"}:
+            ends, choices = value.get("between"), value.get("choose")
+            if len(value) != 1 or not (_is_range(ends) or (isinstance(choices, list) and choices)):
+                raise ValueError(f"{name}: either between: [low, high] or choose: [a, b, ...]")
+    return args
+
+
+def _is_range(ends: object) -> bool:
+    if not isinstance(ends, list) or len(ends) != 2:
+        return False
+    numbers = [end for end in ends if isinstance(end, (int, float)) and math.isfinite(end)]
+    return len(numbers) == 2 and numbers[0] <= numbers[1]
+
+
+#: Parameters of a kind, some of them left to the seed.
+DrawnArgs = Annotated[dict[str, Any], AfterValidator(_check_choices)]
+
+
 def drawn_args(args: Mapping[str, Any], draw: Callable[[str], Draw]) -> dict[str, Any]:
     """Return parameters with their ranges (``between``) and choices (``choose``) drawn."""
     return {name: _drawn(value, draw(name)) for name, value in args.items()}
@@ -157,9 +178,9 @@ def drawn_args(args: Mapping[str, Any], draw: Callable[[str], Draw]) -> dict[str
 
 def _drawn(value: Any, draw: Draw) -> Any:
     if isinstance(value, Mapping) and set(value) == {"between"}:
-        return _Span.model_validate(value).of(draw)
+        return draw.between(*value["between"])
     if isinstance(value, Mapping) and set(value) == {"choose"}:
-        return draw.choose(tuple(value["choose"]))
+        return draw.choose(value["choose"])
     return value
 
 

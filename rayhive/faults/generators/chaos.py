@@ -15,6 +15,7 @@ from rayhive.faults.draw import Draw
 from rayhive.faults.effects import JOIN, is_inside, takes_away
 from rayhive.faults.generators.base import (
     Draft,
+    DrawnArgs,
     Generator,
     Setting,
     Span,
@@ -40,7 +41,7 @@ class Ingredient(Model):
     weight: float = Field(default=1.0, gt=0)
     size: Literal["one", "minority"] = "one"
     heal_after_s: Span | None = None
-    args: dict[str, Any] = Field(default_factory=dict)
+    args: DrawnArgs = Field(default_factory=dict)
 
 
 def _seconds(low: float, high: float) -> Any:
