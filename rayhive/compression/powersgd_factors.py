@@ -57,10 +57,16 @@ class Stack:
 
     @property
     def owed(self) -> torch.Tensor:
-        """Error feedback: gradients that no round has applied yet, (k, n, m) in float32."""
+        """Error feedback: gradients that no round has applied yet, (k, n, m) in float32.
+
+        Once rounds have begun it is what the next one reads, and can be written.
+        """
         if not self._ready:
             return torch.zeros(len(self.members), *self._shape)
-        return torch.baddbmm(self._buffer, self._left, self._right, alpha=-1)
+        self._buffer.baddbmm_(self._left, self._right, alpha=-1)
+        # New ones: the step back may need the old.
+        self._left, self._right = torch.zeros_like(self._left), torch.zeros_like(self._right)
+        return self._buffer
 
     def begin(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Take a round's gradients, of any shape with as many elements; return P (k, n, r)."""

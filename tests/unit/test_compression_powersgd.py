@@ -153,6 +153,27 @@ def test_the_last_round_can_be_undone_bit_by_bit() -> None:
             assert torch.equal(was, now)
 
 
+def test_what_is_owed_can_be_read_and_written_at_any_time() -> None:
+    """It is put together only when somebody asks, which changes nothing for later rounds."""
+    asked, left_alone = unstarted(Ours, SHAPES, **OPTIONS), unstarted(Ours, SHAPES, **OPTIONS)
+    for seed in range(4):
+        for mine, other in zip(
+            run(asked, gradients(seed)), run(left_alone, gradients(seed)), strict=True
+        ):
+            torch.testing.assert_close(mine, other)
+        assert torch.equal(asked._ms[0], asked._ms[0])
+    for averager in (asked, left_alone):
+        run(averager, gradients(9))
+        averager._factors.undo()
+    for mine, other in zip(asked._ms, left_alone._ms, strict=True):
+        torch.testing.assert_close(mine, other)
+        assert mine.any()
+    for owed in asked._ms:
+        owed.zero_()
+    zeros = [torch.zeros(shape) for shape in SHAPES]
+    assert not any(tensor.any() for tensor in run(asked, zeros)), "nothing was owed any more"
+
+
 def test_peers_begin_with_the_same_q_and_leave_the_generator_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
