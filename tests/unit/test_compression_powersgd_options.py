@@ -16,6 +16,7 @@ from hivemind.utils.math import orthogonalize_
 from rayhive.compression.accounting import payload
 from rayhive.compression.averager import PHASE_NAMES
 from rayhive.compression.averagers import RayhivePowerSGDAverager
+from rayhive.compression.matchmaking import TRACE, StepTrace
 from rayhive.compression.orthogonalise import METHODS
 from rayhive.compression.powersgd_shapes import (
     MAX_ITERATIONS,
@@ -196,6 +197,26 @@ def test_what_rounding_takes_from_half_precision_is_owed() -> None:
         asyncio.run(attempt([averager]))
         total += given - gradients_of(averager)[0].float()
     torch.testing.assert_close(averager._ms[0], total, rtol=0, atol=1e-5)
+
+
+def test_a_peer_that_is_not_in_the_round_owes_what_it_owed() -> None:
+    """Its gradient is corrupt: the others' average is applied, and nothing of it is remembered."""
+    averager = unstarted(RayhivePowerSGDAverager, SHAPES, **RANK)
+    factors = averager._factors
+    for seed, excluded in enumerate([False, True, False]):
+        before = [owed.clone() for owed in averager._ms]
+        large = [gradient for gradient in gradients(seed) if gradient.ndim > 1]
+        given = [gradient.clone() for gradient in large]
+        ps = factors.begin(large)
+        qs = factors.backproject(ps)
+        TRACE.set(StepTrace(excluded=excluded))
+        averager._commit(large, ps, qs, [], [])
+        for owed, was, new, applied in zip(averager._ms, before, given, large, strict=True):
+            if excluded:
+                assert torch.equal(owed, was)
+            else:
+                torch.testing.assert_close(owed, was + new - applied)
+    TRACE.set(None)
 
 
 # -- options and bytes
