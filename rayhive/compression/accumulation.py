@@ -17,6 +17,7 @@ class Accumulation(GradientAverager):
 
     #: Whether the accumulators stand for zeros, whatever they hold.
     _cleared = False
+    _anchor_batch_size: int | None
 
     @torch.no_grad()
     def _grad_accumulators(self) -> Iterator[torch.Tensor]:

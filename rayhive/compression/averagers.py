@@ -6,6 +6,7 @@ Each talks under the name of its hivemind class, so that plain hivemind peers ca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class RayhiveStateAverager(
 
     wire_name = "TrainingStateAverager"
     sketches = False
+    step_executor: Executor
     on_serving: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
 
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor], Sequence[CompressionInfo]]:
