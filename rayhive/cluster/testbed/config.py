@@ -1,0 +1,148 @@
+"""What a testbed shall be: its nodes by class, and their links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from pydantic import Field, ValidationError
+
+from rayhive.config import Link, Model, SwarmConfig
+from rayhive.errors import ConfigError, Problem, nearest
+
+#: Label of a node: the address of its data plane, where peers listen.
+DATA_ADDRESS_LABEL = "rayhive.io/data-address"
+#: Label of a node: the class that it was made for.
+CLASS_LABEL = "rayhive.io/node-class"
+#: Label of a node: its number in the testbed.
+NUMBER_LABEL = "rayhive.io/testbed-node"
+_MOST_NODES = 64
+
+
+class TestbedNodes(Model):
+    """Equal nodes of a testbed.
+
+    Attributes:
+        count: How many.
+        labels: Ray node labels, beside those that the testbed gives.
+        num_cpus: CPUs that each claims to have, for Ray's placement.
+        cpu_share: Cores' worth of time that each may use; None for as much as there is.
+        link: Shaping of each one's link, in each direction: a round trip from node to node takes
+            twice the delay of both.
+    """
+
+    __test__: ClassVar[bool] = False
+
+    count: int = Field(default=1, ge=1)
+    labels: dict[str, str] = Field(default_factory=dict)
+    num_cpus: int = Field(default=1, ge=1)
+    cpu_share: float | None = Field(default=None, gt=0)
+    link: Link = Link()
+
+
+class TestbedConfig(Model):
+    """One testbed.
+
+    Attributes:
+        name: What ``status`` and ``down`` call it.
+        node_classes: Its nodes, by the name of their class.
+        mtu: Largest packet on the links between peers [bytes]. Large ones cost less of the
+            machine; 1500 behaves more like the Internet where packets are lost.
+    """
+
+    __test__: ClassVar[bool] = False
+
+    name: str = Field(default="testbed", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)
+    node_classes: dict[str, TestbedNodes] = Field(min_length=1)
+    mtu: int = Field(default=9000, ge=576, le=16000)
+
+    @property
+    def nodes(self) -> list[tuple[str, TestbedNodes]]:
+        """Class and description of each node, in order."""
+        return [
+            (name, item) for name, item in self.node_classes.items() for _ in range(item.count)
+        ]
+
+    @classmethod
+    def of_swarm(cls, swarm: SwarmConfig, name: str = "testbed", spare: int = 0) -> TestbedConfig:
+        """Return a testbed with a node for each peer of a swarm, as its node classes say.
+
+        Args:
+            swarm: The swarm.
+            name: Of the testbed.
+            spare: Nodes of the last class in addition, for peers that join later.
+        """
+        if swarm.node_classes is None:
+            nodes = TestbedNodes(count=swarm.peers + spare, num_cpus=swarm.threads_per_peer)
+            return cls(name=name, node_classes={"node": nodes})
+        classes = {
+            key: TestbedNodes(
+                count=item.count,
+                labels=dict(item.labels),
+                num_cpus=swarm.threads_per_peer,
+                cpu_share=item.cpu_share * swarm.threads_per_peer,
+                link=item.link or Link(),
+            )
+            for key, item in swarm.node_classes.items()
+        }
+        last = list(classes)[-1]
+        more = classes[last].model_copy(update={"count": classes[last].count + spare})
+        return cls(name=name, node_classes={**classes, last: more})
+
+
+def load_testbed(path: str | Path) -> TestbedConfig:
+    """Read a testbed from a YAML file.
+
+    Raises:
+        ConfigError: With every mistake in the file.
+    """
+    file = Path(path)
+    try:
+        data = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        allowed = f"a readable YAML file ({error.strerror})"
+        raise ConfigError(Problem("FILE", str(file), allowed)) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(Problem("FILE", str(file), f"valid YAML: {error}")) from error
+    if not isinstance(data, dict):
+        raise ConfigError(Problem("FILE", str(file), "a mapping of keys to values"))
+    try:
+        config = TestbedConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError(map(_problem, error.errors()), str(path)) from error
+    problems = list(_labels(config))
+    if len(config.nodes) > _MOST_NODES:
+        problems.append(
+            Problem("node_classes", len(config.nodes), f"at most {_MOST_NODES} nodes in all")
+        )
+    if problems:
+        raise ConfigError(problems, str(path))
+    return config
+
+
+def _labels(config: TestbedConfig) -> Sequence[Problem]:
+    """Find labels that the testbed gives itself."""
+    return [
+        Problem(f"node_classes.{name}.labels", label, "a label that the testbed does not set")
+        for name, item in config.node_classes.items()
+        for label in item.labels
+        if label in (DATA_ADDRESS_LABEL, CLASS_LABEL, NUMBER_LABEL)
+    ]
+
+
+def _problem(item: Any) -> Problem:
+    *parents, last = (str(part) for part in item["loc"])
+    key = ".".join([*parents, last])
+    if item["type"] == "extra_forbidden":
+        model: type[Model] = TestbedConfig
+        if parents:
+            model = Link if parents[-1] == "link" else TestbedNodes
+        known = list(model.model_fields)
+        text = f"an unknown key; known are {', '.join(known)}"
+        return Problem(key, item["input"], text, nearest(last, known))
+    if item["type"] == "missing":
+        return Problem(key, None, "required")
+    text = str(item["msg"]).removeprefix("Input should be ")
+    return Problem(key, item["input"], text[:1].lower() + text[1:])

@@ -1,0 +1,89 @@
+"""Cuts between nodes: the switch throws away what one node sends another, in silence.
+
+Each cut is a chain of its own in the switch's namespace, so that cuts add up and each heals by
+itself. Rules look at every packet, so connections that are established are cut too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.nftables.expressions import genex, ipv4addr, verdict
+from pyroute2.nftables.main import NFTables
+
+from rayhive.cluster.testbed import namespaces
+from rayhive.errors import ClusterError
+
+_BRIDGE_FAMILY, _TABLE = 7, "rayhive"
+_ACCEPT, _DROP = 1, 0
+
+
+def cut(switch: str, name: str, pairs: Iterable[tuple[str, str]]) -> None:
+    """Throw away packets from the first to the second address of each pair.
+
+    Args:
+        switch: The switch's namespace.
+        name: Of the cut; one of the same name is replaced.
+        pairs: Addresses.
+
+    Raises:
+        ClusterError: The kernel refuses.
+    """
+
+    def do() -> None:
+        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft:
+            nft.table("add", name=_TABLE)
+            nft.chain("add", table=_TABLE, name=name, hook="forward", policy=_ACCEPT)
+            nft.rule("del", table=_TABLE, chain=name)
+            for source, target in pairs:
+                match = ipv4addr(src=source, dst=target)
+                steps = (match, [genex("counter", {})], verdict(code=_DROP))
+                nft.rule("add", table=_TABLE, chain=name, expressions=steps)
+
+    try:
+        namespaces.inside(switch, do)
+    except (NetlinkError, OSError) as error:
+        raise ClusterError(f"the switch cannot cut: {error}") from error
+
+
+def mend(switch: str, name: str) -> int:
+    """Undo a cut; return how many packets it took. None of this name is fine."""
+    taken = dropped(switch, name)
+
+    def do() -> None:
+        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft:
+            with contextlib.suppress(NetlinkError):
+                nft.rule("del", table=_TABLE, chain=name)
+                nft.chain("del", table=_TABLE, name=name)
+
+    namespaces.inside(switch, do)
+    return taken
+
+
+def dropped(switch: str, name: str | None = None) -> int:
+    """Return how many packets a cut, or all of them, took so far."""
+
+    def do() -> int:
+        total = 0
+        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft:
+            for rule in nft.get_rules():
+                if name in (None, rule.get_attr("NFTA_RULE_CHAIN")):
+                    for expression in rule.get_attr("NFTA_RULE_EXPRESSIONS"):
+                        if expression.get_attr("NFTA_EXPR_NAME") == "counter":
+                            data = expression.get_attr("NFTA_EXPR_DATA")
+                            total += int(data.get_attr("NFTA_COUNTER_PACKETS"))
+        return total
+
+    return namespaces.inside(switch, do)
+
+
+def cuts(switch: str) -> list[str]:
+    """Return the names of all cuts that there are."""
+
+    def do() -> list[str]:
+        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft:
+            return sorted(str(chain.get_attr("NFTA_CHAIN_NAME")) for chain in nft.get_chains())
+
+    return namespaces.inside(switch, do)

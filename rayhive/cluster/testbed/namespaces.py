@@ -1,0 +1,119 @@
+"""Network namespaces: doing something inside of one, and ending all that runs in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TypeVar
+
+from pyroute2 import netns
+
+#: Where the system keeps namespaces that have a name.
+FOLDER = Path("/run/netns")
+_PATIENCE = 10.0
+
+T = TypeVar("T")
+
+
+def inside(namespace: str | None, do: Callable[[], T]) -> T:
+    """Do something in a network namespace, and return what it returns.
+
+    It runs in a thread of its own: only that thread moves, and netlink sockets find no event
+    loop there. Processes that it starts are in the namespace, and sockets stay there.
+
+    Args:
+        namespace: Its name; None to stay where the process is.
+        do: What to do.
+    """
+    answer: Future[T] = Future()
+
+    def body() -> None:
+        try:
+            if namespace is not None:
+                with (FOLDER / namespace).open("rb") as file:
+                    netns.setns(file.fileno(), flags=0)
+            answer.set_result(do())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    thread = threading.Thread(target=body, name=f"inside {namespace}", daemon=True)
+    thread.start()
+    thread.join()
+    return answer.result()
+
+
+def exists(namespace: str) -> bool:
+    """Return whether there is a namespace of this name."""
+    return (FOLDER / namespace).exists()
+
+
+def named(prefix: str) -> list[str]:
+    """Return the namespaces whose names begin with ``prefix``."""
+    if not FOLDER.is_dir():
+        return []
+    return sorted(path.name for path in FOLDER.iterdir() if path.name.startswith(prefix))
+
+
+def processes(namespaces: Iterable[str]) -> list[int]:
+    """Return the processes in any of these namespaces; zombies are in none."""
+    wanted = set()
+    for namespace in namespaces:
+        with contextlib.suppress(OSError):
+            wanted.add(_identity(FOLDER / namespace))
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                if _identity(Path(f"/proc/{name}/ns/net")) in wanted:
+                    found.append(int(name))
+    return found
+
+
+def kill(namespaces: Iterable[str], spare: Iterable[int] = ()) -> list[int]:
+    """Kill everything in these namespaces, and return what was killed.
+
+    Args:
+        namespaces: Their names.
+        spare: Pids that may live.
+    """
+    names, spared, killed = list(namespaces), {os.getpid(), *spare}, set()
+    deadline = time.monotonic() + _PATIENCE
+    while living := set(processes(names)) - spared:
+        for pid in living:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= living
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)  # they are not our children: nothing tells when they are gone
+    return sorted(killed)
+
+
+def remove(namespace: str) -> None:
+    """Remove a namespace with its interfaces; none is fine."""
+    with contextlib.suppress(FileNotFoundError):
+        netns.remove(namespace)
+
+
+def create(namespace: str) -> None:
+    """Make a namespace without IPv6."""
+    netns.create(namespace)
+    inside(namespace, _no_ipv6)
+
+
+def _no_ipv6() -> None:
+    """Keep the chatter of IPv6 from what is counted on the links."""
+    for scope in ("all", "default"):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6").write_text("1")
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino

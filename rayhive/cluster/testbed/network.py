@@ -1,0 +1,123 @@
+"""Namespaces, bridges and cables of a testbed: two planes, one for Ray and one for peers.
+
+Every node has ``ctl0``, an unshaped cable to a bridge in the machine's own network, where the
+head and the drivers are, and ``data0``, the shaped cable to the bridge in the switch's namespace,
+where only nodes are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from rayhive.cluster.testbed import namespaces
+from rayhive.cluster.testbed.state import TestbedState
+
+CONTROL, DATA = "ctl0", "data0"
+#: The bridge of the data plane, in the switch's namespace.
+DATA_BRIDGE = "data"
+_BITS = 24
+
+
+def port(index: int) -> str:
+    """Return the name of the switch's end of a node's data link."""
+    return f"dp{index}"
+
+
+def find(ip: IPRoute, name: str) -> int | None:
+    """Return the index of an interface, or None if there is none of this name."""
+    found = ip.link_lookup(ifname=name)
+    return int(found[0]) if found else None
+
+
+def index_of(ip: IPRoute, name: str) -> int:
+    """Return the index of an interface.
+
+    Raises:
+        OSError: There is none of this name.
+    """
+    found = find(ip, name)
+    if found is None:
+        raise OSError(f"no interface {name}")
+    return found
+
+
+def build(state: TestbedState) -> None:
+    """Make all namespaces and cables; shapes nothing."""
+    for namespace in (state.switch, state.head, *(node.namespace for node in state.nodes)):
+        namespaces.create(namespace)
+    namespaces.inside(None, lambda: _control_plane(state))
+    namespaces.inside(state.switch, lambda: _data_plane(state))
+    _settle(state, state.head, state.head_address, None)
+    for node in state.nodes:
+        _settle(state, node.namespace, node.control_address, node.data_address)
+
+
+def remove(prefix: str, number: int) -> None:
+    """Remove all namespaces and cables of a testbed, as far as there are any."""
+    for namespace in namespaces.named(prefix):
+        namespaces.remove(namespace)
+
+    def bridge() -> None:
+        with IPRoute() as ip:
+            for link in ip.get_links():
+                name = str(link.get("ifname"))
+                if name == f"rht{number}" or name.startswith(prefix):
+                    with contextlib.suppress(NetlinkError):  # its other end went first
+                        ip.link("del", index=link["index"])
+
+    namespaces.inside(None, bridge)
+
+
+def _control_plane(state: TestbedState) -> None:
+    with IPRoute() as ip:
+        bridge = _bridge(ip, f"rht{state.number}", state.control_gateway)
+        places = [(f"{state.prefix}head", state.head)]
+        places += [(node.namespace, node.namespace) for node in state.nodes]
+        for name, namespace in places:
+            _cable(ip, bridge, name, CONTROL, namespace)
+
+
+def _data_plane(state: TestbedState) -> None:
+    with IPRoute() as ip:
+        ip.link("set", index=index_of(ip, "lo"), state="up")
+        bridge = _bridge(ip, DATA_BRIDGE, state.data_gateway)
+        for node in state.nodes:
+            _cable(ip, bridge, port(node.index), DATA, node.namespace, state.mtu)
+
+
+def _bridge(ip: IPRoute, name: str, address: str) -> int:
+    ip.link("add", ifname=name, kind="bridge")
+    index = index_of(ip, name)
+    ip.addr("add", index=index, address=address, prefixlen=_BITS)
+    ip.link("set", index=index, state="up")
+    return index
+
+
+def _cable(
+    ip: IPRoute, bridge: int, name: str, far: str, namespace: str, mtu: int = 1500
+) -> None:
+    with (namespaces.FOLDER / namespace).open("rb") as file:
+        peer = {"ifname": far, "net_ns_fd": file.fileno()}
+        ip.link("add", ifname=name, kind="veth", peer=peer)
+    ip.link("set", index=index_of(ip, name), mtu=mtu, master=bridge, state="up")
+
+
+def _settle(state: TestbedState, namespace: str, control: str, data: str | None) -> None:
+    """Give the interfaces in a node's namespace their addresses."""
+
+    def settle() -> None:
+        with IPRoute() as ip:
+            ip.link("set", index=index_of(ip, "lo"), state="up")
+            index = index_of(ip, CONTROL)
+            ip.addr("add", index=index, address=control, prefixlen=_BITS)
+            ip.link("set", index=index, state="up")
+            ip.route("add", dst="default", gateway=state.control_gateway)
+            if data is not None:
+                index = index_of(ip, DATA)
+                ip.addr("add", index=index, address=data, prefixlen=_BITS)
+                ip.link("set", index=index, mtu=state.mtu, state="up")
+
+    namespaces.inside(namespace, settle)
