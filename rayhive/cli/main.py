@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from rayhive.cli import machine, results, scenario, scenario_run, study, train
+from rayhive.cli import machine, results, scenario, scenario_run, study, testbed, train
 from rayhive.cli.text import complain
 from rayhive.errors import RayhiveError
 
@@ -29,6 +29,7 @@ app.command("plan")(study.plan)
 app.command("results")(results.results)
 scenario.app.command("run")(scenario_run.run)
 app.add_typer(scenario.app, name="scenario")
+app.add_typer(testbed.app, name="testbed")
 app.command("train")(train.train)
 app.command("status")(machine.status)
 app.command("stop")(machine.stop)

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from rayhive.cluster.testbed.config import TestbedConfig, TestbedNodes, load_testbed
+from rayhive.cluster.testbed.testbed import Testbed
 
-
-__all__ = ["TestbedConfig", "TestbedNodes", "load_testbed"]
+__all__ = ["Testbed", "TestbedConfig", "TestbedNodes", "load_testbed"]

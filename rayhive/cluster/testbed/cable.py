@@ -145,9 +145,7 @@ class Cable:
         outside = "" if groups is None else str(Path(groups).parent / "cgroup.procs")
         command = [sys.executable, relay.__file__, str(self._socket), near, far]
         command += [str(link.delay_ms), str(link.loss), outside]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_RELAY_TIMEOUT
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_RELAY_TIMEOUT)
         if done.returncode:
             raise OSError(f"the relay did not start: {done.stderr.strip()[-400:]}")
         with IPRoute() as ip:

@@ -61,9 +61,7 @@ class TestbedConfig(Model):
     @property
     def nodes(self) -> list[tuple[str, TestbedNodes]]:
         """Class and description of each node, in order."""
-        return [
-            (name, item) for name, item in self.node_classes.items() for _ in range(item.count)
-        ]
+        return [(name, item) for name, item in self.node_classes.items() for _ in range(item.count)]
 
     @classmethod
     def of_swarm(cls, swarm: SwarmConfig, name: str = "testbed", spare: int = 0) -> TestbedConfig:

@@ -53,10 +53,9 @@ def mend(switch: str, name: str) -> int:
     taken = dropped(switch, name)
 
     def do() -> None:
-        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft:
-            with contextlib.suppress(NetlinkError):
-                nft.rule("del", table=_TABLE, chain=name)
-                nft.chain("del", table=_TABLE, name=name)
+        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft, contextlib.suppress(NetlinkError):
+            nft.rule("del", table=_TABLE, chain=name)
+            nft.chain("del", table=_TABLE, name=name)
 
     namespaces.inside(switch, do)
     return taken

@@ -96,9 +96,7 @@ def _bridge(ip: IPRoute, name: str, address: str) -> int:
     return index
 
 
-def _cable(
-    ip: IPRoute, bridge: int, name: str, far: str, namespace: str, mtu: int = 1500
-) -> None:
+def _cable(ip: IPRoute, bridge: int, name: str, far: str, namespace: str, mtu: int = 1500) -> None:
     with (namespaces.FOLDER / namespace).open("rb") as file:
         peer = {"ifname": far, "net_ns_fd": file.fileno()}
         ip.link("add", ifname=name, kind="veth", peer=peer)

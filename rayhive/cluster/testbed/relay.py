@@ -89,14 +89,14 @@ def serve(
 ) -> None:
     """Relay for ever."""
     chance = random.Random()
-    sources = [up.source, down.source, server]
+    sources = [up.source, down.source, server.fileno()]
     while True:
         waits = [wait for wait in (up.give(), down.give()) if wait is not None]
         ready, _, _ = select.select(sources, [], [], min(waits, default=None))
         for direction in (up, down):
             if direction.source in ready:
                 direction.take(delay_ms / 1e3, loss, chance)
-        if server in ready:
+        if server.fileno() in ready:
             with contextlib.suppress(OSError, ValueError):
                 delay_ms, loss = _answer(server, up, down, delay_ms, loss)
 

@@ -1,0 +1,142 @@
+"""``rayhive testbed``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rayhive.cli.text import complain, print_json, print_rows
+from rayhive.errors import ConfigError, unknown
+
+if TYPE_CHECKING:
+    from rayhive.cluster.testbed.state import TestbedState
+
+app = typer.Typer(
+    no_args_is_help=True, help="A Ray cluster of several shaped nodes on this one machine."
+)
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[NAME]", help="Its name; not needed if there is one only.", show_default=False
+    ),
+]
+
+
+@app.command("up")
+def up(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The testbed, a YAML file.", show_default=False)
+    ],
+) -> None:
+    """Make a testbed, which stays until it is taken down, and say how to use it.
+
+    Example: `rayhive testbed up experiments/testbed.yaml`
+    """
+    from rayhive.cluster.testbed import load_testbed, testbed
+
+    made = testbed.up(load_testbed(file))
+    complain(f"the testbed {made.name!r} has {len(made.nodes)} nodes; on it:")
+    print(" ".join(_command(made)))
+    complain("what its links do: rayhive testbed status; to remove it: rayhive testbed down")
+
+
+@app.command("status")
+def status(
+    name: Name = None,
+    format: Annotated[str, typer.Option(help="table or json.")] = "table",
+) -> None:
+    """Measure every link of a testbed, and show what was asked beside it.
+
+    Takes some seconds for each node; what else uses the links takes its share of them.
+    """
+    from rayhive.cluster.testbed import testbed
+
+    if format not in ("table", "json"):
+        raise ConfigError(unknown("--format", format, ("table", "json")))
+    known = testbed.find(name)
+    rows = list(_rows(known))
+    if format == "json":
+        print_json(rows)
+        return
+    print(" ".join(_command(known)))
+    print_rows(
+        [{**row, **{f"{key}_text": _pair(row, key) for key in _COLUMNS}} for row in rows],
+        {
+            "node": "node",
+            "node_class": "class",
+            "state": "state",
+            "data_address": "data address",
+            "cpu_share": "cores>",
+            **{f"{key}_text": f"{header}: asked, measured>" for key, header in _COLUMNS.items()},
+        },
+    )
+
+
+@app.command("down")
+def down(
+    name: Name = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every testbed of this machine.")] = False,
+) -> None:
+    """Remove a testbed with all that runs on it; also what is left of one after a crash."""
+    from rayhive.cluster.testbed import state, testbed
+
+    if all_:
+        numbers = state.numbers()
+    elif name is None and not state.numbers():
+        numbers = []
+    else:
+        numbers = [testbed.find(name).number]
+    for number in numbers:
+        testbed.down(number)
+    print(f"removed {len(numbers)}" if numbers else "there is no testbed")
+
+
+#: What is asked and measured, and how a header calls it.
+_COLUMNS = {"rate_mbit": "rate [Mbit/s]", "rtt_ms": "round trip [ms]", "loss": "loss [%]"}
+
+
+def _command(made: TestbedState) -> list[str]:
+    from rayhive.cluster.testbed.raylets import PORT, driver_variables
+
+    variables = [f"{key}={shlex.quote(value)}" for key, value in driver_variables(made).items()]
+    return [*variables, "rayhive", "sweep", "FILE", "--address", f"{made.head_address}:{PORT}"]
+
+
+def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
+    from rayhive.cluster.testbed import testbed
+    from rayhive.cluster.testbed.cable import Cable
+
+    for node, found in zip(known.nodes, testbed.measured(known), strict=True):
+        asked = Cable(known, node).now
+        seen = found.model_dump() if found is not None else {}
+        rates = [seen.get("rate_up_mbit"), seen.get("rate_down_mbit")]
+        losses = [seen.get("loss_up"), seen.get("loss_down")]
+        yield {
+            "node": node.index,
+            "node_class": node.node_class,
+            "state": "up" if testbed.alive(known, node) else "down",
+            "data_address": node.data_address,
+            "control_address": node.control_address,
+            "cpu_share": node.cpu_share,
+            "rate_mbit": asked.rate_mbit,
+            "rate_mbit_measured": _mean(rates),
+            "rtt_ms": 2 * asked.delay_ms,
+            "rtt_ms_measured": seen.get("rtt_ms"),
+            "loss": 100 * asked.loss,
+            "loss_measured": _mean(losses, 100),
+            **seen,
+        }
+
+
+def _mean(values: list[float | None], factor: float = 1.0) -> float | None:
+    known = [value for value in values if value is not None]
+    return factor * sum(known) / len(known) if known else None
+
+
+def _pair(row: dict[str, Any], key: str) -> str:
+    asked, seen = row[key], row[f"{key}_measured"]
+    return f"{'any' if asked is None else f'{asked:g}'}, {'?' if seen is None else f'{seen:.4g}'}"

@@ -1,0 +1,65 @@
+"""Whether this machine lets rayhive make a testbed, and what is left where it does not."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+from rayhive.cluster.testbed import cable, namespaces
+from rayhive.errors import ClusterError
+from rayhive.registry import FAULTS
+
+#: Capabilities that only a testbed gives.
+GIVEN = ("link", "node")
+_ADMIN = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
+
+
+def lacking() -> str | None:
+    """Return why there can be no testbed on this machine; None if there can."""
+    if not sys.platform.startswith("linux"):
+        return f"network namespaces are Linux's, and this is {sys.platform}"
+    missing = [name for name, bit in _ADMIN.items() if not _effective() >> bit & 1]
+    if missing:
+        return f"this process lacks {' and '.join(missing)}: run it as root"
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK) and not _netem():
+        return "the kernel has no netem, and there is no /dev/net/tun: links could not be delayed"
+    return None
+
+
+def require() -> None:
+    """Refuse to go on where there can be no testbed.
+
+    Raises:
+        ClusterError: With the reason, and the faults that work all the same.
+    """
+    reason = lacking()
+    if reason is not None:
+        raise ClusterError(f"no testbed on this machine: {reason}; {remaining()}")
+
+
+def remaining() -> str:
+    """Say which kinds of faults work without a testbed."""
+    import rayhive.faults  # noqa: F401  (fills the registry)
+
+    kinds = [name for name, kind in FAULTS.items() if not set(GIVEN) & set(kind.needs)]
+    lost = [name for name in FAULTS.names() if name not in kinds]
+    text = f"faults that work without one: {', '.join(kinds)}" if kinds else "no fault remains"
+    return f"{text}; those that need one: {', '.join(lost)}" if lost else text
+
+
+def _effective() -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def _netem() -> bool:
+    name = f"rhp-{secrets.token_hex(4)}"
+    namespaces.create(name)
+    try:
+        return namespaces.inside(name, cable.kernel_delays)
+    finally:
+        namespaces.remove(name)

@@ -1,0 +1,315 @@
+"""A testbed: made, looked at, changed and removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from rayhive.cluster import belongings
+from rayhive.cluster.testbed import (
+    cable,
+    measure,
+    namespaces,
+    network,
+    privilege,
+    quota,
+    raylets,
+    state,
+)
+from rayhive.cluster.testbed.config import (
+    CLASS_LABEL,
+    DATA_ADDRESS_LABEL,
+    NUMBER_LABEL,
+    TestbedConfig,
+)
+from rayhive.cluster.testbed.state import NodeState, TestbedState
+from rayhive.errors import ClusterError, ConfigError, Problem, RayhiveError, unknown
+
+_FIRST_HOST = 10
+_BURIAL_TIMEOUT = 30.0
+
+
+class Testbed:
+    """A Ray cluster of shaped nodes on this machine.
+
+    In a ``with`` block it ends with the block, or with this process, however that ends.
+
+    Args:
+        config: What it shall be.
+    """
+
+    __test__: ClassVar[bool] = False
+
+    def __init__(self, config: TestbedConfig) -> None:
+        self._config = config
+        self._state: TestbedState | None = None
+        self._undertaker: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Testbed:
+        clear_abandoned()
+        pid = os.getpid()
+        self._state = up(self._config, owner=(pid, belongings.started(pid) or 0), ready=self._guard)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._state is not None:
+            down(self._state.number)
+        if self._undertaker is not None and self._undertaker.stdin is not None:
+            self._undertaker.stdin.close()
+            self._undertaker.wait(_BURIAL_TIMEOUT)
+
+    def _guard(self, number: int) -> None:
+        """Have the testbed removed when this process is gone, also after a SIGKILL."""
+        code = (
+            "import sys; from rayhive.cluster.testbed.testbed import bury; bury(int(sys.argv[1]))"
+        )
+        self._undertaker = subprocess.Popen(
+            [sys.executable, "-c", code, str(number)],
+            stdin=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": raylets.environment()["PYTHONPATH"]},
+            cwd="/",
+            start_new_session=True,
+        )
+
+    @property
+    def state(self) -> TestbedState:
+        """What is known of it.
+
+        Raises:
+            ClusterError: It is not up.
+        """
+        if self._state is None:
+            raise ClusterError("the testbed is not up")
+        return self._state
+
+    @property
+    def address(self) -> str:
+        """Address of the Ray cluster, for drivers."""
+        return f"{self.state.head_address}:{raylets.PORT}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a driver needs in its environment to be let in."""
+        return raylets.driver_variables(self.state)
+
+    @property
+    def nodes(self) -> Sequence[NodeState]:
+        """The nodes, without the head."""
+        return self.state.nodes
+
+    def capabilities(self) -> frozenset[str]:
+        """Return what faults may do here that they may not do elsewhere."""
+        return frozenset(privilege.GIVEN)
+
+    def kill_node(self, index: int) -> list[int]:
+        """Kill a node's raylet and everything else on it; return the pids."""
+        return kill_node(self.state.folder, index)
+
+    def start_node(self, index: int) -> None:
+        """Start a node that was killed, with its labels and its link as they were made."""
+        start_node(self.state.folder, index)
+
+    def link(self, index: int) -> cable.Cable:
+        """Return a node's data link."""
+        return cable.Cable(self.state, self.state.node(index))
+
+
+def up(
+    config: TestbedConfig,
+    owner: tuple[int, int] | None = None,
+    ready: Callable[[int], None] | None = None,
+) -> TestbedState:
+    """Make a testbed.
+
+    Args:
+        config: What it shall be.
+        owner: Pid and start of the process that it ends with; None to have it stay.
+        ready: Called with the testbed's number before anything is made.
+
+    Returns:
+        What is known of it.
+
+    Raises:
+        ConfigError: There is one of this name.
+        ClusterError: This machine does not allow it, or something did not start.
+    """
+    privilege.require()
+    if config.name in [each.name for each in state.testbeds()]:
+        text = "a name that no testbed of this machine has; to remove it: rayhive testbed down"
+        raise ConfigError(Problem("name", config.name, f"{text} {config.name}"))
+    number = state.claim()
+    try:
+        if ready is not None:
+            ready(number)
+        made = _describe(config, number, owner)
+        made.save()
+        network.build(made)
+        netem = namespaces.inside(made.switch, cable.kernel_delays)
+        made = made.model_copy(update={"netem": netem})
+        made.save()
+        _groups(made)
+        for node in made.nodes:
+            cable.Cable(made, node).set(node.link)
+        raylets.start_head(made)
+        raylets.start_nodes(made, made.nodes)
+        for node in made.nodes:
+            _limit(made, node)  # last: a small share would make the start slow
+    except BaseException:
+        down(number)
+        raise
+    return made
+
+
+def _describe(config: TestbedConfig, number: int, owner: tuple[int, int] | None) -> TestbedState:
+    home = quota.home()
+    bare = TestbedState(
+        number=number,
+        name=config.name,
+        mtu=config.mtu,
+        nodes=(),
+        groups=None if home is None else str(home / f"rht{number}"),
+        owner=owner,
+        environment=raylets.environment(),
+    )
+    nodes = []
+    for index, (name, item) in enumerate(config.nodes):
+        if item.cpu_share is not None and home is None:
+            text = "absent: this machine has no control group for CPU time that may be written"
+            raise ConfigError(Problem(f"node_classes.{name}.cpu_share", item.cpu_share, text))
+        data = bare.data_address(_FIRST_HOST + index)
+        given = {CLASS_LABEL: name, NUMBER_LABEL: str(index), DATA_ADDRESS_LABEL: data}
+        nodes.append(
+            NodeState(
+                index=index,
+                node_class=name,
+                namespace=f"{bare.prefix}{index}",
+                control_address=bare.control_address(_FIRST_HOST + index),
+                data_address=data,
+                labels={**item.labels, **given},
+                num_cpus=item.num_cpus,
+                cpu_share=item.cpu_share,
+                link=item.link,
+            )
+        )
+    return bare.model_copy(update={"nodes": tuple(nodes)})
+
+
+def _groups(made: TestbedState) -> None:
+    if made.groups is None:
+        return
+    top = Path(made.groups)
+    quota.make(top)
+    with contextlib.suppress(OSError):  # version 1 has no such file
+        if (top / "cgroup.subtree_control").exists():
+            (top / "cgroup.subtree_control").write_text("+cpu")
+    for place in ("head", *(str(node.index) for node in made.nodes)):
+        quota.make(top / place)
+
+
+def _limit(made: TestbedState, node: NodeState) -> None:
+    group = raylets.group(made, node)
+    if group is not None:
+        quota.limit(group, node.cpu_share)
+
+
+def down(number: int) -> None:
+    """Remove a testbed with everything that runs on it; a part of one, or none, is fine."""
+    prefix = f"rht{number}-"
+    namespaces.kill(namespaces.named(prefix))
+    network.remove(prefix, number)
+    home = quota.home()
+    if home is not None:
+        quota.remove(home / f"rht{number}")
+    shutil.rmtree(state.folder_of(number), ignore_errors=True)
+
+
+def find(name: str | None) -> TestbedState:
+    """Return the testbed of this name, or the only one if None is given.
+
+    Raises:
+        ConfigError: There is none, or more than one.
+    """
+    known = {each.name: each for each in state.testbeds()}
+    if name is not None and name not in known:
+        raise ConfigError(unknown("NAME", name, known))
+    if name is None and len(known) != 1:
+        raise ConfigError(unknown("NAME", None, known))
+    return known[name] if name is not None else next(iter(known.values()))
+
+
+def clear_abandoned() -> list[int]:
+    """Remove testbeds whose owners are gone, and what is left of ones; return their numbers."""
+    removed = []
+    for each in list(state.testbeds()):
+        if each.abandoned:
+            down(each.number)
+            removed.append(each.number)
+    return removed
+
+
+def bury(number: str) -> None:
+    """Wait until the other end of stdin is closed, and remove what is left of a testbed."""
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    while os.read(0, 4096):
+        pass
+    if state.folder_of(int(number)).exists():
+        down(int(number))
+
+
+def kill_node(folder: str | Path, index: int) -> list[int]:
+    """Kill a node's raylet and everything else on it, from whatever process.
+
+    Args:
+        folder: The testbed's.
+        index: The node.
+
+    Returns:
+        The pids that were killed.
+    """
+    known = state.load(folder)
+    node = known.node(index)
+    killed = namespaces.kill([node.namespace])
+    cable.Cable(known, node).cut_off()
+    return killed
+
+
+def start_node(folder: str | Path, index: int) -> None:
+    """Start a node that was killed, from whatever process; returns when Ray knows it.
+
+    Raises:
+        ClusterError: It does not start, or runs.
+    """
+    known = state.load(folder)
+    node = known.node(index)
+    if namespaces.processes([node.namespace]):
+        raise ClusterError(f"node {index} of the testbed runs")
+    group = raylets.group(known, node)
+    if group is not None:
+        quota.limit(group, None)
+    cable.Cable(known, node).set(node.link)
+    raylets.start_nodes(known, [node])
+    _limit(known, node)
+
+
+def alive(known: TestbedState, node: NodeState) -> bool:
+    """Return whether anything runs on a node."""
+    return bool(namespaces.processes([node.namespace]))
+
+
+def measured(known: TestbedState) -> list[measure.Measured | None]:
+    """Measure the links of all nodes, one after the other; None for one that can't be measured."""
+    found: list[measure.Measured | None] = []
+    for node in known.nodes:
+        try:
+            found.append(measure.measure_link(known, node, cable.Cable(known, node).now))
+        except (OSError, RayhiveError):
+            found.append(None)
+    return found
