@@ -96,14 +96,14 @@ def down(
 
 
 #: What is asked and measured, and how a header calls it.
-_COLUMNS = {"rate_mbit": "rate [Mbit/s]", "rtt_ms": "round trip [ms]", "loss": "loss [%]"}
+_COLUMNS = {"rate_mbit": "rate (Mbit/s)", "rtt_ms": "round trip (ms)", "loss": "loss (%)"}
 
 
 def _command(made: TestbedState) -> list[str]:
-    from rayhive.cluster.testbed.raylets import PORT, driver_variables
+    from rayhive.cluster.testbed.raylets import driver_variables
 
     variables = [f"{key}={shlex.quote(value)}" for key, value in driver_variables(made).items()]
-    return [*variables, "rayhive", "sweep", "FILE", "--address", f"{made.head_address}:{PORT}"]
+    return [*variables, "rayhive", "sweep", "FILE", "--address", made.address]
 
 
 def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
@@ -122,21 +122,22 @@ def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
             "data_address": node.data_address,
             "control_address": node.control_address,
             "cpu_share": node.cpu_share,
-            "rate_mbit": asked.rate_mbit,
-            "rate_mbit_measured": _mean(rates),
-            "rtt_ms": 2 * asked.delay_ms,
-            "rtt_ms_measured": seen.get("rtt_ms"),
-            "loss": 100 * asked.loss,
-            "loss_measured": _mean(losses, 100),
-            **seen,
+            "rate_mbit_asked": asked.rate_mbit,
+            "rate_mbit": _mean(rates),
+            "rtt_ms_asked": 2 * asked.delay_ms,
+            "rtt_ms": seen.get("rtt_ms"),
+            "loss_asked": asked.loss,
+            "loss": _mean(losses),
+            "measured": seen,
         }
 
 
-def _mean(values: list[float | None], factor: float = 1.0) -> float | None:
+def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return factor * sum(known) / len(known) if known else None
+    return sum(known) / len(known) if known else None
 
 
 def _pair(row: dict[str, Any], key: str) -> str:
-    asked, seen = row[key], row[f"{key}_measured"]
+    factor = 100 if key == "loss" else 1
+    asked, seen = (None if v is None else factor * v for v in (row[f"{key}_asked"], row[key]))
     return f"{'any' if asked is None else f'{asked:g}'}, {'?' if seen is None else f'{seen:.4g}'}"

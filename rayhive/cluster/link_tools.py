@@ -1,7 +1,248 @@
-"""What a node's agent does to the node's link."""
+"""What a node's agent does to the node's data link, on a testbed."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rayhive.config import Link
+from rayhive.errors import ClusterError
+
+if TYPE_CHECKING:
+    from rayhive.cluster.testbed.cable import Cable
+    from rayhive.cluster.testbed.state import NodeState, TestbedState
+
+#: What a cut takes: what the node sends, what it gets, or both.
+DIRECTIONS = ("out", "in", "both")
+_FLAP_PROBES = 5
+
+T = TypeVar("T")
+
 
 class LinkTools:
-    """Shapes, delays and cuts the link of a node that has an interface of its own."""
+    """Shapes, delays, cuts and measures the link of a node that has an interface of its own.
+
+    Only the data plane, where peers meet, is touched; Ray's plane stays as it is, so that whoever
+    broke the link can still be told to mend it. Every method raises
+    :class:`rayhive.errors.ClusterError` on a node that is not a testbed's.
+    """
+
+    _flaps: dict[str, asyncio.Task[None]]
+    _flap_log: dict[str, list[dict[str, Any]]]
+
+    async def data_address(self) -> str:
+        """Return the node's address on the data plane."""
+        return (await _known())[1].data_address
+
+    async def link(self) -> dict[str, Any]:
+        """Return what the link is set to: ``rate_mbit``, ``delay_ms``, ``loss``."""
+        return await _with_cable(lambda cable: cable.now.model_dump())
+
+    async def set_link(
+        self,
+        rate_mbit: float | None = None,
+        delay_ms: float | None = None,
+        loss: float | None = None,
+    ) -> dict[str, Any]:
+        """Change the link in both directions; what is None stays as it is.
+
+        Args:
+            rate_mbit: Rate [Mbit/s].
+            delay_ms: Delay in each direction [ms].
+            loss: Share of the packets that get lost, in each direction.
+
+        Returns:
+            What the link was set to before.
+        """
+        asked = {"rate_mbit": rate_mbit, "delay_ms": delay_ms, "loss": loss}
+
+        def change(cable: Cable) -> dict[str, Any]:
+            before = cable.now.model_dump()
+            given = {key: value for key, value in asked.items() if value is not None}
+            cable.set(Link.model_validate({**before, **given}))
+            return before
+
+        return await _with_cable(change)
+
+    async def restore_link(self, *keys: str) -> dict[str, Any]:
+        """Set the link to what the testbed was made with.
+
+        Args:
+            keys: Of ``rate_mbit``, ``delay_ms``, ``loss``: only these; all if none is given.
+
+        Returns:
+            What it is set to now.
+        """
+        _, node = await _known()
+
+        def restore(cable: Cable) -> dict[str, Any]:
+            made, now = node.link.model_dump(), cable.now.model_dump()
+            link = {**now, **{key: made[key] for key in keys or made}}
+            cable.set(Link.model_validate(link))
+            return link
+
+        return await _with_cable(restore)
+
+    async def link_counters(self) -> dict[str, int]:
+        """Return the bytes and packets that passed the node's data interface, and those dropped."""
+        return await _with_cable(lambda cable: cable.counters())
+
+    async def measure_link(self, *what: str) -> dict[str, Any]:
+        """Measure the link against the switch; what peers send meanwhile takes its share.
+
+        Args:
+            what: Of ``rate``, ``rtt``, ``loss``: only these; all if none is given.
+
+        Returns:
+            The fields of :class:`rayhive.cluster.testbed.measure.Measured`.
+        """
+        from rayhive.cluster.testbed.cable import Cable
+        from rayhive.cluster.testbed.measure import measure_link
+
+        state, node = await _known()
+        now = Cable(state, node).now
+        found = await asyncio.to_thread(measure_link, state, node, now, what)
+        return found.model_dump()
+
+    async def cut(self, name: str, keep: Sequence[str] = (), direction: str = "both") -> list[str]:
+        """Cut the node from all others, connections that are established included.
+
+        Args:
+            name: Of the cut; one of this name on this node is replaced.
+            keep: Data addresses of nodes that it can still reach and be reached by.
+            direction: ``out`` for what the node sends, ``in`` for what it gets, ``both``.
+
+        Returns:
+            The addresses that it was cut from.
+        """
+        from rayhive.cluster.testbed import cuts
+
+        if direction not in DIRECTIONS:
+            raise ClusterError(f"a cut is one of {', '.join(DIRECTIONS)}, not {direction!r}")
+        state, node = await _known()
+        others = [
+            other.data_address
+            for other in state.nodes
+            if other.index != node.index and other.data_address not in keep
+        ]
+        here = node.data_address
+        pairs = [(here, other) for other in others if direction != "in"]
+        pairs += [(other, here) for other in others if direction != "out"]
+        await asyncio.to_thread(cuts.cut, state.switch, _chain(node, name), pairs)
+        return others
+
+    async def mend(self, name: str) -> int:
+        """Undo a cut; return the packets that it took. None of this name is fine."""
+        from rayhive.cluster.testbed import cuts
+
+        state, node = await _known()
+        return await asyncio.to_thread(cuts.mend, state.switch, _chain(node, name))
+
+    async def reach(self, address: str, count: int = 10) -> dict[str, Any]:
+        """Send packets to another node's data address and from there to this one.
+
+        Returns:
+            How many were ``sent`` in each direction, and how many arrived: ``out`` and ``in``.
+        """
+        from rayhive.cluster.testbed.measure import path
+
+        state, node = await _known()
+        other = next((each for each in state.nodes if each.data_address == address), None)
+        if other is None:
+            raise ClusterError(f"{address} is no data address of the testbed")
+
+        def send() -> tuple[int, int]:
+            with path(state, node, other) as ends:
+                slow = max(node.link.delay_ms, other.link.delay_ms) / 1e3
+                return ends.reach(count, 1.0 + 4 * slow)
+
+        out, back = await asyncio.to_thread(send)
+        return {"sent": count, "out": out, "in": back}
+
+    async def neighbours(self) -> list[str]:
+        """Return the data addresses of the testbed's other nodes."""
+        state, node = await _known()
+        return [other.data_address for other in state.nodes if other.index != node.index]
+
+    async def flap(self, name: str, down_s: float, up_s: float, times: int | None) -> None:
+        """Cut the node from all others for a while, again and again, in the background.
+
+        Args:
+            name: Of the cut.
+            down_s: How long it is cut [s].
+            up_s: How long it is not, in between [s].
+            times: How often; None until :meth:`settle`.
+        """
+        await self.settle(name)
+        others = await self.neighbours()
+        if not hasattr(self, "_flaps"):
+            self._flaps, self._flap_log = {}, {}
+        self._flap_log[name] = []
+        flapping = self._keep_flapping(name, others[0] if others else None, down_s, up_s, times)
+        self._flaps[name] = asyncio.get_running_loop().create_task(flapping)
+
+    async def flap_log(self, name: str) -> list[dict[str, Any]]:
+        """Return what packets to another node showed, in each phase of a flapping link so far.
+
+        Returns:
+            For each phase ``phase`` (``down``, ``up``), ``at`` (Unix time [s]), ``sent``, ``out``
+            and ``in``.
+        """
+        return list(getattr(self, "_flap_log", {}).get(name, ()))
+
+    async def settle(self, name: str) -> int:
+        """End the flapping of a link; return how often it was down."""
+        task = getattr(self, "_flaps", {}).pop(name, None)
+        if task is not None:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ClusterError):
+                await task
+        await self.mend(name)
+        return sum(entry["phase"] == "down" for entry in await self.flap_log(name))
+
+    async def _keep_flapping(
+        self, name: str, other: str | None, down_s: float, up_s: float, times: int | None
+    ) -> None:
+        done = 0
+        while times is None or done < times:
+            for phase, seconds in (("down", down_s), ("up", up_s)):
+                end = time.monotonic() + seconds
+                if phase == "down":
+                    await self.cut(name)
+                else:
+                    await self.mend(name)
+                at, seen = time.time(), {}
+                if other is not None:
+                    seen = await self.reach(other, _FLAP_PROBES)
+                self._flap_log[name].append({"phase": phase, "at": at, **seen})
+                await asyncio.sleep(max(0.0, end - time.monotonic()))
+            done += 1
+
+
+async def _known() -> tuple[TestbedState, NodeState]:
+    """Return the testbed and the node that this process is on."""
+    folder, number = os.environ.get("RAYHIVE_TESTBED"), os.environ.get("RAYHIVE_TESTBED_NODE")
+    if folder is None or number is None:
+        raise ClusterError(
+            "this node has no link of its own that could be changed: links are those of a "
+            "testbed's nodes (rayhive testbed up)"
+        )
+    from rayhive.cluster.testbed.state import load
+
+    state = await asyncio.to_thread(load, folder)
+    return state, state.node(int(number))
+
+
+async def _with_cable(do: Callable[[Cable], T]) -> T:
+    from rayhive.cluster.testbed.cable import Cable
+
+    state, node = await _known()
+    return await asyncio.to_thread(lambda: do(Cable(state, node)))
+
+
+def _chain(node: NodeState, name: str) -> str:
+    return f"{node.index}-{name}"

@@ -75,16 +75,15 @@ def processes(namespaces: Iterable[str]) -> list[int]:
     return found
 
 
-def kill(namespaces: Iterable[str], spare: Iterable[int] = ()) -> list[int]:
-    """Kill everything in these namespaces, and return what was killed.
+def kill(find: Callable[[], Iterable[int]]) -> list[int]:
+    """Kill processes until none is found any more, and return what was killed.
 
     Args:
-        namespaces: Their names.
-        spare: Pids that may live.
+        find: Finds them; this process is spared.
     """
-    names, spared, killed = list(namespaces), {os.getpid(), *spare}, set()
+    killed: set[int] = set()
     deadline = time.monotonic() + _PATIENCE
-    while living := set(processes(names)) - spared:
+    while living := set(find()) - {os.getpid()}:
         for pid in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

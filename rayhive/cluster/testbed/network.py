@@ -8,6 +8,7 @@ where only nodes are.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
@@ -46,11 +47,10 @@ def index_of(ip: IPRoute, name: str) -> int:
 
 def build(state: TestbedState) -> None:
     """Make all namespaces and cables; shapes nothing."""
-    for namespace in (state.switch, state.head, *(node.namespace for node in state.nodes)):
+    for namespace in (state.switch, *(node.namespace for node in state.nodes)):
         namespaces.create(namespace)
     namespaces.inside(None, lambda: _control_plane(state))
     namespaces.inside(state.switch, lambda: _data_plane(state))
-    _settle(state, state.head, state.head_address, None)
     for node in state.nodes:
         _settle(state, node.namespace, node.control_address, node.data_address)
 
@@ -73,11 +73,9 @@ def remove(prefix: str, number: int) -> None:
 
 def _control_plane(state: TestbedState) -> None:
     with IPRoute() as ip:
-        bridge = _bridge(ip, f"rht{state.number}", state.control_gateway)
-        places = [(f"{state.prefix}head", state.head)]
-        places += [(node.namespace, node.namespace) for node in state.nodes]
-        for name, namespace in places:
-            _cable(ip, bridge, name, CONTROL, namespace)
+        bridge = _bridge(ip, f"rht{state.number}", state.head_address)
+        for node in state.nodes:
+            _cable(ip, bridge, node.namespace, CONTROL, node.namespace)
 
 
 def _data_plane(state: TestbedState) -> None:
@@ -86,6 +84,8 @@ def _data_plane(state: TestbedState) -> None:
         bridge = _bridge(ip, DATA_BRIDGE, state.data_gateway)
         for node in state.nodes:
             _cable(ip, bridge, port(node.index), DATA, node.namespace, state.mtu)
+        ip.link("set", index=bridge, address=_hardware(state.data_gateway))
+        _introduce(ip, bridge, [node.data_address for node in state.nodes])
 
 
 def _bridge(ip: IPRoute, name: str, address: str) -> int:
@@ -103,7 +103,7 @@ def _cable(ip: IPRoute, bridge: int, name: str, far: str, namespace: str, mtu: i
     ip.link("set", index=index_of(ip, name), mtu=mtu, master=bridge, state="up")
 
 
-def _settle(state: TestbedState, namespace: str, control: str, data: str | None) -> None:
+def _settle(state: TestbedState, namespace: str, control: str, data: str) -> None:
     """Give the interfaces in a node's namespace their addresses."""
 
     def settle() -> None:
@@ -112,10 +112,27 @@ def _settle(state: TestbedState, namespace: str, control: str, data: str | None)
             index = index_of(ip, CONTROL)
             ip.addr("add", index=index, address=control, prefixlen=_BITS)
             ip.link("set", index=index, state="up")
-            ip.route("add", dst="default", gateway=state.control_gateway)
-            if data is not None:
-                index = index_of(ip, DATA)
-                ip.addr("add", index=index, address=data, prefixlen=_BITS)
-                ip.link("set", index=index, mtu=state.mtu, state="up")
+            ip.route("add", dst="default", gateway=state.head_address)
+            index = index_of(ip, DATA)
+            ip.addr("add", index=index, address=data, prefixlen=_BITS)
+            ip.link("set", index=index, address=_hardware(data), mtu=state.mtu, state="up")
+            others = [node.data_address for node in state.nodes if node.data_address != data]
+            _introduce(ip, index, [*others, state.data_gateway])
 
     namespaces.inside(namespace, settle)
+
+
+def _hardware(address: str) -> str:
+    """Return the Ethernet address that goes with an address of the data plane."""
+    return ":".join(["02", "00", *(f"{int(part):02x}" for part in address.split("."))])
+
+
+def _introduce(ip: IPRoute, index: int, addresses: Iterable[str]) -> None:
+    """Tell an interface where others are, for good.
+
+    Otherwise it asks again now and then, waits for a second each time that the question gets lost,
+    and the question is counted among the bytes on the link.
+    """
+    for address in addresses:
+        hardware = _hardware(address)
+        ip.neigh("replace", dst=address, lladdr=hardware, ifindex=index, state="permanent")

@@ -61,6 +61,15 @@ def limited(folder: Path) -> float | None:
     return None if quota < 0 else quota / period_us
 
 
+def members(folder: Path) -> list[int]:
+    """Return the processes in a group and the groups in it."""
+    found = []
+    for file in folder.rglob("cgroup.procs"):
+        with contextlib.suppress(OSError):
+            found += [int(line) for line in file.read_text(encoding="ascii").split()]
+    return found
+
+
 def remove(folder: Path) -> None:
     """Remove a group with the groups in it, after the last of its processes; none is fine."""
     if not folder.is_dir():

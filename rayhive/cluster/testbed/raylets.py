@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import socket
 import subprocess
 import sys
 import tempfile
@@ -20,9 +22,11 @@ from rayhive.cluster.testbed.state import (
 )
 from rayhive.errors import ClusterError
 
-PORT = 6379
+#: The head's place among the folders and control groups of the nodes.
+HEAD = "head"
+_PORT = 6379
 _OBJECT_STORE = 80 * 2**20  # the least that Ray takes; nothing large goes through it
-_START_TIMEOUT = 90.0
+_START_TIMEOUT = 180.0
 _AUTHENTICATION = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
 #: One for all testbeds of this process: Ray reads it once and keeps it.
 _TOKEN = secrets.token_hex(32)
@@ -49,11 +53,22 @@ def environment() -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "1",
         "PYTHONPATH": os.pathsep.join(import_paths()),
+        "RAY_raylet_start_wait_time_s": "120",
         **_HEALTH,
     }
     if not any(name in own for name in _AUTHENTICATION):
         own["RAY_AUTH_TOKEN"] = _TOKEN
+    own.setdefault("RAY_AUTH_MODE", "token")
     return own
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on, the usual one if it is free."""
+    for port in (_PORT, 0):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise ClusterError("no port is free")
 
 
 def driver_variables(state: TestbedState) -> dict[str, str]:
@@ -68,12 +83,14 @@ def driver_variables(state: TestbedState) -> dict[str, str]:
 def start_head(state: TestbedState) -> None:
     """Start the head, which has no room for peers.
 
+    It is in the machine's own network, on an address of the control plane: a driver is what
+    others call back, so it has to be where its node is.
+
     Raises:
         ClusterError: It does not start.
     """
-    options = ["--head", f"--port={PORT}", "--num-cpus=0", "--include-dashboard=false"]
-    options += ["--ray-client-server-port=0"]
-    _wait(_start(state, state.head, "head", state.head_address, options))
+    options = ["--head", f"--port={state.head_port}", "--num-cpus=0", "--include-dashboard=false"]
+    _wait(_start(state, None, HEAD, state.head_address, options))
 
 
 def start_nodes(state: TestbedState, nodes: Sequence[NodeState]) -> None:
@@ -85,7 +102,7 @@ def start_nodes(state: TestbedState, nodes: Sequence[NodeState]) -> None:
     started = []
     for node in nodes:
         labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
-        options = [f"--address={state.head_address}:{PORT}", f"--num-cpus={node.num_cpus}"]
+        options = [f"--address={state.address}", f"--num-cpus={node.num_cpus}"]
         options += [f"--labels={labels}"]
         place = str(node.index)
         started.append(_start(state, node.namespace, place, node.control_address, options))
@@ -106,7 +123,7 @@ class _Starting:
 
 
 def _start(
-    state: TestbedState, namespace: str, place: str, address: str, options: Sequence[str]
+    state: TestbedState, namespace: str | None, place: str, address: str, options: Sequence[str]
 ) -> _Starting:
     own = state.folder / place
     own.mkdir(exist_ok=True)
@@ -117,7 +134,7 @@ def _start(
         procs = Path(state.groups) / place / "cgroup.procs"
         command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
     env = {**state.environment, FOLDER_VARIABLE: str(state.folder)}
-    if place != "head":
+    if place != HEAD:
         env[NODE_VARIABLE] = place
     log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])
 

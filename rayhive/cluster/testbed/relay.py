@@ -137,11 +137,12 @@ def main(path: str, node_side: str, switch_side: str, delay_ms: str, loss: str, 
         os._exit(0)  # whoever started this goes on: the interfaces and the socket are there
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, -15)
     if group:  # the delay must not depend on the node's share of the processors
         with contextlib.suppress(OSError), open(group, "w", encoding="ascii") as file:
             file.write("0")
+    # It needs little time, but at once, however busy the machine is.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)

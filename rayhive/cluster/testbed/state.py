@@ -64,6 +64,7 @@ class TestbedState(Model):
         mtu: Largest packet on the data plane [bytes].
         netem: Whether the kernel delays and loses packets itself.
         nodes: Its nodes; the head is not one of them.
+        head_port: Port of the head of its Ray cluster.
         groups: Control groups' folder for its nodes; None where there is none.
         owner: Pid and start of the process that it ends with; None if ``down`` ends it.
         environment: What the raylets are started with.
@@ -74,6 +75,7 @@ class TestbedState(Model):
     mtu: int
     netem: bool = False
     nodes: tuple[NodeState, ...]
+    head_port: int = 0
     groups: str | None = None
     owner: tuple[int, int] | None = None
     environment: dict[str, str] = Field(default_factory=dict)
@@ -93,11 +95,6 @@ class TestbedState(Model):
         """The namespace in which the data plane's links meet."""
         return f"{self.prefix}net"
 
-    @property
-    def head(self) -> str:
-        """The namespace of the cluster's head."""
-        return f"{self.prefix}head"
-
     def control_address(self, host: int) -> str:
         """Return an address of the control plane."""
         return f"10.201.{self.number}.{host}"
@@ -108,13 +105,13 @@ class TestbedState(Model):
 
     @property
     def head_address(self) -> str:
-        """The head's address, for Ray."""
-        return self.control_address(1)
+        """The address of the machine's own network on the control plane: of head and drivers."""
+        return self.control_address(_LAST)
 
     @property
-    def control_gateway(self) -> str:
-        """The address of the machine's own network on the control plane: where drivers are."""
-        return self.control_address(_LAST)
+    def address(self) -> str:
+        """Where the head listens."""
+        return f"{self.head_address}:{self.head_port}"
 
     @property
     def data_gateway(self) -> str:

@@ -92,7 +92,7 @@ class Testbed:
     @property
     def address(self) -> str:
         """Address of the Ray cluster, for drivers."""
-        return f"{self.state.head_address}:{raylets.PORT}"
+        return self.state.address
 
     @property
     def variables(self) -> dict[str, str]:
@@ -152,7 +152,7 @@ def up(
         made.save()
         network.build(made)
         netem = namespaces.inside(made.switch, cable.kernel_delays)
-        made = made.model_copy(update={"netem": netem})
+        made = made.model_copy(update={"netem": netem, "head_port": raylets.free_port()})
         made.save()
         _groups(made)
         for node in made.nodes:
@@ -209,7 +209,7 @@ def _groups(made: TestbedState) -> None:
     with contextlib.suppress(OSError):  # version 1 has no such file
         if (top / "cgroup.subtree_control").exists():
             (top / "cgroup.subtree_control").write_text("+cpu")
-    for place in ("head", *(str(node.index) for node in made.nodes)):
+    for place in (raylets.HEAD, *(str(node.index) for node in made.nodes)):
         quota.make(top / place)
 
 
@@ -221,13 +221,30 @@ def _limit(made: TestbedState, node: NodeState) -> None:
 
 def down(number: int) -> None:
     """Remove a testbed with everything that runs on it; a part of one, or none, is fine."""
-    prefix = f"rht{number}-"
-    namespaces.kill(namespaces.named(prefix))
+    prefix, home = f"rht{number}-", quota.home()
+    group = None if home is None else home / f"rht{number}"
+    places = namespaces.named(prefix)
+
+    def everything() -> set[int]:
+        found = {*namespaces.processes(places), *_marked(state.folder_of(number))}
+        return found if group is None else found | set(quota.members(group))
+
+    namespaces.kill(everything)
     network.remove(prefix, number)
-    home = quota.home()
-    if home is not None:
-        quota.remove(home / f"rht{number}")
+    if group is not None:
+        quota.remove(group)
     shutil.rmtree(state.folder_of(number), ignore_errors=True)
+
+
+def _marked(folder: Path) -> list[int]:
+    """Return the processes that have a testbed's folder in their environment."""
+    mark = f"{state.FOLDER_VARIABLE}={folder}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
 def find(name: str | None) -> TestbedState:
@@ -276,7 +293,7 @@ def kill_node(folder: str | Path, index: int) -> list[int]:
     """
     known = state.load(folder)
     node = known.node(index)
-    killed = namespaces.kill([node.namespace])
+    killed = namespaces.kill(lambda: namespaces.processes([node.namespace]))
     cable.Cable(known, node).cut_off()
     return killed
 
