@@ -16,6 +16,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from rayhive.cluster.testbed import namespaces, network, relay
+from rayhive.cluster.testbed.netlink import routes
 from rayhive.cluster.testbed.state import NodeState, TestbedState, write
 from rayhive.config import Link
 from rayhive.errors import ClusterError
@@ -29,7 +30,7 @@ _RELAY_TIMEOUT = 10.0
 
 def kernel_delays() -> bool:
     """Return whether the kernel has netem; tried in the present network namespace."""
-    with IPRoute() as ip:
+    with routes() as ip:
         index = network.index_of(ip, "lo")
         try:
             ip.tc("add", "netem", index, _ROOT, delay=1000)
@@ -148,7 +149,7 @@ class Cable:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_RELAY_TIMEOUT)
         if done.returncode:
             raise OSError(f"the relay did not start: {done.stderr.strip()[-400:]}")
-        with IPRoute() as ip:
+        with routes() as ip:
             ip.link("add", ifname=joint, kind="bridge")
             bridge = network.index_of(ip, joint)
             ip.link("set", index=bridge, state="up")
@@ -159,7 +160,7 @@ class Cable:
                 ip.link("set", index=index, mtu=mtu, master=master, state="up")
 
     def _take_out(self) -> None:
-        with IPRoute() as ip:
+        with routes() as ip:
             switch = network.index_of(ip, network.DATA_BRIDGE)
             ip.link("set", index=network.index_of(ip, self._port), master=switch)
             self.cut_off()
@@ -169,7 +170,7 @@ class Cable:
 
 
 def _shape(name: str, link: Link, netem: bool, mtu: int) -> None:
-    with IPRoute() as ip:
+    with routes() as ip:
         index = network.index_of(ip, name)
         delayed = netem and bool(link.delay_ms or link.loss)
         present = _root_kind(ip, index)
@@ -214,7 +215,7 @@ def _root_kind(ip: IPRoute, index: int) -> str | None:
 
 def _statistics(name: str) -> dict[str, int]:
     """Return an interface's counters; ``dropped`` are the packets that its shaper dropped."""
-    with IPRoute() as ip:
+    with routes() as ip:
         index = network.index_of(ip, name)
         values = next(iter(ip.get_links(index))).get_attr("IFLA_STATS64")
         shapers = [qdisc.get_attr("TCA_STATS") for qdisc in ip.get_qdiscs(index=index)]

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.nftables.expressions import genex, ipv4addr, verdict
-from pyroute2.nftables.main import NFTables
 
 from rayhive.cluster.testbed import namespaces
+from rayhive.cluster.testbed.netlink import tables
 from rayhive.errors import ClusterError
 
 _BRIDGE_FAMILY, _TABLE = 7, "rayhive"
@@ -33,7 +33,7 @@ def cut(switch: str, name: str, pairs: Iterable[tuple[str, str]]) -> None:
     """
 
     def do() -> None:
-        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft:
+        with tables(_BRIDGE_FAMILY) as nft:
             nft.table("add", name=_TABLE)
             nft.chain("add", table=_TABLE, name=name, hook="forward", policy=_ACCEPT)
             nft.rule("del", table=_TABLE, chain=name)
@@ -53,7 +53,7 @@ def mend(switch: str, name: str) -> int:
     taken = dropped(switch, name)
 
     def do() -> None:
-        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft, contextlib.suppress(NetlinkError):
+        with tables(_BRIDGE_FAMILY) as nft, contextlib.suppress(NetlinkError):
             nft.rule("del", table=_TABLE, chain=name)
             nft.chain("del", table=_TABLE, name=name)
 
@@ -66,7 +66,7 @@ def dropped(switch: str, name: str | None = None) -> int:
 
     def do() -> int:
         total = 0
-        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft:
+        with tables(_BRIDGE_FAMILY) as nft:
             for rule in nft.get_rules():
                 if name in (None, rule.get_attr("NFTA_RULE_CHAIN")):
                     for expression in rule.get_attr("NFTA_RULE_EXPRESSIONS"):
@@ -82,7 +82,7 @@ def cuts(switch: str) -> list[str]:
     """Return the names of all cuts that there are."""
 
     def do() -> list[str]:
-        with NFTables(nfgen_family=_BRIDGE_FAMILY) as nft:
+        with tables(_BRIDGE_FAMILY) as nft:
             return sorted(str(chain.get_attr("NFTA_CHAIN_NAME")) for chain in nft.get_chains())
 
     return namespaces.inside(switch, do)

@@ -14,6 +14,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from rayhive.cluster.testbed import namespaces
+from rayhive.cluster.testbed.netlink import routes
 from rayhive.cluster.testbed.state import TestbedState
 
 CONTROL, DATA = "ctl0", "data0"
@@ -61,7 +62,7 @@ def remove(prefix: str, number: int) -> None:
         namespaces.remove(namespace)
 
     def bridge() -> None:
-        with IPRoute() as ip:
+        with routes() as ip:
             for link in ip.get_links():
                 name = str(link.get("ifname"))
                 if name == f"rht{number}" or name.startswith(prefix):
@@ -72,14 +73,14 @@ def remove(prefix: str, number: int) -> None:
 
 
 def _control_plane(state: TestbedState) -> None:
-    with IPRoute() as ip:
+    with routes() as ip:
         bridge = _bridge(ip, f"rht{state.number}", state.head_address)
         for node in state.nodes:
             _cable(ip, bridge, node.namespace, CONTROL, node.namespace)
 
 
 def _data_plane(state: TestbedState) -> None:
-    with IPRoute() as ip:
+    with routes() as ip:
         ip.link("set", index=index_of(ip, "lo"), state="up")
         bridge = _bridge(ip, DATA_BRIDGE, state.data_gateway)
         for node in state.nodes:
@@ -107,7 +108,7 @@ def _settle(state: TestbedState, namespace: str, control: str, data: str) -> Non
     """Give the interfaces in a node's namespace their addresses."""
 
     def settle() -> None:
-        with IPRoute() as ip:
+        with routes() as ip:
             ip.link("set", index=index_of(ip, "lo"), state="up")
             index = index_of(ip, CONTROL)
             ip.addr("add", index=index, address=control, prefixlen=_BITS)
