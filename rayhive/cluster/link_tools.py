@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -31,16 +32,15 @@ class LinkTools:
     :class:`rayhive.errors.ClusterError` on a node that is not a testbed's.
     """
 
-    _flaps: dict[str, asyncio.Task[None]]
-    _flap_log: dict[str, list[dict[str, Any]]]
+    _flaps: dict[str, _Flapping]
 
     async def data_address(self) -> str:
         """Return the node's address on the data plane."""
-        return (await _known())[1].data_address
+        return (await self._known())[1].data_address
 
     async def link(self) -> dict[str, Any]:
         """Return what the link is set to: ``rate_mbit``, ``delay_ms``, ``loss``."""
-        return await _with_cable(lambda cable: cable.now.model_dump())
+        return await self._with_cable(lambda cable: cable.now.model_dump())
 
     async def set_link(
         self,
@@ -66,7 +66,7 @@ class LinkTools:
             cable.set(Link.model_validate({**before, **given}))
             return before
 
-        return await _with_cable(change)
+        return await self._with_cable(change)
 
     async def restore_link(self, *keys: str) -> dict[str, Any]:
         """Set the link to what the testbed was made with.
@@ -77,7 +77,7 @@ class LinkTools:
         Returns:
             What it is set to now.
         """
-        _, node = await _known()
+        _, node = await self._known()
 
         def restore(cable: Cable) -> dict[str, Any]:
             made, now = node.link.model_dump(), cable.now.model_dump()
@@ -85,11 +85,11 @@ class LinkTools:
             cable.set(Link.model_validate(link))
             return link
 
-        return await _with_cable(restore)
+        return await self._with_cable(restore)
 
     async def link_counters(self) -> dict[str, int]:
         """Return the bytes and packets that passed the node's data interface, and those dropped."""
-        return await _with_cable(lambda cable: cable.counters())
+        return await self._with_cable(lambda cable: cable.counters())
 
     async def measure_link(self, *what: str) -> dict[str, Any]:
         """Measure the link against the switch; what peers send meanwhile takes its share.
@@ -103,7 +103,7 @@ class LinkTools:
         from rayhive.cluster.testbed.cable import Cable
         from rayhive.cluster.testbed.measure import measure_link
 
-        state, node = await _known()
+        state, node = await self._known()
         now = Cable(state, node).now
         found = await asyncio.to_thread(measure_link, state, node, now, what)
         return found.model_dump()
@@ -123,7 +123,7 @@ class LinkTools:
 
         if direction not in DIRECTIONS:
             raise ClusterError(f"a cut is one of {', '.join(DIRECTIONS)}, not {direction!r}")
-        state, node = await _known()
+        state, node = await self._known()
         others = [
             other.data_address
             for other in state.nodes
@@ -139,33 +139,39 @@ class LinkTools:
         """Undo a cut; return the packets that it took. None of this name is fine."""
         from rayhive.cluster.testbed import cuts
 
-        state, node = await _known()
+        state, node = await self._known()
         return await asyncio.to_thread(cuts.mend, state.switch, _chain(node, name))
 
-    async def reach(self, address: str, count: int = 10) -> dict[str, Any]:
+    async def reach(self, address: str, count: int = 10, patience_s: float = 1.0) -> dict[str, Any]:
         """Send packets to another node's data address and from there to this one.
+
+        Args:
+            address: The other node's.
+            count: Packets in each direction.
+            patience_s: How long the last may take, beside the delay of the links [s].
 
         Returns:
             How many were ``sent`` in each direction, and how many arrived: ``out`` and ``in``.
         """
+        from rayhive.cluster.testbed.cable import Cable
         from rayhive.cluster.testbed.measure import path
 
-        state, node = await _known()
+        state, node = await self._known()
         other = next((each for each in state.nodes if each.data_address == address), None)
         if other is None:
             raise ClusterError(f"{address} is no data address of the testbed")
 
         def send() -> tuple[int, int]:
             with path(state, node, other) as ends:
-                slow = max(node.link.delay_ms, other.link.delay_ms) / 1e3
-                return ends.reach(count, 1.0 + 4 * slow)
+                slow = sum(Cable(state, each).now.delay_ms for each in (node, other))
+                return ends.reach(count, patience_s + slow / 1e3)
 
         out, back = await asyncio.to_thread(send)
         return {"sent": count, "out": out, "in": back}
 
     async def neighbours(self) -> list[str]:
         """Return the data addresses of the testbed's other nodes."""
-        state, node = await _known()
+        state, node = await self._known()
         return [other.data_address for other in state.nodes if other.index != node.index]
 
     async def flap(self, name: str, down_s: float, up_s: float, times: int | None) -> None:
@@ -180,68 +186,109 @@ class LinkTools:
         await self.settle(name)
         others = await self.neighbours()
         if not hasattr(self, "_flaps"):
-            self._flaps, self._flap_log = {}, {}
-        self._flap_log[name] = []
-        flapping = self._keep_flapping(name, others[0] if others else None, down_s, up_s, times)
-        self._flaps[name] = asyncio.get_running_loop().create_task(flapping)
+            self._flaps = {}
+        run = self._flaps[name] = _Flapping()
+        other = others[0] if others else None
+        flapping = self._keep_flapping(name, run, other, down_s, up_s, times)
+        run.task = asyncio.get_running_loop().create_task(flapping)
 
-    async def flap_log(self, name: str) -> list[dict[str, Any]]:
+    async def flap_log(
+        self, name: str, phases: int = 0, timeout: float = 0.0
+    ) -> list[dict[str, Any]]:
         """Return what packets to another node showed, in each phase of a flapping link so far.
+
+        Args:
+            name: Of the cut.
+            phases: Wait until there are so many.
+            timeout: But not longer than this [s].
 
         Returns:
             For each phase ``phase`` (``down``, ``up``), ``at`` (Unix time [s]), ``sent``, ``out``
             and ``in``.
         """
-        return list(getattr(self, "_flap_log", {}).get(name, ()))
+        run = getattr(self, "_flaps", {}).get(name)
+        if run is None:
+            return []
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(run.seen(phases), timeout)
+        return list(run.log)
 
     async def settle(self, name: str) -> int:
         """End the flapping of a link; return how often it was down."""
-        task = getattr(self, "_flaps", {}).pop(name, None)
-        if task is not None:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, ClusterError):
-                await task
+        run = getattr(self, "_flaps", {}).pop(name, None)
+        if run is not None:
+            run.stop.set()
+            with contextlib.suppress(ClusterError):
+                await run.task
         await self.mend(name)
-        return sum(entry["phase"] == "down" for entry in await self.flap_log(name))
+        return 0 if run is None else sum(entry["phase"] == "down" for entry in run.log)
 
     async def _keep_flapping(
-        self, name: str, other: str | None, down_s: float, up_s: float, times: int | None
+        self,
+        name: str,
+        run: _Flapping,
+        other: str | None,
+        down_s: float,
+        up_s: float,
+        times: int | None,
     ) -> None:
-        done = 0
-        while times is None or done < times:
+        for _ in itertools.count() if times is None else range(times):
             for phase, seconds in (("down", down_s), ("up", up_s)):
-                end = time.monotonic() + seconds
-                if phase == "down":
-                    await self.cut(name)
-                else:
-                    await self.mend(name)
-                at, seen = time.time(), {}
+                at, end = time.time(), time.monotonic() + seconds
+                await (self.cut(name) if phase == "down" else self.mend(name))
+                seen: dict[str, Any] = {}
                 if other is not None:
-                    seen = await self.reach(other, _FLAP_PROBES)
-                self._flap_log[name].append({"phase": phase, "at": at, **seen})
-                await asyncio.sleep(max(0.0, end - time.monotonic()))
-            done += 1
+                    seen = await self.reach(other, _FLAP_PROBES, min(1.0, seconds / 2))
+                await run.note({"phase": phase, "at": at, **seen})
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(run.stop.wait(), max(0.0, end - time.monotonic()))
+                if run.stop.is_set():
+                    return
+
+    def _place(self) -> tuple[str | None, str | None]:
+        """Return the testbed's folder and the node's number, of the environment."""
+        return os.environ.get("RAYHIVE_TESTBED"), os.environ.get("RAYHIVE_TESTBED_NODE")
+
+    async def _known(self) -> tuple[TestbedState, NodeState]:
+        """Return the testbed and the node that this agent is on."""
+        folder, number = self._place()
+        if folder is None or number is None:
+            raise ClusterError(
+                "this node has no link of its own that could be changed: links are those of a "
+                "testbed's nodes (rayhive testbed up)"
+            )
+        from rayhive.cluster.testbed.state import load
+
+        state = await asyncio.to_thread(load, folder)
+        return state, state.node(int(number))
+
+    async def _with_cable(self, do: Callable[[Cable], T]) -> T:
+        from rayhive.cluster.testbed.cable import Cable
+
+        state, node = await self._known()
+        return await asyncio.to_thread(lambda: do(Cable(state, node)))
 
 
-async def _known() -> tuple[TestbedState, NodeState]:
-    """Return the testbed and the node that this process is on."""
-    folder, number = os.environ.get("RAYHIVE_TESTBED"), os.environ.get("RAYHIVE_TESTBED_NODE")
-    if folder is None or number is None:
-        raise ClusterError(
-            "this node has no link of its own that could be changed: links are those of a "
-            "testbed's nodes (rayhive testbed up)"
-        )
-    from rayhive.cluster.testbed.state import load
+class _Flapping:
+    """A link that comes and goes: the task that does it, how to end it, and what was seen."""
 
-    state = await asyncio.to_thread(load, folder)
-    return state, state.node(int(number))
+    task: asyncio.Task[None]
 
+    def __init__(self) -> None:
+        self.log: list[dict[str, Any]] = []
+        self.stop = asyncio.Event()
+        self._more = asyncio.Condition()
 
-async def _with_cable(do: Callable[[Cable], T]) -> T:
-    from rayhive.cluster.testbed.cable import Cable
+    async def note(self, entry: dict[str, Any]) -> None:
+        """Add what was seen in a phase."""
+        async with self._more:
+            self.log.append(entry)
+            self._more.notify_all()
 
-    state, node = await _known()
-    return await asyncio.to_thread(lambda: do(Cable(state, node)))
+    async def seen(self, phases: int) -> None:
+        """Wait until so many phases were seen."""
+        async with self._more:
+            await self._more.wait_for(lambda: len(self.log) >= phases)
 
 
 def _chain(node: NodeState, name: str) -> str:

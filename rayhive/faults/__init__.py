@@ -5,6 +5,12 @@ from __future__ import annotations
 from rayhive.faults.library import register_library
 from rayhive.registry import FAULTS
 
+FAULTS.register_lazy("rate", "rayhive.faults.kinds.rate:Rate")
+FAULTS.register_lazy("delay", "rayhive.faults.kinds.delay:Delay")
+FAULTS.register_lazy("loss", "rayhive.faults.kinds.loss:Loss")
+FAULTS.register_lazy("partition", "rayhive.faults.kinds.partition:Partition")
+FAULTS.register_lazy("flapping", "rayhive.faults.kinds.flapping:Flapping")
+
 FAULTS.register_lazy("clock_skew", "rayhive.faults.kinds.clock_skew:ClockSkew")
 FAULTS.register_lazy("corrupt_state", "rayhive.faults.kinds.corrupt_state:CorruptState")
 FAULTS.register_lazy("nan_gradient", "rayhive.faults.kinds.nan_gradient:NanGradient")

@@ -15,6 +15,7 @@ from typing import ClassVar
 from rayhive.cluster import belongings
 from rayhive.cluster.testbed import (
     cable,
+    cuts,
     measure,
     namespaces,
     network,
@@ -43,19 +44,21 @@ class Testbed:
 
     Args:
         config: What it shall be.
+        ray: Start Ray on it; without, there are nodes with links and nothing on them.
     """
 
     __test__: ClassVar[bool] = False
 
-    def __init__(self, config: TestbedConfig) -> None:
-        self._config = config
+    def __init__(self, config: TestbedConfig, ray: bool = True) -> None:
+        self._config, self._ray = config, ray
         self._state: TestbedState | None = None
         self._undertaker: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Testbed:
         clear_abandoned()
         pid = os.getpid()
-        self._state = up(self._config, owner=(pid, belongings.started(pid) or 0), ready=self._guard)
+        owner = (pid, belongings.started(pid) or 0)
+        self._state = up(self._config, owner, self._guard, self._ray)
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -125,6 +128,7 @@ def up(
     config: TestbedConfig,
     owner: tuple[int, int] | None = None,
     ready: Callable[[int], None] | None = None,
+    ray: bool = True,
 ) -> TestbedState:
     """Make a testbed.
 
@@ -132,6 +136,7 @@ def up(
         config: What it shall be.
         owner: Pid and start of the process that it ends with; None to have it stay.
         ready: Called with the testbed's number before anything is made.
+        ray: Start Ray on it; without, there are nodes with links and nothing on them.
 
     Returns:
         What is known of it.
@@ -157,8 +162,9 @@ def up(
         _groups(made)
         for node in made.nodes:
             cable.Cable(made, node).set(node.link)
-        raylets.start_head(made)
-        raylets.start_nodes(made, made.nodes)
+        if ray:
+            raylets.start_head(made)
+            raylets.start_nodes(made, made.nodes)
         for node in made.nodes:
             _limit(made, node)  # last: a small share would make the start slow
     except BaseException:
@@ -294,6 +300,9 @@ def kill_node(folder: str | Path, index: int) -> list[int]:
     known = state.load(folder)
     node = known.node(index)
     killed = namespaces.kill(lambda: namespaces.processes([node.namespace]))
+    for name in cuts.cuts(known.switch):
+        if name.startswith(f"{index}-"):
+            cuts.mend(known.switch, name)
     cable.Cable(known, node).cut_off()
     return killed
 

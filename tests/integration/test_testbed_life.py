@@ -1,0 +1,161 @@
+"""A testbed leaves nothing behind, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rayhive.cli import main
+from rayhive.cluster.testbed import Testbed, namespaces, quota, state, testbed
+from rayhive.errors import ClusterError, ConfigError
+from tests.integration.testbed_helpers import bare, busy, config, needs_testbed, remains
+
+ROOT = Path(__file__).resolve().parents[2]
+DELAYED = {"rate_mbit": 20.0, "delay_ms": 5.0}
+
+
+@needs_testbed
+def test_nothing_is_left() -> None:
+    with bare(DELAYED, {}) as made:
+        number = made.state.number
+        child = busy(made.nodes[0].namespace)
+        assert len(remains(number)) > 5
+    assert remains(number) == []
+    assert child.wait() == -signal.SIGKILL
+    testbed.down(number)  # once more, for nothing
+
+
+@needs_testbed
+def test_it_ends_with_its_process() -> None:
+    code = """
+        import signal
+        from tests.integration.testbed_helpers import DELAYED_CONFIG, Testbed
+        with Testbed(DELAYED_CONFIG, ray=False) as made:
+            print(made.state.number, made._undertaker.pid, flush=True)
+            signal.pause()
+    """
+    code = code.replace("DELAYED_CONFIG, Testbed", "config, Testbed")
+    code = code.replace("DELAYED_CONFIG", f"config({DELAYED!r})")
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        number, undertaker = map(int, process.stdout.readline().split())
+        assert remains(number)
+        process.kill()
+    psutil.wait_procs([psutil.Process(undertaker)], timeout=30)
+    assert remains(number) == []
+
+
+@needs_testbed
+def test_one_whose_owner_is_gone_is_removed_by_the_next() -> None:
+    made = testbed.up(config({}, name=f"gone-{os.getpid()}"), owner=(os.getpid(), 1), ray=False)
+    with bare({}):
+        assert remains(made.number) == []
+
+
+@needs_testbed
+def test_what_fails_halfway_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = state.numbers()
+
+    def broken(*given: object) -> None:
+        raise ClusterError("planted")
+
+    monkeypatch.setattr(testbed, "_limit", broken)
+    with pytest.raises(ClusterError, match="planted"):
+        testbed.up(config(DELAYED), ray=False)
+    assert state.numbers() == before
+    number = next(n for n in range(200) if n not in before)
+    assert remains(number) == []
+
+
+@needs_testbed
+def test_a_node_is_killed_with_all_that_is_on_it() -> None:
+    with bare(DELAYED, DELAYED) as made:
+        first, second = (busy(node.namespace) for node in made.nodes)
+        assert made.kill_node(0) == [first.pid]
+        assert first.wait() == -signal.SIGKILL
+        assert second.poll() is None
+        assert made.link(0).relayed() is None
+        if not made.state.netem:
+            assert made.link(1).relayed() is not None
+        with pytest.raises(ClusterError, match="runs"):
+            made.start_node(1)
+        with pytest.raises(ClusterError, match="nodes 0 to 1"):
+            made.kill_node(2)
+
+
+@needs_testbed
+def test_names_are_unique() -> None:
+    with bare({}) as made, pytest.raises(ConfigError, match=made.state.name):
+        testbed.up(config({}), ray=False)
+
+
+@needs_testbed
+def test_a_share_of_a_core_is_all_that_a_node_gets() -> None:
+    home = quota.home()
+    if home is None:
+        pytest.skip("no control group that may be written")
+    folder = home / f"rhtest-{os.getpid()}"
+    quota.make(folder)
+    try:
+        quota.limit(folder, 0.2)
+        assert quota.limited(folder) == pytest.approx(0.2)
+        burn = "import time\nwhile time.process_time() < 0.3: pass"
+        join = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(folder / "cgroup.procs")]
+        subprocess.run([*join, sys.executable, "-c", burn], check=True)
+        counts = dict(line.split() for line in (folder / "cpu.stat").read_text().splitlines())
+        assert int(counts["nr_throttled"]) > 0
+        quota.limit(folder, None)
+        assert quota.limited(folder) is None
+    finally:
+        quota.remove(folder)
+    assert not folder.exists()
+
+
+@needs_testbed
+def test_commands_show_and_remove(capsys: pytest.CaptureFixture[str]) -> None:
+    made = testbed.up(config(DELAYED), ray=False)
+    try:
+        assert main(["testbed", "status", made.name]) == 0
+        shown = capsys.readouterr().out
+        assert made.nodes[0].data_address in shown and "20, 20" in shown
+        assert main(["testbed", "down", "no-such"]) == 2
+        assert made.name in capsys.readouterr().err
+        assert main(["testbed", "down", made.name]) == 0
+        assert remains(made.number) == []
+    finally:
+        testbed.down(made.number)
+
+
+def test_without_the_privilege_what_remains_is_said() -> None:
+    code = """
+        import os
+        from rayhive.cluster.testbed import privilege
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        privilege.require()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode
+    last = done.stderr.strip().splitlines()[-1]
+    assert "CAP_NET_ADMIN" in last and "run it as root" in last
+    assert "those that need one: delay" in last and "partition" in last
+
+
+def test_namespaces_that_are_not_there_are_no_error() -> None:
+    assert not namespaces.exists("rht-none")
+    assert namespaces.processes(["rht-none"]) == []
+    namespaces.remove("rht-none")
+
+
+def test_a_testbed_that_is_not_up_has_no_address() -> None:
+    with pytest.raises(ClusterError, match="not up"):
+        _ = Testbed(config({})).address

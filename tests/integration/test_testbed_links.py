@@ -1,0 +1,197 @@
+"""Links of a testbed, on real interfaces, without Ray: what was asked is what is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import rayhive.faults  # noqa: F401  (fills the registry)
+from rayhive.cluster.testbed import Testbed, cuts, namespaces
+from rayhive.cluster.testbed.measure import measure_link, path
+from rayhive.config import Link
+from rayhive.errors import ClusterError
+from rayhive.plan import At, PlannedFault
+from rayhive.registry import FAULTS
+from tests.integration.testbed_helpers import Agent, Ground, bare, needs_testbed
+
+pytestmark = needs_testbed
+
+LINKS: tuple[dict[str, float], ...] = (
+    {"rate_mbit": 50, "delay_ms": 10},
+    {"rate_mbit": 10, "delay_ms": 25, "loss": 0.05},
+    {"rate_mbit": 20},
+)
+
+
+@pytest.fixture(scope="module")
+def testbed() -> Iterator[Testbed]:
+    with bare(*LINKS) as made:
+        yield made
+
+
+def near(seen: float | None, asked: float, share: float = 0.1) -> bool:
+    return seen is not None and abs(seen - asked) <= share * asked
+
+
+def check(testbed: Testbed, index: int, link: Link) -> None:
+    """Compare a link with what it should be: within 10 %, as status promises."""
+    seen = measure_link(testbed.state, testbed.nodes[index], link)
+    assert link.rate_mbit is not None
+    assert near(seen.rate_up_mbit, link.rate_mbit), seen
+    assert near(seen.rate_down_mbit, link.rate_mbit), seen
+    assert (
+        seen.rtt_ms is not None and abs(seen.rtt_ms - 2 * link.delay_ms) < 0.2 * link.delay_ms + 1
+    )
+    # 200 of the probes are lost on the way in each direction: four deviations are 28 %.
+    assert near(seen.loss_up, link.loss, 0.28) and near(seen.loss_down, link.loss, 0.28), seen
+
+
+@pytest.mark.parametrize("index", range(len(LINKS)))
+def test_a_link_is_what_was_asked(testbed: Testbed, index: int) -> None:
+    check(testbed, index, Link.model_validate(LINKS[index]))
+
+
+def test_a_link_changes_at_run_time_and_comes_back(testbed: Testbed) -> None:
+    cable = testbed.link(2)
+    steps = (
+        {"rate_mbit": 40, "delay_ms": 5},
+        {"rate_mbit": 40, "delay_ms": 15, "loss": 0.1},
+        {"rate_mbit": 5, "delay_ms": 15},
+        {"rate_mbit": 20},
+    )
+    for step in steps:
+        link = Link.model_validate(step)
+        cable.set(link)
+        assert cable.now == link
+        check(testbed, 2, link)
+        if not testbed.state.netem:
+            assert (cable.relayed() is None) == (not link.delay_ms)
+
+
+def test_a_link_without_a_rate_is_not_shaped(testbed: Testbed) -> None:
+    agent = Agent(testbed, 2)
+
+    async def go() -> None:
+        testbed.link(2).set(Link())
+        free = (await agent.measure_link("rate"))["rate_up_mbit"]
+        await agent.restore_link()
+        shaped = (await agent.measure_link("rate"))["rate_up_mbit"]
+        assert free > 2 * shaped
+
+    asyncio.run(go())
+
+
+def test_counters_count_what_passed(testbed: Testbed) -> None:
+    cable = testbed.link(2)
+    before = cable.counters()
+    with path(testbed.state, testbed.nodes[2]) as ends:
+        assert ends.reach(50) == (50, 50)
+    after = cable.counters()
+    assert {key: after[key] - before[key] for key in before} == {
+        "rx_packets": 50,
+        "tx_packets": 50,
+        "rx_bytes": 50 * 64,
+        "tx_bytes": 50 * 64,
+        "dropped": 0,
+    }
+
+
+def test_a_cut_takes_one_direction_and_heals(testbed: Testbed) -> None:
+    agent, other = Agent(testbed, 0), testbed.nodes[2].data_address
+
+    async def go() -> None:
+        assert await agent.reach(other) == {"sent": 10, "out": 10, "in": 10}
+        await agent.cut("f0", (), "out")
+        await agent.cut("f1", (), "in")
+        assert await agent.reach(other) == {"sent": 10, "out": 0, "in": 0}
+        assert await agent.mend("f0") == 10
+        assert await agent.reach(other) == {"sent": 10, "out": 10, "in": 0}
+        assert await agent.mend("f1") == 20
+        assert await agent.mend("f1") == 0
+        await agent.cut("f2", [other])
+        third = testbed.nodes[1].data_address
+        assert await agent.reach(other) == {"sent": 10, "out": 10, "in": 10}
+        assert await agent.reach(third) == {"sent": 10, "out": 0, "in": 0}
+        await agent.mend("f2")
+        with pytest.raises(ClusterError, match="sideways"):
+            await agent.cut("f3", (), "sideways")
+
+    asyncio.run(go())
+    assert cuts.cuts(testbed.state.switch) == []
+
+
+def test_a_cut_reaches_established_connections(testbed: Testbed) -> None:
+    first, second = testbed.nodes[0], testbed.nodes[2]
+
+    def listen() -> socket.socket:
+        return socket.create_server((second.data_address, 0))
+
+    with namespaces.inside(second.namespace, listen) as server:
+        to = server.getsockname()
+        near_end = namespaces.inside(first.namespace, lambda: socket.create_connection(to, 10))
+        far_end, _ = server.accept()
+    with near_end, far_end:
+        far_end.settimeout(0.5)
+        near_end.sendall(b"before")
+        assert far_end.recv(100) == b"before"
+        pair = (first.data_address, second.data_address)
+        cuts.cut(testbed.state.switch, "0-f0", [pair])
+        near_end.sendall(b"during")
+        with pytest.raises(TimeoutError):
+            far_end.recv(100)
+        far_end.sendall(b"the other way")
+        assert near_end.recv(100) == b"the other way"
+        assert cuts.mend(testbed.state.switch, "0-f0") > 0
+        far_end.settimeout(30)
+        assert far_end.recv(100) == b"during"
+
+
+@pytest.mark.parametrize(
+    ("kind", "args"),
+    [
+        ("rate", {"rate_mbit": 3.0}),
+        ("delay", {"delay_ms": 60.0}),
+        ("loss", {"loss": 0.2}),
+        ("partition", {"mode": "full"}),
+        ("partition", {"mode": "one-way", "direction": "in"}),
+        ("partition", {"mode": "halves"}),
+        ("flapping", {"down_s": 0.4, "up_s": 0.4}),
+    ],
+)
+def test_faults_take_effect_and_heal(testbed: Testbed, kind: str, args: dict[str, Any]) -> None:
+    who = ("node-0", "node-2") if args.get("mode") == "halves" else ("node-2",)
+    planned = PlannedFault(id="f7", kind=kind, who=who, at=At(round=1), args=args)
+
+    async def go() -> None:
+        ground: Any = Ground(testbed)
+        fault = FAULTS.get(kind)(planned)
+        await fault.setup(ground)
+        await fault.inject(ground, who)
+        proof = await fault.verify(ground, who)
+        assert proof.ok, proof.what
+        await fault.heal(ground, who)
+        # The same proof fails as soon as the fault is gone.
+        again = FAULTS.get(kind)(planned)
+        await again.setup(ground)
+        again.__dict__ |= fault.__dict__
+        if kind in ("rate", "delay", "loss"):
+            again.__dict__["_before"] = dict.fromkeys(who, LINKS[2] | {"delay_ms": 0, "loss": 0})
+            assert not (await again.verify(ground, who)).ok
+        await fault.teardown(ground)
+
+    asyncio.run(go())
+    assert cuts.cuts(testbed.state.switch) == []
+    assert testbed.link(2).now == Link.model_validate(LINKS[2])
+    with path(testbed.state, testbed.nodes[2], testbed.nodes[0]) as ends:
+        assert ends.reach(10) == (10, 10)
+
+
+def test_elsewhere_the_tools_refuse() -> None:
+    from rayhive.cluster.link_tools import LinkTools
+
+    with pytest.raises(ClusterError, match="no link of its own"):
+        asyncio.run(LinkTools().set_link(1.0))
