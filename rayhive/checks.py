@@ -80,15 +80,6 @@ def check_swarm(swarm: SwarmConfig) -> Iterator[Problem]:
                 swarm.peers,
                 f"the sum of the counts of swarm.node_classes, which is {count}",
             )
-        for name, item in swarm.node_classes.items():
-            for field in ("link", "cpu_share"):
-                if getattr(item, field) != type(item).model_fields[field].default:
-                    yield Problem(
-                        f"swarm.node_classes.{name}.{field}",
-                        getattr(item, field),
-                        "absent: nothing on this cluster shapes nodes, and an unshaped row "
-                        "must not pass for a shaped one",
-                    )
 
 
 def _points(axis: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from rayhive.cluster import machine
 from rayhive.cluster.ballast import free_memory
@@ -112,16 +113,29 @@ def _mount() -> str | None:
 
 
 def _testbed() -> str | None:
-    return None if os.environ.get(TESTBED_VARIABLE) else _NEEDS_TESTBED
+    """On a cluster there has to be one; without a cluster one is made, where that is possible."""
+    if os.environ.get(TESTBED_VARIABLE):
+        return None
+    if _cluster() is not None:
+        return _NEEDS_TESTBED
+    from rayhive.cluster.testbed import privilege
+
+    return privilege.lacking()
+
+
+def _cluster() -> Any:
+    """Return Ray where this process is connected to a cluster, else None."""
+    ray = sys.modules.get("ray")  # it is imported where there is a cluster to ask
+    return ray if ray is not None and ray.is_initialized() else None
 
 
 def _drain() -> str | None:
     """Ray's head has to stay, so there must be another node to drain."""
     if os.environ.get(TESTBED_VARIABLE):
         return None
-    ray = sys.modules.get("ray")  # it is imported where there is a cluster to ask
-    if ray is None or not ray.is_initialized():
-        return "needs a cluster of several nodes"
+    ray = _cluster()
+    if ray is None:
+        return _testbed()
     living = [node for node in ray.nodes() if node["Alive"]]
     return None if len(living) > 1 else "needs a cluster of several nodes; this one has one"
 

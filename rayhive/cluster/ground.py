@@ -46,6 +46,7 @@ class SwarmGround:
         self._spawned, self._write = spawned, write
         self._lives = {f"peer-{i}": [spec.peer_spec(i)] for i in range(spec.swarm.peers)}
         self._nodes = {f"node-{i}": swarm.reserved_node(i) for i in range(spec.slots)}
+        self._moved: dict[str, str] = {}  # a node that was started again has another id
         self._latest: dict[tuple[str, str], Event] = {}
         self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
         self._ready: list[str] = []
@@ -198,6 +199,8 @@ class SwarmGround:
         lives = self._lives.get(peer, [])
         number = int(peer.removeprefix("peer-"))
         at = self._swarm.node_of(self.life(peer)) if lives else self._swarm.reserved_node(number)
+        while at in self._moved:
+            at = self._moved[at]
         if node == OTHER_NODE:
             at = await self._other_node(at)
         elif node is not None:
@@ -245,4 +248,5 @@ class SwarmGround:
         """See :class:`~rayhive.faults.ground.Ground`."""
         before = self._node(node)
         after = await asyncio.to_thread(nodes.start, before)
+        self._moved[before] = after
         self._nodes = {n: after if at == before else at for n, at in self._nodes.items()}

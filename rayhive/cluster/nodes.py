@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import ray
 
+from rayhive.cluster.capabilities import TESTBED_VARIABLE
+from rayhive.cluster.testbed.config import NUMBER_LABEL
 from rayhive.errors import ClusterError
 
 _PREEMPTION = 2  # DRAIN_NODE_REASON_PREEMPTION of Ray's protocol
@@ -43,10 +46,51 @@ def drain(node: str, deadline_ms: int) -> None:
 
 
 def kill(node: str) -> None:
-    """End a node of a testbed with everything on it."""
-    raise ClusterError("only nodes of a testbed can be killed")
+    """End a node of a testbed with everything on it.
+
+    Args:
+        node: Ray's id of it.
+
+    Raises:
+        ClusterError: It is no node of a testbed.
+    """
+    from rayhive.cluster.testbed import testbed
+
+    testbed.kill_node(*_place(node))
 
 
 def start(node: str) -> str:
-    """Start a killed node of a testbed again; return Ray's new id of it."""
-    raise ClusterError("only nodes of a testbed can be started")
+    """Start a killed node of a testbed again.
+
+    Args:
+        node: Ray's id of it, as long as it lived.
+
+    Returns:
+        Ray's new id of it.
+
+    Raises:
+        ClusterError: It is no node of a testbed, or does not start.
+    """
+    from rayhive.cluster.testbed import testbed
+
+    folder, number = _place(node)
+    testbed.start_node(folder, number)
+    for found in all_nodes():
+        if found["Alive"] and found["NodeID"] != node and _number(found) == number:
+            return str(found["NodeID"])
+    raise ClusterError(f"node {number} of the testbed was started, and Ray does not know it")
+
+
+def _place(node: str) -> tuple[str, int]:
+    """Return the folder of this testbed, and the number of a node in it."""
+    folder = os.environ.get(TESTBED_VARIABLE)
+    found = next((item for item in all_nodes() if item["NodeID"] == node), {})
+    number = _number(found)
+    if folder is None or number is None:
+        raise ClusterError("only a node of a testbed can be ended and started: rayhive testbed up")
+    return folder, number
+
+
+def _number(node: dict[str, Any]) -> int | None:
+    text = (node.get("Labels") or {}).get(NUMBER_LABEL)
+    return None if text is None else int(text)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rayhive.config import SwarmConfig
+from rayhive.cluster.testbed.config import CLASS_LABEL, shape_labels
+from rayhive.config import NodeClass, SwarmConfig
 from rayhive.errors import Problem, nearest
 
 #: Ray counts resources in ten-thousandths.
@@ -72,11 +73,19 @@ def demands(swarm: SwarmConfig, later: int = 0) -> list[Bundle]:
     if swarm.node_classes is None:
         return [Bundle(threads, swarm.gpus_per_peer)] * (swarm.peers + later)
     together = [
-        Bundle(threads * item.cpu_share, item.gpus, dict(item.labels))
-        for item in swarm.node_classes.values()
+        Bundle(threads * item.cpu_share, item.gpus, _labels(name, item, swarm))
+        for name, item in swarm.node_classes.items()
         for _ in range(item.count)
     ]
     return together + [together[-1]] * later
+
+
+def _labels(name: str, item: NodeClass, swarm: SwarmConfig) -> dict[str, str]:
+    """Return what a node for a peer of this class carries: a shaped one was made for the class."""
+    if not item.shaped:
+        return dict(item.labels)
+    share = item.cpu_share * swarm.threads_per_peer if item.cpu_share != 1.0 else None
+    return {**item.labels, CLASS_LABEL: name, **shape_labels(item.link, share)}
 
 
 def bundles(swarm: SwarmConfig, rooms: Sequence[Room], later: int = 0) -> list[Bundle]:
@@ -136,8 +145,18 @@ def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
     else:
         for name, item in swarm.node_classes.items():
             key = f"swarm.node_classes.{name}"
-            matching = [room for room in rooms if room.carries(item.labels)]
-            if matching:
+            labels = _labels(name, item, swarm)
+            matching = [room for room in rooms if room.carries(labels)]
+            if not matching and item.shaped:
+                found.append(
+                    Problem(
+                        f"{key}.link" if item.link is not None else f"{key}.cpu_share",
+                        item.link.model_dump() if item.link is not None else item.cpu_share,
+                        "absent, or what a testbed's nodes of this class are: no node here is "
+                        "shaped so, and an unshaped row must not pass for a shaped one",
+                    )
+                )
+            elif matching:
                 found += _gpu_problems(f"{key}.gpus", item.gpus, item.count, matching)
             else:
                 found.append(_label_problem(f"{key}.labels", item.labels, rooms))

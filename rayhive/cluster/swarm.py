@@ -25,6 +25,7 @@ from rayhive.cluster import actors, nodes
 from rayhive.cluster.agent import NodeAgent
 from rayhive.cluster.peer_actor import EXITED, PeerActor
 from rayhive.cluster.placement import Bundle, Room, bundles
+from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
 from rayhive.errors import ClusterError, RayhiveError
 from rayhive.events import Event
 from rayhive.spec import PeerSpec, ReplicateSpec
@@ -42,8 +43,6 @@ T = TypeVar("T")
 Listener = Callable[[str, Event], Awaitable[None]]
 #: Takes a peer that was started and its ``pid``, ``host``, ``node`` and ``devices``.
 Started = Callable[[PeerSpec, Mapping[str, Any]], None]
-#: Label of a node whose peers listen on another address than Ray does.
-DATA_ADDRESS = "rayhive.io/data-address"
 
 
 def rooms() -> list[Room]:
@@ -223,7 +222,8 @@ class Swarm:
         if node not in self._addresses:
             found = {item["NodeID"]: item for item in nodes.all_nodes()}
             self._addresses = {
-                name: (item.get("Labels") or {}).get(DATA_ADDRESS) or item["NodeManagerAddress"]
+                name: (item.get("Labels") or {}).get(DATA_ADDRESS_LABEL)
+                or item["NodeManagerAddress"]
                 for name, item in found.items()
             }
         # one that comes to another node later would not reach them on the loopback

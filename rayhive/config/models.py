@@ -93,6 +93,11 @@ class NodeClass(Model):
     link: Link | None = None
     preemptible: bool = False
 
+    @property
+    def shaped(self) -> bool:
+        """Whether its nodes are made what they are: by a testbed."""
+        return self.link is not None or self.cpu_share != 1.0
+
 
 class SwarmConfig(Model):
     """The peers of a trial and how they meet.

@@ -6,18 +6,20 @@ passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from rayhive.cluster.address import in_job
-from rayhive.config import SwarmConfig
+from rayhive.config import SwarmConfig, SweepConfig
 from rayhive.errors import ConfigError, Problem
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.replicates import Swarms
+from rayhive.sweep.scenarios import later, needs_testbed
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import check_storage, open_study
 from rayhive.sweep.study import Study
@@ -84,7 +86,7 @@ def run_sweep(
         Interrupted: It was told to end; nothing of it runs any more.
     """
     run = preflight(study, folder)
-    with (connect or _ray)(address) as cluster:
+    with (connect or partial(_ray, study.config))(address) as cluster:
         interruption.install()  # Ray has put its own handler in the place of ours
         problems = list(cluster.check_room(study.config.swarm))
         if problems:
@@ -114,7 +116,14 @@ def open_book(study: Study, run: RunFolder, identity: str) -> TrialBook:
     return TrialBook(trials, space, config.enqueue, config.seed)
 
 
-def _ray(address: str | None) -> AbstractContextManager[ClusterLike]:
+@contextmanager
+def _ray(config: SweepConfig, address: str | None) -> Iterator[ClusterLike]:
+    """Connect to a cluster; make a testbed where the study needs one and names no cluster."""
     from rayhive.cluster.cluster import Cluster
+    from rayhive.cluster.testbed.hosting import hosted
 
-    return Cluster.connect(address)
+    with (
+        hosted(config.swarm, needs_testbed(config), address, later(config)) as found,
+        Cluster.connect(found) as cluster,
+    ):
+        yield cluster

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from rayhive.cluster import capabilities
 from rayhive.config import SweepConfig, is_path
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.library import label, plan_of, with_members
+from rayhive.faults.library import label, load_scenario, plan_of, with_members
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.plan import FaultPlan
-from rayhive.registry import SCENARIOS
+from rayhive.registry import FAULTS, SCENARIOS
 from rayhive.sweep.replicates import replicate_seed
 
 
@@ -65,6 +65,24 @@ def check_scenarios(config: SweepConfig) -> Iterator[Problem]:
                             problem.allowed,
                             problem.nearest,
                         )
+
+
+def needs_testbed(config: SweepConfig) -> bool:
+    """Say whether a study needs nodes whose links are shaped, or that can be ended."""
+    kinds = {kind for name in config.scenarios for kind in load_scenario(name).kinds}
+    needs = {need for kind in kinds for need in FAULTS.get(kind).needs}
+    shaped = any(item.shaped for item in (config.swarm.node_classes or {}).values())
+    return shaped or bool(needs & {"link", "node", "drain"})
+
+
+def later(config: SweepConfig) -> int:
+    """Return how many peers may join those of a study that start together."""
+    plans = [
+        replicate_plan(config, name, replicate_seed(config.seed, number))
+        for name in config.scenarios
+        for number in range(config.replicates)
+    ]
+    return max((len(plan.joins) for plan in plans if plan is not None), default=0)
 
 
 def allows(kind: str) -> bool:

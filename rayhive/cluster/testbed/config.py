@@ -12,13 +12,28 @@ from pydantic import Field, ValidationError
 from rayhive.config import Link, Model, SwarmConfig
 from rayhive.errors import ConfigError, Problem, nearest
 
+#: What the names of labels begin with that testbeds give.
+PREFIX = "rayhive.io/"
 #: Label of a node: the address of its data plane, where peers listen.
 DATA_ADDRESS_LABEL = "rayhive.io/data-address"
 #: Label of a node: the class that it was made for.
 CLASS_LABEL = "rayhive.io/node-class"
 #: Label of a node: its number in the testbed.
 NUMBER_LABEL = "rayhive.io/testbed-node"
+#: Labels of a node: how its link and its share of the processor are shaped.
+LINK_LABEL, SHARE_LABEL = "rayhive.io/link", "rayhive.io/cpu-share"
 _MOST_NODES = 64
+
+
+def shape_labels(link: Link | None, cpu_share: float | None) -> dict[str, str]:
+    """Return the labels of a node that is shaped so; None says nothing of the one or the other."""
+    labels = {}
+    if link is not None:
+        rate = "unshaped" if link.rate_mbit is None else f"{link.rate_mbit:g}mbit"
+        labels[LINK_LABEL] = f"{rate}_{link.delay_ms:g}ms_{link.loss:g}lost"
+    if cpu_share is not None:
+        labels[SHARE_LABEL] = f"{cpu_share:g}"
+    return labels
 
 
 class TestbedNodes(Model):
@@ -126,7 +141,7 @@ def _labels(config: TestbedConfig) -> Sequence[Problem]:
         Problem(f"node_classes.{name}.labels", label, "a label that the testbed does not set")
         for name, item in config.node_classes.items()
         for label in item.labels
-        if label in (DATA_ADDRESS_LABEL, CLASS_LABEL, NUMBER_LABEL)
+        if label.startswith(PREFIX)
     ]
 
 

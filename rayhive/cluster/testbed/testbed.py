@@ -29,6 +29,7 @@ from rayhive.cluster.testbed.config import (
     DATA_ADDRESS_LABEL,
     NUMBER_LABEL,
     TestbedConfig,
+    shape_labels,
 )
 from rayhive.cluster.testbed.state import NodeState, TestbedState
 from rayhive.errors import ClusterError, ConfigError, Problem, RayhiveError, unknown
@@ -191,6 +192,7 @@ def _describe(config: TestbedConfig, number: int, owner: tuple[int, int] | None)
             raise ConfigError(Problem(f"node_classes.{name}.cpu_share", item.cpu_share, text))
         data = bare.data_address(_FIRST_HOST + index)
         given = {CLASS_LABEL: name, NUMBER_LABEL: str(index), DATA_ADDRESS_LABEL: data}
+        given |= shape_labels(item.link, item.cpu_share)
         nodes.append(
             NodeState(
                 index=index,
