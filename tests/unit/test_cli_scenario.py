@@ -42,7 +42,7 @@ def test_scenarios_are_listed_with_what_they_do_need_and_take(
     assert members == [f"preempt-notice-{seconds}" for seconds in (0, 5, 15, 30)]
     assert {*rows, *members} == set(SCENARIOS.names())
     for row in rows.values():
-        assert row["about"] in out.replace("\n", " ") or len(row["about"]) > 90
+        assert row["about"][:40] in out  # what is long is folded
         assert row["seconds"] >= 30 and row["peers"] >= row["least_peers"] >= 1
     assert rows["kill-one"]["here"] and rows["kill-one"]["needs"] == ["signals"]
     assert not rows["split-brain"]["here"]

@@ -105,7 +105,7 @@ def test_a_scenario_is_run_with_its_own_study_unless_told_otherwise(tmp_path: Pa
     own = scenario_config(chaos, "chaos", file, ["scenario_args.chaos.faults=4"], peers=6)
     assert (own.name, own.workload.name, own.scenarios) == ("other", "source_lm", ("chaos",))
     assert (own.swarm.peers, own.swarm.target_batch_size) == (6, 512)
-    assert (own.budget.trials, own.budget.seconds_per_replicate) == (1, 180)
+    assert (own.budget.trials, own.budget.seconds_per_replicate) == (1, chaos.seconds)
     assert (own.budget.samples_per_replicate, own.replicates) == (10**6, 1)
     assert [item.codec for item in own.enqueue] == ["float16"]
     assert own.scenario_args == {"chaos": {"faults": 4}}
