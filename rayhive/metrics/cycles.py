@@ -50,7 +50,7 @@ class _LifeTime:
         self._delay = timeline.spec.configuration.delay
         self._at, until = window
         self._end = until if life.ended is None else min(max(life.ended, self._at), until)
-        self._own = [event for event in timeline.events if event["peer"] == life.name]
+        self._own = timeline.of_peer(life.name)
         self._loads = self._of("state_loaded")
         self._go()
         self._end = until

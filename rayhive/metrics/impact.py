@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from statistics import median
 
 from rayhive.events import Event
@@ -124,13 +127,15 @@ def impacts(timeline: Timeline) -> tuple[Impact, ...]:
     fired = [(_took_effect(timeline, event), event) for event in timeline.of("fault_fired")]
     fired.sort(key=lambda item: item[0])
     baseline = _baseline(rounds, capacity, fired[0][0]) if fired else None
+    steps = (*timeline.of("transition"), *filter(timeline.applied, timeline.of("round")))
+    progress = sorted((e["t"], e["peer"], e["round"]) for e in steps)
     healed = {event["fault"]: event["t"] for event in timeline.of("fault_healed")}
     verified = {event["fault"]: bool(event["ok"]) for event in timeline.of("fault_verified")}
     found = []
     for moment, event in fired:
         targets = frozenset(event.get("lives") or ())
         last = _last_round(timeline, targets, moment)
-        detected = _progress(timeline, capacity, targets, moment, last)
+        detected = _progress(progress, capacity, targets, moment, last)
         recovered = _recovered(rounds, capacity, baseline, moment, last)
         found.append(
             Impact(
@@ -193,15 +198,16 @@ def _last_round(timeline: Timeline, targets: frozenset[str], fired: float) -> in
 
 
 def _progress(
-    timeline: Timeline, capacity: Capacity, targets: frozenset[str], fired: float, last: int
+    steps: Sequence[tuple[float, str, int]],
+    capacity: Capacity,
+    targets: frozenset[str],
+    fired: float,
+    last: int,
 ) -> float | None:
     there = capacity.present(fired)
     survivors = there - targets or there
-    steps = (*timeline.of("transition"), *filter(timeline.applied, timeline.of("round")))
-    return min(
-        (e["t"] for e in steps if e["peer"] in survivors and e["t"] > fired and e["round"] > last),
-        default=None,
-    )
+    after = islice(steps, bisect_right(steps, fired, key=itemgetter(0)), None)
+    return next((t for t, peer, round_ in after if peer in survivors and round_ > last), None)
 
 
 def _baseline(rounds: Sequence[SwarmRound], capacity: Capacity, fault: float) -> float | None:

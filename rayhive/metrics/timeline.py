@@ -75,6 +75,14 @@ class Timeline:
         """Return the events of one kind."""
         return self._by_kind.get(kind, [])
 
+    def of_peer(self, name: str) -> list[Event]:
+        """Return the events of one peer, its supervisor's about it among them."""
+        return self._by_name.get(name, [])
+
+    @cached_property
+    def _by_name(self) -> dict[str, list[Event]]:
+        return _grouped((event for event in self.events if event["peer"] is not None), "peer")
+
     def first(self, kind: str) -> Event | None:
         """Return the first event of a kind, or None."""
         return next(iter(self.of(kind)), None)

@@ -28,7 +28,9 @@ COLOURS: dict[str, str] = {
     "starting": "#c8b6e2",
     "evaluating": "#dcdcdc",
 }
-_FAULT = "#d62828"
+_FAULT, _GREY = "#d62828", "#555555"
+#: Heights at which marks are named, so that those of one fault do not hide each other.
+_PLACES = {"detected": 0.72, "recovered": 0.69, "back": 0.66}
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def lanes(timeline: Timeline) -> list[Bar]:
 def _lane(timeline: Timeline, life: Life) -> Iterator[Bar]:
     assert timeline.span is not None
     began = timeline.span[0]
-    own = [event for event in timeline.events if event["peer"] == life.name]
+    own = timeline.of_peer(life.name)
     rounds = {event["round"]: event for event in own if event["kind"] == "round"}
     started = life.ended if life.started is None else life.started
     if life.spawned is not None and started is not None and started > began:
@@ -219,33 +221,45 @@ def _draw_lanes(figure: Any, graph: Any, timeline: Timeline) -> None:
 def _draw_faults(figure: Any, timeline: Timeline) -> None:
     assert timeline.span is not None
     began, ended = timeline.span
+    shapes: list[dict[str, Any]] = []
+    notes: list[dict[str, Any]] = []
     for impact in impacts(timeline):
         begin = impact.fired - began
         # a fault without a heal is over when the swarm has recovered from it
-        over = impact.recover_s
-        end = ended if over is None else impact.fired + over
-        if impact.healed is not None:
-            end = impact.healed
-        figure.add_vrect(
-            x0=begin, x1=min(end, ended) - began, fillcolor=_FAULT, opacity=0.12, line_width=0,
-            row="all", col=1,
-        )  # fmt: skip
-        figure.add_vline(
-            x=begin, line_color=_FAULT, line_width=1, row=1, col=1,
-            annotation_text=f"{impact.fault} {impact.kind}", annotation_position="top left",
-        )  # fmt: skip
+        over = None if impact.recover_s is None else impact.fired + impact.recover_s
+        end = impact.healed if impact.healed is not None else over
+        shapes.append(_window(begin, (ended if end is None else min(end, ended)) - began))
+        notes.append(_note(begin, 1.0, f"{impact.fault} {impact.kind}", _FAULT))
         for word, seconds in (("detected", impact.detect_s), ("recovered", impact.recover_s)):
             if seconds is not None:
-                _mark(figure, begin + seconds, f"{impact.fault} {word}", word)
+                shapes.append(_line(begin + seconds, "dot" if word == "detected" else "dash"))
+                height = _PLACES[word]
+                notes.append(_note(begin + seconds, height, f"{impact.fault} {word}", _GREY))
     for item in rejoins(timeline):
         if item.seconds is not None:
-            _mark(figure, item.spawned - began + item.seconds, f"{item.life} back", "recovered")
+            back = item.spawned - began + item.seconds
+            shapes.append(_line(back, "dash"))
+            notes.append(_note(back, _PLACES["back"], f"{item.life} back", _GREY))
+    figure.update_layout(shapes=shapes, annotations=notes)
 
 
-def _mark(figure: Any, x: float, text: str, word: str) -> None:
-    dash = {"detected": "dot", "recovered": "dash"}[word]
-    figure.add_vline(
-        x=x, line_color="#555555", line_width=1, line_dash=dash, row=2, col=1,
-        annotation_text=text, annotation_font_size=9,
-        annotation_position="bottom left" if word == "detected" else "bottom right",
-    )  # fmt: skip
+def _window(begin: float, end: float) -> dict[str, Any]:
+    """Return a shade over all three parts of the picture."""
+    where = {"xref": "x", "yref": "paper", "x0": begin, "x1": end, "y0": 0, "y1": 1}
+    return {
+        "type": "rect", **where, "fillcolor": _FAULT, "opacity": 0.12, "line": {"width": 0},
+        "layer": "below",
+    }  # fmt: skip
+
+
+def _line(x: float, dash: str) -> dict[str, Any]:
+    where = {"xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1}
+    return {"type": "line", **where, "line": {"color": _GREY, "width": 1, "dash": dash}}
+
+
+def _note(x: float, y: float, text: str, colour: str) -> dict[str, Any]:
+    """Return a text right of a moment, at a height between 0 and 1."""
+    return {
+        "x": x, "xref": "x", "y": y, "yref": "paper", "text": text, "showarrow": False,
+        "xanchor": "left", "yanchor": "top", "font": {"size": 10, "color": colour},
+    }  # fmt: skip

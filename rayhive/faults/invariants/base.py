@@ -92,12 +92,16 @@ class RunLog:
         self.spec = spec
         self.events = tuple(events)
         self.peers: dict[str, list[Event]] = defaultdict(list)
+        self._kinds: dict[tuple[str, str], list[Event]] = defaultdict(list)
         for event in self.events:
             if event["peer"] is not None:
                 self.peers[event["peer"]].append(event)
+                self._kinds[event["peer"], event["kind"]].append(event)
 
     def of(self, peer: str, *kinds: str) -> list[Event]:
         """Return a life's events of some kinds."""
+        if len(kinds) == 1:
+            return self._kinds.get((peer, kinds[0]), [])
         return [event for event in self.peers.get(peer, ()) if event["kind"] in kinds]
 
     def moment(self, peer: str, *kinds: str) -> float | None:

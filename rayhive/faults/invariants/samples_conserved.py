@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from rayhive.events import Event
 from rayhive.faults.invariants.base import Invariant, RunLog
@@ -35,6 +36,8 @@ class SamplesConserved(Invariant):
 
     def _of_life(self, log: RunLog, name: str) -> Iterator[str]:
         entered = {event["round"]: _gone_into(event) for event in log.of(name, "round")}
+        rounds = sorted(entered)
+        so_far = dict(zip(rounds, accumulate(entered[n] for n in rounds), strict=True))
         thrown = 0
         for event in log.peers[name]:
             kind, lost = event["kind"], event.get("lost") or 0
@@ -43,10 +46,8 @@ class SamplesConserved(Invariant):
             if kind in ("state_loaded", "left"):
                 thrown += lost
             elif kind == "transition" and "computed" in event and event["round"] in entered:
-                done = sum(n for round_, n in entered.items() if round_ <= event["round"])
-                yield from self._equal(
-                    name, f"round {event['round']}", event["computed"], done + thrown
-                )
+                known = so_far[event["round"]] + thrown
+                yield from self._equal(name, f"round {event['round']}", event["computed"], known)
             elif kind == "peer_finished":
                 done = sum(entered.values()) + thrown
                 if "pending" in event:
