@@ -213,6 +213,15 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
             f"In {_count(len(lost), 'row')} not every round was averaged by all peers at the first "
             "attempt; payload_bytes_per_round is over those that were (rounds_complete)."
         )
+    censored = sum(int(row["censored"] or 0) for row in rows)
+    if censored:
+        yield (
+            f"{_count(censored, 'fault')} did not heal before the end (censored): detect, recover "
+            "and rejoin are of the others."
+        )
+    violated = [row for row in rows if row["invariants_violated"]]
+    if violated:
+        yield f"In {_count(len(violated), 'row')} an invariant was violated."
     wrong = [row for row in rows if row["payload_matches"] is False]
     if wrong:
         yield f"In {_count(len(wrong), 'row')} the payload differs from the exact prediction."

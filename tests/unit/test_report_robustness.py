@@ -199,6 +199,20 @@ def test_a_faulted_run_shows_its_groups(run: Path, format: str) -> None:
         assert name in text, name
 
 
+def test_what_did_not_heal_or_hold_is_pointed_out(tmp_path: Path) -> None:
+    story = stormy()
+    for event in story.of("round", "peer-1.1"):
+        event["samples"] = 0
+    story.say(13.6, "invariant", name="no_orphans", ok=False, checked=1, violations=["pid 7"])
+    calm_run = write_run(tmp_path / "calm", [calm(), stormy()])  # type: ignore[list-item]
+    run = write_run(tmp_path / "run", [calm(), story])  # type: ignore[list-item]
+    text = results_text(run, console_width=1000)
+    assert "1 fault did not heal before the end (censored)" in text
+    assert "In 1 row an invariant was violated." in text
+    assert "censored)" not in results_text(calm_run, console_width=1000)
+    assert "was violated." not in results_text(calm_run, console_width=1000)
+
+
 def test_a_run_without_faults_has_no_such_groups(tmp_path: Path) -> None:
     text = results_text(write_run(tmp_path / "run", [Log()]), "md")
     assert "peer\\_seconds" not in text and "peer_seconds" not in text
