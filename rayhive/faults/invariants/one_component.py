@@ -10,16 +10,18 @@ from rayhive.spec import ReplicateSpec
 
 #: Last rounds of each peer that are looked at.
 ROUNDS = 3
-#: Time after a fault, a heal, a join or a loss in which peers may still be finding each other [s].
-SETTLE_S = 10.0
+#: Time after a fault or a heal in which peers may still be finding each other [s].
+FAULT_S = 10.0
+#: The same after a join or a loss.
+CHANGE_S = 3.0
 
 
 class OneComponent(Invariant):
     """In the end every living peer sees all of them, and averages with all of them.
 
     Looked at are each living peer's last :data:`ROUNDS` (3) rounds before the first one finished,
-    of those that came more than :data:`SETTLE_S` (10) seconds after the last fault, heal, join or
-    loss. In at least one of them ``live_peers``, and in at least one ``group_size``, must be the
+    of those that came more than :data:`FAULT_S` (10) seconds after the last fault and heal, and
+    :data:`CHANGE_S` (3) seconds after the last join and loss. In at least one of them ``live_peers``, and in at least one ``group_size``, must be the
     number of the living: two disjoint components never see each other. A peer with fewer rounds
     in that time is not judged.
     """
@@ -32,7 +34,7 @@ class OneComponent(Invariant):
         count = len(log.living)
         if count < 2 or spec.swarm.use_local_updates:
             return []
-        begin = max(_changes(log), default=0.0) + SETTLE_S
+        begin = max(_settled(log), default=0.0)
         finished = [log.moment(name, "peer_finished") for name in log.living]
         until = min((moment for moment in finished if moment is not None), default=log.end)
         wrong = []
@@ -48,13 +50,13 @@ class OneComponent(Invariant):
         return wrong
 
 
-def _changes(log: RunLog) -> Iterator[float]:
+def _settled(log: RunLog) -> Iterator[float]:
     for fault in log.faults:
-        yield fault.fired
+        yield fault.fired + FAULT_S
         if fault.healed is not None:
-            yield fault.healed
+            yield fault.healed + FAULT_S
     for name in log.peers:
         begun = log.moment(name, "training_started") if log.joined(name) else None
         for moment in (begun, log.moment(name, *GONE)):
             if moment is not None:
-                yield moment
+                yield moment + CHANGE_S
