@@ -21,9 +21,9 @@ class OneComponent(Invariant):
 
     Looked at are each living peer's last :data:`ROUNDS` (3) rounds before the first one finished,
     of those that came more than :data:`FAULT_S` (10) seconds after the last fault and heal, and
-    :data:`CHANGE_S` (3) seconds after the last join and loss. In at least one of them ``live_peers``, and in at least one ``group_size``, must be the
-    number of the living: two disjoint components never see each other. A peer with fewer rounds
-    in that time is not judged.
+    :data:`CHANGE_S` (3) seconds after the last join and loss. In at least one of them
+    ``live_peers``, and in at least one ``group_size``, must be the number of the living: two
+    disjoint components never see each other. A peer with fewer rounds in that time is not judged.
     """
 
     about = "All living peers are in one component: they see each other and average together."
