@@ -1,0 +1,65 @@
+"""What a peer without company leaves out: other threads, and telling nobody."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from rayhive.compression.averagers import RayhiveStateAverager
+from rayhive.peer.census import Presence
+from rayhive.peer.tracker import LiveProgressTracker
+from tests.unit.compression_fakes import OTHER, PEER
+
+DHT = SimpleNamespace(client_mode=False, peer_id=PEER)
+
+
+def test_nothing_is_told_until_somebody_else_was_heard_of() -> None:
+    tracker = LiveProgressTracker(DHT, "run", target_batch_size=8, start=False)
+    told: list[Callable[[], object]] = []
+    tracker._loop = SimpleNamespace(call_soon_threadsafe=told.append)  # type: ignore[assignment]
+    tracker.take_part(True)
+    tracker.report_local_progress(0, 8)
+    assert tracker.ready_to_update_epoch
+    tracker.has_ended("averaged", 1, met=False)
+    tracker.update_epoch(1)
+    assert told == []
+    with tracker._census.lock:
+        tracker._census.hear(Presence(OTHER.to_bytes(), 1.0, version=1, takes_part=True, round=1))
+    assert not tracker.ready_to_update_epoch
+    tracker.report_local_progress(1, 8)
+    assert told
+    assert tracker.ready_to_update_epoch
+
+
+def averager() -> tuple[Any, list[threading.Thread]]:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    made = RayhiveStateAverager(
+        dht=DHT, prefix="run", optimizer=optimizer, initialize_optimizer=False, start=False
+    )
+    threads: list[threading.Thread] = []
+    optimizer.register_step_pre_hook(lambda *_: threads.append(threading.current_thread()))
+    return made, threads
+
+
+def test_a_step_that_is_waited_for_is_made_in_the_thread_that_asks() -> None:
+    made, threads = averager()
+    executor = made.step_executor
+    made.step(increment_epoch=True, optimizer_step=True)
+    assert threads == [threading.current_thread()]
+    assert made.local_epoch == 1
+    assert made.step_executor is executor
+    assert torch.equal(made.main_parameters[0], torch.full((3,), -1.0))
+
+
+def test_a_step_that_may_last_is_made_in_the_background() -> None:
+    made, threads = averager()
+    made.step(increment_epoch=True, optimizer_step=True, delay_averaging=True)
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+    made.step_executor.shutdown()
