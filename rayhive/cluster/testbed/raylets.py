@@ -133,7 +133,9 @@ def _start(
     if state.groups is not None:
         procs = Path(state.groups) / place / "cgroup.procs"
         command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
+    # Agents keep what they and their peers make below the folder, where down finds it.
     env = {**state.environment, FOLDER_VARIABLE: str(state.folder)}
+    env["RAY_TMPDIR"] = str(state.folder)
     if place != HEAD:
         env[NODE_VARIABLE] = place
     log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])

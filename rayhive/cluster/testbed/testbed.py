@@ -241,7 +241,10 @@ def down(number: int) -> None:
     network.remove(prefix, number)
     if group is not None:
         quota.remove(group)
-    shutil.rmtree(state.folder_of(number), ignore_errors=True)
+    folder = state.folder_of(number)
+    for left in folder.glob(f"{belongings.DIRECTORY_PREFIX}*"):
+        belongings.clear(left, patience=0.0)  # sockets and shared memory of dead peers
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _marked(folder: Path) -> list[int]:
