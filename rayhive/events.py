@@ -61,6 +61,8 @@ KINDS: dict[str, str] = {
     "final (whether it is the one after the last round)",
     "state_loaded": "round_before, round_of_state, round (where it goes on), seconds, lost "
     "(own samples that were thrown away)",
+    "reunited": "round_before, round (where it goes on), apart (rounds that it did while it had "
+    "lost peers who are here again; its parameters count for as much in the next averaging)",
     "fallback": "round, reason, choice (local, skip)",
     "sabotaged": "fault, round, what (what was done to this peer's part in the round)",
     "rejected": "round, offender (peer_id), reason (not_finite, norm, ...), norm, bound: this peer "

@@ -17,7 +17,7 @@ from hivemind.optim.state_averager import TrainingStateAverager
 from rayhive.compression.accumulation import Accumulation
 from rayhive.compression.averager import MeasuredAverager
 from rayhive.compression.donors import CheckedDownloads, with_digest
-from rayhive.compression.guard import Guarded, GuardedFactors
+from rayhive.compression.guard import Guarded, GuardedFactors, GuardedState
 from rayhive.compression.here import Here
 from rayhive.compression.powersgd import TransactionalPowerSGD
 from rayhive.compression.steps import RecordedSteps
@@ -48,7 +48,7 @@ class RayhivePowerSGDAverager(  # type: ignore[misc]  # hivemind says less of wh
 
 
 class RayhiveStateAverager(
-    Guarded, MeasuredAverager, TrainingStateAverager, RecordedSteps, CheckedDownloads
+    GuardedState, MeasuredAverager, TrainingStateAverager, RecordedSteps, CheckedDownloads
 ):
     """Averages parameters, optimizer statistics and extra tensors.
 
@@ -58,7 +58,6 @@ class RayhiveStateAverager(
     """
 
     wire_name = "TrainingStateAverager"
-    sketches = False
     step_executor: Executor
     on_serving: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
 

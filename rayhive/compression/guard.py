@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from statistics import fmean, median, median_low
@@ -46,6 +46,8 @@ LARGE = 1_000_000
 LEANING = 16
 #: Least mean cosine over these rounds: who is below it climbs where the others descend.
 LEAST_LEAN = -0.25
+#: What who did nothing without the others counts for; not 0, should all have done nothing.
+LEAST_ROUNDS = 1e-6
 _KEY = "guard"
 
 
@@ -132,6 +134,28 @@ def directions(said: Mapping[P, Announcement]) -> dict[P, float]:
         return {}
     total = torch.stack(list(sketches.values())).sum(0)
     return {peer: cosine(own, total - own) for peer, own in sketches.items()}
+
+
+def weights(told: Mapping[P, tuple[tuple[str, ...], int | None]]) -> dict[P, float]:
+    """Return by how much each peer's parameters count, the most by 1.
+
+    Those who were together have the same parameters, so each of them counts for its share of the
+    rounds that they did. Those who have lost nobody count like the average of those who have.
+
+    Args:
+        told: For each peer, who was with it while others were lost, and the rounds that it did.
+    """
+    rounds: dict[tuple[str, ...], int] = {}
+    for half, apart in told.values():
+        if apart is not None:
+            rounds[half] = max(rounds.get(half, 0), apart)
+    if not rounds:
+        return dict.fromkeys(told, 1.0)
+    sizes = Counter(half for half, apart in told.values() if apart is not None)
+    shares = {half: max(done, LEAST_ROUNDS) / sizes[half] for half, done in rounds.items()}
+    usual = fmean(shares[half] for half, apart in told.values() if apart is not None)
+    found = {p: usual if apart is None else shares[half] for p, (half, apart) in told.items()}
+    return {peer: share / max(found.values()) for peer, share in found.items()}
 
 
 class Guarded(DecentralizedAverager):
@@ -234,6 +258,28 @@ class Guarded(DecentralizedAverager):
             self._usual.append(median_low(norms))
         if own_cosine is not None:
             self._leans.append(own_cosine)
+
+
+class GuardedState(Guarded):
+    """The same for parameters, weighted by what peers did while they had lost each other.
+
+    They gather the round, who was with them, and how many rounds they did so; see :func:`weights`.
+    """
+
+    sketches = False
+
+    async def _aggregate_with_group(
+        self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any
+    ) -> RoundResult:
+        clean, _ = self._detached(group_info)
+        told = {}
+        for peer, data in zip(clean.peer_ids, clean.gathered, strict=True):
+            content = self.serializer.loads(self.serializer.loads(data)[2])
+            if isinstance(content, (list, tuple)) and len(content) == 3:
+                told[peer] = (tuple(content[1]), content[2])
+        if self.peer_id in told and kwargs.get("weight"):
+            kwargs["weight"] *= weights(told)[self.peer_id]
+        return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
 
 
 class GuardedFactors(Guarded):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterable
 from contextlib import aclosing
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
 
-from hivemind.averaging.allreduce import AllReduceRunner
+from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
@@ -54,6 +54,8 @@ class MeasuredRunner(AllReduceRunner):
         self._unanswered: set[PeerID] = others if self.tensor_part_reducer.num_parts else set()
         self._answered = asyncio.Event()
         self._hanging_up: set[PeerID] = set()
+        self._talks: dict[PeerID, asyncio.Future[None]] = {}
+        self._gone: set[PeerID] = set()
 
     def _get_peer_stub(self, peer: PeerID) -> _CountedStub:
         parts = self.tensor_part_container.num_parts_by_peer
@@ -61,8 +63,14 @@ class MeasuredRunner(AllReduceRunner):
         return _CountedStub(super()._get_peer_stub(peer), self, expected)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        talk = self._talks[peer_id] = asyncio.ensure_future(super()._communicate_with_peer(peer_id))
         try:
-            await super()._communicate_with_peer(peer_id)
+            try:
+                await talk
+            except asyncio.CancelledError:
+                if peer_id in self._gone:
+                    raise AllreduceException("it is no longer there") from None
+                raise
         except Exception as error:
             self.failures.append(f"reducer {peer_id}: {error!r}")
             if peer_id == self.peer_id:  # others must not wait for this peer's own parts
@@ -137,10 +145,14 @@ class MeasuredRunner(AllReduceRunner):
         return self._ended is not None
 
     async def forget(self, gone: set[bytes]) -> None:
-        """Stop waiting for parts of peers that are no longer there."""
+        """Stop waiting for parts and answers of peers that are no longer there."""
         for peer in self.sender_peer_ids:
             if peer.to_bytes() in gone:
                 await self._ban_sender(peer)
+        for peer, talk in self._talks.items():
+            if peer.to_bytes() in gone:  # the link may be cut: nothing says so
+                self._gone.add(peer)
+                talk.cancel()
 
     def fraction(self) -> float:
         """Return the share of the averaging that happened, the worse of both sides.

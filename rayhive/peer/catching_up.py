@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 from hivemind.utils import get_logger
@@ -12,6 +13,9 @@ from rayhive.peer.watch import ProcessWatch
 
 logger = get_logger(__name__)
 
+#: Groups that are remembered, to know who was there before others came back.
+GROUPS_KEPT = 8
+
 
 class CatchingUp(SwarmParts):
     """Takes over the newest state that it can get, and counts for nothing until it is the others'.
@@ -19,6 +23,10 @@ class CatchingUp(SwarmParts):
     Attributes:
         _stale: The parameters are of an older round than the peer says: they must not count.
         _settling: The state was loaded, and parameters were not averaged since.
+        _apart: Rounds that it did while it had lost others who are here again; None once the
+            parameters of all of them were averaged.
+        _half: Who was with it then.
+        _groups: Who was in its last rounds.
         _went_on: When the peer went on to the present round [s of ``time.perf_counter``].
     """
 
@@ -27,6 +35,9 @@ class CatchingUp(SwarmParts):
 
     def __init__(self, **kwargs: Any) -> None:
         self._stale = self._settling = False
+        self._apart: int | None = None
+        self._half: list[bytes] = []
+        self._groups: deque[frozenset[bytes]] = deque(maxlen=GROUPS_KEPT)
         self._went_on = time.perf_counter()
         super().__init__(**kwargs)
 
@@ -40,11 +51,41 @@ class CatchingUp(SwarmParts):
         if self._diverged:
             self._diverged = False
             return True
+        self._note_reunion()
         behind: bool = self.local_epoch < self.tracker.global_epoch - 1
+        if behind and self._apart:
+            self._join_again()
+            return False
         if behind and self._settling:  # rounds are shorter than loading the state
             self._go_on_from(self.local_epoch)
             return False
         return behind
+
+    def _note_reunion(self) -> None:
+        """See whether peers are here again that were lost, and what this one did without them."""
+        reunion = self.tracker.take_reunion()
+        if reunion is None:
+            return
+        self._apart = self.local_epoch - reunion.since
+        self._astray = True  # parameters have to be averaged as soon as all are together
+        without = [group for group in self._groups if not reunion.peers & group]
+        self._half = sorted(without[-1]) if without else []
+
+    def _join_again(self) -> None:
+        """Stand where the others are, who went further in the same time, with what was learnt."""
+        self.state_averager.step(wait_for_delayed_updates=True)
+        before, newest = self.local_epoch, self.tracker.global_epoch
+        self.state_averager.local_epoch = newest
+        self.tracker.jump_to(newest)
+        if not self.client_mode:
+            self.state_averager.state_sharing_priority = newest
+            if self.use_gradient_averaging:
+                self.grad_averager.state_sharing_priority = newest
+        self._emit("reunited", round_before=before, round=newest, apart=self._apart)
+
+    def _state_gather(self, next_round: int) -> list[Any]:
+        """Return what the others have to know in order to weigh this peer's parameters."""
+        return [next_round, [peer.hex() for peer in self._half], self._apart]
 
     def load_state_from_peers(self, **kwargs: Any) -> None:
         """Take over the newest state of the swarm; keep one's own if no peer can give it.
@@ -67,7 +108,7 @@ class CatchingUp(SwarmParts):
                     self._watch.check()
                     logger.warning(f"could not load the state from a peer: {error!r}")
             loaded = self.local_epoch
-            self._settling = True
+            self._settling, self._apart = True, None
             self._go_on_from(loaded)
         self._emit(
             "state_loaded",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rayhive.compression.rendezvous import ROUNDS_BEHIND, Member
@@ -29,6 +29,7 @@ class Presence:
         samples: What it has accumulated for the next round.
         samples_per_second: How fast it has been lately.
         hurry: A round that it asks the others to begin at once, with what there is.
+        addresses: Where it can be reached.
     """
 
     peer_id: bytes
@@ -44,6 +45,7 @@ class Presence:
     samples: int = 0
     samples_per_second: float = 0.0
     hurry: int = 0
+    addresses: tuple[str, ...] = ()
 
     def pack(self) -> list[Any]:
         """Return the fields as a list, for the wire."""
@@ -56,7 +58,21 @@ class Presence:
         Raises:
             TypeError: There are too few or too many fields.
         """
-        return cls(*fields)
+        presence = cls(*fields)
+        return replace(presence, addresses=tuple(presence.addresses))
+
+
+@dataclass(frozen=True)
+class Reunion:
+    """Peers are here again that were lost without a word.
+
+    Attributes:
+        since: The last round that this peer had finished when it lost the first of them.
+        peers: Who they are.
+    """
+
+    since: int
+    peers: frozenset[bytes]
 
 
 class Census:
@@ -78,6 +94,8 @@ class Census:
         self._others: dict[bytes, Presence] = {}
         self._heard: dict[bytes, float] = {}
         self._unreachable: set[bytes] = set()
+        self._lost: dict[bytes, int] = {}
+        self._reunion: Reunion | None = None
 
     def hear(self, presence: Presence, age: float = 0.0) -> bool:
         """Take in what a peer says of itself, or said ``age`` seconds ago to somebody else.
@@ -92,6 +110,7 @@ class Census:
         first_hand = age == 0.0
         if first_hand:
             self._unreachable.discard(peer)
+            self._welcome_back(peer)
         # Others' word makes a peer known, and a client, which cannot be called, stay alive. A
         # peer that can be called has to be heard itself, or its death would travel in circles.
         if first_hand or known is None or presence.client_mode:
@@ -100,11 +119,39 @@ class Census:
         if known is not None and known.version >= presence.version:
             return False
         self._others[peer] = presence
+        self._welcome_back(peer)  # also at others' word: all should know at the same time
         return True
+
+    def _welcome_back(self, peer: bytes) -> None:
+        if peer in self._lost:
+            before = self._reunion or Reunion(self._lost[peer], frozenset())
+            since = min(before.since, self._lost.pop(peer))
+            self._reunion = Reunion(since, before.peers | {peer})
+
+    def take_reunion(self) -> Reunion | None:
+        """Return who came back since the last call, if anybody did."""
+        reunion, self._reunion = self._reunion, None
+        return reunion
+
+    def note_losses(self) -> None:
+        """Remember who is gone without having said that it takes part no more, and since when."""
+        for presence in self._others.values():
+            if presence.takes_part and not self._here(presence):
+                self._lost.setdefault(presence.peer_id, self.own.round)
+
+    def is_here(self, peer: bytes) -> bool:
+        """Return whether a peer is known and alive."""
+        return peer in self._others and self._here(self._others[peer])
+
+    def addresses_of(self, peer: bytes) -> tuple[str, ...]:
+        """Return where a peer was said to be reached."""
+        known = self._others.get(peer)
+        return () if known is None else known.addresses
 
     def give_up(self, peer: bytes) -> None:
         """Count a peer as dead until it is heard of again: it cannot be reached."""
         self._unreachable.add(peer)
+        self.note_losses()
 
     def forget(self, seconds: float) -> None:
         """Drop peers that were not heard of for so long [s]."""
@@ -112,6 +159,7 @@ class Census:
             self._others.pop(peer, None)
             self._heard.pop(peer, None)
             self._unreachable.discard(peer)
+            self._lost.pop(peer, None)
 
     def told(self) -> list[list[Any]]:
         """Return what is known of everybody that is alive: fields and age [s]."""

@@ -320,7 +320,7 @@ class RayhiveOptimizer(CatchingUp):
             self.tracker.has_ended("synchronised", next_round, met=False, aloud=False)
             return None
         control = self.state_averager.schedule_step(
-            gather=next_round, timeout=self.averaging_timeout
+            gather=self._state_gather(next_round), timeout=self.averaging_timeout
         )
         if self._stale:
             control.weight = STALE_WEIGHT
@@ -332,6 +332,7 @@ class RayhiveOptimizer(CatchingUp):
         complete = self._emit_state_round(round_, began, control)
         if complete:
             self._stale = self._astray = self._settling = False
+            self._apart = None
         self.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
 
     def shutdown(self) -> None:

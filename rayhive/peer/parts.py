@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,7 @@ class SwarmParts(hivemind.Optimizer):
     before_round: Callable[[int, GradientAverager], None] | None = None
     #: Its own parameters were refused by the others: they have to be replaced.
     _diverged = False
+    _groups: deque[frozenset[bytes]]
     _on_event: OnEvent | None
     _averager_opts: dict[str, Any]
 
@@ -168,6 +170,7 @@ class SwarmParts(hivemind.Optimizer):
         """Note what came of averaging gradients, and say what was refused."""
         record.update(round_fields(result, time.perf_counter() - record["began"]))
         self._emit_refusals(record["round"], result)
+        self._groups.append(frozenset(peer.to_bytes() for peer in result))
         if getattr(result, "excluded", False):
             record["samples"] = 0
 
@@ -188,6 +191,8 @@ class SwarmParts(hivemind.Optimizer):
 
     def _emit_round(self, record: dict[str, Any], outcome: str) -> None:
         fields = {key: value for key, value in record.items() if key != "began"}
+        if outcome in ("alone", "local", "skipped"):
+            self._groups.append(frozenset({self.dht.peer_id.to_bytes()}))
         self._emit("round", outcome=outcome, **fields)
 
     def _emit(self, kind: str, **fields: Any) -> None:

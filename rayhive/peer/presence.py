@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
-from hivemind.dht import DHT
+from hivemind.dht import DHT, DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time, get_logger
+from hivemind.utils.multiaddr import Multiaddr
 
 from rayhive.peer.census import Census, Presence
 
@@ -30,6 +34,10 @@ FAILURES = 2
 CLIENT_PAUSE_S = 0.1
 #: Longest goodbye [s].
 GOODBYE_S = 0.5
+#: How long a peer that is gone without a word is looked for [s]; the link may be cut for so long.
+LOOKED_FOR_S = 3600.0
+#: After so long it is looked for less often, by this factor [s].
+SELDOM_AFTER_S, SELDOM = 60.0, 5
 
 
 class PresenceService:
@@ -66,6 +74,10 @@ class PresenceService:
         self._p2p = await P2P.replicate(await self._daemon())
         jobs = []
         try:
+            visible = await self._p2p.get_visible_maddrs()
+            with self.census.lock:
+                own = self.census.own
+                self.census.own = replace(own, addresses=tuple(map(str, visible)))
             if not self.census.own.client_mode:
                 await self._p2p.add_protobuf_handler(self._name, self._answer, BytesValue)
             jobs = [asyncio.create_task(job()) for job in (self._meet, self._watch)]
@@ -101,9 +113,15 @@ class PresenceService:
     def _take_in(self, letter: BytesValue) -> None:
         with self.census.lock:
             for fields, age in MSGPackSerializer.loads(letter.value):
-                self.census.hear(Presence.unpack(fields), age)
+                presence = Presence.unpack(fields)
+                if self.census.hear(presence, age) and not self.census.is_here(presence.peer_id):
+                    self._call_at_once(presence.peer_id)
             self._start_calls()
         self._on_change()
+
+    def _call_at_once(self, peer: bytes) -> None:
+        if peer in self._news:
+            self._news[peer].set()
 
     def _start_calls(self) -> None:
         for presence in self.census.others():
@@ -117,11 +135,16 @@ class PresenceService:
     async def _keep_calling(self, peer: bytes) -> None:
         """Call a peer for as long as it is known: at news, and as a sign of life."""
         failures, news = 0, self._news[peer]
+        last = time.monotonic()
         while self._knows(peer):
             news.clear()
+            lost_s = time.monotonic() - last
             try:
-                await asyncio.wait_for(self._call(peer), self.census.silence / FAILURES)
-                failures = 0
+                patience = self.census.silence / FAILURES
+                if failures >= FAILURES:
+                    await asyncio.wait_for(self._reconnect(peer), patience)
+                await asyncio.wait_for(self._call(peer), patience)
+                failures, last = 0, time.monotonic()
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -135,8 +158,27 @@ class PresenceService:
                     continue
             # what others have to say, a client hears when it calls
             pause = CLIENT_PAUSE_S if self.census.own.client_mode else self._heartbeat
+            if lost_s > SELDOM_AFTER_S:
+                pause *= SELDOM
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(news.wait(), pause)
+
+    async def _reconnect(self, peer: bytes) -> None:
+        """Make a new connection to a peer that was given up, if there is a way to it again.
+
+        The old one may wait for minutes until it notices that the link is there again; and a
+        daemon that has dialled in vain waits longer each time before it dials again.
+
+        Raises:
+            OSError: There is no way yet.
+        """
+        with self.census.lock:
+            addresses = self.census.addresses_of(peer)
+        await _knock(addresses)
+        client, id_ = self._p2p._client, PeerID(peer)
+        with contextlib.suppress(Exception):  # there was none any more
+            await client.disconnect(id_)
+        await client.connect(id_, [Multiaddr(_without_id(address)) for address in addresses])
 
     def _knows(self, peer: bytes) -> bool:
         with self.census.lock:
@@ -156,7 +198,8 @@ class PresenceService:
         while True:
             await asyncio.sleep(self._heartbeat / 2)
             with self.census.lock:
-                self.census.forget(self._expiration)
+                self.census.note_losses()
+                self.census.forget(max(self._expiration, LOOKED_FOR_S))
             self._on_change()
 
     # -- the DHT -------------------------------------------------------------------------------
@@ -170,6 +213,8 @@ class PresenceService:
                     declared = get_dht_time()
                     await self._declare(True)
                 await self._look()
+                await self._look_where_it_began()
+                await self._merge()
             except asyncio.CancelledError:
                 raise
             except Exception as error:
@@ -195,9 +240,65 @@ class PresenceService:
                 with contextlib.suppress(Exception):  # an entry outlives its peer
                     await asyncio.wait_for(self._call(peer), self.census.silence)
 
+    async def _look_where_it_began(self) -> None:
+        """Call those at whom this peer has joined, or was to join: they may be in the run, too.
+
+        Peers that began with the same list of addresses may stand in two networks that do not
+        know each other.
+        """
+        present = self._present()
+        for address in map(str, self._dht.initial_peers or ()):
+            peer = PeerID.from_base58(address.rpartition("/p2p/")[2])
+            if peer.to_bytes() in present or peer == self._dht.peer_id:
+                continue
+            with contextlib.suppress(Exception):  # it may be long gone
+                patience = self.census.silence / FAILURES
+                await asyncio.wait_for(_knock([address]), patience)
+                connecting = self._p2p._client.connect(peer, [Multiaddr(_without_id(address))])
+                await asyncio.wait_for(connecting, patience)
+                await asyncio.wait_for(self._call(peer.to_bytes()), patience)
+
+    async def _merge(self) -> None:
+        """Let the DHT know everybody whom this peer knows: a cut link may have made two of it."""
+        peers = sorted(self._present() - {self.census.own.peer_id})
+        meeting = self._dht.run_coroutine(partial(_make_known, peers), return_future=True)
+        await asyncio.wait_for(meeting, self.census.silence)
+
     async def _say_goodbye(self) -> None:
         """Tell everybody that this peer takes part no more."""
         calls = [self._call(peer) for peer, task in self._calls.items() if not task.done()]
         last = asyncio.gather(self._declare(False), *calls, return_exceptions=True)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(last, GOODBYE_S)
+
+
+async def _make_known(peers: list[bytes], dht: DHT, node: DHTNode) -> None:
+    """Ping those that the DHT does not know, which makes both know each other; runs in the DHT."""
+    known = node.protocol.routing_table.peer_id_to_uid
+    missing = [PeerID(peer) for peer in peers if PeerID(peer) not in known]
+    await asyncio.gather(*(node.protocol.call_ping(peer) for peer in missing))
+
+
+async def _knock(addresses: Sequence[str]) -> None:
+    """Return if somebody listens at one of the addresses, or if that cannot be seen.
+
+    Raises:
+        OSError: Nobody does.
+    """
+    places = [address.split("/") for address in addresses]
+    plain = [parts for parts in places if parts[1:2] in (["ip4"], ["ip6"]) and parts[3] == "tcp"]
+    error: OSError | None = None
+    for parts in plain:
+        try:
+            _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
+        except OSError as failure:
+            error = failure
+            continue
+        writer.close()
+        return
+    if error is not None:
+        raise error
+
+
+def _without_id(address: str) -> str:
+    return address.partition("/p2p/")[0]

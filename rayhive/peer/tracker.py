@@ -27,7 +27,7 @@ from hivemind.utils import PerformanceEMA, get_dht_time
 
 from rayhive.compression.rendezvous import Member
 from rayhive.errors import PeerError
-from rayhive.peer.census import Census, Presence
+from rayhive.peer.census import Census, Presence, Reunion
 from rayhive.peer.presence import PresenceService
 
 #: The two kinds of averaging, by the field that says how far a peer is with it.
@@ -306,6 +306,11 @@ class LiveProgressTracker(threading.Thread):
                 eta_next_epoch=get_dht_time() + lacking / rate,
                 next_fetch_time=get_dht_time(),
             )
+
+    def take_reunion(self) -> Reunion | None:
+        """Return who came back that was lost, since the last call."""
+        with self._lock:
+            return self._census.take_reunion()
 
     @property
     def ready_to_update_epoch(self) -> bool:
