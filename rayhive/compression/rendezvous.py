@@ -23,7 +23,6 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.dht import DHTID
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
-from hivemind.utils import get_dht_time
 
 #: A peer that is further behind a round than this is not waited for: it has to load the state.
 #: The one behind by two still finishes the round before.
@@ -207,18 +206,19 @@ class Rendezvous:
         self, request: messages.JoinRequest, remote: PeerID
     ) -> AsyncIterator[messages.MessageFromLeader]:
         """Hold a request until this peer leads its round, then answer with the group."""
-        round_ = _round_of_key(request.group_key)
+        loop = asyncio.get_running_loop()
+        round_, ends = _round_of_key(request.group_key), loop.time() + request.expiration
         if request.schema_hash != self._schema_hash:
             yield messages.MessageFromLeader(code=messages.BAD_SCHEMA_HASH)
             return
         while self._search is None or self._search.round != round_:
-            left = request.expiration - get_dht_time()
+            left = ends - loop.time()
             if round_ is None or round_ <= self._past or left <= 0:
                 yield messages.MessageFromLeader(code=messages.BAD_GROUP_KEY)
                 return
             await _wait(self._changed, left)
         search = self._search
-        follower = _Follower(request, asyncio.get_running_loop().create_future())
+        follower = _Follower(request, loop.create_future())
         earlier = search.followers.pop(remote.to_bytes(), None)
         if earlier is not None and not earlier.group.done():
             earlier.group.set_result(None)
@@ -248,7 +248,7 @@ class Rendezvous:
         loop = asyncio.get_running_loop()
         request = messages.JoinRequest(
             schema_hash=self._schema_hash,
-            expiration=get_dht_time() + ends - loop.time(),
+            expiration=ends - loop.time(),  # a duration: clocks may differ
             client_mode=self._client_mode,
             gather=search.gather,
             group_key=f"{self._key}.0b{search.round:b}",

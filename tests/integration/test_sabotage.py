@@ -140,6 +140,21 @@ def test_a_peer_that_keeps_climbing_is_found_out(socket_path: str, tmp_path: Pat
     assert_replicas_agree(lines)
 
 
+def test_a_clock_that_is_wrong_costs_a_round_at_most(socket_path: str, tmp_path: Path) -> None:
+    faults = (
+        fault(0, "clock_skew", 3, peer=1, seconds=300.0),
+        fault(1, "clock_skew", 5, peer=2, seconds=-300.0),
+    )
+    lines = start_swarm(socket_path, specs("skewed", faults), tmp_path)
+    finish_swarm(lines)
+    for line, seconds in ((lines[1], 300.0), (lines[2], -300.0)):
+        (told,) = line.of("sabotaged")
+        assert told["what"]["off_after_s"] == pytest.approx(seconds, abs=0.1)
+    for line in lines:
+        outcomes = {e["round"]: e["outcome"] for e in line.of("round")}
+        assert {outcomes[r] for r in outcomes if r not in (3, 5)} == {"averaged"}, line.story()
+
+
 @pytest.mark.parametrize("corrupt", [(0,), (0, 1)], ids=["one", "all"])
 def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
     socket_path: str, tmp_path: Path, corrupt: tuple[int, ...]

@@ -17,7 +17,6 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
 
-from rayhive.compression import rendezvous as module
 from rayhive.compression.rendezvous import (
     DifferentTensors,
     Member,
@@ -55,7 +54,6 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Any:
     loop = JumpingLoop()
-    monkeypatch.setattr(module, "get_dht_time", loop.time)
 
     def run(body: Coroutine[Any, Any, Any]) -> Any:
         return loop.run_until_complete(body)
