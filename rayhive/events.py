@@ -55,6 +55,7 @@ KINDS: dict[str, str] = {
     "transition": "round, seconds (since the previous transition, without evaluation), update_s "
     "(optimizer and state averaging, as far as they are waited for), clock_s, computed: the peer "
     "goes on with the next round",
+    "progress": "computed (own samples so far): now and then, between transitions",
     "state_round": "round, group_size, outcome, fraction, sent_bytes, received_bytes, averaging_s",
     "weights": "round, norm, sketch (64 numbers: see rayhive.peer.sketch), finite",
     "evaluation": "round, samples (own, computed so far), clock_s, values (metric -> number), "

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from rayhive.cli import machine, results, scenario, scenario_run, study, testbed, train
+from rayhive.cli import machine, replay, results, scenario, scenario_run, study, testbed, train
 from rayhive.cli.text import complain
 from rayhive.errors import RayhiveError
 
@@ -27,6 +27,7 @@ Exit codes: 0 done, 1 failed, 2 bad input, 130 and 143 interrupted.""",
 app.command("sweep")(study.sweep)
 app.command("plan")(study.plan)
 app.command("results")(results.results)
+app.command("replay")(replay.replay)
 scenario.app.command("run")(scenario_run.run)
 app.add_typer(scenario.app, name="scenario")
 app.add_typer(testbed.app, name="testbed")

@@ -89,7 +89,7 @@ def run_study(study: Study, folder: Path, address: str | None) -> bool:
     from rayhive.sweep.interruption import Interrupted, Interruption
     from rayhive.sweep.run import preflight, run_sweep
 
-    preflight(study, folder)
+    preflight(study, folder, address)
     try:
         with Interruption() as interruption:
             run_sweep(study, folder, StoryProgress(), interruption, address)
@@ -113,10 +113,22 @@ def _rows(folder: Path) -> list[Mapping[str, Any]]:
 
 def _tell(row: Mapping[str, Any], folder: Path) -> bool:
     """Print what became of one replicate; return whether something is wrong."""
+    place = folder / "trials" / str(row["trial"]) / f"r{row['replicate']}-{row['scenario']}"
+    return tell(place, row)
+
+
+def tell(place: Path, row: Mapping[str, Any] | None = None) -> bool:
+    """Print the story of one replicate; return whether something is wrong.
+
+    Args:
+        place: Its folder.
+        row: Its row; made of its events if it is not given.
+    """
+    from rayhive.metrics.rows import replicate_row
     from rayhive.metrics.timeline import FINISHED
     from rayhive.report.timeline_text import last_timeline, timeline_lines
 
-    place = folder / "trials" / str(row["trial"]) / f"r{row['replicate']}-{row['scenario']}"
+    row = replicate_row(place) if row is None else row
     violated = [e for e in last_timeline(place).of("invariant") if not e["ok"]]
     wrong = row["state"] not in FINISHED or bool(violated)
     if row["scenario"] == "none" and not wrong:

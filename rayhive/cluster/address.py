@@ -61,14 +61,20 @@ def resolve(address: str | None) -> Target | None:
     Raises:
         ConfigError: The address is malformed or nothing that can be used answers there.
     """
-    given = address or os.environ.get("RAY_ADDRESS") or None
-    if given is None or given == "local":
+    given = named(address)
+    if given is None:
         return None
     if given != "auto":
         _knock(given, *_split(given))
     if in_job():
         return Target(given, True)  # the cluster itself started this process
     return Target(given, False, _auth_mode(given))
+
+
+def named(address: str | None) -> str | None:
+    """Return the address of the cluster that is meant, or None where an embedded one is."""
+    given = address or os.environ.get("RAY_ADDRESS") or None
+    return None if given == "local" else given
 
 
 def in_job() -> bool:

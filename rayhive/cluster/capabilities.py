@@ -25,7 +25,7 @@ from rayhive.registry import FAULTS
 
 #: Set in the environment of a raylet that is a node of a testbed.
 TESTBED_VARIABLE = "RAYHIVE_TESTBED"
-_NEEDS_TESTBED = "needs a testbed: rayhive testbed up FILE"
+NEEDS_TESTBED = "needs a testbed: rayhive testbed up FILE"
 
 
 @functools.cache
@@ -117,7 +117,7 @@ def _testbed() -> str | None:
     if os.environ.get(TESTBED_VARIABLE):
         return None
     if _cluster() is not None:
-        return _NEEDS_TESTBED
+        return NEEDS_TESTBED
     from rayhive.cluster.testbed import privilege
 
     return privilege.lacking()

@@ -8,7 +8,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayhive.cluster import actors, placement
+from rayhive.cluster import actors, capabilities, placement
 from rayhive.cluster.address import KEY, Target, resolve
 from rayhive.cluster.embedded import EmbeddedRay, kept_signal_handlers
 from rayhive.cluster.handle import ReplicateHandle
 from rayhive.cluster.supervisor import TrialSupervisor
 from rayhive.cluster.swarm import rooms
+from rayhive.cluster.testbed.config import NUMBER_LABEL
 from rayhive.cluster.timing import Timing
 from rayhive.config import SwarmConfig
 from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem
@@ -114,6 +115,15 @@ class Cluster:
     def check_room(self, swarm: SwarmConfig) -> list[Problem]:
         """Return what of a swarm the present nodes can never hold."""
         return placement.problems(swarm, rooms())
+
+    def check_kinds(self, kinds: Iterable[str]) -> list[Problem]:
+        """Return which kinds of faults can't be done here; its machines are taken to be alike."""
+        available = dict(capabilities.here())
+        if any(NUMBER_LABEL in room.labels for room in rooms()):
+            available |= dict.fromkeys(("link", "node", "drain"))
+        elif not self.embedded:
+            available |= dict.fromkeys(("link", "node"), capabilities.NEEDS_TESTBED)
+        return capabilities.missing(kinds, available)
 
     def start(self, spec: ReplicateSpec, timing: Timing | None = None) -> ReplicateHandle:
         """Start a replicate, or adopt the one of this name if its supervisor lives.

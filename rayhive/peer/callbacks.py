@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import traceback
 from typing import Any
 
@@ -24,6 +25,9 @@ from rayhive.workloads.base import Workload
 
 #: Longest wait at the start for the peers that the supervisor says are ready [s].
 ANNOUNCE_TIMEOUT = 30.0
+#: Shortest time between two words on what was computed [s]: of a peer that is killed there is no
+#: other.
+PROGRESS_S = 0.5
 
 
 class MeasuredTraining(Callback):
@@ -52,7 +56,7 @@ class MeasuredTraining(Callback):
         self.leaving = Leaving(channel)
         self.reason: str | None = None
         self._round = 0
-        self._round_ended = 0.0
+        self._round_ended = self._told = 0.0
         self._losses: list[float] = []
         #: Samples computed when a round was left behind whose averaging is not over.
         self._computed: dict[int, int] = {}
@@ -143,6 +147,10 @@ class MeasuredTraining(Callback):
             self._losses.append(value)
             if not math.isfinite(value):
                 self._stop(trainer, "diverged")
+        now = time.monotonic()
+        if now - self._told >= PROGRESS_S:
+            self._told = now
+            self.channel.emit("progress", computed=self.samples.computed)
         round_ = self._optimizer(trainer).local_epoch
         if round_ != self._round:
             crossed = self._crossed_evaluation(self._round, round_)

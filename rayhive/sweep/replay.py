@@ -10,6 +10,9 @@ from rayhive.errors import ConfigError, Problem, nearest
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.folder import RunFolder
+from rayhive.sweep.interruption import Interruption
+from rayhive.sweep.replicates import ReplicateRunner, Watcher
+from rayhive.sweep.scenarios import on_testbed
 
 SPEC = "spec.json"
 
@@ -71,3 +74,36 @@ def recorded_spec(
 def _choice(names: list[str]) -> str | None:
     faulted = [name for name in names if name != NO_FAULTS] or names
     return faulted[0] if len(faulted) == 1 else None
+
+
+def run_again(
+    spec: ReplicateSpec, watcher: Watcher, interruption: Interruption, address: str | None = None
+) -> None:
+    """Run one replicate, on a testbed if its faults or its nodes need one.
+
+    Args:
+        spec: The replicate; its folder has to be new.
+        watcher: Whoever wants to see.
+        interruption: Ends it.
+        address: Address of a Ray cluster; None starts one on this machine.
+
+    Raises:
+        ConfigError: Something runs in its folder already, or the swarm does not fit.
+        Interrupted: It was told to end; nothing of it runs any more.
+    """
+    from rayhive.cluster.cluster import Cluster
+    from rayhive.cluster.testbed.hosting import hosted
+
+    if any(Path(spec.folder).glob("events*.jsonl")):
+        raise ConfigError(Problem("--out", spec.folder, "a folder without a replicate"))
+    kinds = {fault.kind for fault in spec.plan.faults} if spec.plan is not None else set()
+    needed = on_testbed(kinds, spec.swarm)
+    with (
+        hosted(spec.swarm, needed, address, spec.slots - spec.swarm.peers) as found,
+        Cluster.connect(found) as cluster,
+    ):
+        interruption.install()
+        problems = [*cluster.check_room(spec.swarm), *cluster.check_kinds(kinds)]
+        if problems:
+            raise ConfigError(problems)
+        ReplicateRunner(cluster, watcher, interruption).run(spec)

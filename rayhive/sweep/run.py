@@ -12,14 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from rayhive.cluster.address import in_job
+from rayhive.cluster import capabilities
+from rayhive.cluster.address import in_job, named
 from rayhive.config import SwarmConfig, SweepConfig
 from rayhive.errors import ConfigError, Problem
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.replicates import Swarms
-from rayhive.sweep.scenarios import later, needs_testbed
+from rayhive.sweep.scenarios import kinds_of, later, on_testbed
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import check_storage, open_study
 from rayhive.sweep.study import Study
@@ -31,6 +32,9 @@ class ClusterLike(Swarms, Protocol):
 
     def check_room(self, swarm: SwarmConfig) -> Iterable[Problem]:
         """Find what keeps the swarm from fitting."""
+
+    def check_kinds(self, kinds: Iterable[str]) -> Iterable[Problem]:
+        """Find kinds of faults that can't be done there."""
 
 
 #: Connects to the cluster at an address, or starts a local one where there is none.
@@ -46,8 +50,13 @@ def default_folder(study: Study) -> Path:
     return (Path.home() if in_job() else Path()) / "runs" / study.config.name
 
 
-def preflight(study: Study, folder: Path) -> RunFolder:
+def preflight(study: Study, folder: Path, address: str | None = None) -> RunFolder:
     """Check what can be checked before Ray is started; nothing is written.
+
+    Args:
+        study: The study.
+        folder: Its run folder.
+        address: The cluster that is named for it, if one is.
 
     Raises:
         ConfigError: The run cannot be started or continued in ``folder``, or its trials cannot be
@@ -57,6 +66,9 @@ def preflight(study: Study, folder: Path) -> RunFolder:
     problems = list(run.check(study.config))
     if study.config.storage is not None:
         problems += check_storage(study.config.storage)
+    kinds = kinds_of(study.config)
+    if kinds and not named(address):
+        problems += capabilities.missing(kinds, capabilities.here())
     if problems:
         raise ConfigError(problems)
     return run
@@ -85,10 +97,11 @@ def run_sweep(
         ConfigError: Bad input, found before anything is written.
         Interrupted: It was told to end; nothing of it runs any more.
     """
-    run = preflight(study, folder)
+    run = preflight(study, folder, address)
     with (connect or partial(_ray, study.config))(address) as cluster:
         interruption.install()  # Ray has put its own handler in the place of ours
-        problems = list(cluster.check_room(study.config.swarm))
+        kinds = kinds_of(study.config)
+        problems = [*cluster.check_room(study.config.swarm), *cluster.check_kinds(kinds)]
         if problems:
             raise ConfigError(problems)
         with run.opened(study.config) as identity:
@@ -122,8 +135,9 @@ def _ray(config: SweepConfig, address: str | None) -> Iterator[ClusterLike]:
     from rayhive.cluster.cluster import Cluster
     from rayhive.cluster.testbed.hosting import hosted
 
+    needed = on_testbed(kinds_of(config), config.swarm)
     with (
-        hosted(config.swarm, needs_testbed(config), address, later(config)) as found,
+        hosted(config.swarm, needed, address, later(config)) as found,
         Cluster.connect(found) as cluster,
     ):
         yield cluster

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from rayhive.cluster import capabilities
-from rayhive.config import SweepConfig, is_path
+from rayhive.config import SwarmConfig, SweepConfig, is_path
 from rayhive.errors import ConfigError, Problem
 from rayhive.faults.library import label, load_scenario, plan_of, with_members
 from rayhive.metrics.rows import NO_FAULTS
@@ -67,11 +67,15 @@ def check_scenarios(config: SweepConfig) -> Iterator[Problem]:
                         )
 
 
-def needs_testbed(config: SweepConfig) -> bool:
-    """Say whether a study needs nodes whose links are shaped, or that can be ended."""
-    kinds = {kind for name in config.scenarios for kind in load_scenario(name).kinds}
+def kinds_of(config: SweepConfig) -> set[str]:
+    """Return the kinds of faults that the scenarios of a study may plan."""
+    return {kind for name in config.scenarios for kind in load_scenario(name).kinds}
+
+
+def on_testbed(kinds: Iterable[str], swarm: SwarmConfig) -> bool:
+    """Say whether there must be nodes whose links are shaped, or that can be ended."""
     needs = {need for kind in kinds for need in FAULTS.get(kind).needs}
-    shaped = any(item.shaped for item in (config.swarm.node_classes or {}).values())
+    shaped = any(item.shaped for item in (swarm.node_classes or {}).values())
     return shaped or bool(needs & {"link", "node", "drain"})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from rayhive.cluster.address import resolve
+from rayhive.cluster.address import named
 from rayhive.cluster.testbed.config import TestbedConfig
 from rayhive.cluster.testbed.testbed import Testbed
 from rayhive.config import SwarmConfig
@@ -28,7 +28,7 @@ def hosted(
     Raises:
         ClusterError: A testbed is needed, and there can be none on this machine.
     """
-    if not needed or resolve(address) is not None:
+    if not needed or named(address) is not None:
         yield address
         return
     with (
