@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -92,16 +93,16 @@ def run_again(
         Interrupted: It was told to end; nothing of it runs any more.
     """
     from rayhive.cluster.cluster import Cluster
-    from rayhive.cluster.testbed.hosting import hosted
 
     if any(Path(spec.folder).glob("events*.jsonl")):
         raise ConfigError(Problem("--out", spec.folder, "a folder without a replicate"))
     kinds = {fault.kind for fault in spec.plan.faults} if spec.plan is not None else set()
-    needed = on_testbed(kinds, spec.swarm)
-    with (
-        hosted(spec.swarm, needed, address, spec.slots - spec.swarm.peers) as found,
-        Cluster.connect(found) as cluster,
-    ):
+    host: AbstractContextManager[str | None] = nullcontext(address)
+    if on_testbed(kinds, spec.swarm):
+        from rayhive.cluster.testbed.hosting import hosted
+
+        host = hosted(spec.swarm, address, spec.slots - spec.swarm.peers)
+    with host as found, Cluster.connect(found) as cluster:
         interruption.install()
         problems = [*cluster.check_room(spec.swarm), *cluster.check_kinds(kinds)]
         if problems:

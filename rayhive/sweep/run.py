@@ -6,9 +6,8 @@ passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -98,7 +97,7 @@ def run_sweep(
         Interrupted: It was told to end; nothing of it runs any more.
     """
     run = preflight(study, folder, address)
-    with (connect or partial(_ray, study.config))(address) as cluster:
+    with _host(study.config, address) as found, (connect or _ray)(found) as cluster:
         interruption.install()  # Ray has put its own handler in the place of ours
         kinds = kinds_of(study.config)
         problems = [*cluster.check_room(study.config.swarm), *cluster.check_kinds(kinds)]
@@ -129,15 +128,16 @@ def open_book(study: Study, run: RunFolder, identity: str) -> TrialBook:
     return TrialBook(trials, space, config.enqueue, config.seed)
 
 
-@contextmanager
-def _ray(config: SweepConfig, address: str | None) -> Iterator[ClusterLike]:
-    """Connect to a cluster; make a testbed where the study needs one and names no cluster."""
-    from rayhive.cluster.cluster import Cluster
+def _host(config: SweepConfig, address: str | None) -> AbstractContextManager[str | None]:
+    """Return where the study runs: a testbed, where it needs one and names no cluster."""
+    if not on_testbed(kinds_of(config), config.swarm):
+        return nullcontext(address)
     from rayhive.cluster.testbed.hosting import hosted
 
-    needed = on_testbed(kinds_of(config), config.swarm)
-    with (
-        hosted(config.swarm, needed, address, later(config)) as found,
-        Cluster.connect(found) as cluster,
-    ):
-        yield cluster
+    return hosted(config.swarm, address, later(config))
+
+
+def _ray(address: str | None) -> AbstractContextManager[ClusterLike]:
+    from rayhive.cluster.cluster import Cluster
+
+    return Cluster.connect(address)

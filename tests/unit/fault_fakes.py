@@ -198,6 +198,9 @@ class FakeGround:
         if old is not None and old.process.poll() is None:
             raise RayhiveError(f"{peer} lives")
         where = node or (old.node if old else "node-1")
+        if where == "other":
+            others = [n for n in ("node-0", "node-1") if old is None or n != old.node]
+            where = min(others, key=lambda n: len(self.peers_on(n)))
         if where in self.dead_nodes:
             raise RayhiveError(f"{where} is dead")
         number = 1 + sum(life.name.startswith(peer) for life in self._past) if old else 0

@@ -12,6 +12,7 @@ import pytest
 
 from rayhive.cluster import capabilities, small_disk
 from rayhive.cluster.doctor import doctor
+from rayhive.cluster.testbed import privilege
 from rayhive.errors import ClusterError
 from rayhive.faults.ground import CAPABILITIES
 from tests.unit.fault_fakes import my_groups
@@ -46,6 +47,29 @@ def test_trying_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_links_and_nodes_need_a_testbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    # where no cluster is named one is made, if that is possible
+    monkeypatch.setattr(privilege, "lacking", lambda: "run it as root")
+    told = capabilities.here()
+    assert [told[name] for name in ("link", "node", "drain")] == ["run it as root"] * 3
+    capabilities.here.cache_clear()
+    monkeypatch.setattr(privilege, "lacking", lambda: None)
+    told = capabilities.here()
+    assert [told[name] for name in ("link", "node", "drain")] == [None] * 3
+
+
+def test_on_a_cluster_links_and_nodes_need_a_testbed_that_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OneNode:
+        @staticmethod
+        def is_initialized() -> bool:
+            return True
+
+        @staticmethod
+        def nodes() -> list[dict[str, bool]]:
+            return [{"Alive": True}]
+
+    monkeypatch.setitem(sys.modules, "ray", OneNode)
     told = capabilities.here()
     for name in ("link", "node"):
         assert told[name] == "needs a testbed: rayhive testbed up FILE"

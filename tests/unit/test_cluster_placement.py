@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayhive.cluster.placement import Bundle, Room, bundles, demands, fits, problems
-from rayhive.config import SwarmConfig
+from rayhive.cluster.testbed.config import CLASS_LABEL, shape_labels
+from rayhive.config import Link, SwarmConfig
 
 
 def swarm(peers: int = 2, **settings: Any) -> SwarmConfig:
@@ -105,3 +106,17 @@ def test_peers_without_gpus_leave_the_gpu_nodes_to_others() -> None:
     asked = [Bundle(1, 0), Bundle(1, 1)]
     assert fits(asked, [Room("gpu", 1, 1), Room("cpu", 1)])
     assert not fits(asked, [Room("gpu", 1, 1)])
+
+
+def test_a_shaped_class_goes_to_nodes_that_are_shaped_so() -> None:
+    link = Link(rate_mbit=20, delay_ms=40, loss=0.01)
+    slow = {"slow": {"count": 1, "cpu_share": 0.4, "link": link}}
+    swarm = SwarmConfig.model_validate({"peers": 1, "node_classes": slow})
+    made = {CLASS_LABEL: "slow", **shape_labels(link, 0.4)}
+    assert problems(swarm, [Room("a", 1.0, labels=made)]) == []
+    assert bundles(swarm, [Room("a", 1.0, labels=made)])[0].labels == made
+    other = {CLASS_LABEL: "slow", **shape_labels(link.model_copy(update={"loss": 0.0}), 0.4)}
+    for labels in ({}, {CLASS_LABEL: "slow"}, other):
+        (problem,) = problems(swarm, [Room("a", 1.0, labels=labels)])
+        assert problem.key == "swarm.node_classes.slow.link"
+        assert "must not pass for a shaped one" in problem.allowed

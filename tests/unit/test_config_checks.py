@@ -44,10 +44,6 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
         ({"swarm": {"state_codec": "flote16"}}, "swarm.state_codec"),
         ({"swarm": {"state_codec": "size_adaptive"}}, "swarm.state_codec"),
         ({"swarm": {"peers": 3, "node_classes": {"a": {"count": 2}}}}, "swarm.peers"),
-        (
-            {"swarm": {"node_classes": {"a": {"count": 2, "cpu_share": 0.5}}}},
-            "swarm.node_classes.a.cpu_share",
-        ),
         ({"space": {"codec": []}}, "space.codec"),
         ({"space": {"codec": ["none", "none"]}}, "space.codec"),
         ({"space": {"codec": {"low": 1, "high": 2}}}, "space.codec"),

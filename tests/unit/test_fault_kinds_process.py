@@ -56,18 +56,6 @@ def test_a_replacement_may_start_on_another_node(tmp_path: Path) -> None:
     play(scene())
 
 
-def test_without_another_node_the_heal_says_so(tmp_path: Path) -> None:
-    async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
-            ground.dead_nodes.add("node-0")
-            kind = planned("kill", where="other")
-            await kind.inject(ground, ["peer-1"])
-            with pytest.raises(RayhiveError, match="no node besides node-1"):
-                await kind.heal(ground, ["peer-1"])
-
-    play(scene())
-
-
 @pytest.mark.parametrize("name", ["kill", "preempt", "pause", "kill_p2pd", "leave"])
 def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
     async def scene() -> None:

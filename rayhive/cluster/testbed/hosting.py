@@ -14,21 +14,18 @@ from rayhive.config import SwarmConfig
 
 
 @contextmanager
-def hosted(
-    swarm: SwarmConfig, needed: bool, address: str | None, later: int = 0
-) -> Iterator[str | None]:
-    """Yield the address of the cluster that a swarm runs on.
+def hosted(swarm: SwarmConfig, address: str | None, later: int = 0) -> Iterator[str | None]:
+    """Yield the address of a testbed for a swarm.
 
     Args:
         swarm: The swarm.
-        needed: Whether it needs a testbed.
         address: What the user says; a cluster that he names is taken as it is.
         later: Peers that join those that start together.
 
     Raises:
-        ClusterError: A testbed is needed, and there can be none on this machine.
+        ClusterError: There can be no testbed on this machine.
     """
-    if not needed or named(address) is not None:
+    if named(address) is not None:
         yield address
         return
     with (
