@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rayhive.config import Link
 from rayhive.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -60,13 +59,8 @@ class LinkTools:
         """
         asked = {"rate_mbit": rate_mbit, "delay_ms": delay_ms, "loss": loss}
 
-        def change(cable: Cable) -> dict[str, Any]:
-            before = cable.now.model_dump()
-            given = {key: value for key, value in asked.items() if value is not None}
-            cable.set(Link.model_validate({**before, **given}))
-            return before
-
-        return await self._with_cable(change)
+        given = {key: value for key, value in asked.items() if value is not None}
+        return await self._with_cable(lambda cable: cable.update(**given)[0].model_dump())
 
     async def restore_link(self, *keys: str) -> dict[str, Any]:
         """Set the link to what the testbed was made with.
@@ -78,14 +72,9 @@ class LinkTools:
             What it is set to now.
         """
         _, node = await self._known()
-
-        def restore(cable: Cable) -> dict[str, Any]:
-            made, now = node.link.model_dump(), cable.now.model_dump()
-            link = {**now, **{key: made[key] for key in keys or made}}
-            cable.set(Link.model_validate(link))
-            return link
-
-        return await self._with_cable(restore)
+        made = node.link.model_dump()
+        given = {key: made[key] for key in keys or made}
+        return await self._with_cable(lambda cable: cable.update(**given)[1].model_dump())
 
     async def link_counters(self) -> dict[str, int]:
         """Return the bytes and packets that passed the node's data interface, and those dropped."""

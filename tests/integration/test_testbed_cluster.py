@@ -22,10 +22,12 @@ def test_a_cluster_of_shaped_nodes(isolated_env: Path) -> None:
     with Testbed(config({"rate_mbit": 20, "delay_ms": 5}, {"rate_mbit": 20})) as testbed:
         number, first, second = testbed.state.number, *testbed.nodes
         script = ["-m", "tests.integration.testbed_driver", testbed.address]
+        env = {**os.environ, **testbed.variables, "RAY_AUTH_MODE": "token"}
+        env["PYTHONPATH"] = str(ROOT)
         done = subprocess.run(
             [sys.executable, *script, str(testbed.state.folder)],
             cwd=ROOT,
-            env={**os.environ, **testbed.variables, "PYTHONPATH": str(ROOT)},
+            env=env,
             capture_output=True,
             text=True,
             timeout=200,

@@ -72,6 +72,21 @@ def test_a_link_changes_at_run_time_and_comes_back(testbed: Testbed) -> None:
             assert (cable.relayed() is None) == (not link.delay_ms)
 
 
+def test_changes_at_the_same_time_add_up(testbed: Testbed) -> None:
+    agent = Agent(testbed, 2)
+
+    async def go() -> None:
+        both = [agent.set_link(30.0), agent.set_link(None, 5.0), agent.set_link(None, None, 0.5)]
+        await asyncio.gather(*both)
+        assert await agent.link() == {"rate_mbit": 30, "delay_ms": 5, "loss": 0.5}
+        await asyncio.gather(
+            *(agent.restore_link(key) for key in ("rate_mbit", "delay_ms", "loss"))
+        )
+        assert await agent.link() == {"delay_ms": 0, "loss": 0, **LINKS[2]}
+
+    asyncio.run(go())
+
+
 def test_a_link_without_a_rate_is_not_shaped(testbed: Testbed) -> None:
     agent = Agent(testbed, 2)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import json
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +74,32 @@ class Cable:
         Raises:
             ClusterError: The kernel refuses.
         """
+        with self._alone():
+            self._set(link)
+
+    def update(self, **fields: float | None) -> tuple[Link, Link]:
+        """Change some fields of the link, and none that somebody else changes at the same time.
+
+        Returns:
+            What the link was set to before, and is now.
+
+        Raises:
+            ClusterError: The kernel refuses.
+        """
+        with self._alone():
+            before = self.now
+            after = Link.model_validate({**before.model_dump(), **fields})
+            self._set(after)
+            return before, after
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes and threads from changing the link meanwhile."""
+        with self._now.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _set(self, link: Link) -> None:
         netem = self._state.netem
         ends = ((self._node.namespace, network.DATA), (self._state.switch, self._port))
         try:

@@ -72,10 +72,13 @@ def free_port() -> int:
 
 
 def driver_variables(state: TestbedState) -> dict[str, str]:
-    """Return what a driver needs in its environment to be let in, beside its own."""
+    """Return what a driver needs in its environment to be let in, beside its own.
+
+    The mode is not among it: Ray reads that when it is imported, and whoever joins finds it out.
+    """
     return {
         key: state.environment[key]
-        for key in _AUTHENTICATION
+        for key in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
         if key in state.environment and os.environ.get(key) != state.environment[key]
     }
 
