@@ -1,0 +1,114 @@
+"""Peers that are lost without a word and come back, and what those who were apart count for."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from rayhive.compression.guard import weights
+from rayhive.peer.census import Census, Presence, Reunion
+
+SILENCE = 4.0
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def presence(name: str, version: int = 1, **fields: object) -> Presence:
+    return Presence(name.encode(), 0.0, **{"version": version, "takes_part": True, **fields})
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def census(clock: Clock) -> Census:
+    return Census(presence("own"), SILENCE, clock)
+
+
+def stand_in(census: Census, round_: int) -> None:
+    census.own = dataclasses.replace(census.own, round=round_)
+
+
+def test_a_reunion_tells_who_was_lost_and_since_when(census: Census, clock: Clock) -> None:
+    for name in ("a", "b", "c"):
+        census.hear(presence(name))
+    stand_in(census, 5)
+    clock.now += SILENCE + 1
+    census.hear(presence("c", 2))
+    census.note_losses()
+    stand_in(census, 9)
+    census.note_losses()
+    assert census.take_reunion() is None
+    census.hear(presence("a", 2))
+    census.hear(presence("b", 2), age=0.5)
+    assert census.take_reunion() == Reunion(5, frozenset({b"a", b"b"}))
+    assert census.take_reunion() is None, "it is told once"
+    assert census.is_here(b"a") and not census.is_here(b"b"), "others' word does not revive"
+
+
+def test_one_that_has_left_is_not_missed(census: Census, clock: Clock) -> None:
+    census.hear(presence("a"))
+    census.hear(presence("a", 2, takes_part=False))
+    clock.now += SILENCE + 1
+    census.note_losses()
+    census.hear(presence("a", 3))
+    assert census.take_reunion() is None
+
+
+def test_one_that_cannot_be_reached_is_lost_at_once(census: Census) -> None:
+    census.hear(presence("a", addresses=("/ip4/10.0.0.1/tcp/1",)))
+    stand_in(census, 3)
+    census.give_up(b"a")
+    assert not census.is_here(b"a") and census.addresses_of(b"a") == ("/ip4/10.0.0.1/tcp/1",)
+    census.hear(presence("a", 2))
+    assert census.take_reunion() == Reunion(3, frozenset({b"a"}))
+
+
+X, Y = ("a", "b"), ("c", "d")
+
+
+def test_who_has_lost_nobody_counts_like_everybody_else() -> None:
+    assert weights({peer: ((), None) for peer in "abc"}) == dict.fromkeys("abc", 1.0)
+
+
+def test_a_half_counts_for_the_rounds_that_it_did() -> None:
+    found = weights({"a": (X, 30), "b": (X, 30), "c": (Y, 10), "d": (Y, 10)})
+    assert found["a"] + found["b"] == pytest.approx(3 * (found["c"] + found["d"]))
+    assert found["a"] == 1.0
+
+
+def test_unequal_halves_count_for_their_rounds_and_not_for_their_size() -> None:
+    three = ("a", "b", "c")
+    found = weights({**{peer: (three, 12) for peer in three}, "d": (("d",), 12)})
+    assert found["a"] + found["b"] + found["c"] == pytest.approx(found["d"])
+
+
+def test_one_that_did_nothing_meanwhile_counts_for_nothing() -> None:
+    found = weights({"a": (X, 30), "b": (X, 30), "c": (("c",), 0)})
+    assert found["c"] < 1e-6 < found["a"]
+
+
+def test_a_newcomer_counts_like_the_average_of_the_others() -> None:
+    found = weights({"a": (X, 30), "b": (X, 30), "c": (Y, 10), "d": (Y, 10), "e": ((), None)})
+    others = [found[peer] for peer in "abcd"]
+    assert found["e"] == pytest.approx(sum(others) / len(others))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_weights_do_not_depend_on_the_order_and_are_positive(seed: int) -> None:
+    dice = random.Random(seed)
+    told = {peer: (dice.choice([X, Y, ()]), dice.choice([None, 0, 3, 17])) for peer in "abcdefgh"}
+    shuffled = list(told.items())
+    dice.shuffle(shuffled)
+    found = weights(told)
+    assert found == pytest.approx(weights(dict(shuffled)))
+    assert all(0 < weight <= 1 for weight in found.values())
