@@ -1,0 +1,101 @@
+"""A replica whose parameters are no numbers any more harms nobody, and is replaced."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.swarm_helpers import call, forks  # noqa: F401
+
+pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
+
+PEERS, BATCH, ROUNDS, DIVERGED = 3, 8, 30, 4
+
+
+def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
+    import hivemind
+    import torch
+
+    from rayhive.checks import DELAY_FLAGS
+    from rayhive.peer.optimizer import RayhiveOptimizer
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.ReLU(), torch.nn.Linear(40, 1))
+    dht = hivemind.DHT(
+        initial_peers=addresses or None,
+        host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+        use_relay=False,
+        start=True,
+    )
+    print("ADDRESSES", *(str(address) for address in dht.get_visible_maddrs()), flush=True)
+    events: list[tuple[str, dict[str, Any]]] = []
+    optimizer = RayhiveOptimizer(
+        dht=dht,
+        run_id=f"diverged-{delay}",
+        target_batch_size=BATCH * PEERS,
+        batch_size_per_step=BATCH,
+        optimizer=torch.optim.Adam(module.parameters(), lr=0.01),
+        matchmaking_time=5.0,
+        averaging_timeout=20.0,
+        on_event=lambda kind, fields: events.append((kind, fields)),
+        **{"delay_state_averaging": False, **DELAY_FLAGS[delay]},
+    )
+    generator = torch.Generator().manual_seed(peer)
+    weights: dict[int, list[float]] = {}
+    assert optimizer.tracker.wait_for_peers(PEERS, 40)
+    deadline = time.monotonic() + 40
+    while (round_ := optimizer.local_epoch) < ROUNDS:
+        assert time.monotonic() < deadline, events
+        inputs = torch.randn(BATCH, 6, generator=generator)
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(module(inputs), inputs.sum(1, keepdim=True)).backward()
+        if peer == 1 and round_ == DIVERGED - 1:
+            with torch.no_grad():
+                module[0].weight.fill_(math.nan)
+        optimizer.step()
+        if optimizer.local_epoch > round_:
+            optimizer.state_averager.step(wait_for_delayed_updates=True, apply_delayed_updates=True)
+            flat = torch.cat([p.detach().flatten() for p in module.parameters()])
+            weights[optimizer.local_epoch] = flat.tolist()
+    moments = [s["exp_avg"].norm().item() for s in optimizer.opt.state.values()]
+    optimizer.shutdown()
+    dht.shutdown()
+    refused = [f for kind, f in events if kind == "rejected"]
+    loaded = sum(kind == "state_loaded" for kind, _ in events)
+    together = [
+        f["round"]
+        for kind, f in events
+        if kind == "state_round" and (f["outcome"], f["group_size"]) == ("averaged", PEERS)
+    ]
+    return {
+        "id": str(dht.peer_id),
+        "weights": weights,
+        "refused": refused,
+        "loaded": loaded,
+        "moments": moments,
+        "together": together,
+    }
+
+
+@pytest.mark.parametrize("delay", ["none", "state"])
+def test_parameters_that_are_not_finite_are_refused_and_replaced(delay: str) -> None:
+    first = call(run_peer, peer=0, addresses=[], delay=delay)
+    _, *addresses = first.wait_for_line("ADDRESSES").split()
+    others = [call(run_peer, peer=p, addresses=addresses, delay=delay) for p in (1, 2)]
+    peers = [child.result() for child in (first, *others)]
+    broken = peers[1]
+    for peer in peers:
+        seen = {(f["offender"], f["reason"]) for f in peer["refused"]}
+        assert seen == {(broken["id"], "not_finite")}
+        assert all(map(math.isfinite, peer["moments"]))
+        assert all(map(math.isfinite, (x for w in peer["weights"].values() for x in w)))
+    last = max(set.intersection(*(set(peer["together"]) for peer in peers)))
+    assert last > DIVERGED + 1, "they went on together"
+    one, *rest = (peer["weights"][str(last)] for peer in peers)
+    for each in rest:
+        assert max(abs(a - b) for a, b in zip(one, each, strict=True)) < 1e-5
+    assert broken["loaded"] >= 1, "its optimizer's statistics came from another peer"

@@ -1,0 +1,93 @@
+"""Which states a joiner takes over, with and without the opinion of other donors."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from rayhive.compression.donors import CheckedDownloads, Digest, with_digest
+
+State = tuple[dict[str, Any], list[torch.Tensor]]
+
+
+def trained(seed: int = 0, factor: float = 1.0) -> list[torch.Tensor]:
+    """Return parameters of a run, the same but for what a few rounds make of them."""
+    common = torch.Generator().manual_seed(7)
+    own = torch.Generator().manual_seed(seed)
+    shapes = [(40, 30), (40,)]
+    return [
+        factor * (torch.randn(s, generator=common) + 0.1 * torch.randn(s, generator=own))
+        for s in shapes
+    ]
+
+
+def state(tensors: list[torch.Tensor], told: list[torch.Tensor] | None = None) -> State:
+    """Return a state with optimizer statistics, whose digest is of ``told``."""
+    return with_digest({}, told or tensors), [*tensors, torch.full((5,), 1e9)]
+
+
+class Joiner(CheckedDownloads):
+    """Has nothing of an averager but what the checks need."""
+
+    def __init__(self, *opinions: list[torch.Tensor] | None) -> None:
+        self._averaged_tensors = trained(99)
+        self.opinions = [None if o is None else Digest.of(o) for o in opinions]
+        self.asked: list[Any] = []
+
+    def __del__(self) -> None: ...
+
+    async def _opinion(self, donor: Any, patience: float) -> Digest | None:
+        self.asked.append(donor)
+        return self.opinions[donor]
+
+    def verdict(self, offered: State) -> str | None:
+        others: Any = list(range(len(self.opinions)))
+        return asyncio.run(self._fault_in(offered, others, 1.0))
+
+
+def test_distances_are_those_of_the_tensors() -> None:
+    a, b = trained(1), trained(2)
+    true = math.dist(torch.cat([t.flatten() for t in a]), torch.cat([t.flatten() for t in b]))
+    scale = max(Digest.of(a).norm, Digest.of(b).norm)
+    assert Digest.of(a).distance(Digest.of(b)) == pytest.approx(true / scale, rel=0.3)
+    assert Digest.of(a).distance(Digest.of(a)) == 0.0
+    assert Digest.of(a).distance(Digest.of(trained(1, factor=1000.0))) > 0.9
+    assert Digest.of(a).distance(Digest.of(a[:1])) == math.inf
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_refused_wherever_it_is(bad: float) -> None:
+    metadata, tensors = state(trained())
+    tensors[-1][2] = bad
+    assert Joiner().verdict((metadata, tensors)) == "not_finite"
+
+
+def test_what_is_not_what_the_donor_has_is_refused() -> None:
+    assert Joiner().verdict(state(trained(factor=1000.0), told=trained())) == "checksum"
+    assert Joiner().verdict(state(trained())) is None
+
+
+def test_the_others_decide_and_one_that_agrees_is_enough() -> None:
+    wrong, right = state(trained(factor=1000.0)), state(trained())
+    assert Joiner(trained(1), trained(2)).verdict(wrong) == "disagrees"
+    assert Joiner(trained(1), trained(2)).verdict(right) is None
+    assert Joiner(trained(1, factor=1000.0), trained(2)).verdict(right) is None
+    assert Joiner(None, trained(1), trained(2)).verdict(wrong) == "disagrees"
+
+
+def test_of_two_the_one_that_is_nearer_to_the_beginning_is_right() -> None:
+    wrong, right = trained(factor=1000.0), trained()
+    assert Joiner(right).verdict(state(wrong)) == "disagrees"
+    assert Joiner(wrong).verdict(state(right)) is None
+    assert Joiner(None).verdict(state(right)) is None, "nobody else has an opinion"
+
+
+def test_no_more_than_two_are_asked_and_plain_states_are_taken_as_they_are() -> None:
+    joiner = Joiner(*(trained(seed) for seed in range(5)))
+    joiner.verdict(state(trained(factor=1000.0)))
+    assert joiner.asked == [0, 1]
+    assert Joiner(trained(1)).verdict(({"epoch": 3}, trained(factor=1000.0))) is None
