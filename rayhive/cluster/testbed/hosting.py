@@ -29,7 +29,7 @@ def hosted(swarm: SwarmConfig, address: str | None, later: int = 0) -> Iterator[
         yield address
         return
     with (
-        Testbed(TestbedConfig.of_swarm(swarm, "rayhive", spare=later)) as testbed,
+        Testbed(TestbedConfig.of_swarm(swarm, f"driver-{os.getpid()}", spare=later)) as testbed,
         mock.patch.dict(os.environ, testbed.variables),
     ):
         yield testbed.address
