@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +40,7 @@ def up(
     """
     from rayhive.cluster.testbed import load_testbed, testbed
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half made is removed then
     made = testbed.up(load_testbed(file))
     complain(f"the testbed {made.name!r} has {len(made.nodes)} nodes; on it:")
     print(" ".join(_command(made)))
@@ -84,11 +87,8 @@ def down(
     """Remove a testbed with all that runs on it; also what is left of one after a crash."""
     from rayhive.cluster.testbed import state, testbed
 
-    if all_:
-        numbers = state.numbers()
-    elif name is None and not state.numbers():
-        numbers = []
-    else:
+    numbers = state.numbers()
+    if name is not None or (len(numbers) > 1 and not all_):
         numbers = [testbed.find(name).number]
     for number in numbers:
         testbed.down(number)

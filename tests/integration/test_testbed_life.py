@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import psutil
@@ -59,6 +62,28 @@ def test_one_whose_owner_is_gone_is_removed_by_the_next() -> None:
     with bare({}) as other:
         assert made.name not in [each.name for each in state.testbeds()]
         assert other.state.number == made.number or remains(made.number) == []
+
+
+@needs_testbed
+def test_what_has_lost_its_folder_is_removed_by_the_next() -> None:
+    made = testbed.up(config({}), ray=False)
+    shutil.rmtree(made.folder)
+    assert made.number in state.numbers()
+    assert made.number in testbed.clear_abandoned()
+    assert remains(made.number) == []
+
+
+@needs_testbed
+def test_one_that_is_being_made_is_left_alone() -> None:
+    number = state.claim()
+    try:
+        assert number not in testbed.clear_abandoned()
+        assert state.folder_of(number).is_dir()
+        hour_ago = time.time() - 3600
+        os.utime(state.folder_of(number), (hour_ago, hour_ago))
+        assert number in testbed.clear_abandoned()
+    finally:
+        testbed.down(number)
 
 
 @needs_testbed
@@ -125,8 +150,13 @@ def test_commands_show_and_remove(capsys: pytest.CaptureFixture[str]) -> None:
     made = testbed.up(config(DELAYED), ray=False)
     try:
         assert main(["testbed", "status", made.name]) == 0
-        shown = capsys.readouterr().out
-        assert made.nodes[0].data_address in shown and "20, 20" in shown
+        assert made.nodes[0].data_address in capsys.readouterr().out
+        assert main(["testbed", "status", made.name, "--format", "json"]) == 0
+        (row,) = json.loads(capsys.readouterr().out)
+        assert row["rate_mbit"] == pytest.approx(row["rate_mbit_asked"], rel=0.1)
+        assert row["rtt_ms"] == pytest.approx(row["rtt_ms_asked"], rel=0.1)
+        assert (row["rate_mbit_asked"], row["rtt_ms_asked"]) == (20, 10)
+        assert row["loss"] == row["loss_asked"] == 0
         assert main(["testbed", "down", "no-such"]) == 2
         assert made.name in capsys.readouterr().err
         assert main(["testbed", "down", made.name]) == 0

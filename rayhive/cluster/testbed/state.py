@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import Field, ValidationError
 
 from rayhive.cluster import belongings
+from rayhive.cluster.testbed import namespaces
 from rayhive.config import Link, Model
 from rayhive.errors import ClusterError
 
@@ -26,6 +28,8 @@ BASE = Path("/tmp")
 PREFIX = "rayhive-t"
 _FILE = "testbed.json"
 _NUMBERS = 200
+#: Between making the folder and writing into it there is much less [s].
+_MAKING_S = 60.0
 _LAST = 254
 
 
@@ -165,9 +169,10 @@ def load(folder: str | Path) -> TestbedState:
 
 
 def numbers() -> list[int]:
-    """Return the numbers of the testbeds of this machine, half-made ones included."""
-    found = (re.fullmatch(rf"{PREFIX}(\d+)", path.name) for path in BASE.glob(f"{PREFIX}*"))
-    return sorted(int(match[1]) for match in found if match is not None)
+    """Return the numbers of the testbeds of this machine, half-made and half-removed ones too."""
+    names = [path.name for path in BASE.glob(f"{PREFIX}*")] + namespaces.named("rht")
+    found = (re.fullmatch(rf"{PREFIX}(\d+)|rht(\d+)-\w+", name) for name in names)
+    return sorted({int(match[1] or match[2]) for match in found if match is not None})
 
 
 def testbeds() -> Iterator[TestbedState]:
@@ -183,8 +188,17 @@ def claim() -> int:
     Raises:
         ClusterError: All are taken.
     """
-    for number in range(_NUMBERS):
+    taken = numbers()
+    for number in sorted(set(range(_NUMBERS)) - set(taken)):
         with contextlib.suppress(FileExistsError):
             folder_of(number).mkdir(mode=0o700)
             return number
     raise ClusterError(f"{_NUMBERS} testbeds are too many for one machine")
+
+
+def stale(number: int) -> bool:
+    """Return whether a testbed of which nothing is written is not just being made."""
+    try:
+        return time.time() - folder_of(number).stat().st_mtime > _MAKING_S
+    except FileNotFoundError:
+        return True

@@ -56,7 +56,6 @@ class Testbed:
         self._undertaker: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Testbed:
-        clear_abandoned()
         pid = os.getpid()
         owner = (pid, belongings.started(pid) or 0)
         self._state = up(self._config, owner, self._guard, self._ray)
@@ -147,6 +146,7 @@ def up(
         ClusterError: This machine does not allow it, or something did not start.
     """
     privilege.require()
+    clear_abandoned()
     if config.name in [each.name for each in state.testbeds()]:
         text = "a name that no testbed of this machine has; to remove it: rayhive testbed down"
         raise ConfigError(Problem("name", config.name, f"{text} {config.name}"))
@@ -274,11 +274,10 @@ def find(name: str | None) -> TestbedState:
 
 def clear_abandoned() -> list[int]:
     """Remove testbeds whose owners are gone, and what is left of ones; return their numbers."""
-    removed = []
-    for each in list(state.testbeds()):
-        if each.abandoned:
-            down(each.number)
-            removed.append(each.number)
+    known = {each.number: each.abandoned for each in state.testbeds()}
+    removed = [n for n in state.numbers() if known.get(n, state.stale(n))]
+    for number in removed:
+        down(number)
     return removed
 
 
