@@ -37,7 +37,7 @@ GOODBYE_S = 0.5
 #: How long a peer that is gone without a word is looked for [s]; the link may be cut for so long.
 LOOKED_FOR_S = 3600.0
 #: After so long it is looked for less often, by this factor [s].
-SELDOM_AFTER_S, SELDOM = 60.0, 5
+SELDOM_AFTER_S, SELDOM = 600.0, 5
 
 
 class PresenceService:
@@ -68,6 +68,7 @@ class PresenceService:
         self._p2p: P2P
         self._calls: dict[bytes, asyncio.Task[None]] = {}
         self._news: dict[bytes, asyncio.Event] = {}
+        self._met = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, then say goodbye."""
@@ -112,10 +113,13 @@ class PresenceService:
 
     def _take_in(self, letter: BytesValue) -> None:
         with self.census.lock:
+            before = len(self.census.present())
             for fields, age in MSGPackSerializer.loads(letter.value):
                 presence = Presence.unpack(fields)
                 if self.census.hear(presence, age) and not self.census.is_here(presence.peer_id):
                     self._call_at_once(presence.peer_id)
+            if len(self.census.present()) > before:
+                self._met.set()
             self._start_calls()
         self._on_change()
 
@@ -220,7 +224,9 @@ class PresenceService:
             except Exception as error:
                 logger.debug(f"could not look for peers: {error!r}")
             alone = len(self._present()) == 1
-            await asyncio.sleep(LOOK_ALONE_S if alone else LOOK_S)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._met.wait(), LOOK_ALONE_S if alone else LOOK_S)
+            self._met.clear()
 
     async def _declare(self, here: bool) -> None:
         await self._dht.store(

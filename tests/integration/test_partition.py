@@ -141,7 +141,7 @@ def wait_for_rounds(children: Sequence[Child], size: int, more: int, limit: floa
 
 
 class Swarm:
-    """Peers in namespaces; the first half computes twice as fast as the other."""
+    """Peers in namespaces; the first half computes much faster than the other."""
 
     def __init__(self, net: Links, folder: Path) -> None:
         self.net, self.folder = net, folder
@@ -155,7 +155,7 @@ class Swarm:
             namespace=int(self.net.launchers[peer][1].split("/")[2]),
             host=self.net.hosts[peer],
             addresses=list(addresses),
-            pace_s=0.03 if peer in HALVES[0] else 0.06,
+            pace_s=0.02 if peer in HALVES[0] else 0.2,
             folder=str(self.folder),
         )
         return child.wait_for_line("ADDRESSES").split()[1:]
@@ -187,7 +187,7 @@ def assert_one_swarm(peers: list[dict[str, Any]], since: int) -> None:
     assert [peer["known"] for peer in peers] == [PEERS - 1] * PEERS
 
 
-@pytest.mark.parametrize("rounds", [20, pytest.param(120, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.slow)])
 def test_a_healed_partition_loses_no_training(tmp_path: Path, rounds: int) -> None:
     with network() as net:
         swarm = Swarm(net, tmp_path)
@@ -209,19 +209,21 @@ def test_a_healed_partition_loses_no_training(tmp_path: Path, rounds: int) -> No
     merged = int(joint[0]["round"])
     assert_one_swarm(peers, merged)
     assert not any(of_kind(peer, "state_loaded") for peer in peers), "nobody threw its work away"
-    # the parameters of each half count for the rounds that it did
+    # those who did fewer rounds stand where the others are, with parameters of their own
+    reunions = [of_kind(peer, "reunited") for peer in peers]
+    assert not any(reunions[:2]) and all(len(told) == 1 for told in reunions[2:])
+    (told,) = reunions[2]
+    split = told["round_before"] - told["apart"]
+    assert told["apart"] >= rounds and told["round"] > told["round_before"] + 2
+    # and in the next averaging the parameters of each half count for the rounds that it did
     import torch
 
     replicas = [{int(r): torch.tensor(w) for r, w in p["weights"].items()} for p in peers]
-    last = [max(r for r in replica if r < merged) for replica in replicas]
-    before = [max(r for r in replica if r <= 4) for replica in replicas]
-    assert last[0] > last[2] + 2
-    # whoever was in the middle of a round may have ended it on its own
-    assert abs(last[0] - last[1]) <= 1 and abs(last[2] - last[3]) <= 1
-    fast, slow = replicas[0][last[0]], replicas[2][last[2]]
-    apart = [last[0] - before[0], last[2] - before[2]]
+    last = [replica[max(r for r in replica if r < merged)] for replica in replicas]
+    fast, slow = (torch.stack(last[:2]).mean(0), torch.stack(last[2:]).mean(0))
     share = float((replicas[0][merged] - slow) @ (fast - slow) / (fast - slow).square().sum())
-    assert share == pytest.approx(apart[0] / sum(apart), abs=0.2), (share, apart)
+    done = told["round"] - split
+    assert share == pytest.approx(done / (done + told["apart"]), abs=0.15), (share, told)
 
 
 def test_two_swarms_that_began_with_the_same_addresses_become_one(tmp_path: Path) -> None:
