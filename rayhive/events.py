@@ -27,6 +27,8 @@ KINDS: dict[str, str] = {
     "peer_spawned": "node (Ray node id), host, pid, slot (logical peer), life (0, and one more "
     "each time that the slot is started again), cause (id of the fault that asked for it, or null)",
     "barrier_released": "peers",
+    "link_counted": "when (start, end), nodes (Ray node id -> tx_bytes, rx_bytes, tx_packets, "
+    "rx_packets and dropped of the interface that peers use): on a testbed",
     "peer_lost": "exit_code (negative: the signal), reason",
     "fault_fired": "fault (id), fault_kind, who (slots or nodes), lives (names of the peers it is "
     "about), planned (text), slip_rounds or slip_s (late by), done (what the kind says)",

@@ -143,6 +143,7 @@ class Replicate:
         if self._clock is not None:
             await self._unless_stopped(self._clock.setup())
 
+        await self._count_links("start")
         self._released = time.monotonic()
         self._phase = "training"
         self._emit("barrier_released", peers=len(swarm.names))
@@ -150,7 +151,13 @@ class Replicate:
         if self._clock is not None:
             self._clock.start()
         await self._train(self._released + spec.budget.seconds_per_replicate)
+        await self._count_links("end")
         return ledger.outcome(spec.budget, self._out_of_time, self._stopped)
+
+    async def _count_links(self, when: str) -> None:
+        counted = await self._swarm.link_counters()
+        if counted:
+            self._emit("link_counted", when=when, nodes=counted)
 
     async def _train(self, deadline: float) -> None:
         """Return when every peer has finished, by itself or because it was told to."""

@@ -311,6 +311,19 @@ class Swarm:
             why = str(error).strip().splitlines()[0] if str(error) else "no answer in time"
             raise ClusterError(f"the agent on node {node} can't {method}: {why}") from error
 
+    async def link_counters(self) -> dict[str, dict[str, int]]:
+        """Return what has passed the interfaces that peers use, by node; of a testbed's nodes."""
+        apart = {
+            item["NodeID"]
+            for item in await asyncio.to_thread(nodes.all_nodes)
+            if item["Alive"] and DATA_ADDRESS_LABEL in (item.get("Labels") or {})
+        }
+        found = {}
+        for node in sorted(apart & self._agents.keys()):
+            with contextlib.suppress(ClusterError):
+                found[node] = await self.agent(node, "link_counters")
+        return found
+
     async def clear(self) -> list[str]:
         """End all actors, fetch logs from other nodes, and have every node cleaned up.
 

@@ -28,7 +28,9 @@ class Communication(MetricGroup):
       of what one peer contributes; the mean of what the peers predicted before training.
     * ``state_bytes_per_round`` [B]: payload of state averaging / (peers x rounds), all rounds
       counted, also those without a state averaging.
-    * ``wire_bytes_per_round`` [B]: None where no testbed counts an interface's bytes.
+    * ``wire_bytes_per_round`` [B]: what the nodes' interfaces for peers sent from the barrier to
+      the end of training, all of it, headers and presence included / (peers x rounds). None where
+      no testbed counts it, or a node was gone in between.
     * ``payload_bytes_per_sample`` [B]: gradient and state payload of all peers / committed
       samples.
     * ``compression_ratio`` [x]: 2(N-1)/N of the dense float32 gradients' bytes /
@@ -79,7 +81,7 @@ class Communication(MetricGroup):
                 timeline, "predicted_payload_bytes_per_round"
             ),
             "state_bytes_per_round": ratio(_sent(states), len(steps)),
-            "wire_bytes_per_round": None,
+            "wire_bytes_per_round": ratio(_on_the_wire(timeline), len(steps)),
             "payload_bytes_per_sample": ratio(
                 _sent(gradients) + _sent(states), timeline.committed()
             ),
@@ -151,3 +153,11 @@ def _matches(timeline: Timeline) -> bool | None:
 def _predicted(ready: Mapping[str, Event], events: Iterable[Event]) -> float:
     told = [ready[event["peer"]] for event in events if event["peer"] in ready]
     return math.fsum(event.get("predicted_payload_bytes_per_round") or 0.0 for event in told)
+
+
+def _on_the_wire(timeline: Timeline) -> int | None:
+    counted = {event["when"]: event["nodes"] for event in timeline.of("link_counted")}
+    start, end = counted.get("start"), counted.get("end")
+    if not start or end is None or start.keys() - end.keys():
+        return None
+    return sum(int(end[node]["tx_bytes"]) - int(start[node]["tx_bytes"]) for node in start)

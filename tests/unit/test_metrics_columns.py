@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rayhive.config import Configuration, Link, NodeClass, SwarmConfig
+from rayhive.events import Event, make_event
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import timeline_row
 from rayhive.metrics.timeline import Timeline
@@ -110,6 +111,19 @@ def test_of_a_peer_that_died_only_its_rounds_are_known() -> None:
         if event["peer"] != "peer-1" or event["kind"] not in ("evaluation", "peer_finished")
     ]
     assert timeline_row(Timeline(log.spec, events))["goodput"] == 512 / (272 + 256)
+
+
+def test_the_bytes_on_the_wire_are_those_of_all_nodes_that_were_counted_twice() -> None:
+    def counted(when: str, **sent: int) -> Event:
+        nodes = {node: {"tx_bytes": number, "rx_bytes": 0} for node, number in sent.items()}
+        return make_event("link_counted", when=when, nodes=nodes)
+
+    log = Log()
+    events, steps = log.events(), 2 * 4  # peers x rounds
+    twice = [*events, counted("start", a=1000, b=0), counted("end", a=41_000, b=40_000)]
+    assert timeline_row(Timeline(log.spec, twice))["wire_bytes_per_round"] == 80_000 / steps
+    gone = [*events, counted("start", a=1000, b=0), counted("end", a=41_000)]
+    assert timeline_row(Timeline(log.spec, gone))["wire_bytes_per_round"] is None
 
 
 def test_communication(plain: Row) -> None:
