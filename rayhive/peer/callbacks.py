@@ -202,6 +202,8 @@ class MeasuredTraining(Callback):
                 leave(1)
         elif not self.channel.has_left:
             self._say_goodbye(self._round)
+            if isinstance(exception, PeerProcessDied):
+                leave(0)
 
     def _say_goodbye(self, round_: int) -> None:
         self.channel.say_goodbye(

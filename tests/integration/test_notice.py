@@ -117,6 +117,16 @@ def test_sigterm_is_a_short_notice_and_no_notice_loses_what_is_pending(
     stop([survivor])
 
 
+def test_a_signal_to_the_whole_group_says_goodbye_too(socket_path: str, tmp_path: Path) -> None:
+    lines = start_swarm(socket_path, specs("group", 2, 10_000_000), tmp_path)
+    reclaimed, survivor = lines
+    os.killpg(reclaimed.pid, signal.SIGTERM)
+    # the network daemon does not ignore it: what was not handed over by then is lost
+    said = assert_has_left(reclaimed, lost=None)
+    assert said["lost"] + said["handed_over"] > 0
+    stop([survivor])
+
+
 def test_a_peer_that_has_not_begun_leaves_too(socket_path: str, tmp_path: Path) -> None:
     (spec,) = specs("early", 1, 96)
     line = PeerLine(socket_path, spec, tmp_path / "log")
