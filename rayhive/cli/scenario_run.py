@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -96,7 +96,27 @@ def run_study(study: Study, folder: Path, address: str | None) -> bool:
     except Interrupted as stop:
         complain(f"{stop.reason}; what is finished is kept in {folder}")
         raise typer.Exit(stop.exit_code) from None
-    return any([_tell(row, folder) for row in _rows(folder)])
+    broken = any([_tell(row, folder) for row in _rows(folder)])
+    _tell_grid(study.config.scenarios, folder)
+    return broken
+
+
+def _tell_grid(scenarios: Sequence[str], folder: Path) -> None:
+    """Print what a notice is worth, where several lengths of it were tried."""
+    from rayhive.errors import RayhiveError
+    from rayhive.report.notice_grid import SCENARIO, notice_grid, notice_html, notice_lines
+
+    if sum(SCENARIO.fullmatch(name) is not None for name in scenarios) < 2:
+        return
+    try:
+        points = notice_grid(folder)
+        print()
+        for line in notice_lines(points):
+            print(line)
+        (folder / "notice-grid.html").write_text(notice_html(points), encoding="utf-8")
+        print(f"picture: {folder / 'notice-grid.html'}")
+    except RayhiveError as error:
+        complain(str(error))
 
 
 def _rows(folder: Path) -> list[Mapping[str, Any]]:
