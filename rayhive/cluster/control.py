@@ -174,6 +174,8 @@ def status_from_disk(folder: Path) -> dict[str, Any] | None:
 
 
 def _replay(ledger: Ledger, name: str, event: Event) -> None:
+    if name not in ledger.peers:  # it came later
+        ledger.add(name)
     if event["kind"] == "peer_spawned":
         ledger.spawned(name, int(event["pid"]), str(event["host"]))
     elif event["kind"] == "peer_lost":

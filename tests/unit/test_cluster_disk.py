@@ -61,6 +61,10 @@ def test_the_status_of_a_replicate_is_read_from_its_events(tmp_path: Path) -> No
     assert status["run_id"] == spec.run_id and status["seconds"] < 60
     assert status["peers"]["peer-0"]["round"] == 3 and status["peers"]["peer-0"]["pid"] == 7
     assert status["peers"]["peer-1"]["state"] == "lost"
+    write(tmp_path, make_event("peer_spawned", "peer-1.1", pid=8, host="h", node="n"))
+    status = status_from_disk(tmp_path)
+    assert status is not None and status["phase"] == "training"
+    assert status["peers"]["peer-1.1"]["state"] == "starting"
     write(tmp_path, make_event("replicate_finished", state="failed", stop_reason="x"))
     status = status_from_disk(tmp_path)
     assert status is not None and status["outcome"] == {"state": "failed", "stop_reason": "x"}
