@@ -92,7 +92,10 @@ class Replicate:
     def _open(self, folder: Path) -> None:
         try:
             (folder / "logs").mkdir(parents=True, exist_ok=True)
-            self._write_spec(folder / "spec.json")
+            spec = self._spec.model_dump_json(by_alias=True, indent=1) + "\n"
+            _write(folder / "spec.json", spec)
+            if self._spec.plan is not None:
+                _write(folder / "plan.json", self._spec.plan.canonical())
             self._log = EventLog(_fresh(folder / "events.jsonl"))
         except OSError as error:
             raise ReplicateError(f"{folder} can't be written: {error.strerror}") from error
@@ -346,19 +349,18 @@ class Replicate:
             self._disk_error = f"events can't be written: {error}"
             self._news.set()
 
-    def _write_spec(self, path: Path) -> None:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(
-            self._spec.model_dump_json(by_alias=True, indent=1) + "\n", encoding="utf-8"
-        )
-        temporary.replace(path)
-
     def _note_failure(self, folder: Path) -> None:
         try:
             with (folder / "logs" / "supervisor.log").open("a", encoding="utf-8") as file:
                 file.write(traceback.format_exc())
         except OSError:
             traceback.print_exc()
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def _describe_exit(code: int | None) -> str:

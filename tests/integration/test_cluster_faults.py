@@ -44,6 +44,7 @@ def run(
     handle.release()
     assert outcome is not None, handle.status()
     assert groups(spec) == [] and litter(spec) == []
+    assert (folder / "plan.json").read_text() == plan.canonical()
     return outcome, events_of(spec)
 
 
