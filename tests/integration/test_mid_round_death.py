@@ -20,6 +20,8 @@ DEATH = 4
 PARTS_SENT = 5
 
 
+#: Memory that processes share vanishes with them, also when they are killed.
+LEAVES_NOTHING = {"HIVEMIND_MEMORY_SHARING_STRATEGY": "file_descriptor"}
 #: The all-reduce of gradients in which it does, counted from 1: PowerSGD has two a round.
 ALL_REDUCES = {"dense": DEATH, "P": 2 * DEATH - 1, "Q": 2 * DEATH}
 
@@ -117,10 +119,11 @@ def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("phase", ALL_REDUCES)
 def test_survivors_lose_that_round_at_most_and_agree_after_the_next(phase: str) -> None:
-    first = call(run_peer, peer=0, addresses=[], phase=phase)
+    first = call(run_peer, LEAVES_NOTHING, peer=0, addresses=[], phase=phase)
     _, *addresses = first.wait_for_line("ADDRESSES").split()
     *others, victim = [
-        call(run_peer, peer=peer, addresses=addresses, phase=phase) for peer in range(1, PEERS)
+        call(run_peer, LEAVES_NOTHING, peer=peer, addresses=addresses, phase=phase)
+        for peer in range(1, PEERS)
     ]
     survivors = [child.result(100) for child in (first, *others)]
     assert victim.exit_code() == -signal.SIGKILL
