@@ -62,8 +62,8 @@ KINDS: dict[str, str] = {
     "weights": "round, norm, sketch (64 numbers: see rayhive.peer.sketch), finite",
     "evaluation": "round, samples (own, computed so far), clock_s, values (metric -> number), "
     "final (whether it is the one after the last round)",
-    "state_loaded": "round_before, round_of_state, round (where it goes on), seconds, lost "
-    "(own samples that were thrown away)",
+    "state_loaded": "round_before, round_of_state, round (where it goes on), seconds, "
+    "received_bytes (of states), lost (own samples that were thrown away)",
     "reunited": "round_before, round (where it goes on), apart (rounds that it did while it had "
     "lost peers who are here again; its parameters count for as much in the next averaging)",
     "fallback": "round, reason, choice (local, skip)",

@@ -80,9 +80,12 @@ class CheckedDownloads(DecentralizedAverager):
     Attributes:
         refused_states: What was refused since the list was last emptied: ``offender``,
             ``reason`` (``not_finite``, ``checksum``, ``disagrees``) and ``norm``.
+        downloaded_bytes: What was received of states so far, refused ones included [B].
     """
 
     refused_states: list[dict[str, Any]]
+    downloaded_bytes: int = 0
+    _received: int = 0  # the same, in the averager's process
 
     def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
         """Return the metadata and the tensors of the first sound state; None without one.
@@ -96,7 +99,8 @@ class CheckedDownloads(DecentralizedAverager):
         future: MPFuture[Any] = MPFuture()
         request = {"future": future, "timeout": timeout}
         self._outer_pipe.send(("_load_state_from_peers", [], request))
-        state, refused = future.result(timeout)
+        state, refused, received = future.result(timeout)
+        self.downloaded_bytes += received
         self.refused_states = [*getattr(self, "refused_states", ()), *refused]
         return state
 
@@ -104,6 +108,7 @@ class CheckedDownloads(DecentralizedAverager):
         patience = self.request_timeout if timeout is None else self._between_messages(timeout)
         refused: list[dict[str, Any]] = []
         state: State | None = None
+        before = self._received
         try:
             donors = await self._donors()
             for donor in donors:
@@ -114,7 +119,7 @@ class CheckedDownloads(DecentralizedAverager):
             logger.warning(f"could not load a state: {error!r}")
         finally:
             if not future.done():
-                future.set_result((state, refused))
+                future.set_result((state, refused, self._received - before))
 
     def _between_messages(self, timeout: float) -> float:
         return min(timeout, float(self.next_chunk_timeout or self.request_timeout))
@@ -163,6 +168,7 @@ class CheckedDownloads(DecentralizedAverager):
             async for message in messages:
                 if message.metadata:
                     metadata.update(self.serializer.loads(message.metadata))
+                self._received += message.ByteSize()
                 if message.ByteSize():
                     yield [message.tensor_part]
 

@@ -95,6 +95,7 @@ class CatchingUp(SwarmParts):
         self.tracker.take_part(False)  # nobody has to wait
         self.state_averager.step(wait_for_delayed_updates=True)
         began, round_before = time.perf_counter(), self.local_epoch
+        received = self._downloaded_bytes()
         kwargs.setdefault("timeout", self.load_state_timeout)
         with self.tracker.pause_updates():
             for _ in range(self._load_state_attempts):
@@ -116,7 +117,13 @@ class CatchingUp(SwarmParts):
             round_of_state=loaded,
             round=self.local_epoch,
             seconds=time.perf_counter() - began,
+            received_bytes=self._downloaded_bytes() - received,
         )
+
+    def _downloaded_bytes(self) -> int:
+        """Return what this peer has received of others' states so far [B]."""
+        averagers = (self.state_averager, self.grad_averager)
+        return sum(getattr(averager, "downloaded_bytes", 0) for averager in averagers)
 
     def _emit_refused_states(self) -> None:
         refused = getattr(self.state_averager, "refused_states", [])

@@ -180,6 +180,8 @@ def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
     refused = {(e["offender"], e["reason"]) for e in joiner.of("rejected")}
     assert refused <= {(identity(lines[0]), "not_finite"), (identity(lines[1]), "checksum")}
     loaded = joiner.of("state_loaded")[0]
+    dense = joiner.of("peer_ready")[0]["dense_payload_bytes"]
+    assert loaded["received_bytes"] > max(1, len(refused)) * dense, "also what it refused"
     if len(corrupt) == 2:
         assert len(refused) == 2 and loaded["round_of_state"] == 0, "nobody could be trusted"
     else:
