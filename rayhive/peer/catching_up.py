@@ -26,6 +26,7 @@ class CatchingUp(SwarmParts):
         _apart: Rounds that it did while it had lost others who are here again; None once the
             parameters of all of them were averaged.
         _half: Who was with it then.
+        _lost: Who was not.
         _groups: Who was in its last rounds.
         _went_on: When the peer went on to the present round [s of ``time.perf_counter``].
     """
@@ -37,6 +38,7 @@ class CatchingUp(SwarmParts):
         self._stale = self._settling = False
         self._apart: int | None = None
         self._half: list[bytes] = []
+        self._lost: frozenset[bytes] = frozenset()
         self._groups: deque[frozenset[bytes]] = deque(maxlen=GROUPS_KEPT)
         self._went_on = time.perf_counter()
         super().__init__(**kwargs)
@@ -66,7 +68,7 @@ class CatchingUp(SwarmParts):
         reunion = self.tracker.take_reunion()
         if reunion is None:
             return
-        self._apart = self.local_epoch - reunion.since
+        self._apart, self._lost = self.local_epoch - reunion.since, reunion.peers
         self._astray = True  # parameters have to be averaged as soon as all are together
         without = [group for group in self._groups if not reunion.peers & group]
         self._half = sorted(without[-1]) if without else []
@@ -85,6 +87,7 @@ class CatchingUp(SwarmParts):
 
     def _state_gather(self, next_round: int) -> list[Any]:
         """Return what the others have to know in order to weigh this peer's parameters."""
+        self._note_reunion()  # they may have come back in the middle of the round
         return [next_round, [peer.hex() for peer in self._half], self._apart]
 
     def load_state_from_peers(self, **kwargs: Any) -> None:

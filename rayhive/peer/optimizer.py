@@ -332,7 +332,8 @@ class RayhiveOptimizer(CatchingUp):
         complete = self._emit_state_round(round_, began, control)
         if complete:
             self._stale = self._astray = self._settling = False
-            self._apart = None
+            if self._lost & {peer.to_bytes() for peer in control.result()}:
+                self._apart, self._lost = None, frozenset()
         self.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
 
     def shutdown(self) -> None:
