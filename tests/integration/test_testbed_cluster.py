@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @needs_testbed
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_cluster_of_shaped_nodes(isolated_env: Path) -> None:
     with Testbed(config({"rate_mbit": 20, "delay_ms": 5}, {"rate_mbit": 20})) as testbed:
