@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rayhive.cluster.belongings import Belongings
 from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
 from rayhive.spec import PeerSpec
 from tests.integration.test_liveness import listen, rounds, stop
@@ -120,11 +121,15 @@ def test_sigterm_is_a_short_notice_and_no_notice_loses_what_is_pending(
 def test_a_signal_to_the_whole_group_says_goodbye_too(socket_path: str, tmp_path: Path) -> None:
     lines = start_swarm(socket_path, specs("group", 2, 10_000_000), tmp_path)
     reclaimed, survivor = lines
+    # the signal also ends the process that would remove shared memory: the agent of a node does it
+    owned = Belongings(leader=reclaimed.pid)
+    owned.note()
     os.killpg(reclaimed.pid, signal.SIGTERM)
     # the network daemon does not ignore it: what was not handed over by then is lost
     said = assert_has_left(reclaimed, lost=None)
     assert said["lost"] + said["handed_over"] > 0
     stop([survivor])
+    owned.remove()
 
 
 def test_a_peer_that_has_not_begun_leaves_too(socket_path: str, tmp_path: Path) -> None:
