@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -38,12 +37,11 @@ def replay(
 
     Exit code 1 if the replicate failed, a fault did not take effect, or an invariant is violated.
     """
-    from rayhive.cli.scenario_run import StoryProgress, tell
+    from rayhive.cli.scenario_run import StoryProgress, new_folder, tell
     from rayhive.sweep.interruption import Interrupted, Interruption
     from rayhive.sweep.replay import recorded_spec, run_again
 
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    target = out if out is not None else Path("runs") / f"replay-{stamp}"
+    target = out if out is not None else new_folder("replay")
     spec = recorded_spec(folder, trial, replicate, scenario, out=target)
     try:
         with Interruption() as interruption:

@@ -56,10 +56,14 @@ def run(
     Exit code 1 if the replicate failed, a fault did not take effect, or an invariant is violated.
     """
     study = scenario_study(name, seed, peers, config, list(set_ or []), twin)
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    folder = out if out is not None else Path("runs") / f"{study.config.name}-{stamp}"
+    folder = out if out is not None else new_folder(study.config.name)
     broken = run_study(study, folder, address)
     raise typer.Exit(1 if broken else 0)
+
+
+def new_folder(name: str) -> Path:
+    """Return where a run goes that is never gone on with: NAME-TIME, below runs."""
+    return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def scenario_study(
@@ -133,8 +137,9 @@ def _rows(folder: Path) -> list[Mapping[str, Any]]:
 
 def _tell(row: Mapping[str, Any], folder: Path) -> bool:
     """Print what became of one replicate; return whether something is wrong."""
-    place = folder / "trials" / str(row["trial"]) / f"r{row['replicate']}-{row['scenario']}"
-    return tell(place, row)
+    from rayhive.sweep.folder import RunFolder
+
+    return tell(RunFolder(folder).replicate(row["trial"], row["replicate"], row["scenario"]), row)
 
 
 def tell(place: Path, row: Mapping[str, Any] | None = None) -> bool:

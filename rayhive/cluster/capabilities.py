@@ -19,12 +19,11 @@ from rayhive.cluster import machine
 from rayhive.cluster.ballast import free_memory
 from rayhive.cluster.cgroups import CpuLimit
 from rayhive.cluster.small_disk import SmallDisk
+from rayhive.cluster.testbed.config import TESTBED_VARIABLE
 from rayhive.errors import ClusterError, Problem, unknown
 from rayhive.faults.ground import CAPABILITIES
 from rayhive.registry import FAULTS
 
-#: Set in the environment of a raylet that is a node of a testbed.
-TESTBED_VARIABLE = "RAYHIVE_TESTBED"
 NEEDS_TESTBED = "needs a testbed: rayhive testbed up FILE"
 
 

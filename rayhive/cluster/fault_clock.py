@@ -129,8 +129,8 @@ class FaultClock:
         named = [ground.role(n) if n in DYNAMIC_ROLES else n for n in fault.planned.who]
         if fault.targets == "node":
             named = [ground.node_of(n) if n.startswith("peer-") else n for n in named]
-        elif any(name.startswith("node-") for name in named):
-            named = [s for n in named for s in (ground.peers_on(n) if n[0] == "n" else [n])]
+        else:
+            named = ground.slots(named)
         return list(dict.fromkeys(named))
 
     def _failed(self, planned: PlannedFault, phase: str, error: Exception) -> None:

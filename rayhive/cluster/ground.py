@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -14,13 +14,11 @@ from rayhive.cluster.node_tools import NodeTools
 from rayhive.cluster.swarm import Started, Swarm
 from rayhive.errors import ClusterError
 from rayhive.events import Event, make_event
-from rayhive.faults.ground import ProcessRole
+from rayhive.faults.ground import OTHER_NODE, ProcessRole
 from rayhive.spec import ReplicateSpec
 
 #: Id of the fault on whose behalf the running task acts.
 CAUSE: ContextVar[str | None] = ContextVar("cause", default=None)
-#: Stands for any node but the one that a peer was on.
-OTHER_NODE = "other"
 
 
 class SwarmGround:
@@ -115,11 +113,15 @@ class SwarmGround:
 
     def lives_of(self, who: Sequence[str]) -> list[str]:
         """Return the names in events of the latest lives of slots, or of those on nodes."""
-        slots = [slot for name in who for slot in self._slots(name)]
-        return [self.life(slot) for slot in slots if slot in self._lives]
+        return [self.life(slot) for slot in self.slots(who) if slot in self._lives]
 
-    def _slots(self, name: str) -> Sequence[str]:
-        return self.peers_on(name) if name.startswith("node-") else [name]
+    def slots(self, who: Sequence[str]) -> list[str]:
+        """Return slots, with nodes replaced by the living ones on them."""
+        return [
+            slot
+            for name in who
+            for slot in (self.peers_on(name) if name.startswith("node-") else [name])
+        ]
 
     def living(self) -> Sequence[str]:
         """See :class:`~rayhive.faults.ground.Ground`."""
@@ -156,10 +158,6 @@ class SwarmGround:
         # the peer that has been there for the longest leads
         order = {life: index for index, life in enumerate(self._ready)}
         return min(living, key=lambda slot: order.get(self.life(slot), len(order)))
-
-    def rounds(self) -> Mapping[str, int]:
-        """See :class:`~rayhive.faults.ground.Ground`."""
-        return {slot: self._ledger.peers[self.life(slot)].round for slot in self.living()}
 
     # -- what can be done to them --------------------------------------------------------------
 

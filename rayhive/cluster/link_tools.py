@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from rayhive.cluster.testbed.config import NODE_VARIABLE, TESTBED_VARIABLE
 from rayhive.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class LinkTools:
 
     def _place(self) -> tuple[str | None, str | None]:
         """Return the testbed's folder and the node's number, of the environment."""
-        return os.environ.get("RAYHIVE_TESTBED"), os.environ.get("RAYHIVE_TESTBED_NODE")
+        return os.environ.get(TESTBED_VARIABLE), os.environ.get(NODE_VARIABLE)
 
     async def _known(self) -> tuple[TestbedState, NodeState]:
         """Return the testbed and the node that this agent is on."""

@@ -8,8 +8,7 @@ from typing import Any
 
 import ray
 
-from rayhive.cluster.capabilities import TESTBED_VARIABLE
-from rayhive.cluster.testbed.config import NUMBER_LABEL
+from rayhive.cluster.testbed.config import NUMBER_LABEL, TESTBED_VARIABLE
 from rayhive.errors import ClusterError
 
 _PREEMPTION = 2  # DRAIN_NODE_REASON_PREEMPTION of Ray's protocol

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from rayhive.events import Event
 
 #: Processes of one peer. ``group`` is all of them at once.
 ProcessRole = Literal["group", "trainer", "dht", "p2pd", "gradient_averager", "state_averager"]
+
+#: In place of a node, for :meth:`Ground.start`: any but the one where the peer was.
+OTHER_NODE = "other"
 
 #: What a machine may or may not let rayhive do; the reason is what ``rayhive doctor`` says.
 CAPABILITIES: dict[str, str] = {
@@ -61,7 +64,7 @@ class Ground(Protocol):
         """Start a life of a slot; return the life's name in events.
 
         It comes to ``node``; to where the slot was, or was to be, if that is None; and to the node
-        with the fewest peers that is not that one if it is ``other``.
+        with the fewest peers that is not that one if it is :data:`OTHER_NODE`.
 
         A slot that has never run is a joiner. Returns when the process runs, not when it trains.
         """
@@ -95,9 +98,6 @@ class Ground(Protocol):
 
     def last(self, kind: str, peer: str) -> Event | None:
         """Return the last event of a kind that any life of a slot sent."""
-
-    def rounds(self) -> Mapping[str, int]:
-        """Return the last round that each living slot has finished."""
 
     def note(self, kind: str, **fields: Any) -> None:
         """Write an event of the supervisor's."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -13,7 +12,7 @@ from rayhive.spec import ReplicateSpec
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.replicates import ReplicateRunner, Watcher
-from rayhive.sweep.scenarios import on_testbed
+from rayhive.sweep.scenarios import host_of
 
 SPEC = "spec.json"
 
@@ -97,11 +96,7 @@ def run_again(
     if any(Path(spec.folder).glob("events*.jsonl")):
         raise ConfigError(Problem("--out", spec.folder, "a folder without a replicate"))
     kinds = {fault.kind for fault in spec.plan.faults} if spec.plan is not None else set()
-    host: AbstractContextManager[str | None] = nullcontext(address)
-    if on_testbed(kinds, spec.swarm):
-        from rayhive.cluster.testbed.hosting import hosted
-
-        host = hosted(spec.swarm, address, spec.slots - spec.swarm.peers)
+    host = host_of(kinds, spec.swarm, address, lambda: spec.slots - spec.swarm.peers)
     with host as found, Cluster.connect(found) as cluster:
         interruption.install()
         problems = [*cluster.check_room(spec.swarm), *cluster.check_kinds(kinds)]

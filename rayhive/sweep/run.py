@@ -7,19 +7,19 @@ passed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from rayhive.cluster import capabilities
 from rayhive.cluster.address import in_job, named
-from rayhive.config import SwarmConfig, SweepConfig
+from rayhive.config import SwarmConfig
 from rayhive.errors import ConfigError, Problem
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.replicates import Swarms
-from rayhive.sweep.scenarios import kinds_of, later, on_testbed
+from rayhive.sweep.scenarios import host_of, kinds_of, later
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import check_storage, open_study
 from rayhive.sweep.study import Study
@@ -97,13 +97,15 @@ def run_sweep(
         Interrupted: It was told to end; nothing of it runs any more.
     """
     run = preflight(study, folder, address)
-    with _host(study.config, address) as found, (connect or _ray)(found) as cluster:
+    config = study.config
+    kinds = kinds_of(config)
+    host = host_of(kinds, config.swarm, address, lambda: later(config))
+    with host as found, (connect or _ray)(found) as cluster:
         interruption.install()  # Ray has put its own handler in the place of ours
-        kinds = kinds_of(study.config)
-        problems = [*cluster.check_room(study.config.swarm), *cluster.check_kinds(kinds)]
+        problems = [*cluster.check_room(config.swarm), *cluster.check_kinds(kinds)]
         if problems:
             raise ConfigError(problems)
-        with run.opened(study.config) as identity:
+        with run.opened(config) as identity:
             book = open_book(study, run, identity)
             return Driver(study, run, book, cluster, progress, interruption).run()
 
@@ -126,15 +128,6 @@ def open_book(study: Study, run: RunFolder, identity: str) -> TrialBook:
         )
     space = SearchSpace(config.space, study.shapes)
     return TrialBook(trials, space, config.enqueue, config.seed)
-
-
-def _host(config: SweepConfig, address: str | None) -> AbstractContextManager[str | None]:
-    """Return where the study runs: a testbed, where it needs one and names no cluster."""
-    if not on_testbed(kinds_of(config), config.swarm):
-        return nullcontext(address)
-    from rayhive.cluster.testbed.hosting import hosted
-
-    return hosted(config.swarm, address, later(config))
 
 
 def _ray(address: str | None) -> AbstractContextManager[ClusterLike]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from rayhive.cluster import capabilities
 from rayhive.config import SwarmConfig, SweepConfig, is_path
@@ -72,11 +73,25 @@ def kinds_of(config: SweepConfig) -> set[str]:
     return {kind for name in config.scenarios for kind in load_scenario(name).kinds}
 
 
-def on_testbed(kinds: Iterable[str], swarm: SwarmConfig) -> bool:
-    """Say whether there must be nodes whose links are shaped, or that can be ended."""
+def host_of(
+    kinds: Iterable[str], swarm: SwarmConfig, address: str | None, later: Callable[[], int]
+) -> AbstractContextManager[str | None]:
+    """Return where a swarm runs: a testbed, where it needs one and no cluster is named.
+
+    Args:
+        kinds: The kinds of faults that may hit it: some need links that are shaped, or nodes that
+            can be ended. So do node classes with a link or a share of the processor.
+        swarm: The swarm.
+        address: The cluster that the user named, if any.
+        later: Returns how many peers may join those that start together.
+    """
     needs = {need for kind in kinds for need in FAULTS.get(kind).needs}
     shaped = any(item.shaped for item in (swarm.node_classes or {}).values())
-    return shaped or bool(needs & {"link", "node", "drain"})
+    if not shaped and not needs & {"link", "node", "drain"}:
+        return nullcontext(address)
+    from rayhive.cluster.testbed.hosting import hosted
+
+    return hosted(swarm, address, later())
 
 
 def later(config: SweepConfig) -> int:

@@ -13,7 +13,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -282,9 +282,6 @@ class FakeGround:
                 and not future.done()
             ):
                 future.set_result(event)
-
-    def rounds(self) -> Mapping[str, int]:
-        return {peer: 5 for peer in self.living()}
 
     def note(self, kind: str, **fields: Any) -> None:
         self.log.append(make_event(kind, None, **fields))

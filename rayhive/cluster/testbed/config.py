@@ -12,6 +12,8 @@ from pydantic import Field, ValidationError
 from rayhive.config import Link, Model, SwarmConfig
 from rayhive.errors import ConfigError, Problem, nearest
 
+#: In the environment of all that runs on a testbed: its folder, and the number of the node.
+TESTBED_VARIABLE, NODE_VARIABLE = "RAYHIVE_TESTBED", "RAYHIVE_TESTBED_NODE"
 #: What the names of labels begin with that testbeds give.
 PREFIX = "rayhive.io/"
 #: Label of a node: the address of its data plane, where peers listen.

@@ -14,12 +14,8 @@ from pathlib import Path
 
 from rayhive.cluster.embedded import import_paths
 from rayhive.cluster.testbed import launch, namespaces
-from rayhive.cluster.testbed.state import (
-    FOLDER_VARIABLE,
-    NODE_VARIABLE,
-    NodeState,
-    TestbedState,
-)
+from rayhive.cluster.testbed.config import NODE_VARIABLE, TESTBED_VARIABLE
+from rayhive.cluster.testbed.state import NodeState, TestbedState
 from rayhive.errors import ClusterError
 
 #: The head's place among the folders and control groups of the nodes.
@@ -137,7 +133,7 @@ def _start(
         procs = Path(state.groups) / place / "cgroup.procs"
         command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
     # Agents keep what they and their peers make below the folder, where down finds it.
-    env = {**state.environment, FOLDER_VARIABLE: str(state.folder)}
+    env = {**state.environment, TESTBED_VARIABLE: str(state.folder)}
     env["RAY_TMPDIR"] = str(state.folder)
     if place != HEAD:
         env[NODE_VARIABLE] = place

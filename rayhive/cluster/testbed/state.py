@@ -20,9 +20,6 @@ from rayhive.cluster.testbed import namespaces
 from rayhive.config import Link, Model
 from rayhive.errors import ClusterError
 
-#: In the environment of everything that runs on a testbed's node: the folder, and which node.
-FOLDER_VARIABLE = "RAYHIVE_TESTBED"
-NODE_VARIABLE = "RAYHIVE_TESTBED_NODE"
 #: Where testbeds lie: short, for the sockets of Ray below, and the same for everybody.
 BASE = Path("/tmp")
 PREFIX = "rayhive-t"

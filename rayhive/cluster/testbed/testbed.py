@@ -28,6 +28,7 @@ from rayhive.cluster.testbed.config import (
     CLASS_LABEL,
     DATA_ADDRESS_LABEL,
     NUMBER_LABEL,
+    TESTBED_VARIABLE,
     TestbedConfig,
     shape_labels,
 )
@@ -249,7 +250,7 @@ def down(number: int) -> None:
 
 def _marked(folder: Path) -> list[int]:
     """Return the processes that have a testbed's folder in their environment."""
-    mark = f"{state.FOLDER_VARIABLE}={folder}".encode()
+    mark = f"{TESTBED_VARIABLE}={folder}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):

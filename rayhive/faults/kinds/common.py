@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from rayhive.config import Model
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
-from rayhive.faults.ground import Ground, ProcessRole
+from rayhive.faults.ground import OTHER_NODE, Ground, ProcessRole
 from rayhive.faults.kind import FaultKind, Group, Proof
 
 #: Between two looks at processes on another node, which nothing announces [s].
@@ -19,8 +19,6 @@ LOOK_S = 0.1
 SETTLE_S = 5.0
 #: How long it may take until the end of a node is known [s].
 _NODE_S = 15.0
-#: In place of a node: any but the one where the peer was.
-OTHER_NODE = "other"
 States = dict[int, str]
 
 
