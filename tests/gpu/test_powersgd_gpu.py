@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from contextlib import suppress
 from typing import Any
@@ -20,7 +18,7 @@ import torch
 from rayhive.compression.orthogonalise import gram_schmidt
 from rayhive.compression.powersgd_factors import Factors
 from rayhive.errors import ConfigError
-from tests.integration.averager_harness import MARK, ROOT, survivors
+from tests.integration.averager_harness import MARK, run_module
 from tests.unit.compression_fakes import unstarted
 
 pytestmark = pytest.mark.gpu
@@ -115,22 +113,7 @@ def play(device: str) -> dict[str, Any]:
 
 @pytest.mark.swarm
 def test_an_averager_multiplies_on_the_gpu_if_its_trainer_does_not_use_it() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.gpu.test_powersgd_gpu", "cuda"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        output, _ = process.communicate(timeout=180)
-        left = survivors(process.pid)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0 and not left, f"{left}\n{output}"
+    output = run_module("tests.gpu.test_powersgd_gpu", "cuda", limit=180)
     (line,) = [line for line in output.splitlines() if line.startswith(MARK)]
     told = json.loads(line.removeprefix(MARK))
     assert told["sizes"] == [2, 2, 2, 2]

@@ -26,9 +26,22 @@ def run_scenario(name: str, *, limit: float = 90.0, **arguments: Any) -> Any:
 
     Fails if it fails, or if any of its processes outlives it.
     """
-    command = [sys.executable, "-m", "tests.integration.averager_scenarios", name]
+    output = run_module(
+        "tests.integration.averager_scenarios", name, json.dumps(arguments), limit=limit
+    )
+    results = [line for line in output.splitlines() if line.startswith(MARK)]
+    assert results, f"{name} returned nothing\n{output}"
+    return json.loads(results[-1].removeprefix(MARK))
+
+
+def run_module(module: str, *arguments: str, limit: float) -> str:
+    """Run a module in a fresh session; return what it printed.
+
+    Fails if it fails or takes longer than ``limit`` [s], or if any of its processes outlives it.
+    """
+    name = " ".join([module, *arguments])
     process = subprocess.Popen(
-        [*command, json.dumps(arguments)],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,9 +62,7 @@ def run_scenario(name: str, *, limit: float = 90.0, **arguments: Any) -> Any:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, f"{name} failed\n{output}"
     assert not left, f"{name} left {left}\n{output}"
-    results = [line for line in output.splitlines() if line.startswith(MARK)]
-    assert results, f"{name} returned nothing\n{output}"
-    return json.loads(results[-1].removeprefix(MARK))
+    return output
 
 
 def survivors(session: int) -> list[str]:

@@ -13,10 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
-from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
 from rayhive.peer.sketch import relative_distance
 from rayhive.spec import PeerSpec
-from tests.integration.zygote_harness import PeerLine, finish_swarm, start_swarm, zygote
+from tests.integration.zygote_harness import (
+    PeerLine,
+    digits_peer,
+    finish_swarm,
+    start_swarm,
+    zygote,
+)
 
 pytestmark = [pytest.mark.swarm]
 
@@ -32,23 +37,15 @@ def socket_path() -> Iterator[str]:
 
 
 def spec(run_id: str, peer: int, peers: int, **configuration: Any) -> PeerSpec:
-    return PeerSpec(
-        run_id=run_id,
-        peer=peer,
-        peers=peers,
-        seed=3,
-        workload=WorkloadConfig(name="digits"),
-        swarm=SwarmConfig(
-            peers=peers,
-            target_batch_size=TARGET,
-            batch_size=32,
-            matchmaking_time=WINDOW,
-            averaging_timeout=2 * WINDOW,
-        ),
-        configuration=Configuration(**configuration),
-        budget=Budget(seconds_per_replicate=600, samples_per_replicate=None),
-        evaluation=Evaluation(every_samples=100 * TARGET),
-        accelerator="cpu",
+    swarm = {"target_batch_size": TARGET, "batch_size": 32}
+    times = {"matchmaking_time": WINDOW, "averaging_timeout": 2 * WINDOW}
+    return digits_peer(
+        run_id,
+        peer,
+        peers,
+        swarm={**swarm, **times},
+        configuration=configuration,
+        evaluate_every=100 * TARGET,
     )
 
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.belongings import Belongings
-from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
 from rayhive.spec import PeerSpec
 from tests.integration.test_liveness import listen, rounds, stop
 from tests.integration.test_sabotage import assert_books_balance
-from tests.integration.zygote_harness import PeerLine, start_swarm, zygote
+from tests.integration.zygote_harness import PeerLine, digits_peer, start_swarm, zygote
 
 pytestmark = [pytest.mark.swarm]
 
@@ -31,18 +30,15 @@ def socket_path() -> Iterator[str]:
 
 
 def specs(run_id: str, peers: int, target: int, **configuration: Any) -> list[PeerSpec]:
+    swarm = {"target_batch_size": target, "batch_size": BATCH}
     return [
-        PeerSpec(
-            run_id=run_id,
-            peer=peer,
-            peers=peers,
-            seed=3,
-            workload=WorkloadConfig(name="digits"),
-            swarm=SwarmConfig(peers=peers, target_batch_size=target, batch_size=BATCH),
-            configuration=Configuration(**configuration),
-            budget=Budget(seconds_per_replicate=600, samples_per_replicate=None),
-            evaluation=Evaluation(every_samples=100 * target),
-            accelerator="cpu",
+        digits_peer(
+            run_id,
+            peer,
+            peers,
+            swarm=swarm,
+            configuration=configuration,
+            evaluate_every=100 * target,
         )
         for peer in range(peers)
     ]

@@ -13,10 +13,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayhive.config import Budget, Configuration, Delay, Evaluation, SwarmConfig, WorkloadConfig
+from rayhive.config import Delay, WorkloadConfig
 from rayhive.peer.sketch import relative_distance
 from rayhive.spec import PeerSpec
-from tests.integration.zygote_harness import PeerLine, finish_swarm, start_swarm, zygote
+from tests.integration.zygote_harness import (
+    PeerLine,
+    digits_peer,
+    finish_swarm,
+    start_swarm,
+    zygote,
+)
 
 pytestmark = [pytest.mark.swarm]
 
@@ -31,18 +37,17 @@ def socket_path() -> Iterator[str]:
 
 
 def specs(run_id: str, peers: int = 2, rounds: int = ROUNDS, **settings: object) -> list[PeerSpec]:
+    swarm = {"target_batch_size": TARGET, "batch_size": 32}
     return [
-        PeerSpec(
-            run_id=run_id,
-            peer=peer,
-            peers=peers,
-            seed=3,
-            workload=WorkloadConfig(name="digits"),
-            swarm=SwarmConfig(peers=peers, target_batch_size=TARGET, batch_size=32),
-            configuration=Configuration(**settings),
-            budget=Budget(seconds_per_replicate=60, samples_per_replicate=rounds * TARGET),
-            evaluation=Evaluation(every_samples=3 * TARGET),
-            accelerator="cpu",
+        digits_peer(
+            run_id,
+            peer,
+            peers,
+            swarm=swarm,
+            configuration=settings,
+            evaluate_every=3 * TARGET,
+            seconds=60,
+            samples=rounds * TARGET,
         )
         for peer in range(peers)
     ]

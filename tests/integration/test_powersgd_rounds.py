@@ -6,18 +6,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
 from rayhive.compression.accounting import payload
-from tests.integration.averager_harness import MARK, PART_SIZE, ROOT, SHAPES, survivors
+from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES, run_module
 
 pytestmark = pytest.mark.swarm
 
@@ -76,22 +71,7 @@ def play() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def told() -> Any:
     """What was seen, by a process that leaves nothing behind."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.integration.test_powersgd_rounds"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        output, _ = process.communicate(timeout=150)
-        left = survivors(process.pid)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0 and not left, f"{left}\n{output}"
+    output = run_module("tests.integration.test_powersgd_rounds", limit=150)
     (line,) = [line for line in output.splitlines() if line.startswith(MARK)]
     return json.loads(line.removeprefix(MARK))
 

@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 
 from rayhive.compression.guard import LEANING
-from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
+from rayhive.config import Budget
 from rayhive.peer.sketch import relative_distance
 from rayhive.plan import At, PlannedFault
 from rayhive.spec import PeerSpec
 from tests.integration.test_liveness import listen, rounds, stop
-from tests.integration.zygote_harness import PeerLine, finish_swarm, start_swarm, zygote
+from tests.integration.zygote_harness import (
+    PeerLine,
+    digits_peer,
+    finish_swarm,
+    start_swarm,
+    zygote,
+)
 
 pytestmark = [pytest.mark.swarm]
 
@@ -39,19 +45,18 @@ def fault(number: int, kind: str, at: int, peer: int = 1, **args: Any) -> Planne
 def specs(
     run_id: str, faults: tuple[PlannedFault, ...], peers: int = PEERS, **settings: Any
 ) -> list[PeerSpec]:
+    swarm = {"target_batch_size": TARGET, "batch_size": 16}
     return [
-        PeerSpec(
-            run_id=run_id,
-            peer=peer,
-            peers=peers,
-            seed=3,
-            faults=tuple(f for f in faults if f"peer-{peer}" in f.who),
-            workload=WorkloadConfig(name="digits"),
-            swarm=SwarmConfig(peers=peers, target_batch_size=TARGET, batch_size=16),
-            configuration=Configuration(**settings),
-            budget=Budget(seconds_per_replicate=60, samples_per_replicate=ROUNDS * TARGET),
-            evaluation=Evaluation(every_samples=100 * TARGET),
-            accelerator="cpu",
+        digits_peer(
+            run_id,
+            peer,
+            peers,
+            swarm=swarm,
+            configuration=settings,
+            evaluate_every=100 * TARGET,
+            seconds=60,
+            samples=ROUNDS * TARGET,
+            faults=faults,
         )
         for peer in range(peers)
     ]

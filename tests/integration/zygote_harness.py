@@ -16,10 +16,40 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
 from rayhive.events import Event, load_event
+from rayhive.plan import PlannedFault
 from rayhive.spec import PeerSpec
 
 READY_TIMEOUT = 60.0
+
+
+def digits_peer(
+    run_id: str,
+    peer: int,
+    peers: int,
+    *,
+    swarm: dict[str, Any],
+    configuration: dict[str, Any],
+    evaluate_every: int,
+    seconds: float = 600,
+    samples: int | None = None,
+    faults: tuple[PlannedFault, ...] = (),
+) -> PeerSpec:
+    """Return a peer that trains on digits, on the CPU; ``swarm`` is what it says besides peers."""
+    return PeerSpec(
+        run_id=run_id,
+        peer=peer,
+        peers=peers,
+        seed=3,
+        faults=tuple(fault for fault in faults if f"peer-{peer}" in fault.who),
+        workload=WorkloadConfig(name="digits"),
+        swarm=SwarmConfig(peers=peers, **swarm),
+        configuration=Configuration(**configuration),
+        budget=Budget(seconds_per_replicate=seconds, samples_per_replicate=samples),
+        evaluation=Evaluation(every_samples=evaluate_every),
+        accelerator="cpu",
+    )
 
 
 class PeerLine:
