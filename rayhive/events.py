@@ -30,8 +30,9 @@ KINDS: dict[str, str] = {
     "link_counted": "when (start, end), nodes (Ray node id -> tx_bytes, rx_bytes, tx_packets, "
     "rx_packets and dropped of the interface that peers use): on a testbed",
     "peer_lost": "exit_code (negative: the signal), reason",
-    "fault_fired": "fault (id), fault_kind, who (slots or nodes), lives (names of the peers it is "
-    "about), planned (text), slip_rounds or slip_s (late by), done (what the kind says)",
+    "fault_fired": "fault (id), fault_kind, effect (of its class: none, gone, stopped or cut_off), "
+    "who (slots or nodes), lives (names of the peers it is about), planned (text), slip_rounds or "
+    "slip_s (late by), done (what the kind says)",
     "fault_verified": "fault, ok, proof (what was seen)",
     "fault_healed": "fault, lives, done, seconds (since it fired)",
     "fault_failed": "fault, phase (setup, inject, verify, heal, teardown), error",
@@ -48,6 +49,7 @@ KINDS: dict[str, str] = {
     "round": "round, samples (own samples that entered it), lost (own samples that it took and did "
     "not use), computed (own samples so far, pending ones among them), live_peers, outcome "
     "(averaged, partial, local, skipped, alone), accumulating_s (since the last transition), "
+    "background_s (of these, spent waiting for the previous round's background work), "
     "clock_s (training time since training_started, without evaluation), loss (mean over the "
     "peer's batches); of a group also group_size, fraction (of "
     "the parts that were averaged), retries, waited_s (for the result), matchmaking_s, "

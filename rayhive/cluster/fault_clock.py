@@ -83,6 +83,7 @@ class FaultClock:
                 "fault_fired",
                 fault=planned.id,
                 fault_kind=planned.kind,
+                effect=fault.effect,
                 who=list(who),
                 lives=lives or self._ground.lives_of(who),
                 planned=str(planned.at),

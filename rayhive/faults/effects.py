@@ -7,26 +7,13 @@ from typing import Any
 
 from rayhive.registry import FAULTS
 
-#: Kinds under which a peer does not train; until the heal, where they have one.
-TAKES_AWAY = frozenset(
-    {
-        "kill",
-        "preempt",
-        "pause",
-        "kill_p2pd",
-        "kill_averager",
-        "leave",
-        "kill_node",
-        "drain_node",
-    }
-)
 #: The kind that brings a peer of its own.
 JOIN = "join"
 
 
 def takes_away(kind: str) -> bool:
-    """Return whether a peer does not train under a kind."""
-    return kind in TAKES_AWAY
+    """Return whether a peer does not train under a kind; until the heal, where it has one."""
+    return kind in FAULTS and FAULTS.get(kind).effect in ("gone", "stopped")
 
 
 def is_inside(kind: str) -> bool:

@@ -12,6 +12,9 @@ from rayhive.faults.ground import Ground
 from rayhive.plan import PlannedFault
 
 Group = Literal["process", "node", "link", "training", "clock"]
+#: What a fault does to its targets while it lasts: they train on, are there no more, do nothing,
+#: or are out of the others' reach.
+Effect = Literal["none", "gone", "stopped", "cut_off"]
 
 
 class NoArgs(Model):
@@ -44,6 +47,7 @@ class FaultKind(ABC):
         needs: What the machine must allow: keys of :data:`rayhive.faults.ground.CAPABILITIES`.
         targets: Whether it names peers or nodes; a role or a peer given for a node stands for
             the node that the peer is on.
+        effect: Whether its targets train while it lasts, and with the others.
         heals: Whether it lasts until healed; then a plan without ``heal_after_s`` lets it last.
         inside: Whether the peer does it by itself, from its spec, in the planned round.
         Args: Its parameters with defaults; unknown ones are refused.
@@ -53,6 +57,7 @@ class FaultKind(ABC):
     group: ClassVar[Group]
     needs: ClassVar[tuple[str, ...]] = ("signals",)
     targets: ClassVar[Literal["peer", "node"]] = "peer"
+    effect: ClassVar[Effect] = "none"
     heals: ClassVar[bool] = False
     inside: ClassVar[bool] = False
     Args: ClassVar[type[Model]] = NoArgs

@@ -8,7 +8,7 @@ from itertools import groupby, zip_longest
 from typing import ClassVar
 
 from rayhive.columns import TIME
-from rayhive.metrics.capacity import STOPS, Window, fault_windows
+from rayhive.metrics.capacity import Window, fault_windows
 from rayhive.metrics.cycles import life_time
 from rayhive.metrics.group import MetricGroup, Row
 from rayhive.metrics.lives import Life
@@ -57,7 +57,7 @@ def time_spent(timeline: Timeline) -> tuple[dict[str, float], float]:
     """
     assert timeline.span is not None
     spent: dict[str, float] = defaultdict(float)
-    total, stops = 0.0, fault_windows(timeline, STOPS)
+    total, stops = 0.0, fault_windows(timeline, ["stopped"])
     for _, group in groupby(timeline.lives.values(), key=lambda life: life.slot):
         lives = list(group)
         begin, end = _window(timeline, lives[0])

@@ -7,25 +7,23 @@ from collections.abc import Iterable
 
 from rayhive.metrics.timeline import Timeline
 
-#: Kinds of faults whose targets are there but out of reach of the others while it lasts.
-TAKES_AWAY = frozenset({"pause", "partition"})
-#: Of these, the kind whose targets do nothing.
-STOPS = frozenset({"pause"})
+#: Effects of faults under which the targets do not train with the others, though they live.
+APART = ("stopped", "cut_off")
 
 Window = tuple[float, float]
 
 
-def fault_windows(timeline: Timeline, kinds: Iterable[str]) -> dict[str, list[Window]]:
-    """Return when each life was under a fault of these kinds.
+def fault_windows(timeline: Timeline, effects: Iterable[str]) -> dict[str, list[Window]]:
+    """Return when each life was under a fault with one of these effects.
 
     From ``fault_fired`` to ``fault_healed``, or to the end of training.
     """
     healed = {event["fault"]: event["t"] for event in timeline.of("fault_healed")}
     end = float("inf") if timeline.span is None else timeline.span[1]
     windows: dict[str, list[Window]] = defaultdict(list)
-    wanted = frozenset(kinds)
+    wanted = frozenset(effects)
     for fired in timeline.of("fault_fired"):
-        if fired["fault_kind"] in wanted:
+        if fired["effect"] in wanted:
             for life in fired.get("lives") or ():
                 windows[life].append((fired["t"], healed.get(fired["fault"], end)))
     return dict(windows)
@@ -55,7 +53,7 @@ class Capacity:
     """
 
     def __init__(self, timeline: Timeline, from_start: bool) -> None:
-        self._away = fault_windows(timeline, TAKES_AWAY)
+        self._away = fault_windows(timeline, APART)
         self._lives: dict[str, Window] = {}
         if timeline.span is None:
             return

@@ -129,8 +129,6 @@ class RayhiveOptimizer(CatchingUp):
         with self.tracker.pause_updates():
             finish_gradients: Callable[[], None] | None = None
             if self.use_gradient_averaging:
-                if self.delay_optimizer_step:
-                    self.state_averager.step(wait_for_delayed_updates=True)
                 self._record = self._begin_record()
                 control = self._start_gradient_round(grad_scaler)
                 if control is None:
@@ -143,12 +141,16 @@ class RayhiveOptimizer(CatchingUp):
 
     def _begin_record(self) -> dict[str, Any]:
         averager = self.grad_averager
+        ready = time.perf_counter()
+        if self.delay_optimizer_step:
+            self.state_averager.step(wait_for_delayed_updates=True)
         began = time.perf_counter()
         return {
             "round": self.local_epoch + 1,
             "samples": 0 if self._stale else averager.local_samples_accumulated,
             "live_peers": self.live_peers,
             "accumulating_s": began - self._went_on,
+            "background_s": began - ready,
             "began": began,
         }
 

@@ -38,12 +38,12 @@ class Fake(FaultKind):
 
 
 FAKES: dict[str, dict[str, Any]] = {
-    "kill": {"heals": True, "Args": Where},
-    "preempt": {"heals": True, "Args": Notice},
-    "pause": {"heals": True},
+    "kill": {"effect": "gone", "heals": True, "Args": Where},
+    "preempt": {"effect": "gone", "heals": True, "Args": Notice},
+    "pause": {"effect": "stopped", "heals": True},
     "join": {},
-    "leave": {},
-    "kill_node": {"heals": True, "targets": "node", "needs": ("node",)},
+    "leave": {"effect": "gone"},
+    "kill_node": {"effect": "gone", "heals": True, "targets": "node", "needs": ("node",)},
     "straggler": {"heals": True, "needs": ("cpu_quota",), "Args": Cores},
     "partition": {"heals": True, "targets": "node", "needs": ("link",)},
     "nan_gradient": {"inside": True, "needs": ()},

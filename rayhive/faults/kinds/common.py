@@ -11,7 +11,7 @@ from rayhive.config import Model
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
 from rayhive.faults.ground import OTHER_NODE, Ground, ProcessRole
-from rayhive.faults.kind import FaultKind, Group, Proof
+from rayhive.faults.kind import Effect, FaultKind, Group, Proof
 
 #: Between two looks at processes on another node, which nothing announces [s].
 LOOK_S = 0.1
@@ -99,6 +99,7 @@ class EndsPeers(FaultKind):
     """A fault that ends lives of peers: the heal starts new ones."""
 
     group: ClassVar[Group] = "process"
+    effect: ClassVar[Effect] = "gone"
     heals: ClassVar[bool] = True
     Args: ClassVar[type[Model]] = ReplacedArgs
 

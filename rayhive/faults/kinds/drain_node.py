@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rayhive.config import Model
 from rayhive.faults.ground import Ground
-from rayhive.faults.kind import FaultKind, Group, Proof
+from rayhive.faults.kind import Effect, FaultKind, Group, Proof
 from rayhive.faults.kinds.common import nodes_gone, revive
 from rayhive.faults.kinds.notice import Notice
 
@@ -38,6 +38,7 @@ class DrainNode(FaultKind):
     group: ClassVar[Group] = "node"
     needs: ClassVar[tuple[str, ...]] = ("node", "drain", "signals")
     targets: ClassVar[Literal["peer", "node"]] = "node"
+    effect: ClassVar[Effect] = "gone"
     heals: ClassVar[bool] = True
     Args: ClassVar[type[Model]] = Args
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from rayhive.faults.ground import Ground
-from rayhive.faults.kind import FaultKind, Group, Proof
+from rayhive.faults.kind import Effect, FaultKind, Group, Proof
 from rayhive.faults.kinds.common import nodes_gone, revive
 
 
@@ -18,6 +18,7 @@ class KillNode(FaultKind):
     group: ClassVar[Group] = "node"
     needs: ClassVar[tuple[str, ...]] = ("node",)
     targets: ClassVar[Literal["peer", "node"]] = "node"
+    effect: ClassVar[Effect] = "gone"
     heals: ClassVar[bool] = True
 
     async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:

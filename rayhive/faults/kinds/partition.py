@@ -33,6 +33,7 @@ class Partition(FaultKind):
     group = "link"
     needs = ("link",)
     targets = "node"
+    effect = "cut_off"
     heals = True
     Args = PartitionArgs
 

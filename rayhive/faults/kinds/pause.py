@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.ground import Ground
-from rayhive.faults.kind import FaultKind, Group, Proof
+from rayhive.faults.kind import Effect, FaultKind, Group, Proof
 from rayhive.faults.kinds.common import SETTLE_S, all_are, require_living, wait_for_states
 from rayhive.plan import PlannedFault
 
@@ -24,6 +24,7 @@ class Pause(FaultKind):
 
     about: ClassVar[str] = "Stops all the processes of a peer (SIGSTOP) until it is healed."
     group: ClassVar[Group] = "process"
+    effect: ClassVar[Effect] = "stopped"
     heals: ClassVar[bool] = True
 
     def __init__(self, planned: PlannedFault) -> None:
