@@ -16,7 +16,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayhive.cluster import actors, capabilities, placement
+from rayhive.cluster import actors, asking, capabilities, placement
 from rayhive.cluster.address import KEY, Target, resolve
 from rayhive.cluster.embedded import EmbeddedRay, kept_signal_handlers
 from rayhive.cluster.handle import ReplicateHandle
@@ -116,15 +116,18 @@ class Cluster:
         """Return what of a swarm the present nodes can never hold."""
         return placement.problems(swarm, rooms())
 
-    def check_kinds(self, kinds: Iterable[str]) -> list[Problem]:
-        """Return which kinds of faults can't be done here; its machines are taken to be alike."""
+    def check_kinds(self, kinds: Iterable[str], swarm: SwarmConfig) -> list[Problem]:
+        """Return which kinds of faults some node that may get peers of the swarm can't do."""
         kinds = list(kinds)
         if not kinds:
-            return []  # trying what the machine allows starts processes and mounts
-        available = dict(capabilities.here())
-        if any(NUMBER_LABEL in room.labels for room in rooms()):
-            available |= dict.fromkeys(("link", "node", "drain"))
-        elif not self.embedded:
+            return []  # trying what a machine allows starts processes and mounts
+        present = rooms()
+        if self.embedded:
+            available = dict(capabilities.here())
+        elif any(NUMBER_LABEL in room.labels for room in present):  # all on this machine
+            available = {**capabilities.here(), **dict.fromkeys(("link", "node", "drain"))}
+        else:
+            available = asking.what_all_can(asking.hosts(swarm, present))
             available |= dict.fromkeys(("link", "node"), capabilities.NEEDS_TESTBED)
         return capabilities.missing(kinds, available)
 

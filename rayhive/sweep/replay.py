@@ -99,7 +99,7 @@ def run_again(
     host = host_of(kinds, spec.swarm, address, lambda: spec.slots - spec.swarm.peers)
     with host as found, Cluster.connect(found) as cluster:
         interruption.install()
-        problems = [*cluster.check_room(spec.swarm), *cluster.check_kinds(kinds)]
+        problems = [*cluster.check_room(spec.swarm), *cluster.check_kinds(kinds, spec.swarm)]
         if problems:
             raise ConfigError(problems)
         ReplicateRunner(cluster, watcher, interruption).run(spec)

@@ -32,8 +32,8 @@ class ClusterLike(Swarms, Protocol):
     def check_room(self, swarm: SwarmConfig) -> Iterable[Problem]:
         """Find what keeps the swarm from fitting."""
 
-    def check_kinds(self, kinds: Iterable[str]) -> Iterable[Problem]:
-        """Find kinds of faults that can't be done there."""
+    def check_kinds(self, kinds: Iterable[str], swarm: SwarmConfig) -> Iterable[Problem]:
+        """Find kinds of faults that can't be done to such a swarm there."""
 
 
 #: Connects to the cluster at an address, or starts a local one where there is none.
@@ -97,12 +97,12 @@ def run_sweep(
         Interrupted: It was told to end; nothing of it runs any more.
     """
     run = preflight(study, folder, address)
-    config = study.config
+    config, swarm = study.config, study.config.swarm
     kinds = kinds_of(config)
-    host = host_of(kinds, config.swarm, address, lambda: later(config))
+    host = host_of(kinds, swarm, address, lambda: later(config))
     with host as found, (connect or _ray)(found) as cluster:
         interruption.install()  # Ray has put its own handler in the place of ours
-        problems = [*cluster.check_room(config.swarm), *cluster.check_kinds(kinds)]
+        problems = [*cluster.check_room(swarm), *cluster.check_kinds(kinds, swarm)]
         if problems:
             raise ConfigError(problems)
         with run.opened(config) as identity:

@@ -184,18 +184,37 @@ def ray_head(
 
 
 @contextlib.contextmanager
-def ray_node(head: Head, folder: Path, options: Sequence[str] = ()) -> Iterator[None]:
-    """Join another node, on this machine, to a running head."""
+def ray_node(
+    head: Head, folder: Path, options: Sequence[str] = (), under: Sequence[str] = ()
+) -> Iterator[None]:
+    """Join another node, on this machine, to a running head.
+
+    Args:
+        head: The head.
+        folder: Of its log.
+        options: More options of ``ray start``.
+        under: A command that runs it, such as one that drops privileges.
+    """
     own = [f"--address={head.address}", *options]
-    with _ray_start(folder, "node", own, head.environment):
+    with _ray_start(folder, "node", own, head.environment, under):
         yield
 
 
 @contextlib.contextmanager
 def _ray_start(
-    folder: Path, name: str, options: Sequence[str], environment: Mapping[str, str]
+    folder: Path,
+    name: str,
+    options: Sequence[str],
+    environment: Mapping[str, str],
+    under: Sequence[str] = (),
 ) -> Iterator[None]:
-    command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start"]
+    command = [
+        *under,
+        sys.executable,
+        "-c",
+        "from ray.scripts.scripts import main; main()",
+        "start",
+    ]
     command += ["--block", "--disable-usage-stats", "--object-store-memory=80000000"]
     command += [f"--dashboard-agent-listen-port={_free_port()}", *options]
     with (folder / f"{name}.log").open("w") as log:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -177,6 +178,37 @@ def test_peers_go_to_the_nodes_of_their_class_and_their_logs_come_home(tmp_path:
         for name in ("peer-0", "peer-1"):
             assert "hello" in (tmp_path / "logs" / f"{name}.log").read_text()
         assert groups(spec) == [] and litter(spec) == [] and users_of(path) == []
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+CAN = """
+import json, sys
+from rayhive.cluster.cluster import Cluster
+from rayhive.config import SwarmConfig
+with Cluster.connect(sys.argv[1]) as cluster:
+    for classes in json.loads(sys.argv[2]):
+        problems = cluster.check_kinds(["kill", "disk_full"], SwarmConfig(node_classes=classes))
+        print("answer", json.dumps([str(problem) for problem in problems]), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="a user who is not root can mount nowhere")
+def test_a_kind_is_refused_that_a_node_of_the_swarm_cannot_do(tmp_path: Path) -> None:
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    able, both = ({name: {"count": 1, "labels": {"zone": name}} for name in k} for k in ("b", "ab"))
+    weak = ["setpriv", "--bounding-set=-sys_admin"]
+    try:
+        with (
+            ray_head(path, options=["--labels=zone=b"]) as head,
+            ray_node(head, path, ["--labels=zone=a", "--num-cpus=1"], under=weak),
+            driver(CAN, head.address, json.dumps([able, both]), **head.environment) as asker,
+        ):
+            assert json.loads(asker.line("answer")) == []
+            (problem,) = json.loads(asker.line("answer"))
+            assert "disk_full" in problem and f"on {socket.gethostname()}: " in problem
+        assert users_of(path) == []
     finally:
         shutil.rmtree(path, ignore_errors=True)
 
