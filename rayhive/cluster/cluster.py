@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayhive.cluster import actors, asking, capabilities, placement
 from rayhive.cluster.address import KEY, Target, resolve
-from rayhive.cluster.embedded import EmbeddedRay, kept_signal_handlers
+from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handlers
 from rayhive.cluster.handle import ReplicateHandle
 from rayhive.cluster.supervisor import TrialSupervisor
 from rayhive.cluster.swarm import rooms
@@ -278,6 +278,7 @@ def _join(target: Target, namespace: str) -> None:
                 logging_level=logging.ERROR,
                 runtime_env={"py_modules": [str(package)]} if ship else None,
             )
+        keep_silent()
     except Exception as error:
         text = f"a cluster that can be joined: {str(error).strip().splitlines()[0]}"
         raise ConfigError(Problem(KEY, target.address, text)) from error

@@ -66,6 +66,7 @@ class EmbeddedRay:
                     logging_level=logging.ERROR,
                     _temp_dir=str(self.directory),
                 )
+                keep_silent()
         except Exception as error:
             self.close()
             raise ClusterError(f"an embedded Ray did not start: {error}") from error
@@ -161,6 +162,16 @@ def _minimal_daemons() -> Iterator[None]:
         yield
     finally:
         setattr(utils, name, original)
+
+
+def keep_silent() -> None:
+    """Keep Ray from printing the log of a node that dies into this process's standard output.
+
+    Its option ``log_to_driver`` is not about that. What died, and why, is in the events.
+    """
+    worker = importlib.import_module("ray._private.worker")
+    if hasattr(worker, "_worker_logs_enabled"):
+        worker._worker_logs_enabled = False
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -281,6 +282,16 @@ def test_eight_peers_fit_on_two_cores(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.check_room(spec.swarm) == []
     assert run(cluster, spec)["state"] == "completed"
     assert len(pids(spec)) == 8
+
+
+def test_a_node_that_dies_prints_nothing_of_its_log_into_our_output(
+    cluster: Cluster, capfd: pytest.CaptureFixture[str]
+) -> None:
+    worker = importlib.import_module("ray._private.worker")
+    # what Ray's thread that hears of errors calls, with what a dying raylet publishes
+    message = {"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}
+    worker.print_to_stdstream(message, ignore_prefix=False)
+    assert "Raylet" not in "".join(capfd.readouterr())
 
 
 def test_what_can_never_be_placed_is_told(cluster: Cluster) -> None:
