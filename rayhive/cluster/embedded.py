@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import ray
 
@@ -169,7 +170,7 @@ def keep_silent() -> None:
 
     Its option ``log_to_driver`` is not about that. What died, and why, is in the events.
     """
-    worker = importlib.import_module("ray._private.worker")
+    worker: Any = importlib.import_module("ray._private.worker")
     if hasattr(worker, "_worker_logs_enabled"):
         worker._worker_logs_enabled = False
 

@@ -101,7 +101,9 @@ class MeasuredAverager(DecentralizedAverager):
         sender_timeout = next_chunk_timeout if sender_timeout is None else sender_timeout
         self._steps: deque[StepControl] = deque()
         self._outcomes: deque[RoundResult] = deque(maxlen=ROUNDS_KEPT)
+        # Ids of the members that are there, and of former ones that are not.
         self._here: set[bytes] = set()
+        self._departed: set[bytes] = set()
         # These live in the averager's process.
         self._failed_searches = 0
         self._failed_bytes = 0
@@ -146,6 +148,7 @@ class MeasuredAverager(DecentralizedAverager):
     async def _set_members(self, members: Sequence[Member]) -> None:
         here = {member.peer_id for member in members}
         gone, self._here = self._here - here, here
+        self._departed = (self._departed | gone) - here
         self._matchmaking.set_members(members)
         for future in self._running_groups.values() if gone else ():
             if future.done() and not future.cancelled():
@@ -261,6 +264,10 @@ class MeasuredAverager(DecentralizedAverager):
         self._failed_searches = self._failed_bytes = trace.wasted_bytes = 0
         trace.searches.clear()
         return result
+
+    async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
+        """Run one all-reduce, without those who were lost while the group formed."""
+        await super()._run_allreduce_inplace_(*args, absent=frozenset(self._departed), **kwargs)
 
     async def _declare_for_download_periodically(self) -> None:
         """Say in the DHT that the state can be had here, as hivemind does, but not all the time.

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Collection
 from contextlib import aclosing
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
 
+import torch
 from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
@@ -19,6 +20,8 @@ from rayhive.compression.streams import PATIENCE, stay_open, until
 #: Set in ``Tensor.chunks`` of every part by a sender that closes the stream after the last
 #: answer; hivemind leaves it at 0, does not read it here, and waits for the reducer to close.
 HANGS_UP = 1
+#: Why nothing came back from a peer.
+ABSENT = "it is no longer there"
 
 
 class MeasuredRunner(AllReduceRunner):
@@ -34,12 +37,18 @@ class MeasuredRunner(AllReduceRunner):
 
     Args:
         excluded: Senders that take the average and must not count in it.
+        absent: Ids of peers that are not there any more: nothing is sent to them or awaited.
         kwargs: As hivemind's.
     """
 
     tensor_part_reducer: SteadyReducer
 
-    def __init__(self, excluded: frozenset[PeerID] = frozenset(), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        excluded: frozenset[PeerID] = frozenset(),
+        absent: frozenset[bytes] = frozenset(),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.tensor_part_reducer.__class__ = SteadyReducer  # made by hivemind, nothing in it yet
         self.tensor_part_reducer.excluded = frozenset(
@@ -56,6 +65,14 @@ class MeasuredRunner(AllReduceRunner):
         self._hanging_up: set[PeerID] = set()
         self._talks: dict[PeerID, asyncio.Future[None]] = {}
         self._gone: set[PeerID] = set()
+        self._absent = absent
+
+    async def run(self) -> AsyncIterator[torch.Tensor]:
+        """Take part in the all-reduce; yield by how much it changes each tensor."""
+        await self.forget(self._absent)
+        async with aclosing(super().run()) as changes:
+            async for change in changes:
+                yield change
 
     def _get_peer_stub(self, peer: PeerID) -> _CountedStub:
         parts = self.tensor_part_container.num_parts_by_peer
@@ -63,13 +80,19 @@ class MeasuredRunner(AllReduceRunner):
         return _CountedStub(super()._get_peer_stub(peer), self, expected)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
-        talk = self._talks[peer_id] = asyncio.ensure_future(super()._communicate_with_peer(peer_id))
         try:
+            if peer_id in self._gone:
+                at = self.ordered_peer_ids.index(peer_id)
+                self.tensor_part_container.register_failed_reducer(at)
+                raise AllreduceException(ABSENT)
+            talk = self._talks[peer_id] = asyncio.ensure_future(
+                super()._communicate_with_peer(peer_id)
+            )
             try:
                 await talk
             except asyncio.CancelledError:
                 if peer_id in self._gone:
-                    raise AllreduceException("it is no longer there") from None
+                    raise AllreduceException(ABSENT) from None
                 raise
         except Exception as error:
             self.failures.append(f"reducer {peer_id}: {error!r}")
@@ -144,15 +167,16 @@ class MeasuredRunner(AllReduceRunner):
         """Whether this peer's own part in it is over."""
         return self._ended is not None
 
-    async def forget(self, gone: set[bytes]) -> None:
+    async def forget(self, gone: Collection[bytes]) -> None:
         """Stop waiting for parts and answers of peers that are no longer there."""
         for peer in self.sender_peer_ids:
             if peer.to_bytes() in gone:
                 await self._ban_sender(peer)
-        for peer, talk in self._talks.items():
+        for peer in self.ordered_peer_ids:
             if peer.to_bytes() in gone:  # the link may be cut: nothing says so
                 self._gone.add(peer)
-                talk.cancel()
+                if peer in self._talks:
+                    self._talks[peer].cancel()
 
     def fraction(self) -> float:
         """Return the share of the averaging that happened, the worse of both sides.
@@ -192,6 +216,7 @@ class MeasuredRunner(AllReduceRunner):
         if self._ended is None:
             self._ended = time.monotonic()
         super().finalize(**kwargs)
+        self.all_senders_started.set()  # else hivemind waits for those who were given up, too
 
     def record(self, name: str) -> PhaseRecord:
         """Return what this all-reduce did so far, under the name of its phase."""

@@ -17,7 +17,7 @@ import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.compression.accounting import payload
 from rayhive.compression.counting import CountingCompression
 from rayhive.compression.rounds import RoundResult
-from rayhive.compression.runner import HANGS_UP, MeasuredRunner
+from rayhive.compression.runner import ABSENT, HANGS_UP, MeasuredRunner
 from rayhive.compression.streams import until
 from rayhive.registry import CODECS
 from tests.unit.compression_fakes import settle, stream_of
@@ -121,6 +121,38 @@ def test_a_silent_peer_shows_on_both_sides() -> None:
         mute.finalize(cancel=True)
 
     asyncio.run(body())
+
+
+def test_a_peer_that_was_lost_while_the_group_formed_is_not_waited_for() -> None:
+    async def body() -> None:
+        lost = PeerID(b"peer 2")
+        runners = loopback(3, absent=frozenset({lost.to_bytes()}))[:2]
+        tensors = [runner.tensor_part_container.local_tensors for runner in runners]
+        for runner in runners:  # a link that is cut: no answer, and no refusal either
+            stub = runner._get_peer_stub
+            runner._get_peer_stub = lambda peer, stub=stub: SILENT if peer == lost else stub(peer)
+        # what the two reduce is averaged over them alone; the share of the third is as it was
+        got = [torch.cat([t.flatten() for t in result]) for result in await average(runners)]
+        own = [torch.cat([t.flatten() for t in before]) for before in tensors]
+        mean = torch.stack(own).mean(0)
+        for result, before in zip(got, own, strict=True):
+            averaged, kept = ((result - other).abs() < 1e-6 for other in (mean, before))
+            assert bool((averaged | kept).all())
+            assert 0.5 < float(averaged.float().mean()) < 1.0
+        for runner in runners:
+            assert runner.banned() == {str(lost)}
+            assert runner.failures == [f"reducer {lost}: AllreduceException('{ABSENT}')"]
+            assert runner.fraction() < 1.0
+
+    asyncio.run(body())
+
+
+async def _never(_: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+#: The remote side of a peer behind a link that is cut.
+SILENT = SimpleNamespace(rpc_aggregate_part=_never)
 
 
 def test_a_reducer_keeps_the_stream_open_until_the_sender_hangs_up() -> None:
