@@ -96,6 +96,14 @@ def quickstart() -> Study:
     return load_study(EXPERIMENTS / "quickstart.yaml")
 
 
+def test_the_robustness_study_has_its_twin_and_room_for_its_faults() -> None:
+    study = load_study(EXPERIMENTS / "robustness.yaml")
+    space = SearchSpace(study.config.space, study.shapes)
+    enqueue = study.config.enqueue
+    assert len({space.key(item) for item in enqueue}) == len(enqueue) == study.config.budget.trials
+    assert study.config.scenarios[0] == "none" and len(study.config.scenarios) == 5
+
+
 def test_the_quickstart_covers_what_it_promises() -> None:
     study = quickstart()
     enqueue = study.config.enqueue
