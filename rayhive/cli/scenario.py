@@ -95,7 +95,7 @@ def show(
         shown.append({"hash": plan.hash, "plan": plan.model_dump(mode="json")})
     if format == "json":
         print_json(shown if asked.members else shown[0])
-    refused = missing(asked.kinds, here())
+    refused = missing(asked.needs, here())
     if refused:
         complain(f"this machine can't run {asked.name}:")
         raise ConfigError(refused)
@@ -134,11 +134,11 @@ def _plan(
 def _row(scenario: Scenario) -> dict[str, Any]:
     from rayhive.cluster.capabilities import here, missing
 
-    lacking = {str(problem.value): problem.allowed for problem in missing(scenario.kinds, here())}
+    lacking = {str(problem.value): problem.allowed for problem in missing(scenario.needs, here())}
     return {
         "scenario": scenario.name,
         "about": scenario.about,
-        "needs": list(scenario.needs),
+        "needs": sorted({need for each in scenario.needs.values() for need in each}),
         "here": not lacking,
         "lacking": lacking,
         "peers": scenario.file.peers.default,

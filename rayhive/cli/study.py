@@ -97,7 +97,7 @@ def plan(
         raise ConfigError(unknown("--format", format, ("table", "json")))
     found = make_plan(load_study(file, set_ or ()))
     _print_plan(found, format)
-    refused = missing(found.kinds, here() if found.kinds else {})
+    refused = missing(found.needs, here() if found.needs else {})
     if refused:
         complain("this machine can't run it:")
         raise ConfigError(refused)

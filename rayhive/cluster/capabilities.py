@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -51,21 +51,24 @@ def everywhere(nodes: Iterable[Mapping[str, str | None]]) -> dict[str, str | Non
     }
 
 
-def missing(kinds: Iterable[str], available: Mapping[str, str | None]) -> list[Problem]:
+def missing(
+    needs: Mapping[str, Collection[str]], available: Mapping[str, str | None]
+) -> list[Problem]:
     """Return what kinds of faults can't be done, each with the reason.
 
     Args:
-        kinds: Names of registered kinds; unknown ones are problems of their own.
+        needs: Names of registered kinds, each with what it needs; unknown ones are problems of
+            their own.
         available: What :func:`here` or :func:`everywhere` says.
     """
     problems = []
-    for name in dict.fromkeys(kinds):
+    for name, wanted in needs.items():
         if name not in FAULTS:
             problems.append(unknown("kind", name, FAULTS.names()))
             continue
         lacking = [
             f"to {CAPABILITIES[need]} ({available[need]})"
-            for need in FAULTS.get(name).needs
+            for need in sorted(wanted)
             if available.get(need) is not None
         ]
         if lacking:
@@ -128,8 +131,8 @@ def _cluster() -> Any:
     return ray if ray is not None and ray.is_initialized() else None
 
 
-def _drain() -> str | None:
-    """Ray's head has to stay, so there must be another node to drain."""
+def _several() -> str | None:
+    """There has to be another node: to start a peer on, or to drain, as Ray's head has to stay."""
     if os.environ.get(TESTBED_VARIABLE):
         return None
     ray = _cluster()
@@ -146,7 +149,8 @@ _PROBES: dict[str, Callable[[], str | None]] = {
     "mount": _mount,
     "link": _testbed,
     "node": _testbed,
-    "drain": _drain,
+    "nodes": _several,
+    "drain": _several,
 }
 
 

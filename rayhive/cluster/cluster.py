@@ -8,7 +8,7 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,20 +116,26 @@ class Cluster:
         """Return what of a swarm the present nodes can never hold."""
         return placement.problems(swarm, rooms())
 
-    def check_kinds(self, kinds: Iterable[str], swarm: SwarmConfig) -> list[Problem]:
-        """Return which kinds of faults some node that may get peers of the swarm can't do."""
-        kinds = list(kinds)
-        if not kinds:
+    def check_kinds(
+        self, needs: Mapping[str, Collection[str]], swarm: SwarmConfig
+    ) -> list[Problem]:
+        """Return which kinds of faults some node that may get peers of the swarm can't do.
+
+        Args:
+            needs: The kinds, each with what it needs.
+            swarm: The swarm.
+        """
+        if not needs:
             return []  # trying what a machine allows starts processes and mounts
         present = rooms()
         if self.embedded:
             available = dict(capabilities.here())
         elif any(NUMBER_LABEL in room.labels for room in present):  # all on this machine
-            available = {**capabilities.here(), **dict.fromkeys(("link", "node", "drain"))}
+            available = {**capabilities.here(), **dict.fromkeys(("link", "node", "nodes", "drain"))}
         else:
             available = asking.what_all_can(asking.hosts(swarm, present))
             available |= dict.fromkeys(("link", "node"), capabilities.NEEDS_TESTBED)
-        return capabilities.missing(kinds, available)
+        return capabilities.missing(needs, available)
 
     def start(self, spec: ReplicateSpec, timing: Timing | None = None) -> ReplicateHandle:
         """Start a replicate, or adopt the one of this name if its supervisor lives.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rayhive.registry import FAULTS
@@ -14,6 +14,23 @@ JOIN = "join"
 def takes_away(kind: str) -> bool:
     """Return whether a peer does not train under a kind; until the heal, where it has one."""
     return kind in FAULTS and FAULTS.get(kind).effect in ("gone", "stopped")
+
+
+def needs_of(faults: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, frozenset[str]]:
+    """Return what each kind needs of the machine, over all faults of it.
+
+    Args:
+        faults: Kinds with parameters, as a plan or a scenario gives them; an unknown kind needs
+            nothing.
+
+    Returns:
+        Kind -> keys of :data:`rayhive.faults.ground.CAPABILITIES`.
+    """
+    needs: dict[str, frozenset[str]] = {}
+    for kind, args in faults:
+        known = FAULTS.get(kind).needs_for(args) if kind in FAULTS else ()
+        needs[kind] = needs.get(kind, frozenset()) | frozenset(known)
+    return needs
 
 
 def is_inside(kind: str) -> bool:

@@ -21,6 +21,7 @@ CAPABILITIES: dict[str, str] = {
     "mount": "mount a small file system on a node",
     "link": "shape, delay or cut the links between nodes that have an interface of their own",
     "node": "end a node and start it again: nodes of a testbed",
+    "nodes": "start a peer on another node than its own",
     "drain": "announce to Ray that a node will be taken",
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -45,6 +45,7 @@ class FaultKind(ABC):
         about: What it does, in one sentence, for ``rayhive scenario list`` and the docs.
         group: What it breaks.
         needs: What the machine must allow: keys of :data:`rayhive.faults.ground.CAPABILITIES`.
+            Parameters may need more (:meth:`needs_for`).
         targets: Whether it names peers or nodes; a role or a peer given for a node stands for
             the node that the peer is on.
         effect: Whether its targets train while it lasts, and with the others.
@@ -61,6 +62,11 @@ class FaultKind(ABC):
     heals: ClassVar[bool] = False
     inside: ClassVar[bool] = False
     Args: ClassVar[type[Model]] = NoArgs
+
+    @classmethod
+    def needs_for(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return what the machine must allow for parameters as a plan or a scenario gives them."""
+        return cls.needs
 
     def __init__(self, planned: PlannedFault) -> None:
         self.planned = planned

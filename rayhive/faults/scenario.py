@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 
 from rayhive.config import Model, as_problem, read_mapping
 from rayhive.errors import ConfigError, Problem, nearest, unknown
+from rayhive.faults.effects import needs_of
 from rayhive.faults.generators import GENERATORS
 from rayhive.faults.generators.base import Generator
-from rayhive.registry import FAULTS
 
 #: Parts of a study that a scenario may give defaults for.
 STUDY_KEYS = ("workload", "swarm", "space", "budget", "evaluation")
@@ -98,14 +98,13 @@ class Scenario:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of fault that it may plan."""
-        generators = self.generators(self.args)
-        return tuple(sorted({kind for generator in generators for kind in generator.kinds()}))
+        return tuple(sorted(self.needs))
 
     @property
-    def needs(self) -> tuple[str, ...]:
-        """What the machine has to allow: keys of :data:`rayhive.faults.ground.CAPABILITIES`."""
-        known = [FAULTS.get(kind) for kind in self.kinds if kind in FAULTS]
-        return tuple(sorted({need for kind in known for need in kind.needs}))
+    def needs(self) -> dict[str, frozenset[str]]:
+        """What the machine has to allow for each kind of fault that it may plan."""
+        generators = self.generators(self.args)
+        return needs_of(fault for generator in generators for fault in generator.may_plan())
 
     @property
     def seconds(self) -> float:

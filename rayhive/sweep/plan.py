@@ -9,6 +9,7 @@ from itertools import islice
 
 from rayhive.compression.accounting import allreduce_bytes, payload
 from rayhive.config import Configuration, Range, Space, SweepConfig
+from rayhive.faults.effects import needs_of
 from rayhive.faults.library import label
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.plan import FaultPlan
@@ -91,10 +92,10 @@ class Plan:
     left_out: int
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of the faults that are planned."""
+    def needs(self) -> dict[str, frozenset[str]]:
+        """What the kinds of the faults that are planned need of the machine."""
         plans = [plan for scenario in self.scenarios for plan in scenario.plans if plan is not None]
-        return tuple(sorted({fault.kind for plan in plans for fault in plan.faults}))
+        return needs_of((fault.kind, fault.args) for plan in plans for fault in plan.faults)
 
 
 def make_plan(study: Study) -> Plan:

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rayhive.errors import ConfigError, Problem, nearest
+from rayhive.faults.effects import needs_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.folder import RunFolder
@@ -95,11 +96,12 @@ def run_again(
 
     if any(Path(spec.folder).glob("events*.jsonl")):
         raise ConfigError(Problem("--out", spec.folder, "a folder without a replicate"))
-    kinds = {fault.kind for fault in spec.plan.faults} if spec.plan is not None else set()
-    host = host_of(kinds, spec.swarm, address, lambda: spec.slots - spec.swarm.peers)
+    faults = () if spec.plan is None else spec.plan.faults
+    needs = needs_of((fault.kind, fault.args) for fault in faults)
+    host = host_of(needs, spec.swarm, address, lambda: spec.slots - spec.swarm.peers)
     with host as found, Cluster.connect(found) as cluster:
         interruption.install()
-        problems = [*cluster.check_room(spec.swarm), *cluster.check_kinds(kinds, spec.swarm)]
+        problems = [*cluster.check_room(spec.swarm), *cluster.check_kinds(needs, spec.swarm)]
         if problems:
             raise ConfigError(problems)
         ReplicateRunner(cluster, watcher, interruption).run(spec)

@@ -6,7 +6,7 @@ passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -19,7 +19,7 @@ from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.replicates import Swarms
-from rayhive.sweep.scenarios import host_of, kinds_of, later
+from rayhive.sweep.scenarios import host_of, later, needs_of_study
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import check_storage, open_study
 from rayhive.sweep.study import Study
@@ -32,8 +32,10 @@ class ClusterLike(Swarms, Protocol):
     def check_room(self, swarm: SwarmConfig) -> Iterable[Problem]:
         """Find what keeps the swarm from fitting."""
 
-    def check_kinds(self, kinds: Iterable[str], swarm: SwarmConfig) -> Iterable[Problem]:
-        """Find kinds of faults that can't be done to such a swarm there."""
+    def check_kinds(
+        self, needs: Mapping[str, Collection[str]], swarm: SwarmConfig
+    ) -> Iterable[Problem]:
+        """Find kinds of faults whose needs such a swarm does not find there."""
 
 
 #: Connects to the cluster at an address, or starts a local one where there is none.
@@ -65,9 +67,9 @@ def preflight(study: Study, folder: Path, address: str | None = None) -> RunFold
     problems = list(run.check(study.config))
     if study.config.storage is not None:
         problems += check_storage(study.config.storage)
-    kinds = kinds_of(study.config)
-    if kinds and not named(address):
-        problems += capabilities.missing(kinds, capabilities.here())
+    needs = needs_of_study(study.config)
+    if needs and not named(address):
+        problems += capabilities.missing(needs, capabilities.here())
     if problems:
         raise ConfigError(problems)
     return run
@@ -98,11 +100,11 @@ def run_sweep(
     """
     run = preflight(study, folder, address)
     config, swarm = study.config, study.config.swarm
-    kinds = kinds_of(config)
-    host = host_of(kinds, swarm, address, lambda: later(config))
+    needs = needs_of_study(config)
+    host = host_of(needs, swarm, address, lambda: later(config))
     with host as found, (connect or _ray)(found) as cluster:
         interruption.install()  # Ray has put its own handler in the place of ours
-        problems = [*cluster.check_room(swarm), *cluster.check_kinds(kinds, swarm)]
+        problems = [*cluster.check_room(swarm), *cluster.check_kinds(needs, swarm)]
         if problems:
             raise ConfigError(problems)
         with run.opened(config) as identity:

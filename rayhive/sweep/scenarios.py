@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from rayhive.cluster import capabilities
 from rayhive.config import SwarmConfig, SweepConfig, is_path
 from rayhive.errors import ConfigError, Problem
+from rayhive.faults.effects import needs_of
 from rayhive.faults.library import label, load_scenario, plan_of, with_members
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.plan import FaultPlan
-from rayhive.registry import FAULTS, SCENARIOS
+from rayhive.registry import SCENARIOS
 from rayhive.sweep.replicates import replicate_seed
 
 
@@ -68,26 +69,33 @@ def check_scenarios(config: SweepConfig) -> Iterator[Problem]:
                         )
 
 
-def kinds_of(config: SweepConfig) -> set[str]:
-    """Return the kinds of faults that the scenarios of a study may plan."""
-    return {kind for name in config.scenarios for kind in load_scenario(name).kinds}
+def needs_of_study(config: SweepConfig) -> dict[str, frozenset[str]]:
+    """Return what each kind of fault that the scenarios of a study may plan needs."""
+    needs: dict[str, frozenset[str]] = {}
+    for name in config.scenarios:
+        for kind, wanted in load_scenario(name).needs.items():
+            needs[kind] = needs.get(kind, frozenset()) | wanted
+    return needs
 
 
 def host_of(
-    kinds: Iterable[str], swarm: SwarmConfig, address: str | None, later: Callable[[], int]
+    needs: Mapping[str, Collection[str]],
+    swarm: SwarmConfig,
+    address: str | None,
+    later: Callable[[], int],
 ) -> AbstractContextManager[str | None]:
     """Return where a swarm runs: a testbed, where it needs one and no cluster is named.
 
     Args:
-        kinds: The kinds of faults that may hit it: some need links that are shaped, or nodes that
-            can be ended. So do node classes with a link or a share of the processor.
+        needs: What the kinds of faults that may hit it need: some want links that are shaped, or
+            nodes that can be ended. So do node classes with a link or a share of the processor.
         swarm: The swarm.
         address: The cluster that the user named, if any.
         later: Returns how many peers may join those that start together.
     """
-    needs = {need for kind in kinds for need in FAULTS.get(kind).needs}
+    wanted = {need for each in needs.values() for need in each}
     shaped = any(item.shaped for item in (swarm.node_classes or {}).values())
-    if not shaped and not needs & {"link", "node", "drain"}:
+    if not shaped and not wanted & {"link", "node", "nodes", "drain"}:
         return nullcontext(address)
     from rayhive.cluster.testbed.hosting import hosted
 
@@ -106,4 +114,4 @@ def later(config: SweepConfig) -> int:
 
 def allows(kind: str) -> bool:
     """Return whether this machine allows a kind of fault."""
-    return not capabilities.missing([kind], capabilities.here())
+    return not capabilities.missing(needs_of([(kind, {})]), capabilities.here())

@@ -188,7 +188,8 @@ from rayhive.cluster.cluster import Cluster
 from rayhive.config import SwarmConfig
 with Cluster.connect(sys.argv[1]) as cluster:
     for classes in json.loads(sys.argv[2]):
-        problems = cluster.check_kinds(["kill", "disk_full"], SwarmConfig(node_classes=classes))
+        needs = {"kill": ["signals"], "disk_full": ["mount"]}
+        problems = cluster.check_kinds(needs, SwarmConfig(node_classes=classes))
         print("answer", json.dumps([str(problem) for problem in problems]), flush=True)
 """
 

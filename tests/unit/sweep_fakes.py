@@ -120,7 +120,7 @@ class FakeCluster:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def check_kinds(self, kinds: Iterable[str], swarm: SwarmConfig) -> list[Problem]:
+    def check_kinds(self, needs: Any, swarm: SwarmConfig) -> list[Problem]:
         return []
 
     def check_room(self, swarm: SwarmConfig) -> list[Problem]:

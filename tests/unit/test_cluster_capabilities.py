@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -14,10 +15,13 @@ from rayhive.cluster import capabilities, small_disk
 from rayhive.cluster.doctor import doctor
 from rayhive.cluster.testbed import privilege
 from rayhive.errors import ClusterError
+from rayhive.faults.effects import needs_of
 from rayhive.faults.ground import CAPABILITIES
 from tests.unit.fault_fakes import my_groups
 
 ALL: dict[str, str | None] = dict.fromkeys(CAPABILITIES)
+#: What a testbed gives.
+PLACES = ("link", "node", "nodes", "drain")
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +54,11 @@ def test_links_and_nodes_need_a_testbed(monkeypatch: pytest.MonkeyPatch) -> None
     # where no cluster is named one is made, if that is possible
     monkeypatch.setattr(privilege, "lacking", lambda: "run it as root")
     told = capabilities.here()
-    assert [told[name] for name in ("link", "node", "drain")] == ["run it as root"] * 3
+    assert [told[name] for name in PLACES] == ["run it as root"] * 4
     capabilities.here.cache_clear()
     monkeypatch.setattr(privilege, "lacking", lambda: None)
     told = capabilities.here()
-    assert [told[name] for name in ("link", "node", "drain")] == [None] * 3
+    assert [told[name] for name in PLACES] == [None] * 4
 
 
 def test_on_a_cluster_links_and_nodes_need_a_testbed_that_is_there(
@@ -77,7 +81,7 @@ def test_on_a_cluster_links_and_nodes_need_a_testbed_that_is_there(
     capabilities.here.cache_clear()
     monkeypatch.setenv(capabilities.TESTBED_VARIABLE, "1")
     told = capabilities.here()
-    assert [told[name] for name in ("link", "node", "drain")] == [None, None, None]
+    assert [told[name] for name in PLACES] == [None] * 4
 
 
 def test_a_machine_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +111,21 @@ def test_what_one_node_lacks_all_lack() -> None:
 def test_kinds_that_cannot_be_done_are_told_all_at_once() -> None:
     available = {**ALL, "node": "needs a testbed", "drain": "one node", "cpu_quota": "not root"}
     wanted = ["kill", "drain_node", "straggler", "drain_node", "stragler"]
-    problems = capabilities.missing(wanted, available)
+    needs = needs_of((kind, {}) for kind in wanted)
+    problems = capabilities.missing(needs, available)
     assert [problem.value for problem in problems] == ["drain_node", "straggler", "stragler"]
     text = str(problems[0])
     assert "needs a testbed" in text
     assert "one node" in text
     assert problems[2].nearest == "straggler"
-    assert capabilities.missing(wanted[:4], ALL) == []
+    assert capabilities.missing(needs_of((kind, {}) for kind in wanted[:4]), ALL) == []
+
+
+@pytest.mark.parametrize("where", ["other", {"choose": ["same", "other"]}])
+def test_a_replacement_on_another_node_needs_another_node(where: Any) -> None:
+    lonely = {**ALL, "nodes": "this one has one"}
+    assert capabilities.missing(needs_of([("kill", {"where": "same"}), ("kill", {})]), lonely) == []
+    needs = needs_of([("kill", {}), ("kill", {"where": where})])
+    assert needs == {"kill": {"signals", "nodes"}}
+    (problem,) = capabilities.missing(needs, lonely)
+    assert problem.value == "kill" and "this one has one" in str(problem)

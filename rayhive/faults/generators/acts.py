@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from pydantic import Field
 
@@ -48,9 +49,9 @@ class Acts(Generator):
 
     acts: tuple[Act, ...]
 
-    def kinds(self) -> Iterable[str]:
-        """Return the kinds of the acts."""
-        return [act.kind for act in self.acts]
+    def may_plan(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """Return the kinds of the acts with their parameters."""
+        return [(act.kind, act.args) for act in self.acts]
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
         """Yield one fault an act.

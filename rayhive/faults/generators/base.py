@@ -73,8 +73,8 @@ class Generator(Model, ABC):
     """One way to plan faults; its only field is its section of a scenario file."""
 
     @abstractmethod
-    def kinds(self) -> Iterable[str]:
-        """Return the kinds that it may plan."""
+    def may_plan(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """Return the kinds that it may plan, each with its parameters as they are written."""
 
     @abstractmethod
     def drafts(self, setting: Setting) -> Iterator[Draft]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -92,9 +92,9 @@ class Chaos(Generator):
 
     chaos: ChaosSettings
 
-    def kinds(self) -> Iterable[str]:
-        """Return the kinds of the mix."""
-        return self.chaos.kinds
+    def may_plan(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
+        """Return the kinds of the mix with their parameters."""
+        return [(kind, item.args) for kind, item in self.chaos.kinds.items()]
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
         """Yield the faults in order of time, those inside the training last."""

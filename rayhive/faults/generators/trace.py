@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,9 +88,10 @@ class TraceReplay(Generator):
 
     trace: TraceSettings
 
-    def kinds(self) -> Iterable[str]:
+    def may_plan(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
         """Return the kind of the removals, and ``join`` where peers may be added."""
-        return [self.trace.remove, *(["join"] if self.trace.scale == "start" else [])]
+        kinds = [self.trace.remove, *(["join"] if self.trace.scale == "start" else [])]
+        return [(kind, {}) for kind in kinds]
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
         """Yield removals and joins; those of one instant that also end together are one fault."""

@@ -103,6 +103,11 @@ class EndsPeers(FaultKind):
     heals: ClassVar[bool] = True
     Args: ClassVar[type[Model]] = ReplacedArgs
 
+    @classmethod
+    def needs_for(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return what it needs; of a replacement on another node, also that there is one."""
+        return cls.needs if args.get("where", "same") == "same" else (*cls.needs, "nodes")
+
     async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
         """Start a replacement of each."""
 
