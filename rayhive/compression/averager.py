@@ -101,9 +101,9 @@ class MeasuredAverager(DecentralizedAverager):
         sender_timeout = next_chunk_timeout if sender_timeout is None else sender_timeout
         self._steps: deque[StepControl] = deque()
         self._outcomes: deque[RoundResult] = deque(maxlen=ROUNDS_KEPT)
-        # Ids of the members that are there, and of former ones that are not.
+        # Ids of those who take part, and of those who are gone without a word.
         self._here: set[bytes] = set()
-        self._departed: set[bytes] = set()
+        self._lost: frozenset[bytes] = frozenset()
         # These live in the averager's process.
         self._failed_searches = 0
         self._failed_bytes = 0
@@ -134,21 +134,22 @@ class MeasuredAverager(DecentralizedAverager):
         name = f"{cls.wire_name}.{method_name}"
         return name if namespace is None else f"{namespace}::{name}"
 
-    def set_members(self, members: Sequence[Member]) -> None:
-        """Say who takes part in the run, the oldest peer first.
+    def set_members(self, members: Sequence[Member], lost: frozenset[bytes] = frozenset()) -> None:
+        """Say who takes part in the run, the oldest peer first, and who is gone without a word.
 
         It may be called at any time and from any thread. A search that is under way follows; in an
-        all-reduce that is under way, a member that is no longer there is not waited for. Without
-        a live averager it does nothing.
+        all-reduce that is under way, a member that is no longer there is not waited for, and one
+        that begins later leaves out the lost: a group may form with somebody who is lost then.
+        Without a live averager it does nothing.
         """
         with contextlib.suppress(OSError, ValueError, AssertionError):
             if self.pid is not None and self.is_alive():
-                self._outer_pipe.send(("_set_members", [tuple(members)], {}))
+                self._outer_pipe.send(("_set_members", [tuple(members), lost], {}))
 
-    async def _set_members(self, members: Sequence[Member]) -> None:
+    async def _set_members(self, members: Sequence[Member], lost: frozenset[bytes]) -> None:
         here = {member.peer_id for member in members}
         gone, self._here = self._here - here, here
-        self._departed = (self._departed | gone) - here
+        self._lost = lost
         self._matchmaking.set_members(members)
         for future in self._running_groups.values() if gone else ():
             if future.done() and not future.cancelled():
@@ -267,7 +268,7 @@ class MeasuredAverager(DecentralizedAverager):
 
     async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
         """Run one all-reduce, without those who were lost while the group formed."""
-        await super()._run_allreduce_inplace_(*args, absent=frozenset(self._departed), **kwargs)
+        await super()._run_allreduce_inplace_(*args, absent=self._lost, **kwargs)
 
     async def _declare_for_download_periodically(self) -> None:
         """Say in the DHT that the state can be had here, as hivemind does, but not all the time.

@@ -61,9 +61,21 @@ class RayhiveStateAverager(
     step_executor: Executor
     on_serving: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
 
+    #: The round that the tensors are still of while a later one has begun; else None.
+    _round_left: int | None = None
+
     def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor], Sequence[CompressionInfo]]:
-        """Return what a joiner gets: hivemind's state, and a digest of the parameters in it."""
-        metadata, tensors, infos = super().get_current_state()
+        """Return what a joiner gets: a copy of the state after one round, and its digest.
+
+        hivemind hands out the tensors themselves, which go on changing while they are sent, and
+        the number of a round that may only have begun.
+        """
+        with self.lock_optimizer:
+            round_ = self.local_epoch if self._round_left is None else self._round_left
+            metadata, tensors, infos = super().get_current_state()
+            with self.lock_averaged_tensors:
+                tensors = [tensor.clone() for tensor in tensors]
+        metadata["epoch"] = round_
         shared = sum(info.role != TensorRole.OPTIMIZER for info in infos)
         metadata = with_digest(metadata, tensors[:shared])
         served = tensors if self.on_serving is None else self.on_serving(tensors)
@@ -75,6 +87,8 @@ class RayhiveStateAverager(
             finished = (self.finished_averaging_round, self.finished_optimizer_step)
             if not self.pending_updates and not any(event.is_set() for event in finished):
                 return None
+        if kwargs.get("increment_epoch"):
+            self._round_left = self.local_epoch
         background = self.step_executor
         if not self.pending_updates and not any(map(kwargs.get, MAY_LAST)):
             self.step_executor = Here()  # two changes of threads less
@@ -82,3 +96,10 @@ class RayhiveStateAverager(
             return super().step(*args, **kwargs)
         finally:
             self.step_executor = background
+            if not self.pending_updates:
+                self._round_left = None
+
+    def _update_scheduler(self) -> None:
+        """Do what hivemind's does: the last thing that a round changes before averaging."""
+        super()._update_scheduler()
+        self._round_left = None

@@ -37,7 +37,7 @@ class MeasuredRunner(AllReduceRunner):
 
     Args:
         excluded: Senders that take the average and must not count in it.
-        absent: Ids of peers that are not there any more: nothing is sent to them or awaited.
+        absent: Ids of peers that were lost: nothing is sent to them or awaited.
         kwargs: As hivemind's.
     """
 
@@ -81,7 +81,7 @@ class MeasuredRunner(AllReduceRunner):
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         try:
-            if peer_id in self._gone:
+            if peer_id.to_bytes() in self._absent:
                 at = self.ordered_peer_ids.index(peer_id)
                 self.tensor_part_container.register_failed_reducer(at)
                 raise AllreduceException(ABSENT)
@@ -172,11 +172,10 @@ class MeasuredRunner(AllReduceRunner):
         for peer in self.sender_peer_ids:
             if peer.to_bytes() in gone:
                 await self._ban_sender(peer)
-        for peer in self.ordered_peer_ids:
+        for peer, talk in self._talks.items():
             if peer.to_bytes() in gone:  # the link may be cut: nothing says so
                 self._gone.add(peer)
-                if peer in self._talks:
-                    self._talks[peer].cancel()
+                talk.cancel()
 
     def fraction(self) -> float:
         """Return the share of the averaging that happened, the worse of both sides.

@@ -135,9 +135,16 @@ class Census:
 
     def note_losses(self) -> None:
         """Remember who is gone without having said that it takes part no more, and since when."""
-        for presence in self._others.values():
-            if presence.takes_part and not self._here(presence):
-                self._lost.setdefault(presence.peer_id, self.own.round)
+        for peer in self.lost():
+            self._lost.setdefault(peer, self.own.round)
+
+    def lost(self) -> frozenset[bytes]:
+        """Return those who are gone without having said that they take part no more."""
+        return frozenset(
+            presence.peer_id
+            for presence in self._others.values()
+            if presence.takes_part and not self._here(presence)
+        )
 
     def is_here(self, peer: bytes) -> bool:
         """Return whether a peer is known and alive."""

@@ -111,10 +111,10 @@ class SwarmParts(hivemind.Optimizer):
         """Peers, this one included, that can take part in the next round."""
         return self.tracker.live_peers
 
-    def _tell_members(self, kind: str, members: tuple[Member, ...]) -> None:
+    def _tell_members(self, kind: str, members: tuple[Member, ...], lost: frozenset[bytes]) -> None:
         averager = self.grad_averager if kind == "averaged" else self.state_averager
         if hasattr(averager, "set_members"):  # a user's own averager may know nothing of it
-            averager.set_members(members)
+            averager.set_members(members, lost)
 
     @property
     def processes(self) -> dict[str, int]:

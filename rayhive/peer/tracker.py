@@ -43,7 +43,7 @@ HIVEMINDS_ALONE = frozenset(
     }
 )  # fmt: skip
 
-OnMembers = Callable[[str, tuple[Member, ...]], None]
+OnMembers = Callable[[str, tuple[Member, ...], frozenset[bytes]], None]
 
 
 class LiveProgressTracker(threading.Thread):
@@ -100,7 +100,7 @@ class LiveProgressTracker(threading.Thread):
             on_change=self._census_changed,
         )
         self._on_members: OnMembers | None = None
-        self._members: dict[str, tuple[Member, ...]] = {}
+        self._told: dict[str, tuple[tuple[Member, ...], frozenset[bytes]]] = {}
         self._told_samples = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leaving: asyncio.Event
@@ -152,24 +152,26 @@ class LiveProgressTracker(threading.Thread):
         """Wake up who waits, and tell the members if they have changed; in the thread."""
         with self._lock:
             self._lock.notify_all()
-            follower, members = self._on_members, {k: self._census.members(k) for k in KINDS}
+            follower, lost = self._on_members, self._census.lost()
+            told = {kind: (self._census.members(kind), lost) for kind in KINDS}
         if follower is None:
             return
         for kind in KINDS:
-            if members[kind] != self._members.get(kind):
-                self._members[kind] = members[kind]
-                follower(kind, members[kind])
+            if told[kind] != self._told.get(kind):
+                self._told[kind] = told[kind]
+                follower(kind, *told[kind])
 
     def follow(self, on_members: OnMembers) -> None:
         """Have a function called with those who take part, now and whenever they change.
 
         Args:
-            on_members: Gets one of :data:`KINDS` and the members for it, in the thread.
+            on_members: Gets one of :data:`KINDS`, the members for it, and the ids of those who are
+                gone without a word, in the thread.
         """
         with self._lock:
             self._on_members = on_members
         self._ready.wait()
-        self._call_soon(self._members.clear)
+        self._call_soon(self._told.clear)
         self._call_soon(self._census_changed)
 
     def _say(self, aloud: bool = True, **fields: Any) -> None:

@@ -34,7 +34,7 @@ def long_story() -> Story:
 
 
 def paused_story() -> Story:
-    """Peer 1 stands still from 4.5 s to 9.5 s, loads the state and goes on."""
+    """Peer 1 stands still from 4.5 s to 9.5 s, loads a state one round old and goes on."""
     story = Story([planned(kind="pause", heal_after_s=5.0)])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, ["peer-1"])
@@ -42,9 +42,10 @@ def paused_story() -> Story:
     story.heal(9.5, 0, ["peer-1"])
     story.computed["peer-1"] += 32
     story.say(
-        9.9, "state_loaded", "peer-1", round_before=4, round_of_state=8, round=8, seconds=0.1,
+        9.9, "state_loaded", "peer-1", round_before=4, round_of_state=7, round=8, seconds=0.1,
         lost=32, received_bytes=1,
     )  # fmt: skip
+    story.say(9.91, "weights", "peer-1", round=8, norm=10.0, sketch=[10.0, 0.3], finite=True)
     story.rounds(10.5, 11.5, 12.5, 13.5, peers=ALL)
     story.finish(14.0, ALL)
     story.end(15.0)

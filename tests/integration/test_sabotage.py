@@ -199,4 +199,4 @@ def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
         distance = relative_distance(
             told[0][last]["norm"], told[0][last]["sketch"], each[last]["norm"], each[last]["sketch"]
         )
-        assert distance < 1e-5
+        assert distance < 1e-5, (last, [line.story() for line in lines])

@@ -57,6 +57,35 @@ def test_a_step_that_is_waited_for_is_made_in_the_thread_that_asks() -> None:
     assert torch.equal(made.main_parameters[0], torch.full((3,), -1.0))
 
 
+def test_a_joiner_gets_a_copy_under_the_number_of_its_round() -> None:
+    made, _ = averager()
+    made.get_group_bits = lambda: ""  # its process, which does not run here, is asked for them
+    made.custom_gradients = True  # as the optimizer has it: it hands them over itself
+    made.step(increment_epoch=True, optimizer_step=True)
+    metadata, (tensor, *_), _ = made.get_current_state()
+    before = tensor.clone()
+    made.main_parameters[0].grad = torch.ones(3)
+    # while the next round is begun and its gradients are not there, the state is the last one's
+    averaged, asked = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        asked.set()
+        assert averaged.wait(10)
+
+    begun = {"increment_epoch": True, "optimizer_step": True, "wait_for_trigger": wait}
+    stepping = threading.Thread(target=made.step, kwargs=begun)
+    stepping.start()
+    assert asked.wait(10)
+    late, (same, *_), _ = made.get_current_state()
+    averaged.set()
+    stepping.join(10)
+    newest, (other, *_), _ = made.get_current_state()
+    assert (metadata["epoch"], late["epoch"], newest["epoch"]) == (1, 1, 2)
+    assert torch.equal(tensor, before) and torch.equal(same, before)
+    assert torch.equal(other, before - 1)
+    made.step_executor.shutdown()
+
+
 def test_a_step_that_may_last_is_made_in_the_background() -> None:
     made, threads = averager()
     made.step(increment_epoch=True, optimizer_step=True, delay_averaging=True)

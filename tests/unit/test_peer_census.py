@@ -105,6 +105,17 @@ def test_what_is_told_makes_another_census_equal(census: Census, clock: Clock) -
     assert names(other.present()) == ["other", "own"], "a was heard of a second earlier"
 
 
+def test_lost_is_who_is_silent_without_a_goodbye(census: Census, clock: Clock) -> None:
+    for peer in (presence("a"), presence("left", takes_part=False), presence("here")):
+        census.hear(peer)
+    assert census.lost() == frozenset()
+    clock.now += SILENCE + 0.1
+    census.hear(presence("here", version=2))
+    assert census.lost() == {presence("a").peer_id}
+    census.hear(presence("a", version=2))
+    assert census.lost() == frozenset()
+
+
 def test_the_dead_are_forgotten_after_a_while(census: Census, clock: Clock) -> None:
     census.hear(presence("a"))
     clock.now += 61.0

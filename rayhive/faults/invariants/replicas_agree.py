@@ -28,7 +28,7 @@ class ReplicasAgree(Invariant):
     The distance of two replicas is estimated from the sketches of their weights after the same
     round (:mod:`rayhive.peer.sketch`), relative to the larger norm. A replica is *astray* from a
     round that it did not average completely with others (gradients or parameters), that several
-    groups averaged, or before which it loaded a state, up to its next complete averaging of
+    groups averaged, or in which it loaded a state, up to its next complete averaging of
     parameters in one group; with delays that one shows a round later. Replicas that are astray are
     not compared; but one that lives to the end may not be astray for more than
     :data:`ASTRAY_ROUNDS` (10) rounds.
@@ -118,7 +118,7 @@ def _strayed(log: RunLog, name: str, whole: Callable[[Event], bool]) -> Iterator
         if not whole(event):
             yield event["round"]
     for event in log.of(name, "state_loaded"):
-        yield event["round"] + 1
+        yield event["round"]  # the state may be of an earlier round
 
 
 def _distance(a: Event, b: Event) -> float:
