@@ -23,19 +23,26 @@ def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
     if not plan.faults:
         yield "  no faults"
         return
+    ids, times = (max(map(len, texts)) for texts in zip(*map(_begin, plan.faults), strict=True))
     for fault in plan.faults:
+        name, at = _begin(fault)
         heal = "" if fault.heal_after_s is None else f", heals after {fault.heal_after_s:g} s"
         args = "".join(f", {key} {value}" for key, value in fault.args.items())
-        yield f"  {fault.id:4}{fault.at!s:10}{fault.kind} {', '.join(fault.who)}{args}{heal}"
+        who = ", ".join(fault.who)
+        yield f"  {name:{ids}}  {at:{times}}  {fault.kind} {who}{args}{heal}"
     by_round = [fault for fault in plan.faults if fault.at.round is not None]
     by_time = [fault for fault in plan.faults if fault.at.round is None]
     if by_round:
-        last = max(fault.at.round or 0 for fault in by_round)
+        end = math.ceil(1.25 * max(fault.at.round or 0 for fault in by_round))
         yield ""
-        yield from _chart(by_round, plan.peers, last * 1.25, "rounds", lambda fault: None)
+        yield from _chart(by_round, plan.peers, end, "rounds", lambda fault: None)
     if by_time:
         yield ""
         yield from _chart(by_time, plan.peers, seconds, "s", _end_s)
+
+
+def _begin(fault: PlannedFault) -> tuple[str, str]:
+    return fault.id, str(fault.at)
 
 
 def _end_s(fault: PlannedFault) -> float | None:
