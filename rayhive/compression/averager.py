@@ -101,8 +101,6 @@ class MeasuredAverager(DecentralizedAverager):
         sender_timeout = next_chunk_timeout if sender_timeout is None else sender_timeout
         self._steps: deque[StepControl] = deque()
         self._outcomes: deque[RoundResult] = deque(maxlen=ROUNDS_KEPT)
-        # Ids of those who take part, and of those who are gone without a word.
-        self._here: set[bytes] = set()
         self._lost: frozenset[bytes] = frozenset()
         # These live in the averager's process.
         self._failed_searches = 0
@@ -137,9 +135,9 @@ class MeasuredAverager(DecentralizedAverager):
     def set_members(self, members: Sequence[Member], lost: frozenset[bytes] = frozenset()) -> None:
         """Say who takes part in the run, the oldest peer first, and who is gone without a word.
 
-        It may be called at any time and from any thread. A search that is under way follows; in an
-        all-reduce that is under way, a member that is no longer there is not waited for, and one
-        that begins later leaves out the lost: a group may form with somebody who is lost then.
+        It may be called at any time and from any thread. A search that is under way follows. No
+        all-reduce waits for the lost, nor does one that begins later: a group may form with
+        somebody who is lost then. Who says goodbye finishes its rounds, and is waited for there.
         Without a live averager it does nothing.
         """
         with contextlib.suppress(OSError, ValueError, AssertionError):
@@ -147,9 +145,7 @@ class MeasuredAverager(DecentralizedAverager):
                 self._outer_pipe.send(("_set_members", [tuple(members), lost], {}))
 
     async def _set_members(self, members: Sequence[Member], lost: frozenset[bytes]) -> None:
-        here = {member.peer_id for member in members}
-        gone, self._here = self._here - here, here
-        self._lost = lost
+        gone, self._lost = lost - self._lost, lost
         self._matchmaking.set_members(members)
         for future in self._running_groups.values() if gone else ():
             if future.done() and not future.cancelled():
