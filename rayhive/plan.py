@@ -77,17 +77,20 @@ class FaultPlan(Model):
         seed: What its choices were drawn from.
         peers: Peers that start together.
         faults: The faults.
+        at_most: Most peers that may be down or under a fault at once: a fault that would make it
+            more is held back. None for no bound.
     """
 
     scenario: str = "none"
     seed: int = 0
     peers: int = Field(ge=1)
     faults: tuple[PlannedFault, ...] = ()
+    at_most: int | None = Field(default=None, ge=1)
 
     def canonical(self) -> str:
         """Return the plan as JSON that is the same, byte for byte, for the same plan."""
         return json.dumps(
-            self.model_dump(mode="json"),
+            self.model_dump(mode="json", exclude={"at_most"} if self.at_most is None else None),
             sort_keys=True,
             separators=(",", ":"),
             ensure_ascii=True,

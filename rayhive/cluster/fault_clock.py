@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import rayhive.faults  # noqa: F401 - fills the registry
 from rayhive.cluster.ground import CAUSE, SwarmGround
 from rayhive.errors import RayhiveError, ReplicateError
+from rayhive.faults.effects import JOIN
 from rayhive.faults.kind import FaultKind
 from rayhive.plan import DYNAMIC_ROLES, FaultPlan, PlannedFault
 from rayhive.registry import FAULTS
@@ -24,13 +25,18 @@ class FaultClock:
     ``fault_fired`` when it was injected, ``fault_verified`` when there is a proof, or a proof that
     it did not take effect, ``fault_healed``, and ``fault_failed`` when a step raised an error.
 
+    A fault that is due waits until the peers that it strikes train: what ends a peer that has not
+    begun, or a node that is not back yet, breaks nothing. Where the plan bounds how many may be
+    struck at once, it also waits for the others to be back. How late it is, is in its event.
+
     Args:
         plan: The plan.
         ground: The swarm.
     """
 
     def __init__(self, plan: FaultPlan, ground: SwarmGround) -> None:
-        self._ground = ground
+        self._ground, self._at_most = ground, plan.at_most
+        self._struck: dict[str, set[str]] = {}
         self._faults: list[FaultKind] = [
             FAULTS.get(planned.kind)(planned) for planned in plan.faults
         ]
@@ -62,11 +68,14 @@ class FaultClock:
         self._tasks = [asyncio.create_task(self._run(fault, began)) for fault in self._faults]
 
     def heard(self, round_: int) -> None:
-        """Take note of a round that some peer has finished."""
-        if round_ > self._round:
-            self._round = round_
-            self._news.set()
-            self._news = asyncio.Event()
+        """Take note of a round that some peer has finished, 0 for one that begins to train."""
+        self._round = max(self._round, round_)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake up who waits for its time."""
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def _run(self, fault: FaultKind, began: float) -> None:
         planned, phase = fault.planned, "inject"
@@ -111,6 +120,9 @@ class FaultClock:
             )
         except Exception as error:
             self._failed(planned, phase, error)
+        finally:
+            self._struck.pop(planned.id, None)
+            self._tell()
 
     async def _due(self, fault: FaultKind, began: float) -> dict[str, Any]:
         """Wait until the fault is due; return how late it is."""
@@ -119,11 +131,32 @@ class FaultClock:
             return {"slip_rounds": 0}
         if at.seconds is not None:
             await asyncio.sleep(max(0.0, began + at.seconds - time.monotonic()))
+            await self._there(fault)
             return {"slip_s": time.monotonic() - began - at.seconds}
         assert at.round is not None
         while self._round < at.round:
             await self._news.wait()
+        await self._there(fault)
         return {"slip_rounds": self._round - at.round}
+
+    async def _there(self, fault: FaultKind) -> None:
+        """Wait until those whom a fault strikes are there, and not too many others are not."""
+        while True:
+            slots = set(self._strikes(fault))
+            others = set().union(self._ground.down(), *self._struck.values())
+            few = self._at_most is None or len(others | slots) <= self._at_most
+            if few and (fault.planned.kind == JOIN or all(map(self._ground.trains, slots))):
+                self._struck[fault.planned.id] = slots
+                return
+            await self._news.wait()
+
+    def _strikes(self, fault: FaultKind) -> list[str]:
+        """Return the slots that a fault strikes; none for a role, which goes to who is there."""
+        who = [name for name in fault.planned.who if name not in DYNAMIC_ROLES]
+        slots = [name for name in who if name.startswith("peer-")]
+        nodes = [self._ground.node_of(slot) for slot in slots] if fault.targets == "node" else []
+        nodes += [name for name in who if name.startswith("node-")]
+        return [*slots, *(slot for node in nodes for slot in self._ground.home(node))]
 
     def _who(self, fault: FaultKind) -> Sequence[str]:
         ground = self._ground

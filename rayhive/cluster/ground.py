@@ -127,11 +127,44 @@ class SwarmGround:
         """See :class:`~rayhive.faults.ground.Ground`."""
         return [slot for slot in self._lives if self._ledger.peers[self.life(slot)].lives]
 
+    def trains(self, peer: str) -> bool:
+        """Return whether a slot has a peer that has begun to train and has not ended."""
+        if peer not in self._lives:
+            return False
+        record = self._ledger.peers[self.life(peer)]
+        return record.lives and record.state == "training"
+
+    def down(self) -> set[str]:
+        """Return the slots that ran once and do not train, or wait to be let into a round."""
+        return {slot for slot in self._lives if not (self.trains(slot) and self._is_in(slot))}
+
+    def _is_in(self, peer: str) -> bool:
+        if not self._ledger.peers[self.life(peer)].late:
+            return True
+        last = self._latest.get(("round", peer))
+        return (
+            last is not None
+            and last["peer"] == self.life(peer)
+            and last["outcome"] in ("averaged", "partial")
+        )
+
+    def home(self, node: str) -> list[str]:
+        """Return the slots whose latest lives are, or were, on a logical node."""
+        at = self._node(node)
+        return [slot for slot in self._lives if self._place(slot) == at]
+
+    def _place(self, peer: str) -> str:
+        """Return the id that the node of a slot's latest life has now."""
+        at = self._swarm.node_of(self.life(peer))
+        while at in self._moved:
+            at = self._moved[at]
+        return at
+
     def node_of(self, peer: str) -> str:
         """See :class:`~rayhive.faults.ground.Ground`."""
         if peer not in self._lives:
             return f"node-{peer.removeprefix('peer-')}"
-        at = self._swarm.node_of(self.life(peer))
+        at = self._place(peer)
         home = f"node-{self._lives[peer][-1].peer}"
         if self._nodes.get(home) == at:
             return home
@@ -196,9 +229,7 @@ class SwarmGround:
         """See :class:`~rayhive.faults.ground.Ground`."""
         lives = self._lives.get(peer, [])
         number = int(peer.removeprefix("peer-"))
-        at = self._swarm.node_of(self.life(peer)) if lives else self._swarm.reserved_node(number)
-        while at in self._moved:
-            at = self._moved[at]
+        at = self._place(peer) if lives else self._swarm.reserved_node(number)
         if node == OTHER_NODE:
             at = await self._other_node(at)
         elif node is not None:

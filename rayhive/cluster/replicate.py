@@ -321,8 +321,8 @@ class Replicate:
                 self._ledger.lost(name, f"it sent a {event['kind']} that can't be read: {error!r}")
             if self._ground is not None:
                 self._ground.heard(name, event)
-            if self._clock is not None and event["kind"] == "transition":
-                self._clock.heard(int(event["round"]))
+            if self._clock is not None and event["kind"] in ("transition", "training_started"):
+                self._clock.heard(int(event.get("round", 0)))
         self._news.set()
 
     def _peer_exited(self, name: str, code: int | None, reason: str | None) -> None:

@@ -138,10 +138,12 @@ def plan_of(
     found.extend(check_drafts(drafts, setting.swarm, budget))
     if found:
         raise ConfigError(found, str(name_or_path))
+    bounds = [bound for g in generators if (bound := g.at_most(peers)) is not None]
     return FaultPlan(
         scenario=scenario.name,
         seed=seed,
         peers=peers,
+        at_most=min(bounds, default=None),
         faults=tuple(
             PlannedFault(
                 id=f"f{index}",

@@ -76,6 +76,10 @@ class Generator(Model, ABC):
     def may_plan(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
         """Return the kinds that it may plan, each with its parameters as they are written."""
 
+    def at_most(self, peers: int) -> int | None:
+        """Return how many of the peers it wants to be struck at once at most, None for any."""
+        return None
+
     @abstractmethod
     def drafts(self, setting: Setting) -> Iterator[Draft]:
         """Yield the faults that it plans; what is wrong goes to ``setting.problems``."""

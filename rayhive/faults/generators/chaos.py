@@ -96,6 +96,10 @@ class Chaos(Generator):
         """Return the kinds of the mix with their parameters."""
         return [(kind, item.args) for kind, item in self.chaos.kinds.items()]
 
+    def at_most(self, peers: int) -> int | None:
+        """Return a minority, also where peers need longer to come back than was planned for."""
+        return max(1, COUNTS["minority"](peers))
+
     def drafts(self, setting: Setting) -> Iterator[Draft]:
         """Yield the faults in order of time, those inside the training last."""
         chaos, peers = self.chaos, setting.swarm.peers

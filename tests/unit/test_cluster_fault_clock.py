@@ -1,0 +1,144 @@
+"""The clock of faults: a fault waits for those whom it strikes, and for others to be back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from rayhive.cluster.fault_clock import FaultClock
+from rayhive.plan import At, FaultPlan, PlannedFault
+from tests.unit.plan_fakes import fakes
+
+__all__ = ["fakes"]
+pytestmark = pytest.mark.usefixtures("fakes")
+
+
+class Swarm:
+    """Peers of which the test says who trains and who is down."""
+
+    def __init__(self, peers: int = 4) -> None:
+        self.names = [f"peer-{n}" for n in range(peers)]
+        self.training, self.missing = set(self.names), set[str]()
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def trains(self, peer: str) -> bool:
+        return peer in self.training
+
+    def down(self) -> set[str]:
+        return self.missing
+
+    def home(self, node: str) -> list[str]:
+        return [f"peer-{node.removeprefix('node-')}"]
+
+    def node_of(self, peer: str) -> str:
+        return f"node-{peer.removeprefix('peer-')}"
+
+    def role(self, name: str) -> str:
+        return "peer-0"
+
+    def slots(self, who: list[str]) -> list[str]:
+        return who
+
+    def lives_of(self, who: list[str]) -> list[str]:
+        return who
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self.events.append((kind, fields))
+
+    def said(self, kind: str) -> list[str]:
+        return [fields["fault"] for found, fields in self.events if found == kind]
+
+
+def planned(number: int, kind: str, who: str, **fields: Any) -> PlannedFault:
+    at = fields.pop("at", At(seconds=0.0))
+    return PlannedFault(id=f"f{number}", kind=kind, who=(who,), at=at, **fields)
+
+
+def run(swarm: Swarm, body: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(body, 10))
+
+
+async def until(clock: FaultClock, swarm: Swarm, kind: str, *faults: str) -> None:
+    """Tell the clock again and again that a peer did something, until these faults are told."""
+    while swarm.said(kind) != list(faults):
+        clock.heard(0)
+        await asyncio.sleep(0)
+
+
+async def settled(clock: FaultClock) -> None:
+    """Let the clock do all that it can do now."""
+    for _ in range(50):
+        clock.heard(0)
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize(
+    ("kind", "who"), [("kill", "peer-1"), ("kill_node", "node-1"), ("partition", "peer-1")]
+)
+@pytest.mark.parametrize("at", [At(seconds=0.0), At(round=3)], ids=str)
+def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> None:
+    swarm = Swarm()
+    swarm.training.discard("peer-1")
+    plan = FaultPlan(peers=4, faults=(planned(0, kind, who, at=at),))
+
+    async def body() -> None:
+        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock.start()
+        clock.heard(3)
+        await settled(clock)
+        assert swarm.events == []
+        assert clock.problem() == f"f0 ({kind} of {who} at {at}) did not fire before the end"
+        swarm.training.add("peer-1")
+        clock.heard(5)
+        await until(clock, swarm, "fault_verified", "f0")
+        fired = swarm.events[0][1]
+        assert fired["slip_rounds"] == 2 if at.round else fired["slip_s"] > 0.02
+        assert clock.problem() is None
+        await clock.close()
+
+    run(swarm, body())
+
+
+def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_is_there() -> None:
+    swarm = Swarm()
+    swarm.training.clear()
+    plan = FaultPlan(peers=4, faults=(planned(0, "join", "peer-4"), planned(1, "kill", "leader")))
+
+    async def body() -> None:
+        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock.start()
+        await until(clock, swarm, "fault_verified", "f0", "f1")
+        await clock.close()
+
+    run(swarm, body())
+
+
+@pytest.mark.parametrize("at_most", [1, None])
+def test_no_more_are_struck_at_once_than_the_plan_allows(at_most: int | None) -> None:
+    swarm = Swarm()
+    faults = (
+        planned(0, "kill", "peer-0", heal_after_s=0.05),
+        planned(1, "pause", "peer-0", heal_after_s=0.05),
+        planned(2, "kill", "peer-1", heal_after_s=0.05),
+    )
+    plan = FaultPlan(peers=4, at_most=at_most, faults=faults)
+
+    async def body() -> None:
+        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock.start()
+        swarm.missing.add("peer-0")
+        if at_most is None:
+            await until(clock, swarm, "fault_healed", "f0", "f1", "f2")
+            await clock.close()
+            return
+        await until(clock, swarm, "fault_healed", "f0", "f1")  # who is struck twice is down once
+        await settled(clock)
+        assert swarm.said("fault_fired") == ["f0", "f1"], "peer-0 is not back"
+        swarm.missing.clear()
+        await until(clock, swarm, "fault_healed", "f0", "f1", "f2")
+        await clock.close()
+
+    run(swarm, body())
