@@ -52,6 +52,17 @@ def paused_story() -> Story:
     return story
 
 
+def paused_early_story() -> Story:
+    """The same, but the others averaged the parameters of round 4 without it."""
+    story = paused_story()
+    (event,) = [e for e in story.of("state_round", "peer-1") if e["round"] == 4]
+    story.events.remove(event)
+    for event in story.of("weights", "peer-1"):
+        if event["round"] == 4:
+            event["sketch"] = [10.0, 5e-4]
+    return story
+
+
 def joined_story() -> Story:
     """A plan brings a fourth peer, which trains from 4 s on."""
     story = Story([planned(kind="join", who=("peer-3",))])
@@ -94,6 +105,7 @@ CLEAN: dict[str, Callable[[], Story]] = {
     "killed and started again": kill_and_restart,
     "the same, and long afterwards": long_story,
     "paused": paused_story,
+    "paused before its parameters were averaged": paused_early_story,
     "joined": joined_story,
     "cut in halves": halves_story,
 }

@@ -28,10 +28,10 @@ class ReplicasAgree(Invariant):
     The distance of two replicas is estimated from the sketches of their weights after the same
     round (:mod:`rayhive.peer.sketch`), relative to the larger norm. A replica is *astray* from a
     round that it did not average completely with others (gradients or parameters), that several
-    groups averaged, or in which it loaded a state, up to its next complete averaging of
-    parameters in one group; with delays that one shows a round later. Replicas that are astray are
-    not compared; but one that lives to the end may not be astray for more than
-    :data:`ASTRAY_ROUNDS` (10) rounds.
+    groups averaged, whose parameters others averaged without it, or in which it loaded a state, up
+    to its next complete averaging of parameters in one group; with delays that one shows a round
+    later. Replicas that are astray are not compared; but one that lives to the end may not be
+    astray for more than :data:`ASTRAY_ROUNDS` (10) rounds.
 
     The tolerance is 1e-5; to which is added what the gradient codec loses, unless every round
     averages parameters and nothing is delayed, and what the codec of the parameters loses.
@@ -117,6 +117,9 @@ def _strayed(log: RunLog, name: str, whole: Callable[[Event], bool]) -> Iterator
     for event in log.of(name, "round", "state_round"):
         if not whole(event):
             yield event["round"]
+    met = {e["round"] for peer in log.trained for e in log.of(peer, "state_round") if whole(e)}
+    own = {event["round"] for event in log.of(name, "state_round")}
+    yield from met.intersection(e["round"] for e in log.of(name, "weights")) - own
     for event in log.of(name, "state_loaded"):
         yield event["round"]  # the state may be of an earlier round
 
