@@ -166,7 +166,18 @@ def test_who_had_no_time_to_contribute_is_not_blamed() -> None:
 # -- the log -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("left", "ok"), [(14.9, True), (15.2, False)])
+def test_who_is_told_to_go_before_it_trained_leaves_without_a_beginning() -> None:
+    story = Story()
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.spawn(3.0, "peer-3")
+    story.say(3.5, "left", "peer-3", round=0, handed_over=0, lost=0)
+    story.say(3.6, "peer_finished", "peer-3", round=0, samples=0, clock_s=0.0, reason="notice")
+    story.rounds(4.0, 5.0, peers=ALL)
+    story.finish(6.0, ALL)
+    assert result(story, "log_complete").ok
+
+
+@pytest.mark.parametrize(("left", "ok"), [(59.9, True), (60.2, False)])
 def test_a_heal_is_missed_only_when_there_was_time_for_it(left: float, ok: bool) -> None:
     story = Story([planned(kind="pause", heal_after_s=2.0)])
     story.rounds(1.0, peers=ALL)

@@ -11,13 +11,13 @@ from rayhive.spec import ReplicateSpec
 
 #: Two threads of a peer may hand over their events in the other order within this time [s].
 ORDER_S = 0.5
-#: Time after a heal was due within which it has to be in the log [s]; it may have to start a peer.
-HEAL_S = 15.0
+#: Time after a heal was due within which it has to be in the log [s]; it may have to start a node.
+HEAL_S = 60.0
 #: What the supervisor says of a peer, on its own clock.
 _OF_SUPERVISOR = frozenset({"peer_spawned", "peer_lost"})
 #: What a peer goes through before it trains, in this order.
 _BEGINNING = ("dht_ready", "peer_ready", "training_started")
-_TRAINING = frozenset({"round", "transition", "state_round", "weights", "evaluation", "left"})
+_TRAINING = frozenset({"round", "transition", "state_round", "weights", "evaluation"})
 
 
 class LogComplete(Invariant):
@@ -26,10 +26,11 @@ class LogComplete(Invariant):
     * The log begins with ``replicate_started``, and ends with ``replicate_finished`` if there is
       one.
     * A peer's events stand in the order of its clock, ``dht_ready``, ``peer_ready`` and
-      ``training_started`` before any of training, and nothing comes after its ``peer_lost``.
+      ``training_started`` before any of training, and nothing comes after its ``peer_lost``. One
+      that is told to go before it has begun leaves without them.
     * A peer that trained finished, left, failed or was lost.
     * A fault that fired is planned, fired once, and was verified or failed; if it was to be healed
-      and more than :data:`HEAL_S` (15) seconds of training were left then and after the proof, it
+      and more than :data:`HEAL_S` (60) seconds of training were left then and after the proof, it
       was, or that failed.
     * Nothing is said of a fault that did not fire, except that it failed.
     """
