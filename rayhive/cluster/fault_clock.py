@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import rayhive.faults  # noqa: F401 - fills the registry
 from rayhive.cluster.ground import CAUSE, SwarmGround
 from rayhive.errors import RayhiveError, ReplicateError
-from rayhive.faults.effects import JOIN
+from rayhive.faults.effects import JOIN, takes_away
 from rayhive.faults.kind import FaultKind
 from rayhive.plan import DYNAMIC_ROLES, FaultPlan, PlannedFault
 from rayhive.registry import FAULTS
@@ -36,7 +36,7 @@ class FaultClock:
 
     def __init__(self, plan: FaultPlan, ground: SwarmGround) -> None:
         self._ground, self._at_most = ground, plan.at_most
-        self._struck: dict[str, set[str]] = {}
+        self._struck: dict[str, tuple[FaultKind, set[str]]] = {}
         self._faults: list[FaultKind] = [
             FAULTS.get(planned.kind)(planned) for planned in plan.faults
         ]
@@ -143,12 +143,21 @@ class FaultClock:
         """Wait until those whom a fault strikes are there, and not too many others are not."""
         while True:
             slots = set(self._strikes(fault))
-            others = set().union(self._ground.down(), *self._struck.values())
-            few = self._at_most is None or len(others | slots) <= self._at_most
-            if few and (fault.planned.kind == JOIN or all(map(self._ground.trains, slots))):
-                self._struck[fault.planned.id] = slots
+            there = fault.planned.kind == JOIN or all(map(self._ground.trains, slots))
+            if there and (self._at_most is None or self._few(fault, slots)):
+                self._struck[fault.planned.id] = fault, slots
                 return
             await self._news.wait()
+
+    def _few(self, fault: FaultKind, slots: set[str]) -> bool:
+        """Return whether a fault may strike slots now, in a plan that bounds how many may be."""
+        struck = list(self._struck.values())
+        # what lets a peer go on training may meet its like; what ends or stops it comes alone
+        gentle = not takes_away(fault.planned.kind)
+        away = [those for other, those in struck if not gentle or takes_away(other.planned.kind)]
+        down = self._ground.down()
+        free = slots.isdisjoint(down.union(*away))
+        return free and len(slots.union(down, *(s for _, s in struck))) <= (self._at_most or 0)
 
     def _strikes(self, fault: FaultKind) -> list[str]:
         """Return the slots that a fault strikes; none for a role, which goes to who is there."""

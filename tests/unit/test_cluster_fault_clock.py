@@ -120,25 +120,32 @@ def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_is_there() -> None:
 def test_no_more_are_struck_at_once_than_the_plan_allows(at_most: int | None) -> None:
     swarm = Swarm()
     faults = (
-        planned(0, "kill", "peer-0", heal_after_s=0.05),
-        planned(1, "pause", "peer-0", heal_after_s=0.05),
-        planned(2, "kill", "peer-1", heal_after_s=0.05),
+        planned(0, "partition", "peer-0", heal_after_s=0.05),
+        planned(1, "partition", "peer-0", heal_after_s=0.05),
+        planned(2, "kill", "peer-0", heal_after_s=0.05),
+        planned(3, "kill", "peer-1", heal_after_s=0.05),
     )
     plan = FaultPlan(peers=4, at_most=at_most, faults=faults)
 
     async def body() -> None:
         clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
         clock.start()
-        swarm.missing.add("peer-0")
         if at_most is None:
-            await until(clock, swarm, "fault_healed", "f0", "f1", "f2")
+            await until(clock, swarm, "fault_healed", "f0", "f1", "f2", "f3")
+            kinds = [kind for kind, _ in swarm.events]
+            assert "fault_fired" not in kinds[kinds.index("fault_healed") :]
             await clock.close()
             return
-        await until(clock, swarm, "fault_healed", "f0", "f1")  # who is struck twice is down once
-        await settled(clock)
-        assert swarm.said("fault_fired") == ["f0", "f1"], "peer-0 is not back"
-        swarm.missing.clear()
+        await until(clock, swarm, "fault_fired", "f0", "f1")
+        assert not swarm.said("fault_healed"), "who is struck twice is struck once"
+        await until(clock, swarm, "fault_fired", "f0", "f1", "f2")
+        assert swarm.said("fault_healed") == ["f0", "f1"], "what ends a peer comes alone"
+        swarm.missing.add("peer-0")
         await until(clock, swarm, "fault_healed", "f0", "f1", "f2")
+        await settled(clock)
+        assert swarm.said("fault_fired") == ["f0", "f1", "f2"], "peer-0 is not back"
+        swarm.missing.clear()
+        await until(clock, swarm, "fault_healed", "f0", "f1", "f2", "f3")
         await clock.close()
 
     run(swarm, body())
