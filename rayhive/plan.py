@@ -7,7 +7,7 @@ import json
 import re
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from rayhive.config import Model
 
@@ -87,10 +87,16 @@ class FaultPlan(Model):
     faults: tuple[PlannedFault, ...] = ()
     at_most: int | None = Field(default=None, ge=1)
 
+    # plans without a bound keep the hash that they had
+    @model_serializer(mode="wrap")
+    def _without_an_empty_bound(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = dump(self)
+        return {key: value for key, value in found.items() if (key, value) != ("at_most", None)}
+
     def canonical(self) -> str:
         """Return the plan as JSON that is the same, byte for byte, for the same plan."""
         return json.dumps(
-            self.model_dump(mode="json", exclude={"at_most"} if self.at_most is None else None),
+            self.model_dump(mode="json"),
             sort_keys=True,
             separators=(",", ":"),
             ensure_ascii=True,
