@@ -23,13 +23,13 @@ def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
     if not plan.faults:
         yield "  no faults"
         return
-    ids, times = (max(map(len, texts)) for texts in zip(*map(_begin, plan.faults), strict=True))
+    ids = max(len(fault.id) for fault in plan.faults)
+    times = max(len(str(fault.at)) for fault in plan.faults)
     for fault in plan.faults:
-        name, at = _begin(fault)
         heal = "" if fault.heal_after_s is None else f", heals after {fault.heal_after_s:g} s"
         args = "".join(f", {key} {value}" for key, value in fault.args.items())
         who = ", ".join(fault.who)
-        yield f"  {name:{ids}}  {at:{times}}  {fault.kind} {who}{args}{heal}"
+        yield f"  {fault.id:{ids}}  {fault.at!s:{times}}  {fault.kind} {who}{args}{heal}"
     by_round = [fault for fault in plan.faults if fault.at.round is not None]
     by_time = [fault for fault in plan.faults if fault.at.round is None]
     if by_round:
@@ -39,10 +39,6 @@ def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
     if by_time:
         yield ""
         yield from _chart(by_time, plan.peers, seconds, "s", _end_s)
-
-
-def _begin(fault: PlannedFault) -> tuple[str, str]:
-    return fault.id, str(fault.at)
 
 
 def _end_s(fault: PlannedFault) -> float | None:

@@ -144,20 +144,20 @@ class FaultClock:
         while True:
             slots = set(self._strikes(fault))
             there = fault.planned.kind == JOIN or all(map(self._ground.trains, slots))
-            if there and (self._at_most is None or self._few(fault, slots)):
+            if there and (self._at_most is None or self._few(fault, slots, self._at_most)):
                 self._struck[fault.planned.id] = fault, slots
                 return
             await self._news.wait()
 
-    def _few(self, fault: FaultKind, slots: set[str]) -> bool:
-        """Return whether a fault may strike slots now, in a plan that bounds how many may be."""
+    def _few(self, fault: FaultKind, slots: set[str], at_most: int) -> bool:
+        """Return whether a fault may strike slots now, where at most so many may be struck."""
         struck = list(self._struck.values())
         # what lets a peer go on training may meet its like; what ends or stops it comes alone
         gentle = not takes_away(fault.planned.kind)
         away = [those for other, those in struck if not gentle or takes_away(other.planned.kind)]
         down = self._ground.down()
         free = slots.isdisjoint(down.union(*away))
-        return free and len(slots.union(down, *(s for _, s in struck))) <= (self._at_most or 0)
+        return free and len(slots.union(down, *(s for _, s in struck))) <= at_most
 
     def _strikes(self, fault: FaultKind) -> list[str]:
         """Return the slots that a fault strikes; none for a role, which goes to who is there."""

@@ -15,6 +15,7 @@ from rayhive.cluster.swarm import Started, Swarm
 from rayhive.errors import ClusterError
 from rayhive.events import Event, make_event
 from rayhive.faults.ground import OTHER_NODE, ProcessRole
+from rayhive.faults.invariants.base import GROUPED
 from rayhive.spec import ReplicateSpec
 
 #: Id of the fault on whose behalf the running task acts.
@@ -142,11 +143,7 @@ class SwarmGround:
         if not self._ledger.peers[self.life(peer)].late:
             return True
         last = self._latest.get(("round", peer))
-        return (
-            last is not None
-            and last["peer"] == self.life(peer)
-            and last["outcome"] in ("averaged", "partial")
-        )
+        return last is not None and last["peer"] == self.life(peer) and last["outcome"] in GROUPED
 
     def home(self, node: str) -> list[str]:
         """Return the slots whose latest lives are, or were, on a logical node."""

@@ -103,8 +103,12 @@ class Scenario:
     @property
     def needs(self) -> dict[str, frozenset[str]]:
         """What the machine has to allow for each kind of fault that it may plan."""
-        generators = self.generators(self.args)
-        return needs_of(fault for generator in generators for fault in generator.may_plan())
+        return needs_of(self.may_plan())
+
+    def may_plan(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the kinds of fault that it may plan with their parameters as they are written."""
+        for generator in self.generators(self.args):
+            yield from generator.may_plan()
 
     @property
     def seconds(self) -> float:

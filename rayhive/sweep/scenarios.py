@@ -71,11 +71,7 @@ def check_scenarios(config: SweepConfig) -> Iterator[Problem]:
 
 def needs_of_study(config: SweepConfig) -> dict[str, frozenset[str]]:
     """Return what each kind of fault that the scenarios of a study may plan needs."""
-    needs: dict[str, frozenset[str]] = {}
-    for name in config.scenarios:
-        for kind, wanted in load_scenario(name).needs.items():
-            needs[kind] = needs.get(kind, frozenset()) | wanted
-    return needs
+    return needs_of(fault for name in config.scenarios for fault in load_scenario(name).may_plan())
 
 
 def host_of(

@@ -15,7 +15,7 @@ from rayhive.cluster.belongings import Belongings
 from rayhive.spec import PeerSpec
 from tests.integration.test_liveness import listen, rounds, stop
 from tests.integration.test_sabotage import assert_books_balance
-from tests.integration.zygote_harness import PeerLine, digits_peer, start_swarm, zygote
+from tests.integration.zygote_harness import PeerLine, digits_peers, start_swarm, zygote
 
 pytestmark = [pytest.mark.swarm]
 
@@ -31,17 +31,9 @@ def socket_path() -> Iterator[str]:
 
 def specs(run_id: str, peers: int, target: int, **configuration: Any) -> list[PeerSpec]:
     swarm = {"target_batch_size": target, "batch_size": BATCH}
-    return [
-        digits_peer(
-            run_id,
-            peer,
-            peers,
-            swarm=swarm,
-            configuration=configuration,
-            evaluate_every=100 * target,
-        )
-        for peer in range(peers)
-    ]
+    return digits_peers(
+        run_id, peers, swarm=swarm, configuration=configuration, evaluate_every=100 * target
+    )
 
 
 def assert_has_left(line: PeerLine, lost: int | None = 0) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rayhive.peer.sketch import relative_distance
 from rayhive.spec import PeerSpec
 from tests.integration.zygote_harness import (
     PeerLine,
-    digits_peer,
+    digits_peers,
     finish_swarm,
     start_swarm,
     zygote,
@@ -38,19 +38,15 @@ def socket_path() -> Iterator[str]:
 
 def specs(run_id: str, peers: int = 2, rounds: int = ROUNDS, **settings: object) -> list[PeerSpec]:
     swarm = {"target_batch_size": TARGET, "batch_size": 32}
-    return [
-        digits_peer(
-            run_id,
-            peer,
-            peers,
-            swarm=swarm,
-            configuration=settings,
-            evaluate_every=3 * TARGET,
-            seconds=60,
-            samples=rounds * TARGET,
-        )
-        for peer in range(peers)
-    ]
+    return digits_peers(
+        run_id,
+        peers,
+        swarm=swarm,
+        configuration=settings,
+        evaluate_every=3 * TARGET,
+        seconds=60,
+        samples=rounds * TARGET,
+    )
 
 
 def assert_rounds_are_whole(lines: list[PeerLine], rounds: int = ROUNDS) -> None:

@@ -17,7 +17,7 @@ from rayhive.spec import PeerSpec
 from tests.integration.test_liveness import listen, rounds, stop
 from tests.integration.zygote_harness import (
     PeerLine,
-    digits_peer,
+    digits_peers,
     finish_swarm,
     start_swarm,
     zygote,
@@ -46,20 +46,16 @@ def specs(
     run_id: str, faults: tuple[PlannedFault, ...], peers: int = PEERS, **settings: Any
 ) -> list[PeerSpec]:
     swarm = {"target_batch_size": TARGET, "batch_size": 16}
-    return [
-        digits_peer(
-            run_id,
-            peer,
-            peers,
-            swarm=swarm,
-            configuration=settings,
-            evaluate_every=100 * TARGET,
-            seconds=60,
-            samples=ROUNDS * TARGET,
-            faults=faults,
-        )
-        for peer in range(peers)
-    ]
+    return digits_peers(
+        run_id,
+        peers,
+        swarm=swarm,
+        configuration=settings,
+        evaluate_every=100 * TARGET,
+        seconds=60,
+        samples=ROUNDS * TARGET,
+        faults=faults,
+    )
 
 
 def identity(line: PeerLine) -> str:

@@ -52,6 +52,11 @@ def digits_peer(
     )
 
 
+def digits_peers(run_id: str, peers: int, **settings: Any) -> list[PeerSpec]:
+    """Return all peers of a swarm; ``settings`` as for :func:`digits_peer`."""
+    return [digits_peer(run_id, peer, peers, **settings) for peer in range(peers)]
+
+
 class PeerLine:
     """The actor's end of the line to one peer."""
 

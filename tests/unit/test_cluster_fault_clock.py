@@ -57,7 +57,7 @@ def planned(number: int, kind: str, who: str, **fields: Any) -> PlannedFault:
     return PlannedFault(id=f"f{number}", kind=kind, who=(who,), at=at, **fields)
 
 
-def run(swarm: Swarm, body: Coroutine[Any, Any, None]) -> None:
+def run(body: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(body, 10))
 
 
@@ -99,7 +99,7 @@ def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> N
         assert clock.problem() is None
         await clock.close()
 
-    run(swarm, body())
+    run(body())
 
 
 def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_is_there() -> None:
@@ -113,7 +113,7 @@ def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_is_there() -> None:
         await until(clock, swarm, "fault_verified", "f0", "f1")
         await clock.close()
 
-    run(swarm, body())
+    run(body())
 
 
 @pytest.mark.parametrize("at_most", [1, None])
@@ -148,4 +148,4 @@ def test_no_more_are_struck_at_once_than_the_plan_allows(at_most: int | None) ->
         await until(clock, swarm, "fault_healed", "f0", "f1", "f2", "f3")
         await clock.close()
 
-    run(swarm, body())
+    run(body())

@@ -98,7 +98,7 @@ class Chaos(Generator):
 
     def at_most(self, peers: int) -> int | None:
         """Return a minority, also where peers need longer to come back than was planned for."""
-        return max(1, COUNTS["minority"](peers))
+        return COUNTS["minority"](peers)
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
         """Yield the faults in order of time, those inside the training last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import combinations
 
 from rayhive.events import Event
@@ -43,8 +43,9 @@ class ReplicasAgree(Invariant):
         """Return the replicas that differ, the largest distance of each pair."""
         log, tolerance = RunLog(spec, events), tolerance_of(spec)
         whole = _whole(log)
+        met = {e["round"] for n in log.trained for e in log.of(n, "state_round") if whole(e)}
         weights = {name: _fingerprints(log, name) for name in log.trained}
-        astray = {name: _astray(log, name, whole) for name in log.trained}
+        astray = {name: _astray(log, name, whole, met) for name in log.trained}
         wrong = [text for name in log.living for text in self._lasting(log, name, astray[name])]
         for a, b in combinations(log.trained, 2):
             worst, where = 0.0, 0
@@ -101,25 +102,28 @@ def _whole(log: RunLog) -> Callable[[Event], bool]:
     return whole
 
 
-def _astray(log: RunLog, name: str, whole: Callable[[Event], bool]) -> frozenset[int]:
+def _astray(
+    log: RunLog, name: str, whole: Callable[[Event], bool], met: Set[int]
+) -> frozenset[int]:
     """Return the rounds after which a life's parameters may be its own."""
     lag = 0 if log.spec.configuration.delay == "none" else 1
     complete = sorted(event["round"] for event in log.of(name, "state_round") if whole(event))
     astray: set[int] = set()
     last = max((event["round"] for event in log.of(name, "weights")), default=0)
-    for round_ in _strayed(log, name, whole):
+    for round_ in _strayed(log, name, whole, met):
         back = next((number for number in complete if number >= round_), last + 1)
         astray.update(range(round_, back + lag))
     return frozenset(astray)
 
 
-def _strayed(log: RunLog, name: str, whole: Callable[[Event], bool]) -> Iterator[int]:
+def _strayed(
+    log: RunLog, name: str, whole: Callable[[Event], bool], met: Set[int]
+) -> Iterator[int]:
     for event in log.of(name, "round", "state_round"):
         if not whole(event):
             yield event["round"]
-    met = {e["round"] for peer in log.trained for e in log.of(peer, "state_round") if whole(e)}
     own = {event["round"] for event in log.of(name, "state_round")}
-    yield from met.intersection(e["round"] for e in log.of(name, "weights")) - own
+    yield from (met & {e["round"] for e in log.of(name, "weights")}) - own
     for event in log.of(name, "state_loaded"):
         yield event["round"]  # the state may be of an earlier round
 
