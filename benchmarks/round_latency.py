@@ -39,6 +39,8 @@ BOUNDS = {2: 0.12, 4: 0.30, 8: 0.90}
 #: How many times as long a round of hivemind's takes at least.
 RATIOS = {"hivemind, window 2 s": 8.0, "hivemind, window 5 s": 30.0}
 HIVEMINDS_ROUNDS, WARM_UP = 5, 2
+#: How many swarms are tried until one had all its peers in all its rounds.
+SWARMS = 3
 
 
 def make_module() -> torch.nn.Module:
@@ -100,25 +102,37 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     seconds = np.diff(ended)[settings["warm_up"] :]
     optimizer.shutdown()
     dht.shutdown()
-    if alone:
-        raise RuntimeError(f"{alone} rounds were done without all the peers: not a measurement")
     return {
         "seconds": seconds.tolist(),
+        "alone": alone,
         "parameters": sum(p.numel() for p in module.parameters()),
         "events": events,
     }
 
 
 def measure(peers: int, variant: str, rounds: int) -> list[float]:
-    """Return the seconds of every round that every peer of a fresh swarm took."""
+    """Return the seconds of every round that every peer of a fresh swarm took.
+
+    Raises:
+        RuntimeError: A peer failed, or no swarm had all its peers in all its rounds.
+    """
     settings = {
         "variant": variant,
         "rounds": rounds,
         "warm_up": WARM_UP,
         "matchmaking_time": VARIANTS[variant],
     }
-    results = run_swarm(__file__, peers, settings, timeout=300)
-    return [value for result in results for value in result["seconds"]]
+    what = f"{peers} peers, {variant}"
+    for _ in range(SWARMS):
+        try:
+            results = run_swarm(__file__, peers, settings, timeout=300)
+        except RuntimeError as error:
+            raise RuntimeError(f"{what}: {error}") from error
+        alone = sum(result["alone"] for result in results)
+        if not alone:
+            return [value for result in results for value in result["seconds"]]
+        print(f"{what}: left out a swarm with {alone} rounds that were not everybody's", flush=True)
+    raise RuntimeError(f"{what}: none of {SWARMS} swarms had all its peers in all its rounds")
 
 
 def median(values: list[float]) -> tuple[float, float, float]:

@@ -12,7 +12,7 @@ from rayhive.cluster.ground import CAUSE, SwarmGround
 from rayhive.errors import RayhiveError, ReplicateError
 from rayhive.faults.effects import JOIN, takes_away
 from rayhive.faults.kind import FaultKind
-from rayhive.plan import DYNAMIC_ROLES, FaultPlan, PlannedFault
+from rayhive.plan import DYNAMIC_ROLES, At, FaultPlan, PlannedFault
 from rayhive.registry import FAULTS
 
 T = TypeVar("T")
@@ -81,12 +81,15 @@ class FaultClock:
         planned, phase = fault.planned, "inject"
         CAUSE.set(planned.id)
         try:
-            slip = await self._due(fault, began)
+            await self._due(fault, began)
+            slip = self._slip(planned.at, began)
             who = self._who(fault)
             lives = self._ground.lives_of(who)
             fired_at = time.time()
             step = fault.inject(self._ground, who)
             done = await (step if fault.inside else _bounded(fault, step))
+            if fault.inside:  # only now it is known when the peer did it
+                slip = self._slip(planned.at, began)
             self._fired[planned.id] = time.monotonic()
             self._ground.note(
                 "fault_fired",
@@ -124,20 +127,24 @@ class FaultClock:
             self._struck.pop(planned.id, None)
             self._tell()
 
-    async def _due(self, fault: FaultKind, began: float) -> dict[str, Any]:
-        """Wait until the fault is due; return how late it is."""
+    async def _due(self, fault: FaultKind, began: float) -> None:
+        """Wait until the fault is due, and can strike."""
         at = fault.planned.at
-        if fault.inside:  # the peer does it by itself in the planned round
-            return {"slip_rounds": 0}
         if at.seconds is not None:
             await asyncio.sleep(max(0.0, began + at.seconds - time.monotonic()))
+        # what a peer does in a round it does before anybody has finished that
+        last = 0 if at.round is None else at.round - int(fault.inside)
+        while self._round < last:
+            await self._news.wait()
+        if not fault.inside:
             await self._there(fault)
+
+    def _slip(self, at: At, began: float) -> dict[str, Any]:
+        """Return how late it is for a fault."""
+        if at.seconds is not None:
             return {"slip_s": time.monotonic() - began - at.seconds}
         assert at.round is not None
-        while self._round < at.round:
-            await self._news.wait()
-        await self._there(fault)
-        return {"slip_rounds": self._round - at.round}
+        return {"slip_rounds": max(0, self._round - at.round)}
 
     async def _there(self, fault: FaultKind) -> None:
         """Wait until those whom a fault strikes are there, and not too many others are not."""

@@ -169,6 +169,7 @@ class MeasuredRunner(AllReduceRunner):
 
     async def forget(self, gone: Collection[bytes]) -> None:
         """Stop waiting for parts and answers of peers that are no longer there."""
+        self._absent = self._absent.union(gone)  # the talk with one may be about to begin
         for peer in self.sender_peer_ids:
             if peer.to_bytes() in gone:
                 await self._ban_sender(peer)
@@ -238,7 +239,9 @@ class _CountedStub:
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData]
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        answers = await self._stub.rpc_aggregate_part(stream)
+        opening = self._stub.rpc_aggregate_part(stream)
+        # a daemon may wait for ever for one that died while it was asked
+        answers = await asyncio.wait_for(opening, self._runner.reducer_timeout)
         return self._runner.received(until(answers, self._is_last))
 
     def _is_last(self, _: averaging_pb2.AveragingData) -> bool:

@@ -102,6 +102,27 @@ def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> N
     run(body())
 
 
+@pytest.mark.parametrize("at", [At(seconds=0.05), At(round=5)], ids=str)
+def test_the_report_of_a_peer_is_awaited_from_the_time_on_when_it_is_due(at: At) -> None:
+    swarm = Swarm()
+    swarm.training.clear()  # its spec says what it does: nobody has to reach it
+    plan = FaultPlan(peers=4, faults=(planned(0, "nan_gradient", "peer-1", at=at),))
+
+    async def body() -> None:
+        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock.start()
+        clock.heard(3)
+        await asyncio.sleep(0)
+        assert swarm.events == []
+        clock.heard(4)  # it is in round 5 now
+        await until(clock, swarm, "fault_verified", "f0")
+        fired = swarm.events[0][1]
+        assert fired["slip_rounds"] == 0 if at.round else fired["slip_s"] >= 0
+        await clock.close()
+
+    run(body())
+
+
 def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_is_there() -> None:
     swarm = Swarm()
     swarm.training.clear()

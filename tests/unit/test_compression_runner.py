@@ -17,7 +17,7 @@ import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.compression.accounting import payload
 from rayhive.compression.counting import CountingCompression
 from rayhive.compression.rounds import RoundResult
-from rayhive.compression.runner import ABSENT, HANGS_UP, MeasuredRunner
+from rayhive.compression.runner import ABSENT, HANGS_UP, MeasuredRunner, _CountedStub
 from rayhive.compression.streams import until
 from rayhive.registry import CODECS
 from tests.unit.compression_fakes import settle, stream_of
@@ -123,14 +123,18 @@ def test_a_silent_peer_shows_on_both_sides() -> None:
     asyncio.run(body())
 
 
-def test_a_peer_that_was_lost_while_the_group_formed_is_not_waited_for() -> None:
+@pytest.mark.parametrize("heard", ["before", "as it begins", "never"])
+def test_a_peer_that_was_lost_while_the_group_formed_is_not_waited_for(heard: str) -> None:
     async def body() -> None:
         lost = PeerID(b"peer 2")
-        runners = loopback(3, absent=frozenset({lost.to_bytes()}))[:2]
+        absent = frozenset({lost.to_bytes()} if heard == "before" else ())
+        runners = loopback(3, absent=absent, sender_timeout=0.1, reducer_timeout=0.3)[:2]
         tensors = [runner.tensor_part_container.local_tensors for runner in runners]
         for runner in runners:  # a link that is cut: no answer, and no refusal either
             stub = runner._get_peer_stub
-            runner._get_peer_stub = lambda peer, stub=stub: SILENT if peer == lost else stub(peer)
+            runner._get_peer_stub = through(runner, lost, stub)
+            if heard == "as it begins":
+                await runner.forget({lost.to_bytes()})
         # what the two reduce is averaged over them alone; the share of the third is as it was
         got = [torch.cat([t.flatten() for t in result]) for result in await average(runners)]
         own = [torch.cat([t.flatten() for t in before]) for before in tensors]
@@ -139,12 +143,22 @@ def test_a_peer_that_was_lost_while_the_group_formed_is_not_waited_for() -> None
             averaged, kept = ((result - other).abs() < 1e-6 for other in (mean, before))
             assert bool((averaged | kept).all())
             assert 0.5 < float(averaged.float().mean()) < 1.0
+        why = "TimeoutError()" if heard == "never" else f"AllreduceException('{ABSENT}')"
         for runner in runners:
             assert runner.banned() == {str(lost)}
-            assert runner.failures == [f"reducer {lost}: AllreduceException('{ABSENT}')"]
+            assert runner.failures == [f"reducer {lost}: {why}"]
             assert runner.fraction() < 1.0
 
     asyncio.run(body())
+
+
+def through(runner: MeasuredRunner, lost: PeerID, stub: Any) -> Any:
+    """Return what finds the remote side of peers for a runner, and nobody behind that of one."""
+
+    def stub_of(peer: PeerID) -> Any:
+        return _CountedStub(SILENT, runner, 1) if peer == lost else stub(peer)
+
+    return stub_of
 
 
 async def _never(_: Any) -> Any:
