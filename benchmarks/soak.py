@@ -36,6 +36,8 @@ from rayhive.compression.averagers import RayhiveGradientAverager
 BATCH = 16
 #: Rounds after which a peer has the size that it is held to.
 SETTLED = 0.2
+#: A size is the least of so many rounds: a stream is open, or a buffer full, only for moments.
+SIZED = 10
 AGREE = 1e-4
 
 
@@ -83,15 +85,13 @@ class FailingAverager(RayhiveGradientAverager):
         return result
 
 
-def size() -> dict[str, int]:
+def size() -> tuple[int, int]:
     """Return the memory [bytes] and the descriptors of this peer's processes."""
     gc.collect()
     own = psutil.Process()
     tree = [own, *(p for p in own.children(recursive=True) if "python" in p.name())]
-    return {
-        "memory": sum(process.memory_full_info().uss for process in tree),
-        "descriptors": sum(process.num_fds() for process in tree),
-    }
+    memory = sum(process.memory_full_info().uss for process in tree)
+    return memory, sum(process.num_fds() for process in tree)
 
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -125,28 +125,34 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     )
     assert optimizer.tracker.wait_for_peers(settings["peers"], 60)
     generator = torch.Generator().manual_seed(index)
-    began, before = time.perf_counter(), None
-    while (round_ := optimizer.local_epoch) < settings["rounds"]:
-        if before is None and round_ >= SETTLED * settings["rounds"]:
-            before = size()
+    began, last = time.perf_counter(), settings["rounds"]
+    settled = int(SETTLED * last)
+    early: dict[int, tuple[int, int]] = {}
+    late: dict[int, tuple[int, int]] = {}
+    while (round_ := optimizer.local_epoch) < last:
+        for sizes, begin in ((early, settled), (late, last - SIZED)):
+            if begin <= round_ < begin + SIZED and round_ not in sizes:
+                sizes[round_] = size()
         data = torch.randn(BATCH, 64, generator=generator)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(module(data), data[:, :10].argmax(1)).backward()
         optimizer.step()
     optimizer.state_averager.step(wait_for_delayed_updates=True)
-    after, averager = size(), optimizer.grad_averager
+    averager = optimizer.grad_averager
     weights = torch.cat([p.detach().flatten() for p in optimizer.state_averager.main_parameters])
     optimizer.shutdown()
     dht.shutdown()
-    assert before is not None
+    before, after = (
+        [min(column) for column in zip(*sizes.values(), strict=True)] for sizes in (early, late)
+    )
     return {
         "seconds": time.perf_counter() - began,
         "weights": weights.tolist(),
         "outcomes": {name: outcomes.count(name) for name in sorted(set(outcomes))},
         "failures": int(averager.failures),
         "untold": int(averager.untold),
-        **{f"{key} before": value for key, value in before.items()},
-        **{f"{key} after": value for key, value in after.items()},
+        "memory": (before[0], after[0]),
+        "descriptors": (before[1], after[1]),
     }
 
 
@@ -170,8 +176,8 @@ def main() -> None:
         results = run_swarm(__file__, arguments.peers, settings, timeout=900)
         weights = torch.tensor([result["weights"] for result in results])
         distance = float((weights - weights[0]).norm(dim=1).max() / weights[0].norm())
-        growth = max(r["memory after"] / r["memory before"] - 1 for r in results)
-        descriptors = max(r["descriptors after"] - r["descriptors before"] for r in results)
+        growth = max(after / before - 1 for before, after in (r["memory"] for r in results))
+        descriptors = max(after - before for before, after in (r["descriptors"] for r in results))
         print(f"{delay}: {results[0]['seconds']:.0f} s, distance {distance:.1e},")
         print(f"  failures on purpose {sum(r['failures'] for r in results)},", end=" ")
         print(f"memory {growth:+.1%}, descriptors {descriptors:+d}")
