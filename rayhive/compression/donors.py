@@ -125,7 +125,10 @@ class CheckedDownloads(DecentralizedAverager):
         return min(timeout, float(self.next_chunk_timeout or self.request_timeout))
 
     async def _donors(self) -> list[PeerID]:
-        """Return the other peers that share their state, the one in the newest round first."""
+        """Return the other peers that share their state, the one in the newest round first.
+
+        Those that are known to be alive come before the others: an entry outlives its peer.
+        """
         key = f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
         asked = self.dht.get(key, latest=True, return_future=True)
         answer = await asyncio.wait_for(asked, ASK_S)
@@ -136,7 +139,8 @@ class CheckedDownloads(DecentralizedAverager):
             if isinstance(entry, ValueWithExpiration) and isinstance(entry.value, (int, float))
         }
         found.pop(self.peer_id, None)
-        return sorted(found, key=lambda peer: found[peer], reverse=True)
+        alive = self._matchmaking.rendezvous.known()
+        return sorted(found, key=lambda peer: (peer in alive, *found[peer]), reverse=True)
 
     async def _sound_state(
         self,

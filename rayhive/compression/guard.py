@@ -29,6 +29,7 @@ from hivemind.utils import MPFuture, MSGPackSerializer
 from hivemind.utils.asyncio import enter_asynchronously
 
 from rayhive.compression.matchmaking import TRACE, StepTrace
+from rayhive.compression.powersgd import STEP
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.rounds import RoundResult
 from rayhive.compression.sketching import Sketcher, cosine
@@ -48,6 +49,8 @@ LEANING = 16
 LEAST_LEAN = -0.25
 #: What who did nothing without the others counts for; not 0, should all have done nothing.
 LEAST_ROUNDS = 1e-6
+#: Weight of tensors that must not count; not 0, should all of a group have it.
+STALE_WEIGHT = 1e-9
 _KEY = "guard"
 
 
@@ -287,8 +290,9 @@ class GuardedFactors(Guarded):
 
     def _commit(self, large: list[torch.Tensor], *rest: Any) -> None:
         """Owe what was owed before if nothing of this peer is in the round."""
-        trace = TRACE.get()
+        trace, step = TRACE.get(), STEP.get()
         excluded = trace is not None and trace.excluded
+        excluded |= step is not None and step.weight <= STALE_WEIGHT
         factors = self._factors
         owed = [tensor.clone() for tensor in factors.owed] if excluded else []
         super()._commit(large, *rest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -258,7 +259,8 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         """
         if self._thread is None:  # not before the fork
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="powersgd")
-        job = asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
+        inside = contextvars.copy_context().run  # it asks which step it works for
+        job = asyncio.get_running_loop().run_in_executor(self._thread, inside, work, *args)
         cancelled = False
         while not job.done():
             try:

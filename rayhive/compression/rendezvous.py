@@ -6,8 +6,9 @@ without asking. The others join it directly, with hivemind's own messages, and i
 the last one has joined. A request that comes early is held, one that comes late is refused.
 
 When views differ for a moment, a peer may join one that does not lead; it is sent away and asks
-again. When the leader is gone, the next oldest leads. A leader that has waited for its window
-goes on with those who have come: who comes later has missed the round, and forms no other group.
+again. When the leader is gone, or does not come to the round within a window, the next oldest
+leads. A leader that has waited for its window goes on with those who have come: who comes later
+has missed the round, and forms no other group.
 """
 
 from __future__ import annotations
@@ -106,6 +107,10 @@ class Rendezvous:
         self._members = tuple(members)
         self._notify()
 
+    def known(self) -> frozenset[PeerID]:
+        """Return who takes part, as far as it was told."""
+        return frozenset(PeerID(member.peer_id) for member in self._members)
+
     def leave_behind(self, round_: int) -> None:
         """Say that this peer has a round behind it: whoever asks for it now is too late."""
         self._past = max(self._past, round_)
@@ -134,7 +139,8 @@ class Rendezvous:
         Args:
             round_: Its number.
             gather: What every peer of the group gets of this one.
-            window: Longest wait for peers that take part and do not come [s].
+            window: Longest wait for peers that take part and do not come [s]; for a leader that
+                does not, it begins anew.
             patience: Longest wait at all [s].
 
         Raises:
@@ -145,12 +151,14 @@ class Rendezvous:
         """
         loop = asyncio.get_running_loop()
         window_ends, ends = loop.time() + window, loop.time() + patience
+        missing: set[PeerID] = set()
         self._search = search = _Search(round_, gather)
         self._notify()
         try:
             while loop.time() < ends:
-                changed, roster = self._changed, self.roster(round_)
-                self._check_company(round_, roster)
+                changed = self._changed
+                roster = [peer for peer in self.roster(round_) if peer not in missing]
+                self._check_company(round_, roster, missing)
                 group: GroupInfo | None = None
                 if roster[0] == self.own:
                     group = self._assemble(search, roster, loop.time() >= window_ends)
@@ -159,7 +167,9 @@ class Rendezvous:
                         await _wait(changed, until - loop.time())
                 else:
                     self._dismiss(search)
-                    group = await self._follow(search, roster[0], ends)
+                    group = await self._follow(search, roster[0], missing, window_ends, ends)
+                    if roster[0] in missing:
+                        window_ends = loop.time() + window
                 if group is not None:
                     return group
             raise asyncio.TimeoutError(f"nobody came to round {round_} in {patience:.0f} s")
@@ -168,11 +178,13 @@ class Rendezvous:
             self._dismiss(search)
             self._notify()
 
-    def _check_company(self, round_: int, roster: list[PeerID]) -> None:
+    def _check_company(self, round_: int, roster: list[PeerID], missing: set[PeerID]) -> None:
         others = [m for m in self._members if m.peer_id != self.own.to_bytes()]
         # A round has one group: whoever was not in it must not begin another.
         if any(member.met >= round_ for member in others):
             raise RoundIsOver(f"round {round_} is over: others have averaged without this peer")
+        if missing and len(roster) == 1:
+            raise asyncio.TimeoutError(f"{missing.pop()} did not come to round {round_}")
         if len(roster) == 1 or (self._client_mode and roster[0] == self.own):
             raise NobodyElse(f"nobody else takes part in round {round_}")
 
@@ -243,8 +255,18 @@ class Rendezvous:
 
     # -- following -----------------------------------------------------------------------------
 
-    async def _follow(self, search: _Search, leader: PeerID, ends: float) -> GroupInfo | None:
-        """Ask to be led; return None when somebody else leads by now, or it did not work."""
+    async def _follow(
+        self,
+        search: _Search,
+        leader: PeerID,
+        missing: set[PeerID],
+        window_ends: float,
+        ends: float,
+    ) -> GroupInfo | None:
+        """Ask to be led; return None when somebody else leads by now, or it did not work.
+
+        A leader that has not come to the round when the window ends becomes one of the missing.
+        """
         loop = asyncio.get_running_loop()
         request = messages.JoinRequest(
             schema_hash=self._schema_hash,
@@ -253,17 +275,23 @@ class Rendezvous:
             gather=search.gather,
             group_key=f"{self._key}.0b{search.round:b}",
         )
-        answer = asyncio.ensure_future(self._answer(leader, request))
+        accepted = asyncio.Event()
+        answer = asyncio.ensure_future(self._answer(leader, request, accepted))
         try:
             while not answer.done() and loop.time() < ends:
+                until = ends if accepted.is_set() else min(window_ends, ends)
+                if loop.time() >= until:
+                    missing.add(leader)
+                    return None
                 changed = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait(
                     {answer, changed},
-                    timeout=ends - loop.time(),
+                    timeout=until - loop.time(),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 changed.cancel()
-                if not answer.done() and self.roster(search.round)[0] != leader:
+                roster = self.roster(search.round)
+                if not answer.done() and next(p for p in roster if p not in missing) != leader:
                     return None
             message = answer.result() if answer.done() else None
         except Exception:  # out of reach; whether it is gone is for others to say
@@ -281,7 +309,7 @@ class Rendezvous:
         return GroupInfo(message.group_id, ids, tuple(message.gathered))
 
     async def _answer(
-        self, leader: PeerID, request: messages.JoinRequest
+        self, leader: PeerID, request: messages.JoinRequest, accepted: asyncio.Event
     ) -> messages.MessageFromLeader | None:
         """Return the leader's last word; None if it hung up without one."""
         stream: Any = await self._ask(leader, request)
@@ -289,6 +317,7 @@ class Rendezvous:
             async for message in stream:
                 if message.code != messages.ACCEPTED:
                     return message
+                accepted.set()
         return None
 
 

@@ -61,6 +61,8 @@ class MeasuredTraining(Callback):
         #: Samples computed when a round was left behind whose averaging is not over.
         self._computed: dict[int, int] = {}
         self._sketch: WeightsSketch | None = None
+        #: What it steps with by itself from now on, nobody will have.
+        self._handing_over = False
 
     # -- events of the optimizer, from its threads ---------------------------------------------
 
@@ -70,7 +72,9 @@ class MeasuredTraining(Callback):
         if kind == "round":
             # with delayed gradients it comes late, when the next samples are computed already
             computed = self._computed.pop(fields["round"], self.samples.computed)
-            entered = 0 if fields["outcome"] == "skipped" else fields["samples"]
+            outcome = fields["outcome"]
+            in_vain = outcome == "skipped" or (outcome == "local" and self._handing_over)
+            entered = 0 if in_vain else fields["samples"]
             lost = self.samples.enter(entered, computed)
             fields = {
                 **fields, "samples": entered, "computed": computed, "lost": lost,
@@ -225,8 +229,8 @@ class MeasuredTraining(Callback):
         averager = MeasuredTraining._optimizer(trainer).grad_averager
         return 0 if averager is None else int(averager.local_samples_accumulated)
 
-    @staticmethod
-    def _hand_over(trainer: Trainer) -> None:
+    def _hand_over(self, trainer: Trainer) -> None:
+        self._handing_over = True
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         MeasuredTraining._optimizer(trainer).hand_over(scaler)
 

@@ -28,15 +28,17 @@ from typing import Any, Literal
 import torch
 from hivemind.utils import get_logger
 
+from rayhive.compression.guard import STALE_WEIGHT
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.steps import NOTICE_S
+from rayhive.errors import PeerError
 from rayhive.peer.catching_up import CatchingUp
 from rayhive.peer.parts import OnEvent
 
 logger = get_logger(__name__)
 
-#: Weight of parameters that must not count; not 0, should all of a group have it.
-STALE_WEIGHT = 1e-9
+#: How often a wait for what runs in the background may take all the time of an averaging.
+BACKGROUND_WAITS = 4
 
 
 class RayhiveOptimizer(CatchingUp):
@@ -143,7 +145,9 @@ class RayhiveOptimizer(CatchingUp):
         averager = self.grad_averager
         ready = time.perf_counter()
         if self.delay_optimizer_step:
-            self.state_averager.step(wait_for_delayed_updates=True)
+            self._finish_background()
+        if self.live_peers <= 1:
+            self._stale = False  # nobody is left whose parameters are newer
         began = time.perf_counter()
         return {
             "round": self.local_epoch + 1,
@@ -153,6 +157,21 @@ class RayhiveOptimizer(CatchingUp):
             "background_s": began - ready,
             "began": began,
         }
+
+    def _finish_background(self) -> None:
+        """Wait for what runs in the background: next to it, a round would use its buffers.
+
+        hivemind goes on after the time that one averaging may take; a round has two.
+
+        Raises:
+            PeerError: It does not end.
+        """
+        for _ in range(BACKGROUND_WAITS):
+            self.state_averager.step(wait_for_delayed_updates=True)
+            if not self.state_averager.pending_updates:
+                return
+            self._watch.check()
+        raise PeerError("what runs in the background does not end")
 
     def _start_gradient_round(self, grad_scaler: Any) -> Any:
         """Begin to average gradients; return the round's control, or None without company."""
@@ -196,6 +215,7 @@ class RayhiveOptimizer(CatchingUp):
         try:
             result = control.result(self.averaging_timeout + NOTICE_S)
         except NobodyElse:
+            self._astray |= self.live_peers > 1  # they are a round ahead, or do not meet
             self._restore_own_gradients()
             self._end_own(record, "alone")
         except BaseException as error:
@@ -283,7 +303,7 @@ class RayhiveOptimizer(CatchingUp):
         if self.delay_state_averaging and not averager.delta_rule_averaging:
             # parameters averaged in the background replace the local ones: arriving after this
             # round's step, which hivemind allows, they would undo it
-            averager.step(wait_for_delayed_updates=True)
+            self._finish_background()
         next_round = self.local_epoch + 1
         steps = not self.auxiliary and not self.use_local_updates and "skip" not in self._record
         control = self._state_control(next_round)
@@ -321,9 +341,16 @@ class RayhiveOptimizer(CatchingUp):
         if not due:
             self.tracker.has_ended("synchronised", next_round, met=False, aloud=False)
             return None
-        control = self.state_averager.schedule_step(
-            gather=self._state_gather(next_round), timeout=self.averaging_timeout
-        )
+        try:
+            control = self.state_averager.schedule_step(
+                gather=self._state_gather(next_round), timeout=self.averaging_timeout
+            )
+        except Exception as error:  # as with gradients: it may have been stopped for a while
+            self._watch.check()
+            logger.warning(f"could not begin to average parameters: {error!r}")
+            self._astray = True
+            self.tracker.has_ended("synchronised", next_round, met=False)
+            return None
         if self._stale:
             control.weight = STALE_WEIGHT
         began = time.perf_counter()

@@ -68,6 +68,7 @@ class PresenceService:
         self._p2p: P2P
         self._calls: dict[bytes, asyncio.Task[None]] = {}
         self._news: dict[bytes, asyncio.Event] = {}
+        self._connecting: dict[PeerID, asyncio.Task[None]] = {}
         self._met = asyncio.Event()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -87,9 +88,10 @@ class PresenceService:
             if not self.census.own.client_mode:
                 await self._p2p.remove_protobuf_handler(self._name)
         finally:
-            for task in [*jobs, *self._calls.values()]:
+            tasks = [*jobs, *self._calls.values(), *self._connecting.values()]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*jobs, *self._calls.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self._p2p.shutdown()
 
     async def _daemon(self) -> Any:
@@ -179,10 +181,23 @@ class PresenceService:
         with self.census.lock:
             addresses = self.census.addresses_of(peer)
         await _knock(addresses)
-        client, id_ = self._p2p._client, PeerID(peer)
         with contextlib.suppress(Exception):  # there was none any more
-            await client.disconnect(id_)
-        await client.connect(id_, [Multiaddr(_without_id(address)) for address in addresses])
+            await self._p2p._client.disconnect(PeerID(peer))
+        await self._connect(PeerID(peer), addresses)
+
+    async def _connect(self, peer: PeerID, addresses: Sequence[str]) -> None:
+        """Have the daemon connect to a peer; who asks again meanwhile waits for the same answer.
+
+        One that is stopped is connected to and never says a word. Each request to the daemon has a
+        socket, which is not closed before there is an answer, whoever has given it up.
+        """
+        connecting = self._connecting.get(peer)
+        if connecting is None or connecting.done():
+            places = [Multiaddr(_without_id(address)) for address in addresses]
+            connecting = asyncio.ensure_future(self._p2p._client.connect(peer, places))
+            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._connecting[peer] = connecting
+        await asyncio.shield(connecting)
 
     def _knows(self, peer: bytes) -> bool:
         with self.census.lock:
@@ -260,8 +275,7 @@ class PresenceService:
             with contextlib.suppress(Exception):  # it may be long gone
                 patience = self.census.silence / FAILURES
                 await asyncio.wait_for(_knock([address]), patience)
-                connecting = self._p2p._client.connect(peer, [Multiaddr(_without_id(address))])
-                await asyncio.wait_for(connecting, patience)
+                await asyncio.wait_for(self._connect(peer, [address]), patience)
                 await asyncio.wait_for(self._call(peer.to_bytes()), patience)
 
     async def _merge(self) -> None:

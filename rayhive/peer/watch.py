@@ -78,9 +78,12 @@ class ProcessWatch:
                     handle = os.pidfd_open(pid)
                     stack.callback(os.close, handle)
                     handles[handle] = name
+            poll = select.poll()  # select takes no descriptor above 1023; tensors have theirs, too
+            for descriptor in (self._wake_read, *handles):
+                poll.register(descriptor, select.POLLIN)
             while self.error is None and not self._ended.is_set():
-                timeout = None if len(handles) == len(self._processes) else LOOK_S
-                ready, _, _ = select.select([self._wake_read, *handles], [], [], timeout)
+                timeout = None if len(handles) == len(self._processes) else 1e3 * LOOK_S
+                ready = [descriptor for descriptor, _ in poll.poll(timeout)]
                 if self._ended.is_set():
                     return
                 self._find_dead([handles[handle] for handle in ready if handle in handles])

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration
 
 from rayhive.compression.donors import CheckedDownloads, Digest, with_digest
 
@@ -47,6 +50,26 @@ class Joiner(CheckedDownloads):
     def verdict(self, offered: State) -> str | None:
         others: Any = list(range(len(self.opinions)))
         return asyncio.run(self._fault_in(offered, others, 1.0))
+
+
+def test_who_is_known_to_be_alive_is_asked_first() -> None:
+    names = [PeerID(name) for name in (b"dead and newest", b"newer", b"older", b"oneself")]
+    rounds = dict(zip(names, (9, 8, 7, 9), strict=True))
+    entries = {name.to_bytes(): ValueWithExpiration(float(rounds[name]), 1e12) for name in names}
+
+    async def get(key: str, **_: Any) -> Any:
+        return ValueWithExpiration(entries, 1e12)
+
+    joiner: Any = SimpleNamespace(
+        dht=SimpleNamespace(get=get),
+        peer_id=names[3],
+        _matchmaking=SimpleNamespace(
+            group_key_manager=SimpleNamespace(prefix="run"),
+            rendezvous=SimpleNamespace(known=lambda: frozenset(names[1:3])),
+        ),
+    )
+    found = asyncio.run(CheckedDownloads._donors(joiner))
+    assert found == [names[1], names[2], names[0]]
 
 
 def test_distances_are_those_of_the_tensors() -> None:

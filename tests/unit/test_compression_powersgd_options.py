@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from math import nan
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from hivemind.utils.math import orthogonalize_
 from rayhive.compression.accounting import payload
 from rayhive.compression.averager import PHASE_NAMES
 from rayhive.compression.averagers import RayhivePowerSGDAverager
+from rayhive.compression.guard import STALE_WEIGHT
 from rayhive.compression.matchmaking import TRACE, StepTrace
 from rayhive.compression.orthogonalise import METHODS
+from rayhive.compression.powersgd import STEP
 from rayhive.compression.powersgd_shapes import (
     MAX_ITERATIONS,
     ORTHOGONALISATIONS,
@@ -199,8 +202,9 @@ def test_what_rounding_takes_from_half_precision_is_owed() -> None:
     torch.testing.assert_close(averager._ms[0], total, rtol=0, atol=1e-5)
 
 
-def test_a_peer_that_is_not_in_the_round_owes_what_it_owed() -> None:
-    """Its gradient is corrupt: the others' average is applied, and nothing of it is remembered."""
+@pytest.mark.parametrize("why", ["corrupt", "stale"])
+def test_a_peer_that_is_not_in_the_round_owes_what_it_owed(why: str) -> None:
+    """The others' average is applied, and nothing of its own gradient is remembered."""
     averager = unstarted(RayhivePowerSGDAverager, SHAPES, **RANK)
     factors = averager._factors
     for seed, excluded in enumerate([False, True, False]):
@@ -209,14 +213,17 @@ def test_a_peer_that_is_not_in_the_round_owes_what_it_owed() -> None:
         given = [gradient.clone() for gradient in large]
         ps = factors.begin(large)
         qs = factors.backproject(ps)
-        TRACE.set(StepTrace(excluded=excluded))
-        averager._commit(large, ps, qs, [], [])
+        TRACE.set(StepTrace(excluded=excluded and why == "corrupt"))
+        weight = STALE_WEIGHT if excluded and why == "stale" else 1.0
+        STEP.set(SimpleNamespace(weight=weight))  # type: ignore[arg-type]
+        asyncio.run(averager._in_thread(averager._commit, large, ps, qs, [], []))
         for owed, was, new, applied in zip(averager._ms, before, given, large, strict=True):
             if excluded:
                 assert torch.equal(owed, was)
             else:
                 torch.testing.assert_close(owed, was + new - applied)
     TRACE.set(None)
+    STEP.set(None)
 
 
 # -- options and bytes

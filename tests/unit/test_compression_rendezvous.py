@@ -237,6 +237,47 @@ def test_one_that_does_not_come_is_waited_for_and_then_has_missed_the_round(run:
     run(body())
 
 
+@pytest.mark.parametrize("names", ["bc", "bcd"])
+def test_a_leader_that_does_not_come_is_waited_for_no_longer_than_others(
+    run: Any, names: str
+) -> None:
+    """It lives and takes part, but its trainer does something else."""
+
+    async def body() -> None:
+        swarm = Swarm(["a", *names])
+        swarm.everybody_sees(["a", *names])
+        groups = await asyncio.gather(*map(swarm.meet, names))
+        assert all(names_of(group) == set(names) for group in groups)
+        assert len({group.group_id for group in groups}) == 1
+        assert WINDOW <= asyncio.get_running_loop().time() < WINDOW + 10 * LATENCY
+
+    run(body())
+
+
+def test_a_leader_that_comes_late_leads(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b", "c"])
+        swarm.everybody_sees(["a", "b", "c"])
+        tasks = [asyncio.ensure_future(swarm.meet(name)) for name in "bc"]
+        await asyncio.sleep(WINDOW - 1)
+        groups = await asyncio.gather(swarm.meet("a"), *tasks)
+        assert all(names_of(group) == {"a", "b", "c"} for group in groups)
+        assert asyncio.get_running_loop().time() < WINDOW
+
+    run(body())
+
+
+def test_where_nobody_else_comes_the_window_is_the_end(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b"])
+        swarm.everybody_sees(["a", "b"])
+        with pytest.raises(asyncio.TimeoutError, match="did not come to round 1"):
+            await swarm.meet("b")
+        assert WINDOW <= asyncio.get_running_loop().time() < WINDOW + 10 * LATENCY
+
+    run(body())
+
+
 def test_one_whose_companions_went_on_is_told_at_once(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])

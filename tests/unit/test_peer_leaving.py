@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rayhive.peer.callbacks import MeasuredTraining
 from rayhive.peer.leaving import MARGIN_S, Leaving, Samples
 
 BATCH_S, ROUND_S, EXCHANGE_S = 0.2, 1.0, 0.1
@@ -104,3 +105,24 @@ def test_a_round_that_ends_late_counts_what_was_computed_when_it_was_left_behind
     books.computed = 32
     books.computed += 16  # of the next round
     assert books.enter(32, computed=32) == 0 and books.pending == 16
+
+
+@pytest.mark.parametrize(("handing_over", "entered"), [(True, 0), (False, 32)])
+def test_who_steps_by_itself_and_then_leaves_takes_its_samples_along(
+    handing_over: bool, entered: int
+) -> None:
+    told: list[dict[str, Any]] = []
+    samples = Samples()
+    samples.computed = 32
+    peer: Any = SimpleNamespace(
+        clock=SimpleNamespace(seconds=lambda: 1.0),
+        samples=samples,
+        leaving=SimpleNamespace(on_event=lambda *_: None),
+        channel=SimpleNamespace(emit=lambda kind, **fields: told.append(fields)),
+        _computed={},
+        _handing_over=handing_over,
+        _mean_loss=lambda: 0.0,
+    )
+    MeasuredTraining.on_event(peer, "round", {"round": 4, "outcome": "local", "samples": 32})
+    assert (told[0]["samples"], told[0]["lost"]) == (entered, 32 - entered)
+    assert samples.pending == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -45,6 +46,25 @@ def test_a_death_fails_what_is_waited_for_now_and_later(process: subprocess.Pope
         assert told == [watch.error]
     finally:
         watch.close()
+
+
+def test_a_death_is_noticed_with_more_than_a_thousand_files_open(
+    process: subprocess.Popen[bytes],
+) -> None:
+    """Every tensor that is shared with another process has a descriptor."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
+    noticed = threading.Event()
+    files = [os.dup(0) for _ in range(1100)]
+    watch = ProcessWatch({"averager": process.pid}, lambda _: noticed.set())
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        assert noticed.wait(20)
+    finally:
+        watch.close()
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_where_the_kernel_does_not_tell_it_is_looked_for(

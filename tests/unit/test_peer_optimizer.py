@@ -1,0 +1,84 @@
+"""What an optimizer makes of rounds that did not go as they should, each step by itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rayhive.compression.rendezvous import NobodyElse
+from rayhive.errors import PeerError
+from rayhive.peer.optimizer import BACKGROUND_WAITS, RayhiveOptimizer
+
+
+class Fake(SimpleNamespace):
+    """A peer in its fourth round; the test says what is unusual."""
+
+    def __init__(self, **unusual: Any) -> None:
+        usual: dict[str, Any] = {
+            "local_epoch": 3, "live_peers": 2, "averaging_timeout": 1.0, "average_state_every": 1,
+            "delay_grad_averaging": False, "delay_optimizer_step": False,
+            "_stale": False, "_astray": False, "_average_state_soon": False, "_quiet": False,
+            "_went_on": 0.0, "grad_averager": SimpleNamespace(local_samples_accumulated=32),
+            "_watch": SimpleNamespace(check=lambda: None),
+            "_restore_own_gradients": lambda: None,
+            "_state_gather": lambda round_: [round_],
+        }  # fmt: skip
+        super().__init__(**usual | unusual)
+        self.ended: list[tuple[str, int, bool]] = []
+        self.outcomes: list[str] = []
+        self.tracker = SimpleNamespace(
+            has_ended=lambda kind, round_, met, aloud=True: self.ended.append((kind, round_, met))
+        )
+        self._end_own = lambda record, outcome: self.outcomes.append(outcome)
+
+
+@pytest.mark.parametrize(("live_peers", "samples"), [(1, 32), (2, 0)])
+def test_a_stale_peer_counts_again_when_nobody_has_newer_parameters(
+    live_peers: int, samples: int
+) -> None:
+    peer = Fake(_stale=True, live_peers=live_peers)
+    assert RayhiveOptimizer._begin_record(peer)["samples"] == samples  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("live_peers", [1, 2])
+def test_who_steps_alone_beside_others_wants_their_parameters(live_peers: int) -> None:
+    def result(timeout: float) -> Any:
+        raise NobodyElse
+
+    peer = Fake(live_peers=live_peers)
+    control: Any = SimpleNamespace(result=result)
+    RayhiveOptimizer._finish_gradient_round(peer, control, {"round": 4})  # type: ignore[arg-type]
+    assert peer.outcomes == ["alone"]
+    assert peer._astray == (live_peers > 1)
+    assert peer.ended == [("averaged", 4, False)]
+
+
+def test_an_averager_that_does_not_answer_costs_an_averaging_of_parameters() -> None:
+    def schedule_step(**_: Any) -> Any:
+        raise TimeoutError
+
+    averager = SimpleNamespace(averaging_in_progress=False, schedule_step=schedule_step)
+    peer = Fake(state_averager=averager)
+    assert RayhiveOptimizer._state_control(peer, 4) is None  # type: ignore[arg-type]
+    assert peer._astray
+    assert peer.ended == [("synchronised", 4, False)]
+
+
+def test_what_runs_in_the_background_is_waited_for_to_its_end() -> None:
+    class Averager:
+        pending_updates: tuple[str, ...] = ("a round", "its step")
+        steps = 0
+
+        def step(self, wait_for_delayed_updates: bool) -> None:
+            assert wait_for_delayed_updates
+            self.steps += 1
+            self.pending_updates = self.pending_updates[1:]
+
+    peer = Fake(state_averager=Averager())
+    RayhiveOptimizer._finish_background(peer)  # type: ignore[arg-type]
+    assert peer.state_averager.steps == 2
+    peer.state_averager.pending_updates = ("for ever",) * 2 * BACKGROUND_WAITS
+    with pytest.raises(PeerError, match="does not end"):
+        RayhiveOptimizer._finish_background(peer)  # type: ignore[arg-type]
