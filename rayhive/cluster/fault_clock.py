@@ -151,6 +151,8 @@ class FaultClock:
         while True:
             slots = set(self._strikes(fault))
             there = fault.planned.kind == JOIN or all(map(self._ground.trains, slots))
+            if not set(DYNAMIC_ROLES).isdisjoint(fault.planned.who):
+                there = there and bool(self._ground.training())
             if there and (self._at_most is None or self._few(fault, slots, self._at_most)):
                 self._struck[fault.planned.id] = fault, slots
                 return
@@ -163,8 +165,10 @@ class FaultClock:
         gentle = not takes_away(fault.planned.kind)
         away = [those for other, those in struck if not gentle or takes_away(other.planned.kind)]
         down = self._ground.down()
-        free = slots.isdisjoint(down.union(*away))
-        return free and len(slots.union(down, *(s for _, s in struck))) <= at_most
+        others = down.union(*(those for _, those in struck)) - slots
+        # what is gentle to a node may be so to all peers, if they are on one
+        few = len(slots | others) <= at_most or (gentle and not others)
+        return few and slots.isdisjoint(down.union(*away))
 
     def _strikes(self, fault: FaultKind) -> list[str]:
         """Return the slots that a fault strikes; none for a role, which goes to who is there."""

@@ -50,6 +50,7 @@ class SwarmGround:
         self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
         self._ready: list[str] = []
         self._errands: set[asyncio.Task[None]] = set()
+        self._starting: dict[str, asyncio.Task[None]] = {}
 
     # -- what happens --------------------------------------------------------------------------
 
@@ -71,17 +72,21 @@ class SwarmGround:
         task.add_done_callback(self._errands.discard)
 
     async def event(
-        self, kind: str, peer: str | None, timeout: float, **fields: Any
+        self, kind: str, peer: str | None, timeout: float, *, count: int = 1, **fields: Any
     ) -> Event | None:
         """See :class:`~rayhive.faults.ground.Ground`."""
-        name = None if peer is None else self.life(peer)
+        name, left = self.life(peer) if peer in self._lives else None, count
 
         def matches(event: Event) -> bool:
-            return (
+            nonlocal left
+            found = (
                 event["kind"] == kind
                 and name in (None, event["peer"])
+                and peer in (None, event["peer"].partition(".")[0])
                 and all(event.get(key) == value for key, value in fields.items())
             )
+            left -= found
+            return found and left == 0
 
         entry = matches, asyncio.get_running_loop().create_future()
         self._waiting.append(entry)
@@ -124,6 +129,10 @@ class SwarmGround:
             for slot in (self.peers_on(name) if name.startswith("node-") else [name])
         ]
 
+    def training(self) -> list[str]:
+        """Return the slots that train."""
+        return [slot for slot in self._lives if self.trains(slot)]
+
     def living(self) -> Sequence[str]:
         """See :class:`~rayhive.faults.ground.Ground`."""
         return [slot for slot in self._lives if self._ledger.peers[self.life(slot)].lives]
@@ -142,7 +151,8 @@ class SwarmGround:
     def _is_in(self, peer: str) -> bool:
         if not self._ledger.peers[self.life(peer)].late:
             return True
-        last = self._latest.get(("round", peer))
+        kind = "state_round" if self._spec.swarm.use_local_updates else "round"
+        last = self._latest.get((kind, peer))
         return last is not None and last["peer"] == self.life(peer) and last["outcome"] in GROUPED
 
     def home(self, node: str) -> list[str]:
@@ -179,15 +189,16 @@ class SwarmGround:
 
     def role(self, name: str) -> str:
         """See :class:`~rayhive.faults.ground.Ground`."""
-        living = self.living()
-        if not living:
+        training = self.training()
+        if not training:
             raise ClusterError(f"no peer is left to be the {name}")
         if name == "slowest":
-            records = self._ledger.peers
-            return min(living, key=lambda slot: records[self.life(slot)].samples_per_s or 0.0)
+            rates = {slot: self._ledger.peers[self.life(slot)].samples_per_s for slot in training}
+            known = {slot: rate for slot, rate in rates.items() if rate is not None}
+            return min(known, key=known.__getitem__) if known else training[0]
         # the peer that has been there for the longest leads
         order = {life: index for index, life in enumerate(self._ready)}
-        return min(living, key=lambda slot: order.get(self.life(slot), len(order)))
+        return min(training, key=lambda slot: order.get(self.life(slot), len(order)))
 
     # -- what can be done to them --------------------------------------------------------------
 
@@ -272,6 +283,14 @@ class SwarmGround:
 
     async def start_node(self, node: str) -> None:
         """See :class:`~rayhive.faults.ground.Ground`."""
+        # a heal may be given up while the node starts, and then it is asked for at the end
+        starting = self._starting.get(node)
+        if starting is None:
+            starting = self._starting[node] = asyncio.ensure_future(self._start_node(node))
+            starting.add_done_callback(lambda _: self._starting.pop(node))
+        await asyncio.shield(starting)
+
+    async def _start_node(self, node: str) -> None:
         before = self._node(node)
         after = await asyncio.to_thread(nodes.start, before)
         self._moved[before] = after

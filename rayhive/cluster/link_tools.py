@@ -77,6 +77,20 @@ class LinkTools:
         given = {key: made[key] for key in keys or made}
         return await self._with_cable(lambda cable: cable.update(**given)[1].model_dump())
 
+    async def heal_link(self) -> None:
+        """Undo all that was done to the node's link; nothing to do on a node that has none."""
+        from rayhive.cluster.testbed import cuts
+
+        if None in self._place():
+            return
+        for name in list(getattr(self, "_flaps", {})):
+            await self.settle(name)
+        state, node = await self._known()
+        for name in await asyncio.to_thread(cuts.cuts, state.switch):
+            if name.startswith(_chain(node, "")):
+                await asyncio.to_thread(cuts.mend, state.switch, name)
+        await self.restore_link()
+
     async def link_counters(self) -> dict[str, int]:
         """Return the bytes and packets that passed the node's data interface, and those dropped."""
         return await self._with_cable(lambda cable: cable.counters())

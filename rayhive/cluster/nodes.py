@@ -24,6 +24,17 @@ def alive() -> list[str]:
     return [node["NodeID"] for node in all_nodes() if node["Alive"]]
 
 
+def missing() -> list[int]:
+    """Return the numbers of the nodes of this testbed that Ray does not have; none without one."""
+    folder = os.environ.get(TESTBED_VARIABLE)
+    if folder is None:
+        return []
+    from rayhive.cluster.testbed.state import load
+
+    there = {_number(node) for node in all_nodes() if node["Alive"]}
+    return [node.index for node in load(folder).nodes if node.index not in there]
+
+
 def drain(node: str, deadline_ms: int) -> None:
     """Announce to Ray that a node will be taken by its cloud.
 

@@ -114,6 +114,9 @@ class Swarm:
         Raises:
             ClusterError: There is no room, ever or within ``timeout`` seconds.
         """
+        if down := await asyncio.to_thread(nodes.missing):
+            numbers = ", ".join(map(str, down))
+            raise ClusterError(f"node {numbers} of the testbed is down: take it down and up again")
         later = self._spec.slots - len(self._specs)
         try:
             self._bundles = bundles(self._spec.swarm, await asyncio.to_thread(rooms), later)
@@ -175,6 +178,7 @@ class Swarm:
         Raises:
             PeerError: Its process did not start.
         """
+        self._nodes[peer.name] = node  # whoever asks meanwhile
         before = [name for name in self._actors if name.partition(".")[0] == peer.slot]
         for name in before:  # it holds the room
             await self._close(self._actors.pop(name))
@@ -340,14 +344,18 @@ class Swarm:
                     text = await asyncio.wait_for(answer, _ANSWER_TIMEOUT)
                     self.log_of(name).write_bytes(text)
 
-        async def clean(agent: Any) -> list[str]:
-            with contextlib.suppress(RayActorError, RayTaskError, asyncio.TimeoutError):
+        async def clean(node: str, agent: Any) -> list[str]:
+            try:
                 await asyncio.wait_for(agent.cleanup.remote(self._spec.run_id), _ANSWER_TIMEOUT)
                 left = agent.orphans.remote(self._spec.run_id)
                 return list(await asyncio.wait_for(left, _ANSWER_TIMEOUT))
-            return []  # what was on a node that is gone is gone
+            except (RayActorError, RayTaskError, asyncio.TimeoutError) as error:
+                if node not in await asyncio.to_thread(nodes.alive):
+                    return []  # what was on a node that is gone is gone
+                why = str(error).strip().splitlines()[-1] if str(error) else "no answer in time"
+                return [f"nobody knows what is on node {node}: {why}"]
 
-        left = await asyncio.gather(*(clean(agent) for agent in self._agents.values()))
+        left = await asyncio.gather(*(clean(*item) for item in self._agents.items()))
         if self._group is not None:
             await asyncio.to_thread(remove_placement_group, self._group)
         return [item for items in left for item in items]

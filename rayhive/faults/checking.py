@@ -46,7 +46,7 @@ def check_drafts(drafts: Sequence[Draft], swarm: SwarmConfig, budget: Budget) ->
             yield unknown(f"{key}.kind", kind, FAULTS.names())
     for draft in drafts:
         if draft.kind in FAULTS:
-            yield from _check_kind(draft)
+            yield from _check_kind(draft, swarm)
         yield from _check_budget(draft, swarm, budget)
     yield from _check_names(drafts, swarm.peers)
     yield from _check_inside(drafts)
@@ -54,7 +54,7 @@ def check_drafts(drafts: Sequence[Draft], swarm: SwarmConfig, budget: Budget) ->
     yield from _check_survivors(drafts, swarm.peers)
 
 
-def _check_kind(draft: Draft) -> Iterator[Problem]:
+def _check_kind(draft: Draft, swarm: SwarmConfig) -> Iterator[Problem]:
     kind = FAULTS.get(draft.kind)
     if draft.heal_after_s is not None and not kind.heals:
         yield Problem(
@@ -63,6 +63,13 @@ def _check_kind(draft: Draft) -> Iterator[Problem]:
     if kind.inside and draft.at.round is None:
         yield Problem(
             f"{draft.key}.at", str(draft.at), f"a round: {draft.kind} happens in the training"
+        )
+    if kind.inside and swarm.use_local_updates:
+        yield Problem(
+            f"{draft.key}.kind",
+            draft.kind,
+            "a kind that peers do not commit themselves: with swarm.use_local_updates gradients "
+            "are not averaged",
         )
     strangers = [name for name in draft.who if not name.startswith("peer-")]
     if kind.inside and strangers:
@@ -89,12 +96,22 @@ def _check_budget(draft: Draft, swarm: SwarmConfig, budget: Budget) -> Iterator[
         yield Problem(f"{draft.key}.heal_after_s", draft.heal_after_s, f"less than {end_s:g} s")
     if draft.at.round is not None and budget.samples_per_replicate is not None:
         rounds = -(-budget.samples_per_replicate // swarm.target_batch_size)
-        if draft.at.round >= rounds:
+        last_round = draft.at.round + _further_rounds(draft)
+        if last_round >= rounds:
             yield Problem(
                 f"{draft.key}.at",
                 str(draft.at),
                 f"a round before the last, {rounds}, or with a larger budget.samples_per_replicate",
             )
+
+
+def _further_rounds(draft: Draft) -> int:
+    """Return in how many rounds after the planned one a fault happens, too."""
+    if draft.kind not in FAULTS or not FAULTS.get(draft.kind).inside:
+        return 0
+    field = FAULTS.get(draft.kind).Args.model_fields.get("rounds")
+    rounds = draft.args.get("rounds", 1 if field is None else field.default)
+    return rounds - 1 if isinstance(rounds, int) else 0  # what is no number is told elsewhere
 
 
 def _check_names(drafts: Sequence[Draft], peers: int) -> Iterator[Problem]:

@@ -83,14 +83,16 @@ class Ground(Protocol):
         """Start a node of a testbed that was killed."""
 
     async def event(
-        self, kind: str, peer: str | None, timeout: float, **fields: Any
+        self, kind: str, peer: str | None, timeout: float, *, count: int = 1, **fields: Any
     ) -> Event | None:
         """Wait for the next event of a kind; those of the past do not count.
 
         Args:
             kind: The kind.
-            peer: Slot whose present life has to send it; None for anybody.
+            peer: Slot whose present life has to send it, or any if it has none yet; None for
+                anybody.
             timeout: Longest wait [s].
+            count: Wait for so many, and return the last.
             fields: Values that its fields must have.
 
         Returns:

@@ -158,6 +158,6 @@ def _predicted(ready: Mapping[str, Event], events: Iterable[Event]) -> float:
 def _on_the_wire(timeline: Timeline) -> int | None:
     counted = {event["when"]: event["nodes"] for event in timeline.of("link_counted")}
     start, end = counted.get("start"), counted.get("end")
-    if not start or end is None or start.keys() - end.keys():
+    if not start or end is None or start.keys() != end.keys():  # a node came, or is gone
         return None
     return sum(int(end[node]["tx_bytes"]) - int(start[node]["tx_bytes"]) for node in start)

@@ -45,6 +45,8 @@ ADDED_UP: tuple[str, ...] = (
 )
 #: Times and counts that are only known of replicates that reached the target.
 CENSORED: tuple[str, ...] = ("time_to_target_s", "samples_to_target")
+#: Differences of such counts: of those who got there, none is a bound for all.
+WHOLE: tuple[str, ...] = ("convergence_penalty",)
 
 
 def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
@@ -90,6 +92,8 @@ def _fold_group(rows: list[Row], key: Sequence[str]) -> Row:
         if column.group in ("configuration", "provenance"):
             fold_all = _FOLDS.get(name)
             folded[name] = fold_all(_values(rows, name)) if fold_all else _same(rows, name)
+        elif name in WHOLE and len(_values(finished, name)) < len(finished):
+            folded[name] = None
         elif column.interval:
             folded.update(_estimates(finished, name))
         else:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from rayhive.errors import NoAnswerError
+from rayhive.errors import ConfigError, NoAnswerError, Problem
 from rayhive.events import Event, EventLog, make_event, read_events
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.files import write_atomically
@@ -122,13 +122,17 @@ class ReplicateRunner:
 
         Raises:
             Interrupted: The sweep was told to end; the replicate has been stopped.
+            ConfigError: The one that is there ran under another fault plan.
         """
         folder = Path(spec.folder)
         ran = False
         for _ in range(ATTEMPTS):
             self._interruption.check()
             spec, handle = self._adopt(spec, folder)
-            if handle is None and finished_event(folder) is not None:
+            finished = handle is None and finished_event(folder) is not None
+            if finished or handle is not None:
+                _check_plan(spec, folder)
+            if finished:
                 return ran
             ran = True
             self._follow(spec, handle)
@@ -187,6 +191,20 @@ class ReplicateRunner:
             raise
         if outcome["state"] == "stopped":
             raise Interrupted(f"stopped from outside: {outcome['stop_reason']}")
+
+
+def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
+    """Refuse to put replicates of different plans into one row: a scenario is a name for a file."""
+    recorded = folder / "spec.json"
+    if not recorded.exists():
+        return
+    before = ReplicateSpec.model_validate_json(recorded.read_text("utf-8")).plan
+    if before != spec.plan:
+        allowed = (
+            f"what it was when {folder} was recorded: its faults are others now; put the file "
+            "back, or begin a new run folder"
+        )
+        raise ConfigError([Problem("scenarios", spec.scenario, allowed)])
 
 
 def current_attempt(folder: Path) -> int:

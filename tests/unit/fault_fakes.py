@@ -107,6 +107,7 @@ class FakeGround:
     signals: list[tuple[str, int]] = field(default_factory=list)
     drained: dict[str, float] = field(default_factory=dict)
     dead_nodes: set[str] = field(default_factory=set)
+    restarts: list[str] = field(default_factory=list)
     log: list[Event] = field(default_factory=list)
     lives: dict[str, Life] = field(default_factory=dict)
 
@@ -254,11 +255,15 @@ class FakeGround:
         self.dead_nodes.add(node)
 
     async def start_node(self, node: str) -> None:
-        self.dead_nodes.discard(node)
+        if node not in self.dead_nodes:
+            raise RayhiveError(f"{node} runs")
+        self.dead_nodes.remove(node)
+        self.restarts.append(node)
 
     async def event(
-        self, kind: str, peer: str | None, timeout: float, **fields: Any
+        self, kind: str, peer: str | None, timeout: float, *, count: int = 1, **fields: Any
     ) -> Event | None:
+        assert count == 1, "nothing that is played here comes in numbers"
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
         self._waiting.append((kind, peer, fields, future))
         with contextlib.suppress(asyncio.TimeoutError):

@@ -26,6 +26,10 @@ class Cores(Model):
     cores: float = Field(default=0.2, gt=0)
 
 
+class Rounds(Model):
+    rounds: int = Field(default=1, ge=1)
+
+
 class Fake(FaultKind):
     about = "Does nothing."
     group = "process"
@@ -45,8 +49,10 @@ FAKES: dict[str, dict[str, Any]] = {
     "leave": {"effect": "gone"},
     "kill_node": {"effect": "gone", "heals": True, "targets": "node", "needs": ("node",)},
     "straggler": {"heals": True, "needs": ("cpu_quota",), "Args": Cores},
+    "memory_pressure": {"heals": True, "targets": "node"},
     "partition": {"effect": "cut_off", "heals": True, "targets": "node", "needs": ("link",)},
     "nan_gradient": {"inside": True, "needs": ()},
+    "sign_flip": {"inside": True, "needs": (), "Args": Rounds},
 }
 
 

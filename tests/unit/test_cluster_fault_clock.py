@@ -17,21 +17,26 @@ pytestmark = pytest.mark.usefixtures("fakes")
 
 
 class Swarm:
-    """Peers of which the test says who trains and who is down."""
+    """Peers of which the test says who trains and who is down, each on a node of its own or not."""
+
+    one_node = False
 
     def __init__(self, peers: int = 4) -> None:
         self.names = [f"peer-{n}" for n in range(peers)]
-        self.training, self.missing = set(self.names), set[str]()
+        self.trainers, self.missing = set(self.names), set[str]()
         self.events: list[tuple[str, dict[str, Any]]] = []
 
     def trains(self, peer: str) -> bool:
-        return peer in self.training
+        return peer in self.trainers
+
+    def training(self) -> list[str]:
+        return sorted(self.trainers)
 
     def down(self) -> set[str]:
         return self.missing
 
     def home(self, node: str) -> list[str]:
-        return [f"peer-{node.removeprefix('node-')}"]
+        return self.names if self.one_node else [f"peer-{node.removeprefix('node-')}"]
 
     def node_of(self, peer: str) -> str:
         return f"node-{peer.removeprefix('peer-')}"
@@ -81,7 +86,7 @@ async def settled(clock: FaultClock) -> None:
 @pytest.mark.parametrize("at", [At(seconds=0.0), At(round=3)], ids=str)
 def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> None:
     swarm = Swarm()
-    swarm.training.discard("peer-1")
+    swarm.trainers.discard("peer-1")
     plan = FaultPlan(peers=4, faults=(planned(0, kind, who, at=at),))
 
     async def body() -> None:
@@ -91,7 +96,7 @@ def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> N
         await settled(clock)
         assert swarm.events == []
         assert clock.problem() == f"f0 ({kind} of {who} at {at}) did not fire before the end"
-        swarm.training.add("peer-1")
+        swarm.trainers.add("peer-1")
         clock.heard(5)
         await until(clock, swarm, "fault_verified", "f0")
         fired = swarm.events[0][1]
@@ -105,7 +110,7 @@ def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> N
 @pytest.mark.parametrize("at", [At(seconds=0.05), At(round=5)], ids=str)
 def test_the_report_of_a_peer_is_awaited_from_the_time_on_when_it_is_due(at: At) -> None:
     swarm = Swarm()
-    swarm.training.clear()  # its spec says what it does: nobody has to reach it
+    swarm.trainers.clear()  # its spec says what it does: nobody has to reach it
     plan = FaultPlan(peers=4, faults=(planned(0, "nan_gradient", "peer-1", at=at),))
 
     async def body() -> None:
@@ -123,15 +128,38 @@ def test_the_report_of_a_peer_is_awaited_from_the_time_on_when_it_is_due(at: At)
     run(body())
 
 
-def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_is_there() -> None:
+def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_trains() -> None:
     swarm = Swarm()
-    swarm.training.clear()
+    swarm.trainers.clear()
     plan = FaultPlan(peers=4, faults=(planned(0, "join", "peer-4"), planned(1, "kill", "leader")))
 
     async def body() -> None:
         clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
         clock.start()
+        await until(clock, swarm, "fault_verified", "f0")
+        await settled(clock)
+        assert swarm.said("fault_fired") == ["f0"], "nobody is there to lead"
+        swarm.trainers.add("peer-2")
         await until(clock, swarm, "fault_verified", "f0", "f1")
+        await clock.close()
+
+    run(body())
+
+
+def test_what_is_done_to_the_node_of_all_peers_need_not_spare_most_of_them() -> None:
+    swarm = Swarm()
+    swarm.one_node = True
+    faults = (planned(0, "memory_pressure", "peer-1", heal_after_s=0.05),)
+    plan = FaultPlan(peers=4, at_most=1, faults=faults)
+
+    async def body() -> None:
+        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        swarm.missing.add("peer-3")
+        clock.start()
+        await settled(clock)
+        assert not swarm.events, "one is down already"
+        swarm.missing.clear()
+        await until(clock, swarm, "fault_healed", "f0")
         await clock.close()
 
     run(body())

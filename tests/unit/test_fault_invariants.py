@@ -115,6 +115,25 @@ def test_while_peers_may_still_be_finding_each_other_nobody_is_judged() -> None:
     assert found.violations == tuple(f"{p}: saw 2 and averaged with 2 of 3 peers" for p in REST)
 
 
+@pytest.mark.parametrize("healed", [None, 23.0])
+def test_who_is_still_cut_off_at_the_end_is_not_blamed_for_it(healed: float | None) -> None:
+    half, other = ("peer-0", "peer-1"), ("peer-2", "peer-3")
+    story = Story([planned(kind="partition", who=other, heal_after_s=healed)], peers=4)
+    story.rounds(1.0, 2.0, peers=(*half, *other))
+    story.fire(2.5, 0, list(other))
+    story.rounds(*(4.0 + n for n in range(20)), peers=half)
+    story.round = 2
+    story.rounds(*(4.5 + n for n in range(20)), peers=other)
+    for event in story.of("weights"):
+        if event["round"] > 2:
+            event["sketch"] = [10.0, 0.5 if event["peer"] in half else 0.7]
+    if healed is not None:
+        story.heal(healed, 0, list(other))
+    story.finish(24.6, (*half, *other))
+    for name in ("one_component", "replicas_agree"):
+        assert result(story, name).ok, result(story, name).violations
+
+
 def test_one_late_round_is_no_second_component() -> None:
     story = Story()
     story.rounds(*(10.0 + n for n in range(5)), peers=ALL)

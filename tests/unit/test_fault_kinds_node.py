@@ -211,6 +211,24 @@ def test_a_killed_node_comes_back_with_its_peers(tmp_path: Path) -> None:
     play(scene())
 
 
+@pytest.mark.parametrize("kind", ["kill_node", "drain_node"])
+@pytest.mark.parametrize("proved", [True, False])
+def test_a_node_is_there_again_at_the_end_though_nobody_healed_it(
+    tmp_path: Path, kind: str, proved: bool
+) -> None:
+    async def scene() -> None:
+        async with FakeGround(tmp_path) as ground:
+            fault = planned(kind, who=["node-1"], **({"notice_s": 0.5} if kind[0] == "d" else {}))
+            await fault.inject(ground, ["node-1"])
+            if proved:
+                await fault.verify(ground, ["node-1"])
+            await fault.teardown(ground)
+            assert ground.dead_nodes == set()
+            assert ground.restarts == ["node-1"]
+
+    play(scene())
+
+
 def test_a_drained_node_has_its_peers_leave_before_it_ends(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeGround(tmp_path) as ground:

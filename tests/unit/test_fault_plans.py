@@ -271,6 +271,21 @@ def test_a_plan_with_rounds_fits_a_budget_of_samples(tmp_path: Path) -> None:
     assert "a round before the last, 10" in found["plan.acts.0.at"].allowed
 
 
+def test_the_last_round_of_a_fault_is_in_the_budget_too(tmp_path: Path) -> None:
+    act = {"kind": "sign_flip", "who": "peer-1", "at": {"round": 3}, "args": {"rounds": 8}}
+    path = write(tmp_path, {"acts": [act]})
+    swarm = SwarmConfig(peers=5, target_batch_size=100)
+    planned(path, swarm=swarm, budget=Budget(samples_per_replicate=1100))
+    found = problems(path, swarm=swarm, budget=Budget(samples_per_replicate=1000))
+    assert set(found) == {"plan.acts.0.at"}
+
+
+def test_a_peer_that_averages_no_gradients_has_none_to_spoil(tmp_path: Path) -> None:
+    path = write(tmp_path, {"acts": [{"kind": "nan_gradient", "who": "one", "at": {"round": 3}}]})
+    found = problems(path, swarm=SwarmConfig(peers=5, use_local_updates=True))
+    assert "use_local_updates" in found["plan.acts.0.kind"].allowed
+
+
 def test_nobody_left_is_found_over_several_faults(tmp_path: Path) -> None:
     def acts(*faults: tuple[str, float, float | None]) -> Path:
         listed = [

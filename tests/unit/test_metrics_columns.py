@@ -124,6 +124,8 @@ def test_the_bytes_on_the_wire_are_those_of_all_nodes_that_were_counted_twice() 
     assert timeline_row(Timeline(log.spec, twice))["wire_bytes_per_round"] == 80_000 / steps
     gone = [*events, counted("start", a=1000, b=0), counted("end", a=41_000)]
     assert timeline_row(Timeline(log.spec, gone))["wire_bytes_per_round"] is None
+    came = [*events, counted("start", a=1000), counted("end", a=41_000, b=40_000)]
+    assert timeline_row(Timeline(log.spec, came))["wire_bytes_per_round"] is None
 
 
 def test_communication(plain: Row) -> None:

@@ -93,6 +93,17 @@ def test_a_censored_time_is_of_those_that_reached_and_has_no_interval() -> None:
     assert row["final_loss_low"] is not None
 
 
+def test_what_a_fault_cost_is_not_that_of_those_whom_it_cost_least() -> None:
+    found = rows(*replicates(3))
+    for row, penalty in zip(found, (512, 768, 640), strict=True):
+        row["convergence_penalty"] = penalty
+    (row,) = fold(found)
+    assert row["convergence_penalty"] == 640
+    found[2]["convergence_penalty"] = None  # it missed the target
+    (row,) = fold(found)
+    assert row["convergence_penalty"] is None
+
+
 def test_a_time_that_nobody_reached_is_none() -> None:
     (row,) = fold(rows(*replicates(2, accuracies=(0.1, 0.2))))
     assert row["reached"] == 0

@@ -48,16 +48,22 @@ def proof(fault: PlannedFault, events: list[dict[str, Any]]) -> Proof:
     """Return what the kind makes of the reports."""
 
     class Ground:
-        async def event(self, kind: str, peer: str, timeout: float, **fields: Any) -> Any:
+        async def event(
+            self, kind: str, peer: str, timeout: float, *, count: int, **fields: Any
+        ) -> Any:
             assert (kind, fields) == ("sabotaged", {"fault": "f0"})
-            return events[0] if events else await asyncio.sleep(timeout)
+            if len(events) < count:
+                await asyncio.Event().wait()
+            return events[count - 1]
 
     async def body() -> Proof:
         kind, ground = FAULTS.get(fault.kind)(fault), Ground()
         await kind.setup(ground)
         await kind.inject(ground, fault.who)
-        result: Proof = await kind.verify(ground, fault.who)
-        await kind.teardown(ground)
+        try:
+            result: Proof = await asyncio.wait_for(kind.verify(ground, fault.who), 0.2)
+        finally:
+            await kind.teardown(ground)
         return result
 
     return asyncio.run(body())
@@ -79,6 +85,8 @@ def test_only_the_planned_rounds_are_touched_and_the_report_is_the_proof(kind: s
     }[kind]
     assert seen[3][0].flatten()[0].item() == pytest.approx(expected, nan_ok=True)
     assert proof(fault, run.events).ok
+    with pytest.raises(asyncio.TimeoutError):  # one round of two proves nothing
+        proof(fault, run.events[:1])
 
 
 @pytest.mark.parametrize("kind", sorted(ACTS.names()))

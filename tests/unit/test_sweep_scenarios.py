@@ -106,6 +106,19 @@ def test_a_file_of_ones_own_is_run_under_its_name(run_dir: Path, tmp_path: Path)
     assert plan is not None and len(plan.faults) == 2
 
 
+def test_replicates_of_two_plans_are_not_put_into_one_row(run_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    act = {"kind": "kill", "at": {"round": 5}, "heal_after_s": 1}
+    path.write_text(yaml.safe_dump({"about": "x", "plan": {"acts": [act]}}))
+    sweep(run_dir, World(), scenarios=[str(path)], replicates=1)
+    path.write_text(yaml.safe_dump({"about": "x", "plan": {"acts": [act | {"at": {"round": 6}}]}}))
+    with pytest.raises(ConfigError) as caught:
+        sweep(run_dir, World(), scenarios=[str(path)], replicates=2)
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value) == ("scenarios", "mine")
+    assert "begin a new run folder" in problem.allowed
+
+
 @pytest.mark.parametrize(
     ("fields", "key", "text"),
     [

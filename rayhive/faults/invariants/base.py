@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,10 @@ from rayhive.spec import ReplicateSpec
 GONE = frozenset({"left", "peer_lost", "peer_failed"})
 #: Outcomes of a round in which a peer had company.
 GROUPED = frozenset({"averaged", "partial"})
+#: Effects of faults whose targets live, and cannot be with the others.
+APART = frozenset({"stopped", "cut_off"})
+#: Time after a fault or a heal in which peers may still be finding each other [s].
+FAULT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class FaultWindow:
     Attributes:
         fault: Its id.
         kind: Its kind.
+        effect: What it does to its targets while it lasts.
         lives: Names of the peers that it was about.
         fired: When [s, Unix time].
         healed: When; None if it was not.
@@ -72,9 +78,17 @@ class FaultWindow:
 
     fault: str
     kind: str
+    effect: str
     lives: frozenset[str]
     fired: float
     healed: float | None
+
+    @property
+    def settled(self) -> float:
+        """When peers should have found each other again [s]: never, if they can't."""
+        if self.healed is None and self.effect in APART:
+            return math.inf
+        return max(self.fired, self.healed or 0.0) + FAULT_S
 
 
 class RunLog:
@@ -143,6 +157,7 @@ class RunLog:
             FaultWindow(
                 e["fault"],
                 e["fault_kind"],
+                e["effect"],
                 frozenset(e.get("lives") or ()),
                 e["t"],
                 healed.get(e["fault"]),

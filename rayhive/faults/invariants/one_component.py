@@ -10,8 +10,6 @@ from rayhive.spec import ReplicateSpec
 
 #: Last rounds of each peer that are looked at.
 ROUNDS = 3
-#: Time after a fault or a heal in which peers may still be finding each other [s].
-FAULT_S = 10.0
 #: The same after a join or a loss.
 CHANGE_S = 3.0
 
@@ -20,7 +18,7 @@ class OneComponent(Invariant):
     """In the end every living peer sees all of them, and averages with all of them.
 
     Looked at are each living peer's last :data:`ROUNDS` (3) rounds before the first one finished,
-    of those that came more than :data:`FAULT_S` (10) seconds after the last fault and heal, and
+    of those that came more than ten seconds after the last fault and heal, and
     :data:`CHANGE_S` (3) seconds after the last join and loss. In at least one of them
     ``live_peers``, and in at least one ``group_size``, must be the number of the living: two
     disjoint components never see each other. A peer with fewer rounds in that time is not judged.
@@ -52,9 +50,7 @@ class OneComponent(Invariant):
 
 def _settled(log: RunLog) -> Iterator[float]:
     for fault in log.faults:
-        yield fault.fired + FAULT_S
-        if fault.healed is not None:
-            yield fault.healed + FAULT_S
+        yield fault.settled
     for name in log.peers:
         begun = log.moment(name, "training_started") if log.joined(name) else None
         for moment in (begun, log.moment(name, *GONE)):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import combinations
 
 from rayhive.events import Event
-from rayhive.faults.invariants.base import GROUPED, Invariant, RunLog
+from rayhive.faults.invariants.base import APART, GROUPED, Invariant, RunLog
 from rayhive.spec import ReplicateSpec
 
 #: Relative distance of two replicas that were averaged without loss: rounding, and no more.
@@ -31,7 +31,8 @@ class ReplicasAgree(Invariant):
     groups averaged, whose parameters others averaged without it, or in which it loaded a state, up
     to its next complete averaging of parameters in one group; with delays that one shows a round
     later. Replicas that are astray are not compared; but one that lives to the end may not be
-    astray for more than :data:`ASTRAY_ROUNDS` (10) rounds.
+    astray for more than :data:`ASTRAY_ROUNDS` (10) rounds, unless a fault that set peers apart
+    was not healed ten seconds before the end.
 
     The tolerance is 1e-5; to which is added what the gradient codec loses, unless every round
     averages parameters and nothing is delayed, and what the codec of the parameters loses.
@@ -64,9 +65,10 @@ class ReplicasAgree(Invariant):
 
     def _lasting(self, log: RunLog, name: str, astray: frozenset[int]) -> Iterator[str]:
         alone = len(log.living) < 2
+        apart = any(fault.settled > log.end for fault in log.faults if fault.effect in APART)
         rounds = [event["round"] for event in log.of(name, "weights")]
         last = next((at for at, n in enumerate(reversed(rounds)) if n not in astray), len(rounds))
-        if not alone and rounds:
+        if not (alone or apart) and rounds:
             self.checked += 1
             if last > ASTRAY_ROUNDS:
                 yield f"{name}: not made equal to the others in its last {last} rounds"

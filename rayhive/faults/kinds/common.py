@@ -169,6 +169,36 @@ async def _answers(ground: Ground, node: str) -> bool:
     return True
 
 
+class EndsNodes(FaultKind):
+    """A fault that ends nodes: the heal starts them, and on each the peers that it had.
+
+    A node that nobody has healed by the end is started then: the next replicate needs it.
+    """
+
+    group: ClassVar[Group] = "node"
+    targets: ClassVar[Literal["peer", "node"]] = "node"
+    effect: ClassVar[Effect] = "gone"
+    heals: ClassVar[bool] = True
+
+    _peers: dict[str, list[str]]
+    _ended: tuple[str, ...] = ()
+
+    async def end(self, ground: Ground) -> None:
+        """End the nodes whose peers were noted."""
+        self._ended = tuple(self._peers)
+        await asyncio.gather(*(ground.kill_node(node) for node in self._ended))
+
+    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+        """Start the nodes, and on each the peers that it had."""
+        lives = await revive(ground, self._peers)
+        self._ended = ()
+        return {"lives": lives}
+
+    async def teardown(self, ground: Ground) -> None:
+        """Start the nodes that are still down, without peers."""
+        await asyncio.gather(*(ground.start_node(node) for node in self._ended))
+
+
 async def revive(ground: Ground, peers: Mapping[str, Sequence[str]]) -> dict[str, str]:
     """Start nodes that were ended, and on each the peers that it had; return their new lives."""
     await asyncio.gather(*(ground.start_node(node) for node in peers))

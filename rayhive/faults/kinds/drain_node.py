@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pydantic import Field
 
 from rayhive.config import Model
 from rayhive.faults.ground import Ground
-from rayhive.faults.kind import Effect, FaultKind, Group, Proof
-from rayhive.faults.kinds.common import nodes_gone, revive
+from rayhive.faults.kind import Proof
+from rayhive.faults.kinds.common import EndsNodes, nodes_gone
 from rayhive.faults.kinds.notice import Notice
 
 
@@ -27,7 +27,7 @@ class Args(Model):
     grace_s: float = Field(default=2.0, ge=0)
 
 
-class DrainNode(FaultKind):
+class DrainNode(EndsNodes):
     """Drains each node with a deadline, tells its peers, and ends it when the time is over.
 
     Ray starts nothing on a drained node any more, but lets what runs there go on past the
@@ -35,12 +35,10 @@ class DrainNode(FaultKind):
     """
 
     about: ClassVar[str] = "Announces that a node will be taken away, and does it at the deadline."
-    group: ClassVar[Group] = "node"
     needs: ClassVar[tuple[str, ...]] = ("node", "drain", "signals")
-    targets: ClassVar[Literal["peer", "node"]] = "node"
-    effect: ClassVar[Effect] = "gone"
-    heals: ClassVar[bool] = True
     Args: ClassVar[type[Model]] = Args
+
+    _drained = False
 
     @property
     def patience_s(self) -> float:
@@ -52,6 +50,7 @@ class DrainNode(FaultKind):
         self._peers = {node: list(ground.peers_on(node)) for node in who}
         everybody = [peer for peers in self._peers.values() for peer in peers]
         self._notice = Notice(ground, everybody, self.args.notice_s, self.args.grace_s)
+        self._drained = True
         await asyncio.gather(*(ground.drain(node, self.args.notice_s) for node in who))
         await self._notice.give()
         return {"notice_s": self.args.notice_s, "peers": self._peers}
@@ -61,12 +60,15 @@ class DrainNode(FaultKind):
         everybody = [peer for peers in self._peers.values() for peer in peers]
         seen = await asyncio.gather(*(self._notice.end(peer) for peer in everybody))
         await self._notice.deadline()
-        await asyncio.gather(*(ground.kill_node(node) for node in who))
+        await self.end(ground)
+        self._drained = False
         gone = await nodes_gone(ground, self._peers)
         peers = dict(zip(everybody, seen, strict=True))
         noticed = all(each["noticed"] is not False for each in seen)
         return Proof(gone.ok and noticed, {**gone.what, "peers": peers})
 
-    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
-        """Start the nodes, and on each the peers that it had."""
-        return {"lives": await revive(ground, self._peers)}
+    async def teardown(self, ground: Ground) -> None:
+        """Start the nodes that are still down; and those on which Ray starts nothing any more."""
+        if self._drained:
+            await self.end(ground)
+        await super().teardown(ground)

@@ -40,16 +40,27 @@ class Inside(FaultKind):
     inside: ClassVar[bool] = True
 
     _reports: dict[str, asyncio.Task[Event | None]]
+    _last: dict[str, asyncio.Task[Event | None]]
     _seen: list[Event]
+
+    @property
+    def patience_s(self) -> float:
+        """The proof waits for the last of its rounds."""
+        return _EVER
 
     async def setup(self, ground: Ground) -> None:
         """Listen from the start: events of the past do not count."""
-        self._reports = {
-            peer: asyncio.ensure_future(
-                ground.event("sabotaged", peer, _EVER, fault=self.planned.id)
-            )
-            for peer in self.planned.who
-        }
+
+        def reports(count: int) -> dict[str, asyncio.Task[Event | None]]:
+            fault = self.planned.id
+            return {
+                peer: asyncio.ensure_future(
+                    ground.event("sabotaged", peer, _EVER, count=count, fault=fault)
+                )
+                for peer in self.planned.who
+            }
+
+        self._reports, self._last = reports(1), reports(self.args.rounds)
         await asyncio.sleep(0)  # they listen from here on
 
     async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
@@ -67,10 +78,12 @@ class Inside(FaultKind):
         return {"sabotaged": [{"round": e["round"], **e["what"]} for e in self._seen]}
 
     async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
-        """Hold what the peers measured before and after against what was asked."""
-        whats = [event["what"] for event in self._seen]
-        ok = len(whats) == len(self.planned.who) and all(map(self.took_effect, whats))
-        return Proof(ok, {"sabotaged": whats})
+        """Hold what the peers measured, in the first and last round, against what was asked."""
+        last = [event for event in await asyncio.gather(*self._last.values()) if event is not None]
+        whats = [event["what"] for event in last]
+        both = [*(event["what"] for event in self._seen), *whats]
+        ok = len(both) == 2 * len(self.planned.who) and all(map(self.took_effect, both))
+        return Proof(ok, {"sabotaged": whats, "rounds": self.args.rounds})
 
     @abstractmethod
     def took_effect(self, what: dict[str, Any]) -> bool:
@@ -78,7 +91,8 @@ class Inside(FaultKind):
 
     async def teardown(self, ground: Ground) -> None:
         """Listen no longer."""
-        for report in getattr(self, "_reports", {}).values():
+        waiting = [getattr(self, name, {}) for name in ("_reports", "_last")]
+        for report in [task for tasks in waiting for task in tasks.values()]:
             report.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await report
