@@ -72,15 +72,16 @@ class NodeAgent(NodeTools, LinkTools):
         Raises:
             PeerError: The zygote does not start.
         """
+        if run_id not in self._runs:
+            await self._drop_orphaned_runs()
+            if not self._runs:  # a supervisor that died has healed nothing
+                await self.heal_link()
         if self._ended.is_set():
             raise RuntimeError("the agent is on its way out")
         self._retiring = False
         self._used = time.monotonic()
         folder = self._runs.get(run_id)
         if folder is None:
-            await self._drop_orphaned_runs()
-            if not self._runs:  # a supervisor that died has healed nothing
-                await self.heal_link()
             # A short name: unix sockets below it have at most 107 bytes of path.
             folder = Path(tempfile.mkdtemp(prefix="r", dir=self._directory))
             self._runs[run_id] = folder
