@@ -181,22 +181,26 @@ class EndsNodes(FaultKind):
     heals: ClassVar[bool] = True
 
     _peers: dict[str, list[str]]
-    _ended: tuple[str, ...] = ()
+    _ended: frozenset[str] = frozenset()
 
     async def end(self, ground: Ground) -> None:
         """End the nodes whose peers were noted."""
-        self._ended = tuple(self._peers)
-        await asyncio.gather(*(ground.kill_node(node) for node in self._ended))
+
+        async def end(node: str) -> None:
+            await ground.kill_node(node)
+            self._ended |= {node}
+
+        await asyncio.gather(*(end(node) for node in self._peers))
 
     async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
         """Start the nodes, and on each the peers that it had."""
         lives = await revive(ground, self._peers)
-        self._ended = ()
+        self._ended = frozenset()
         return {"lives": lives}
 
     async def teardown(self, ground: Ground) -> None:
         """Start the nodes that are still down, without peers."""
-        await asyncio.gather(*(ground.start_node(node) for node in self._ended))
+        await asyncio.gather(*(ground.start_node(node) for node in sorted(self._ended)))
 
 
 async def revive(ground: Ground, peers: Mapping[str, Sequence[str]]) -> dict[str, str]:
