@@ -163,7 +163,12 @@ class FaultClock:
         struck = list(self._struck.values())
         # what lets a peer go on training may meet its like; what ends or stops it comes alone
         gentle = not takes_away(fault.planned.kind)
-        away = [those for other, those in struck if not gentle or takes_away(other.planned.kind)]
+        # and of two faults of one link neither could be proved
+        away = [
+            those
+            for other, those in struck
+            if not gentle or takes_away(other.planned.kind) or fault.group == other.group == "link"
+        ]
         down = self._ground.down()
         others = down.union(*(those for _, those in struck)) - slots
         # what is gentle to a node may be so to all peers, if they are on one

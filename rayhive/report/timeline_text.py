@@ -82,6 +82,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
+def _done(event: Event) -> str:
+    """Return what a heal did; that nothing failed need not be said."""
+    return _short({key: item for key, item in (event.get("done") or {}).items() if item})
+
+
 def _slip(event: Event) -> str:
     if event.get("slip_rounds") is not None:
         return f", {event['slip_rounds']} rounds late"
@@ -95,7 +100,7 @@ _TELLERS: dict[str, Any] = {
     "fault_verified": lambda e: (
         f"{e['fault']} {'verified' if e['ok'] else 'NOT VERIFIED'}: {_short(e.get('proof'))}"
     ),
-    "fault_healed": lambda e: f"{e['fault']} healed: {_short(e.get('done') or 'nothing left')}",
+    "fault_healed": lambda e: f"{e['fault']} healed: {_done(e) or 'nothing left'}",
     "fault_failed": lambda e: f"{e['fault']} FAILED in {e['phase']}: {_short(e['error'])}",
     "peer_spawned": lambda e: (
         f"{e['peer']} started" + (f" by {e['cause']}" if e.get("cause") else "")

@@ -49,6 +49,7 @@ FAKES: dict[str, dict[str, Any]] = {
     "leave": {"effect": "gone"},
     "kill_node": {"effect": "gone", "heals": True, "targets": "node", "needs": ("node",)},
     "straggler": {"heals": True, "needs": ("cpu_quota",), "Args": Cores},
+    "rate": {"heals": True, "targets": "node", "group": "link"},
     "memory_pressure": {"heals": True, "targets": "node"},
     "partition": {"effect": "cut_off", "heals": True, "targets": "node", "needs": ("link",)},
     "nan_gradient": {"inside": True, "needs": ()},

@@ -146,6 +146,27 @@ def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_trains() -> None:
     run(body())
 
 
+def test_two_faults_of_one_link_come_one_after_the_other() -> None:
+    swarm = Swarm()
+    faults = (
+        planned(0, "rate", "peer-1", heal_after_s=0.05),
+        planned(1, "rate", "peer-1", heal_after_s=0.05),
+        planned(2, "straggler", "peer-1", heal_after_s=0.05),
+    )
+    plan = FaultPlan(peers=4, at_most=1, faults=faults)
+
+    async def body() -> None:
+        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock.start()
+        await until(clock, swarm, "fault_fired", "f0", "f2")
+        assert not swarm.said("fault_healed")
+        await until(clock, swarm, "fault_fired", "f0", "f2", "f1")
+        assert "f0" in swarm.said("fault_healed")
+        await clock.close()
+
+    run(body())
+
+
 def test_what_is_done_to_the_node_of_all_peers_need_not_spare_most_of_them() -> None:
     swarm = Swarm()
     swarm.one_node = True

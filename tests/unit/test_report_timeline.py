@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.errors import RayhiveError
+from rayhive.events import make_event
 from rayhive.report.notice_grid import notice_grid, notice_html, notice_lines
 from rayhive.report.timeline_picture import (
     lanes,
@@ -230,3 +231,17 @@ def test_the_grid_is_goodput_against_notice(tmp_path: Path) -> None:
 def test_a_run_without_notices_has_no_grid(tmp_path: Path) -> None:
     with pytest.raises(RayhiveError, match="preempt-notice"):
         notice_grid(write_run(tmp_path / "run", [Log()]))
+
+
+@pytest.mark.parametrize(
+    ("done", "told"),
+    [
+        ({"failed": {}}, "f0 healed: nothing left"),
+        ({"failed": {"peer-1": "no answer"}}, "f0 healed: failed peer-1 no answer"),
+        ({"lives": {"peer-1": "peer-1.1"}}, "f0 healed: lives peer-1 peer-1.1"),
+    ],
+)
+def test_a_heal_in_which_nothing_failed_does_not_say_failed(
+    done: dict[str, object], told: str
+) -> None:
+    assert event_text(make_event("fault_healed", fault="f0", done=done)) == told
