@@ -13,8 +13,8 @@ from tests.integration.swarm_helpers import call, forks  # noqa: F401
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 
 PEERS, BATCH, ROUNDS = 3, 8, 14
-#: In these rounds one peer drops out of the all-reduce before, or after, its part was averaged. With
-#: delays the wish for the others' parameters may last for four rounds after the first.
+#: In these rounds one peer drops out of the all-reduce before, or after, its part was averaged.
+#: With delays the wish for the others' parameters may last for four rounds after the first.
 DROPS = {3: "before", 9: "after"}
 
 
