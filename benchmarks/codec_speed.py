@@ -182,7 +182,7 @@ def measure(
     for variant in VARIANTS:
         encode, decode = np.median(seconds[variant], axis=0) * 1e3
         print(f"  {variant:>8}: encode {encode:6.1f} ms, decode {decode:6.1f} ms")
-    print(f"  hivemind/rayhive {gain}, rayhive/copy {cost}")
+    print(f"  hivemind over rayhive {gain}, rayhive over copy {cost}")
     same = sent == their_bytes and error <= their_error * (1 + 1e-5) and pair.understood()
     print_fact(f"{name}: hivemind's bytes, its error or less, each decodes the other", same)
     text = f"{name}: hivemind's time over rayhive's"

@@ -117,8 +117,8 @@ def main() -> None:
             print(
                 f"{clock} {name}: p50 {p50:.1f} ms   (p5 {p5:.1f}, p95 {p95:.1f}, n {len(values)})"
             )
-        print(f"{clock} rayhive/copy {paired_ratio(ours, copied)}")
-        print(f"{clock} hivemind/rayhive {paired_ratio(theirs, ours)}")
+        print(f"{clock} rayhive over copy {paired_ratio(ours, copied)}")
+        print(f"{clock} hivemind over rayhive {paired_ratio(theirs, ours)}")
     _, theirs, _, ours = took[1]
     text = f"PowerSGD's arithmetic, rank {arguments.rank}, {MODEL}: hivemind over rayhive"
     print_claims(Claim(text, *paired_ratio(theirs, ours), unit="x", bound=2.0, at_least=True))

@@ -19,6 +19,11 @@ from rayhive.errors import RayhiveError
 
 Event: TypeAlias = dict[str, Any]
 
+#: Outcomes of a round in which a peer had company.
+GROUPED = frozenset({"averaged", "partial"})
+#: Effects of faults whose targets live, and cannot be with the others.
+APART = frozenset({"stopped", "cut_off"})
+
 #: Every kind of event and the fields that it has besides ``kind``, ``t`` and ``peer``.
 KINDS: dict[str, str] = {
     # by the supervisor

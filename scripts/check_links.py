@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("*.md", "docs/**/*.md", "tests/*.md", "experiments/**/*.md")
+DOCUMENTS = ("*.md", "docs/**/*.md", "tests/*.md", "benchmarks/*.md", "experiments/**/*.md")
 
 #: Folders that come and go.
 _UNTRACKED = frozenset({".venv", "build", "dist", "runs", "site"})

@@ -13,9 +13,8 @@ from rayhive.cluster.ledger import Ledger
 from rayhive.cluster.node_tools import NodeTools
 from rayhive.cluster.swarm import Started, Swarm
 from rayhive.errors import ClusterError
-from rayhive.events import Event, make_event
+from rayhive.events import GROUPED, Event, make_event
 from rayhive.faults.ground import OTHER_NODE, ProcessRole
-from rayhive.faults.invariants.base import GROUPED
 from rayhive.spec import ReplicateSpec
 
 #: Id of the fault on whose behalf the running task acts.

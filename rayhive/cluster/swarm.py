@@ -344,18 +344,16 @@ class Swarm:
                     text = await asyncio.wait_for(answer, _ANSWER_TIMEOUT)
                     self.log_of(name).write_bytes(text)
 
-        async def clean(node: str, agent: Any) -> list[str]:
+        async def clean(node: str) -> list[str]:
             try:
-                await asyncio.wait_for(agent.cleanup.remote(self._spec.run_id), _ANSWER_TIMEOUT)
-                left = agent.orphans.remote(self._spec.run_id)
-                return list(await asyncio.wait_for(left, _ANSWER_TIMEOUT))
-            except (RayActorError, RayTaskError, asyncio.TimeoutError) as error:
+                await self.agent(node, "cleanup", self._spec.run_id)
+                return list(await self.agent(node, "orphans", self._spec.run_id))
+            except (ClusterError, RayTaskError) as error:
                 if node not in await asyncio.to_thread(nodes.alive):
                     return []  # what was on a node that is gone is gone
-                why = str(error).strip().splitlines()[-1] if str(error) else "no answer in time"
-                return [f"nobody knows what is on node {node}: {why}"]
+                return [f"nobody knows what is on node {node}: {str(error).splitlines()[-1]}"]
 
-        left = await asyncio.gather(*(clean(*item) for item in self._agents.items()))
+        left = await asyncio.gather(*(clean(node) for node in self._agents))
         if self._group is not None:
             await asyncio.to_thread(remove_placement_group, self._group)
         return [item for items in left for item in items]

@@ -64,7 +64,6 @@ class MeasuredRunner(AllReduceRunner):
         self._answered = asyncio.Event()
         self._hanging_up: set[PeerID] = set()
         self._talks: dict[PeerID, asyncio.Future[None]] = {}
-        self._gone: set[PeerID] = set()
         self._absent = absent
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
@@ -91,7 +90,7 @@ class MeasuredRunner(AllReduceRunner):
             try:
                 await talk
             except asyncio.CancelledError:
-                if peer_id in self._gone:
+                if peer_id.to_bytes() in self._absent:
                     raise AllreduceException(ABSENT) from None
                 raise
         except Exception as error:
@@ -175,7 +174,6 @@ class MeasuredRunner(AllReduceRunner):
                 await self._ban_sender(peer)
         for peer, talk in self._talks.items():
             if peer.to_bytes() in gone:  # the link may be cut: nothing says so
-                self._gone.add(peer)
                 talk.cancel()
 
     def fraction(self) -> float:

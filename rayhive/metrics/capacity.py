@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from rayhive.events import APART
 from rayhive.metrics.timeline import Timeline
-
-#: Effects of faults under which the targets do not train with the others, though they live.
-APART = ("stopped", "cut_off")
 
 Window = tuple[float, float]
 

@@ -9,9 +9,9 @@ from itertools import islice
 from operator import itemgetter
 from statistics import median
 
-from rayhive.events import Event
+from rayhive.events import GROUPED, Event
 from rayhive.metrics.capacity import Capacity
-from rayhive.metrics.timeline import GROUPED, Timeline
+from rayhive.metrics.timeline import Timeline
 
 #: Rounds over which throughput is measured.
 ROUNDS = 3

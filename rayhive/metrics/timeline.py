@@ -13,14 +13,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayhive.errors import RayhiveError
-from rayhive.events import Event, read_events
+from rayhive.events import GROUPED, Event, read_events
 from rayhive.metrics.lives import Life, read_lives
 from rayhive.spec import ReplicateSpec
 
 #: Outcomes of a gradient round after which the optimizer stepped: their samples are committed.
 APPLIED = frozenset({"averaged", "partial", "local", "alone"})
-#: Those of a round in which a peer had company.
-GROUPED = frozenset({"averaged", "partial"})
 #: Kinds of events whose ``samples`` are all that the peer has computed so far.
 _COUNTING = frozenset({"evaluation", "peer_finished"})
 #: States of a replicate whose numbers count; every other end is a failure ...

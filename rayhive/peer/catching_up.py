@@ -23,6 +23,8 @@ class CatchingUp(SwarmParts):
     Attributes:
         _stale: The parameters are of an older round than the peer says: they must not count.
         _settling: The state was loaded, and parameters were not averaged since.
+        _astray: The last round since which its parameters may differ from the others', as it failed
+            or was partial; 0 if they do not.
         _apart: Rounds that it did while it had lost others who are here again; None once the
             parameters of all of them were averaged.
         _half: Who was with it then.
@@ -36,6 +38,7 @@ class CatchingUp(SwarmParts):
 
     def __init__(self, **kwargs: Any) -> None:
         self._stale = self._settling = False
+        self._astray = 0
         self._apart: int | None = None
         self._half: list[bytes] = []
         self._lost: frozenset[bytes] = frozenset()
@@ -69,7 +72,9 @@ class CatchingUp(SwarmParts):
         if reunion is None:
             return
         self._apart, self._lost = self.local_epoch - reunion.since, reunion.peers
-        self._astray = True  # parameters have to be averaged as soon as all are together
+        self._astray = (
+            self.local_epoch + 1
+        )  # parameters have to be averaged as soon as all are together
         without = [group for group in self._groups if not reunion.peers & group]
         self._half = sorted(without[-1]) if without else []
 

@@ -20,6 +20,7 @@ Differences from :class:`hivemind.Optimizer`, all of them within one run of rayh
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -39,6 +40,9 @@ logger = get_logger(__name__)
 
 #: How often a wait for what runs in the background may take all the time of an averaging.
 BACKGROUND_WAITS = 4
+
+#: How long after an averaging of parameters it may take until this peer has heard of it [s].
+TOLD_S = 1.0
 
 
 class RayhiveOptimizer(CatchingUp):
@@ -72,9 +76,10 @@ class RayhiveOptimizer(CatchingUp):
         self._averager_opts = dict(averager_opts or {})
         self._local_gradients: tuple[torch.Tensor, ...] | None = None
         self._record: dict[str, Any] = {}
-        #: Its parameters may differ from the others' since a round that failed, or was partial.
-        self._astray = False
         self._average_state_soon = self._quiet = False
+        #: Whether this peer has heard what came of the last averaging of parameters.
+        self._state_told = threading.Event()
+        self._state_told.set()
         if next_chunk_timeout is None:
             next_chunk_timeout = max(matchmaking_time, averaging_timeout / 3)
         # hivemind takes the DHT's mode only if another one was given
@@ -169,6 +174,8 @@ class RayhiveOptimizer(CatchingUp):
         for _ in range(BACKGROUND_WAITS):
             self.state_averager.step(wait_for_delayed_updates=True)
             if not self.state_averager.pending_updates:
+                # else the next round would ask for parameters that this peer has
+                self._state_told.wait(TOLD_S)
                 return
             self._watch.check()
         raise PeerError("what runs in the background does not end")
@@ -186,7 +193,7 @@ class RayhiveOptimizer(CatchingUp):
         try:
             control = self.grad_averager.schedule_step(
                 # the round names the group; the other says whether parameters must be averaged
-                gather=[self.local_epoch + 1, self._stale or self._astray],
+                gather=[self.local_epoch + 1, self._stale or self._astray > 0],
                 timeout=self.averaging_timeout,
             )
             return self.grad_averager.step(
@@ -215,7 +222,8 @@ class RayhiveOptimizer(CatchingUp):
         try:
             result = control.result(self.averaging_timeout + NOTICE_S)
         except NobodyElse:
-            self._astray |= self.live_peers > 1  # they are a round ahead, or do not meet
+            if self.live_peers > 1:  # they are a round ahead, or do not meet
+                self._astray = record["round"]
             self._restore_own_gradients()
             self._end_own(record, "alone")
         except BaseException as error:
@@ -230,7 +238,8 @@ class RayhiveOptimizer(CatchingUp):
             self._read_result(record, result)
             self._load_averaged_gradients_into_optimizer_()
             complete = record["fraction"] >= 1.0
-            self._astray |= not complete
+            if not complete:
+                self._astray = record["round"]
             self._average_state_soon = any(_wants_state(wish) for wish in result.values())
             # All who were in a complete group know how far each of them is.
             self._quiet = (
@@ -245,7 +254,7 @@ class RayhiveOptimizer(CatchingUp):
             raise RuntimeError("this round is skipped: there are no gradients to apply")
 
     def _fall_back(self, record: dict[str, Any]) -> None:
-        self._astray = True
+        self._astray = record["round"]
         logger.warning(f"averaging failed, going on with {self._on_failure}: {record['error']}")
         self._emit(
             "fallback", round=record["round"], reason=record["error"], choice=self._on_failure
@@ -348,22 +357,28 @@ class RayhiveOptimizer(CatchingUp):
         except Exception as error:  # as with gradients: it may have been stopped for a while
             self._watch.check()
             logger.warning(f"could not begin to average parameters: {error!r}")
-            self._astray = True
+            self._astray = next_round
             self.tracker.has_ended("synchronised", next_round, met=False)
             return None
         if self._stale:
             control.weight = STALE_WEIGHT
         began = time.perf_counter()
+        self._state_told.clear()
         control.add_done_callback(partial(self._end_state_round, next_round, began))
         return control
 
     def _end_state_round(self, round_: int, began: float, control: Any) -> None:
-        complete = self._emit_state_round(round_, began, control)
-        if complete:
-            self._stale = self._astray = self._settling = False
-            if self._lost & {peer.to_bytes() for peer in control.result()}:
-                self._apart, self._lost = None, frozenset()
-        self.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
+        try:
+            complete = self._emit_state_round(round_, began, control)
+            if complete:
+                self._stale = self._settling = False
+                if self._astray <= round_:  # a later one may have failed in the meantime
+                    self._astray = 0
+                if self._lost & {peer.to_bytes() for peer in control.result()}:
+                    self._apart, self._lost = None, frozenset()
+            self.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
+        finally:
+            self._state_told.set()
 
     def shutdown(self) -> None:
         """Say goodbye to the peers and end the averagers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.errors import PeerError
-from rayhive.peer.optimizer import BACKGROUND_WAITS, RayhiveOptimizer
+from rayhive.peer.optimizer import BACKGROUND_WAITS, TOLD_S, RayhiveOptimizer
 
 
 class Fake(SimpleNamespace):
@@ -19,8 +20,10 @@ class Fake(SimpleNamespace):
         usual: dict[str, Any] = {
             "local_epoch": 3, "live_peers": 2, "averaging_timeout": 1.0, "average_state_every": 1,
             "delay_grad_averaging": False, "delay_optimizer_step": False,
-            "_stale": False, "_astray": False, "_average_state_soon": False, "_quiet": False,
-            "_went_on": 0.0, "grad_averager": SimpleNamespace(local_samples_accumulated=32),
+            "_stale": False, "_astray": 0, "_settling": True, "_lost": frozenset(),
+            "_average_state_soon": False, "_quiet": False, "_went_on": 0.0,
+            "_state_told": threading.Event(),
+            "grad_averager": SimpleNamespace(local_samples_accumulated=32),
             "_watch": SimpleNamespace(check=lambda: None),
             "_restore_own_gradients": lambda: None,
             "_state_gather": lambda round_: [round_],
@@ -51,7 +54,7 @@ def test_who_steps_alone_beside_others_wants_their_parameters(live_peers: int) -
     control: Any = SimpleNamespace(result=result)
     RayhiveOptimizer._finish_gradient_round(peer, control, {"round": 4})  # type: ignore[arg-type]
     assert peer.outcomes == ["alone"]
-    assert peer._astray == (live_peers > 1)
+    assert peer._astray == (4 if live_peers > 1 else 0)
     assert peer.ended == [("averaged", 4, False)]
 
 
@@ -76,9 +79,35 @@ def test_what_runs_in_the_background_is_waited_for_to_its_end() -> None:
             self.steps += 1
             self.pending_updates = self.pending_updates[1:]
 
-    peer = Fake(state_averager=Averager())
+    heard: list[float] = []
+    told = SimpleNamespace(wait=heard.append)
+    peer = Fake(state_averager=Averager(), _state_told=told)
     RayhiveOptimizer._finish_background(peer)  # type: ignore[arg-type]
     assert peer.state_averager.steps == 2
+    assert heard == [TOLD_S], "what came of it is known before the next round begins"
     peer.state_averager.pending_updates = ("for ever",) * 2 * BACKGROUND_WAITS
     with pytest.raises(PeerError, match="does not end"):
         RayhiveOptimizer._finish_background(peer)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("failed", "left"), [(4, 0), (5, 5)])
+def test_parameters_that_were_averaged_before_a_round_failed_do_not_mend_it(
+    failed: int, left: int
+) -> None:
+    """With delays the averaging of one round ends in the middle of the next."""
+    peer = Fake(_astray=failed, _emit_state_round=lambda *_: True)
+    control: Any = SimpleNamespace(result=lambda: ())
+    RayhiveOptimizer._end_state_round(peer, 4, 0.0, control)  # type: ignore[arg-type]
+    assert peer._astray == left and not peer._settling
+    assert peer._state_told.is_set()
+    assert peer.ended == [("synchronised", 4, True)]
+
+
+def test_who_waits_for_parameters_goes_on_although_their_report_fails() -> None:
+    def fails(*_: Any) -> bool:
+        raise OSError
+
+    peer = Fake(_emit_state_round=fails)
+    with pytest.raises(OSError):
+        RayhiveOptimizer._end_state_round(peer, 4, 0.0, None)  # type: ignore[arg-type]
+    assert peer._state_told.is_set()

@@ -22,6 +22,16 @@ def process() -> subprocess.Popen[bytes]:
         process.kill()
 
 
+def kill_and_wait(
+    process: subprocess.Popen[bytes], watch: ProcessWatch, noticed: threading.Event
+) -> None:
+    try:
+        os.kill(process.pid, signal.SIGKILL)
+        assert noticed.wait(20)
+    finally:
+        watch.close()
+
+
 def test_a_death_fails_what_is_waited_for_now_and_later(process: subprocess.Popen[bytes]) -> None:
     told: list[PeerProcessDied] = []
     noticed = threading.Event()
@@ -58,10 +68,8 @@ def test_a_death_is_noticed_with_more_than_a_thousand_files_open(
     files = [os.dup(0) for _ in range(1100)]
     watch = ProcessWatch({"averager": process.pid}, lambda _: noticed.set())
     try:
-        os.kill(process.pid, signal.SIGKILL)
-        assert noticed.wait(20)
+        kill_and_wait(process, watch, noticed)
     finally:
-        watch.close()
         for file in files:
             os.close(file)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
@@ -73,11 +81,7 @@ def test_where_the_kernel_does_not_tell_it_is_looked_for(
     monkeypatch.delattr(os, "pidfd_open")
     noticed = threading.Event()
     watch = ProcessWatch({"daemon": process.pid}, lambda _: noticed.set())
-    try:
-        os.kill(process.pid, signal.SIGKILL)
-        assert noticed.wait(20)
-    finally:
-        watch.close()
+    kill_and_wait(process, watch, noticed)
 
 
 def test_an_end_that_is_expected_is_no_death(process: subprocess.Popen[bytes]) -> None:

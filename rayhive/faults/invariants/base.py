@@ -10,15 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
-from rayhive.events import Event
+from rayhive.events import APART, Event
 from rayhive.spec import ReplicateSpec
 
 #: With these a peer is gone: it could not have gone on.
 GONE = frozenset({"left", "peer_lost", "peer_failed"})
-#: Outcomes of a round in which a peer had company.
-GROUPED = frozenset({"averaged", "partial"})
-#: Effects of faults whose targets live, and cannot be with the others.
-APART = frozenset({"stopped", "cut_off"})
 #: Time after a fault or a heal in which peers may still be finding each other [s].
 FAULT_S = 10.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayhive.events import Event
-from rayhive.faults.invariants.base import GROUPED, Invariant, RunLog
+from rayhive.events import GROUPED, Event
+from rayhive.faults.invariants.base import Invariant, RunLog
 from rayhive.spec import ReplicateSpec
 
 #: Time from its process's start after which a peer must have contributed [s].

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Set
 from itertools import combinations
 
-from rayhive.events import Event
-from rayhive.faults.invariants.base import APART, GROUPED, Invariant, RunLog
+from rayhive.events import APART, GROUPED, Event
+from rayhive.faults.invariants.base import Invariant, RunLog
 from rayhive.spec import ReplicateSpec
 
 #: Relative distance of two replicas that were averaged without loss: rounding, and no more.
