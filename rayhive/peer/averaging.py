@@ -1,4 +1,4 @@
-"""Which averagers a peer uses, and what their results say of a round."""
+"""Which averagers a peer uses, what they take over, and what their results say of a round."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
 from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.compression.donors import CheckedDownloads
 
 #: What is used in place of hivemind's own averagers, which a user's factory may name.
 _OURS: dict[Any, Any] = {
@@ -28,6 +30,19 @@ def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
     if isinstance(factory, partial):
         return partial(_OURS.get(factory.func, factory.func), *factory.args, **factory.keywords)
     return _OURS.get(factory, factory)  # type: ignore[no-any-return]
+
+
+def takes_over_state(averager: type[DecentralizedAverager]) -> bool:
+    """Say whether averagers of a class make anything of a peer's state.
+
+    One of gradients as they are has none that lasts: hivemind downloads another peer's
+    gradients and drops them.
+    """
+    does_nothing = (
+        CheckedDownloads.load_state_from_peers,
+        DecentralizedAverager.load_state_from_peers,
+    )
+    return averager.load_state_from_peers not in does_nothing
 
 
 def round_fields(result: Any, seconds: float) -> dict[str, Any]:

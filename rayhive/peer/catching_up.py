@@ -8,6 +8,7 @@ from typing import Any
 
 from hivemind.utils import get_logger
 
+from rayhive.peer.averaging import takes_over_state
 from rayhive.peer.parts import SwarmParts
 from rayhive.peer.watch import ProcessWatch
 
@@ -110,8 +111,9 @@ class CatchingUp(SwarmParts):
                 try:
                     self.state_averager.load_state_from_peers(**kwargs)
                     self._emit_refused_states()
-                    if self.grad_averager is not None:
-                        self.grad_averager.load_state_from_peers(**kwargs)
+                    averager = self.grad_averager
+                    if averager is not None and takes_over_state(type(averager)):
+                        averager.load_state_from_peers(**kwargs)
                     break
                 except Exception as error:
                     self._watch.check()

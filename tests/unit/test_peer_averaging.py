@@ -1,0 +1,33 @@
+"""Which averagers a peer uses, and which of them take over what another peer has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
+
+from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.peer.averaging import takes_over_state
+
+
+class KeepsMomentum(RayhiveGradientAverager):
+    """A user's own, with something that a joiner needs."""
+
+    def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
+        return super().load_state_from_peers(wait, timeout)
+
+
+@pytest.mark.parametrize(
+    ("averager", "takes"),
+    [
+        (GradientAverager, False),
+        (RayhiveGradientAverager, False),
+        (PowerSGDGradientAverager, True),
+        (RayhivePowerSGDAverager, True),
+        (KeepsMomentum, True),
+    ],
+)
+def test_a_joiner_downloads_what_its_averager_has_use_for(averager: type, takes: bool) -> None:
+    assert takes_over_state(averager) is takes
