@@ -93,6 +93,9 @@ def _slip(event: Event) -> str:
     return "" if event.get("slip_s") is None else f", {event['slip_s']:.2f} s late"
 
 
+#: What a peer does whose gradients could not be averaged.
+_CHOICES = {"local": "applies its own gradients in", "skip": "skips"}
+
 _TELLERS: dict[str, Any] = {
     "fault_fired": lambda e: (
         f"{e['fault']} {e['fault_kind']} on {', '.join(e['who'])} fires{_slip(e)}"
@@ -121,7 +124,9 @@ _TELLERS: dict[str, Any] = {
     "state_loaded": lambda e: (
         f"{e['peer']} loaded the state of round {e['round_of_state']} in {e['seconds']:.2f} s"
     ),
-    "fallback": lambda e: f"{e['peer']} falls back in round {e['round']}: {e['choice']}",
+    "fallback": lambda e: (
+        f"{e['peer']} {_CHOICES[e['choice']]} round {e['round']}: {_short(e.get('reason'))}"
+    ),
 }
 
 

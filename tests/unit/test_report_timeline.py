@@ -82,6 +82,10 @@ def test_a_replicate_that_never_trained_is_told_too(tmp_path: Path) -> None:
          "f2 FAILED in heal: a b"),
         ({"kind": "fault_fired", "peer": None, "fault": "f2", "fault_kind": "pause",
           "who": ["a", "b"], "slip_rounds": 1}, "f2 pause on a, b fires, 1 rounds late"),
+        ({"kind": "fallback", "peer": "peer-0", "round": 3, "reason": "E('x')", "choice": "local"},
+         "peer-0 applies its own gradients in round 3: E('x')"),
+        ({"kind": "fallback", "peer": "peer-0", "round": 3, "reason": "E('x')", "choice": "skip"},
+         "peer-0 skips round 3: E('x')"),
         ({"kind": "round", "peer": "peer-0"}, None),
     ],
 )  # fmt: skip
