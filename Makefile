@@ -53,12 +53,12 @@ clean: ## remove what the tools leave behind; .venv and runs stay
 .venv/.runtime: pyproject.toml constraints.txt
 	@echo 'rayhive: installing into .venv; a minute or two on a fresh machine ...'
 	@$(PYTHON) -m venv .venv
-	@$(PIP) -e '.[report]'
+	@$(PIP) -e '.[report,fast]'
 	@touch $@
 
 .venv/.dev: .venv/.runtime
 	@echo 'rayhive: adding the tools of development to .venv ...'
-	@$(PIP) -e '.[report,dev]'
+	@$(PIP) -e '.[report,fast,dev]'
 	@touch $@
 
 .venv/.docs: .venv/.runtime

@@ -16,12 +16,10 @@ from itertools import groupby
 import numpy as np
 import torch
 
+from rayhive.compression.passes import host_passes
 from rayhive.compression.powersgd_shapes import Shape, factor_rank, matrix_dims
 
 Tensors = list[torch.Tensor]
-#: Elements that are worked on at once in host memory: a MiB of float32, which stays in the cache
-#: of a core from the sum to the product.
-BLOCK = 2**18
 
 
 class Stack:
@@ -41,6 +39,8 @@ class Stack:
         self, members: tuple[int, ...], shape: tuple[int, int], rank: int, device: torch.device
     ) -> None:
         self.members, self._shape, self._rank, self._device = members, shape, rank, device
+        # On a GPU all matrices at once: there, every operation is slow to start.
+        self._passes = host_passes() if device.type == "cpu" else None
         self.q = torch.empty(len(members), shape[1], rank)
         self.q.share_memory_()  # type: ignore[no-untyped-call]
         self._ready = False
@@ -72,8 +72,11 @@ class Stack:
         """Take a round's gradients, of any shape with as many elements; return P (k, n, r)."""
         if not self._ready:
             self._make_ready()
-        matrices = [gradient.to(self._device).reshape(self._shape) for gradient in gradients]
-        if self._device.type != "cpu":  # all at once: there, every operation is slow to start
+        matrices = [
+            gradient.to(self._device, torch.float32).reshape(self._shape).contiguous()
+            for gradient in gradients
+        ]
+        if self._passes is None:
             torch.add(self._buffer, torch.stack(matrices), out=self._total)
             self._total.baddbmm_(self._left, self._right, alpha=-1)
             return self.project(self.q)
@@ -81,7 +84,7 @@ class Stack:
         p = torch.empty(len(q), q.shape[1], self._shape[0])
         dense = (self._buffer, matrices, self._total)
         for work in zip(*dense, self._left, self._right, q, p, strict=True):
-            _begin(*work)
+            self._passes.begin(*work)
         return _transposed(p)
 
     def project(self, q: torch.Tensor) -> torch.Tensor:
@@ -91,7 +94,13 @@ class Stack:
 
     def backproject(self, p: torch.Tensor) -> torch.Tensor:
         """Return Q (k, m, r): the transposed matrices times P."""
-        return _transposed(torch.bmm(_transposed(p).to(self._device), self._total).cpu())
+        rows = _transposed(p)
+        if self._passes is None:
+            return _transposed(torch.bmm(rows.to(self._device), self._total).cpu())
+        q = torch.empty(*rows.shape[:2], self._shape[1])
+        for work in zip(rows, self._total, q, strict=True):
+            self._passes.backproject(*work)
+        return _transposed(q)
 
     def commit(self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor) -> None:
         """Replace gradients by what the factors stand for, and owe what they miss."""
@@ -104,7 +113,11 @@ class Stack:
             zip(gradients, self._total, finite.tolist(), strict=True)
         ):
             if good and gradient.dtype == total.dtype and gradient.is_contiguous():
-                _multiply(left[at], right[at], gradient.view(total.shape))
+                matrix = gradient.view(total.shape)
+                if self._passes is None or matrix.device != total.device:
+                    matrix.copy_(left[at] @ right[at])
+                else:
+                    self._passes.multiply(left[at], right[at], matrix)
                 continue
             if good:
                 gradient.copy_((left[at] @ right[at]).reshape(gradient.shape))
@@ -224,36 +237,6 @@ def _alike(ps: Tensors) -> list[Tensors]:
     """Return stacks of as many rows and columns together."""
     ordered = sorted(ps, key=lambda p: p.shape[1:])
     return [list(group) for _, group in groupby(ordered, key=lambda p: p.shape[1:])]
-
-
-def _multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-    if left.device == out.device:
-        torch.mm(left, right, out=out)
-    else:
-        out.copy_(left @ right)
-
-
-def _begin(
-    owed: torch.Tensor,
-    new: torch.Tensor,
-    total: torch.Tensor,
-    left: torch.Tensor,
-    right: torch.Tensor,
-    q: torch.Tensor,
-    p: torch.Tensor,
-) -> None:
-    """Set one matrix's total to ``owed + new - left @ right``, and P to the total times Q.
-
-    Both P and Q are transposed: a product with few rows is several times as fast as one with few
-    columns.
-    """
-    rows, columns = total.shape
-    height = max(1, BLOCK // columns)
-    for row in range(0, rows, height):
-        at = slice(row, row + height)
-        block = torch.add(owed[at], new[at], out=total[at])
-        block.addmm_(left[at], right, alpha=-1)
-        torch.mm(q, block.t(), out=p[:, at])
 
 
 def _transposed(matrices: torch.Tensor) -> torch.Tensor:

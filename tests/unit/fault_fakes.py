@@ -192,7 +192,7 @@ class FakeGround:
             error = errno.errorcode[caught.errno or 0]
         loop = asyncio.get_running_loop()
         loop.call_later(0.02, lambda: self.say("checkpoint", peer, ok=error is None, error=error))
-        loop.call_later(0.05, lambda: self.say("round", peer, round=8))
+        loop.call_later(0.05, lambda: self.say("transition", peer, round=8))
 
     async def start(self, peer: str, node: str | None = None) -> str:
         old = self.lives.get(peer)

@@ -90,7 +90,7 @@ class DiskFull(FaultKind):
         event = await checkpoints.heard(peer, _CHECKPOINT_S)
         if event is None:
             return {"disk": disk, "checkpoint": None, "goes_on": False}
-        went_on = await ground.event("round", peer, _ROUND_S)
+        went_on = await ground.event("transition", peer, _ROUND_S)
         return {"disk": disk, "checkpoint": event.get("error"), "goes_on": went_on is not None}
 
     async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""The passes of PowerSGD over dense matrices, by torch and compiled, beside plain algebra."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from rayhive.compression.fused import FusedPasses
+from rayhive.compression.passes import Passes, TorchPasses, host_passes
+
+BOTH = pytest.mark.parametrize("how", [TorchPasses, FusedPasses])
+#: One row, one column, and sizes with something left over at the end.
+SHAPES = [(1, 1), (1, 40), (40, 1), (7, 33), (64, 129)]
+RANKS = [1, 2, 3, 4, 5, 8, 9]
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@BOTH
+@pytest.mark.parametrize("rank", RANKS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_they_are_what_they_say(how: type[Passes], shape: tuple[int, int], rank: int) -> None:
+    rows, columns = shape
+    owed, new, total = normal(rows, columns), normal(rows, columns) * 2, torch.full(shape, 7.0)
+    left, right, q = normal(rows, rank), normal(rank, columns), normal(rank, columns) * 3
+    p, back, product = (
+        torch.full((rank, rows), 7.0),
+        torch.full_like(q, 7.0),
+        torch.full(shape, 7.0),
+    )
+    inputs = [tensor.clone() for tensor in (owed, new, left, right, q)]
+
+    how.begin(owed, new, total, left, right, q, p)
+    expected = owed.double() + new.double() - left.double() @ right.double()
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(p.double(), q.double() @ expected.T, rtol=1e-4, atol=1e-3)
+
+    how.backproject(p, total, back)
+    torch.testing.assert_close(back.double(), p.double() @ total.double(), rtol=1e-4, atol=1e-2)
+
+    how.multiply(left, right, product)
+    expected = left.double() @ right.double()
+    torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-4)
+    for before, after in zip(inputs, (owed, new, left, right, q), strict=True):
+        assert torch.equal(before, after), "only what comes out was written"
+
+
+@BOTH
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_what_is_not_finite_is_not_lost(how: type[Passes], bad: float) -> None:
+    """A gradient that blew up has to be seen in P and in Q, or it would be remembered."""
+    new, total, p = normal(9, 33), torch.empty(9, 33), torch.empty(4, 9)
+    new[5, 20] = bad
+    zeros = torch.zeros(9, 4), torch.zeros(4, 33)
+    how.begin(torch.zeros(9, 33), new, total, *zeros, normal(4, 33), p)
+    assert (~p.isfinite()).any(0).tolist() == [row == 5 for row in range(9)]
+    q = torch.empty(4, 33)
+    how.backproject(normal(4, 9), total, q)
+    assert (~q.isfinite()).any(0).tolist() == [column == 20 for column in range(33)]
+
+
+def test_they_are_compiled_where_that_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host_passes() is FusedPasses
+    monkeypatch.delitem(sys.modules, "rayhive.compression.fused")
+    monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
+    assert host_passes() is TorchPasses
+
+
+def test_nothing_is_compiled_for_who_does_not_ask() -> None:
+    """A peer without PowerSGD need not pay for it when it starts."""
+    code = (
+        "import sys, rayhive.peer.process, rayhive.compression.averagers;"
+        "sys.exit('numba' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
