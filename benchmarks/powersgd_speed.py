@@ -1,8 +1,8 @@
 """How long PowerSGD's arithmetic of a round takes, against hivemind's own in the same run.
 
-Goal, not reached so far: for the gradients of ResNet-18 (CIFAR-10, 11.2 million parameters) at
-rank 4 and on one thread, compressing and decompressing takes at most half of hivemind's time.
-Both are bound by memory: see "Time" in docs/compression.md.
+Claim: for the gradients of ResNet-18 (CIFAR-10, 11.2 million parameters) at rank 4 and on one
+thread, compressing and decompressing takes at most half of hivemind's time. Both are bound by
+memory, so that it depends on the machine, and on numba: see "Time" in docs/compression.md.
 
 Both averagers run their rounds as in a swarm, but alone and with all-reduces that do nothing:
 what is left is projecting, orthonormalising, projecting back, multiplying and committing. They

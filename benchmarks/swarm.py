@@ -125,8 +125,15 @@ def join_swarm(initial_peers: list[str], host: str = "127.0.0.1") -> Any:
     return dht
 
 
+def _version(package: str) -> str:
+    try:
+        return f"{package} {metadata.version(package)}"
+    except metadata.PackageNotFoundError:
+        return f"no {package}"
+
+
 def conditions() -> str:
     """Return one line that says what was measured on."""
-    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "hivemind"))
+    packages = ", ".join(map(_version, ("torch", "hivemind", "numba")))
     machine = f"{os.cpu_count()} cores {platform.machine()}"
     return f"{machine}, Python {platform.python_version()}, {packages}"

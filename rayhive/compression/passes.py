@@ -75,7 +75,7 @@ class TorchPasses:
 def host_passes() -> type[Passes]:
     """Return the compiled passes where numba is installed (the extra ``fast``), else torch's."""
     try:
-        from rayhive.compression.fused import FusedPasses
+        from rayhive.compression.passes_compiled import CompiledPasses
     except ImportError:
         return TorchPasses
-    return FusedPasses
+    return CompiledPasses

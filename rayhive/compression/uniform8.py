@@ -24,6 +24,8 @@ class Uniform8(FixedCodec):
     def build(self, threshold: int | None = None) -> CompressionBase:
         """Return the quantisation that is right for constant and empty parts too."""
         from rayhive.compression.wire import UniformEightBit
+        from rayhive.compression.wire_eight import loops
 
         self.check_threshold(threshold)
+        loops()  # not in the middle of the first round
         return UniformEightBit()

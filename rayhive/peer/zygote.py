@@ -35,6 +35,8 @@ PRELOAD = (
     "sklearn.model_selection",
     "rayhive.peer.process",
     "rayhive.workloads.loading",
+    "rayhive.compression.eight_compiled",
+    "rayhive.compression.passes_compiled",
 )
 
 #: How long what a peer forked may outlive it [s].

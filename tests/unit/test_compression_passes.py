@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-from rayhive.compression.fused import FusedPasses
 from rayhive.compression.passes import Passes, TorchPasses, host_passes
+from rayhive.compression.passes_compiled import CompiledPasses
 
-BOTH = pytest.mark.parametrize("how", [TorchPasses, FusedPasses])
+BOTH = pytest.mark.parametrize("how", [TorchPasses, CompiledPasses])
 #: One row, one column, and sizes with something left over at the end.
 SHAPES = [(1, 1), (1, 40), (40, 1), (7, 33), (64, 129)]
 RANKS = [1, 2, 3, 4, 5, 8, 9]
@@ -65,8 +65,8 @@ def test_what_is_not_finite_is_not_lost(how: type[Passes], bad: float) -> None:
 
 
 def test_they_are_compiled_where_that_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host_passes() is FusedPasses
-    monkeypatch.delitem(sys.modules, "rayhive.compression.fused")
+    assert host_passes() is CompiledPasses
+    monkeypatch.delitem(sys.modules, "rayhive.compression.passes_compiled")
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
     assert host_passes() is TorchPasses
 

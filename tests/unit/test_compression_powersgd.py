@@ -12,8 +12,8 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
 from rayhive.compression import passes, powersgd_factors
 from rayhive.compression.averagers import RayhivePowerSGDAverager
-from rayhive.compression.fused import FusedPasses
 from rayhive.compression.passes import TorchPasses
+from rayhive.compression.passes_compiled import CompiledPasses
 from rayhive.compression.powersgd import TransactionalPowerSGD
 from rayhive.errors import ConfigError
 from tests.unit.compression_fakes import group_of_one, unstarted
@@ -22,7 +22,7 @@ SHAPES = [(20, 30), (7,), (12, 3, 3, 3)]
 OPTIONS = {"averager_rank": 2, "min_compression_ratio": 0.2}
 
 
-@pytest.fixture(params=[TorchPasses, FusedPasses], autouse=True)
+@pytest.fixture(params=[TorchPasses, CompiledPasses], autouse=True)
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to pass over dense matrices have to do."""
     monkeypatch.setattr(powersgd_factors, "host_passes", lambda: request.param)

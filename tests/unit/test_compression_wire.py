@@ -26,6 +26,8 @@ from hypothesis import strategies as st
 
 from rayhive.compression import wire
 
+pytestmark = pytest.mark.usefixtures("loops_of_both_kinds")
+
 PAIRS = [
     (wire.HalfPrecision, Float16Compression),
     (wire.ScaledHalfPrecision, ScaledFloat16Compression),
@@ -183,3 +185,14 @@ def test_quantiles_have_threads_of_their_own_process(plain_table: None) -> None:
     before = quantization.EXECUTOR
     wire.install()
     assert quantization.EXECUTOR is not before
+
+
+@pytest.mark.parametrize("codec", [wire.UniformEightBit, wire.QuantileEightBit])
+def test_a_codebook_that_is_too_short_is_an_error(codec: Callable[[], CompressionBase]) -> None:
+    """Nothing beyond the end of it is read."""
+    whole = encoded(codec(), torch.linspace(-1, 1, 5000) ** 7)  # up to the last bucket
+    length, entry = 255, 4
+    rest = whole.buffer[8 + 256 * entry :]
+    whole.buffer = np.int64(length).tobytes() + whole.buffer[8 : 8 + length * entry] + rest
+    with pytest.raises((IndexError, RuntimeError)):
+        codec().extract(whole)

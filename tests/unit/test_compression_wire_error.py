@@ -30,7 +30,10 @@ pairs = pytest.mark.parametrize(
     ],
 )
 #: torch's quantiser, which hivemind uses, is deprecated; its decoders warn of read-only arrays.
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("loops_of_both_kinds"),
+]
 
 #: By name, what is made of normal values: gradients, weights and what training does to them.
 KINDS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

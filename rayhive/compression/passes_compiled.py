@@ -1,46 +1,28 @@
 """PowerSGD's passes over a dense matrix in host memory, compiled: each reads and writes it once.
 
 torch does the sum, the difference and the product of a block one after the other; here a row goes
-through all three while it is in the first cache. This needs numba, the extra ``fast``. Its import
-compiles for about two seconds, unless that was done before on this machine.
+through all three while it is in the first cache.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import TypeAlias
 
-import numba
 import numpy as np
 import torch
+from numba import float32
 from numpy.typing import NDArray
 
+from rayhive.compression.compiled import ANY_ORDER, array, compiled
+
 Matrix: TypeAlias = NDArray[np.float32]
-Kernel = TypeVar("Kernel", bound=Callable[..., None])
 
 #: Rows and columns that are worked on at once: for so many factors there are registers.
 WIDTH = 4
-_MATRIX = numba.float32[:, ::1]
-#: Sums may be taken in any order, or they would not be vectorised; NaN stays NaN.
-_MATH = {"reassoc", "contract", "nsz"}
+_READ, _WRITTEN = array(float32, 2), array(float32, 2, written=True)
 
 
-def _compiled(matrices: int) -> Callable[[Kernel], Kernel]:
-    """Compile a function of so many matrices now, and keep the result for other processes."""
-    signature = numba.void(*[_MATRIX] * matrices)
-    options: dict[str, Any] = {"fastmath": _MATH, "nogil": True}
-
-    def decorate(function: Kernel) -> Kernel:
-        try:
-            kernel = numba.njit(signature, cache=True, **options)(function)
-        except RuntimeError:  # there is no folder to keep it in
-            kernel = numba.njit(signature, **options)(function)
-        return cast(Kernel, kernel)
-
-    return decorate
-
-
-@_compiled(7)
+@compiled(_READ, _READ, _WRITTEN, _READ, _READ, _READ, _WRITTEN, fastmath=ANY_ORDER)
 def _begin(
     owed: Matrix, new: Matrix, total: Matrix, left: Matrix, right: Matrix, q: Matrix, p: Matrix
 ) -> None:
@@ -65,7 +47,7 @@ def _begin(
             p[k, i], p[k + 1, i], p[k + 2, i], p[k + 3, i] = a, b, c, d
 
 
-@_compiled(3)
+@compiled(_READ, _READ, _WRITTEN, fastmath=ANY_ORDER)
 def _backproject(p: Matrix, total: Matrix, q: Matrix) -> None:
     rows, columns = total.shape
     q[:] = 0
@@ -80,7 +62,7 @@ def _backproject(p: Matrix, total: Matrix, q: Matrix) -> None:
                 column[j] += a * e[j] + b * f[j] + c * g[j] + d * h[j]
 
 
-@_compiled(3)
+@compiled(_READ, _READ, _WRITTEN, fastmath=ANY_ORDER)
 def _multiply(left: Matrix, right: Matrix, out: Matrix) -> None:
     rows, columns = out.shape
     for i in range(rows):
@@ -93,7 +75,7 @@ def _multiply(left: Matrix, right: Matrix, out: Matrix) -> None:
                 row[j] = before + a * w[j] + b * x[j] + c * y[j] + d * z[j]
 
 
-class FusedPasses:
+class CompiledPasses:
     """What :class:`~rayhive.compression.passes.TorchPasses` does, in fewer passes over memory."""
 
     @staticmethod

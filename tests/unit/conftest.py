@@ -1,0 +1,20 @@
+"""What several unit tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rayhive.compression import wire_eight
+
+
+@pytest.fixture(scope="module", params=["compiled", "torch"])
+def loops_of_both_kinds(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The 8-bit codecs with numba, and as where it is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(wire_eight, "loops", lambda: None)
+        else:
+            assert wire_eight.loops() is not None
+        yield
