@@ -10,7 +10,7 @@ PIP := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt \
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help sweep test test-all lint bench docs constraints clean
+.PHONY: help sweep test coverage test-all lint bench docs constraints clean
 
 help: ## list the verbs
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -20,7 +20,10 @@ help: ## list the verbs
 sweep: .venv/.runtime ## run the quickstart study (or ARGS="FILE --set k=v") and print its table
 	$(BIN)/python experiments/sweep.py $(ARGS)
 
-test: lint ## lint, then every test but the slow ones and those for a GPU, with coverage
+test: lint ## lint, then every test but the slow ones and those for a GPU
+	$(BIN)/python -m pytest -m "not slow and not gpu" $(ARGS)
+
+coverage: lint ## the same while the coverage of all processes is measured, which takes longer
 	$(BIN)/python -m coverage erase
 	$(BIN)/python -m coverage run -m pytest -m "not slow and not gpu" $(ARGS)
 	$(BIN)/python -m coverage combine -q

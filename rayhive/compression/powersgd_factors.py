@@ -16,7 +16,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from rayhive.compression.passes import host_passes
+from rayhive.compression.passes import TorchPasses, host_passes
 from rayhive.compression.powersgd_shapes import Shape, factor_rank, matrix_dims
 
 Tensors = list[torch.Tensor]
@@ -114,10 +114,10 @@ class Stack:
         ):
             if good and gradient.dtype == total.dtype and gradient.is_contiguous():
                 matrix = gradient.view(total.shape)
-                if self._passes is None or matrix.device != total.device:
-                    matrix.copy_(left[at] @ right[at])
+                if matrix.device == total.device:
+                    (self._passes or TorchPasses).multiply(left[at], right[at], matrix)
                 else:
-                    self._passes.multiply(left[at], right[at], matrix)
+                    matrix.copy_(left[at] @ right[at])
                 continue
             if good:
                 gradient.copy_((left[at] @ right[at]).reshape(gradient.shape))
