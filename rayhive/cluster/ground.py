@@ -278,15 +278,15 @@ class SwarmGround:
         """See :class:`~rayhive.faults.ground.Ground`."""
         for slot in self.peers_on(node):
             self.expect_loss(slot)
+        self._starting.pop(node, None)
         await asyncio.to_thread(nodes.kill, self._node(node))
 
     async def start_node(self, node: str) -> None:
         """See :class:`~rayhive.faults.ground.Ground`."""
-        # a heal may be given up while the node starts, and then it is asked for at the end
+        # a heal may be given up while the node or its peers start: at the end it is asked for again
         starting = self._starting.get(node)
-        if starting is None:
+        if starting is None or (starting.done() and starting.exception() is not None):
             starting = self._starting[node] = asyncio.ensure_future(self._start_node(node))
-            starting.add_done_callback(lambda _: self._starting.pop(node))
         await asyncio.shield(starting)
 
     async def _start_node(self, node: str) -> None:

@@ -56,15 +56,21 @@ def test_events_are_counted_also_of_a_peer_that_has_not_joined_yet() -> None:
     asyncio.run(body())
 
 
-def test_a_node_that_starts_already_is_not_started_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_not_started_twice_unless_it_was_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[str] = []
     going = asyncio.Event()
+    faults = [ClusterError("it does not start")]
 
     async def start(self: Any, node: str) -> None:
         began.append(node)
         await going.wait()
+        if len(began) == 2 and faults:
+            raise faults.pop()
 
     monkeypatch.setattr(SwarmGround, "_start_node", start)
+    monkeypatch.setattr(SwarmGround, "peers_on", lambda self, node: [])
+    monkeypatch.setattr(SwarmGround, "_node", lambda self, node: node)
+    monkeypatch.setattr(nodes, "kill", lambda node: None)
 
     async def body() -> None:
         peers = ground()
@@ -73,10 +79,14 @@ def test_a_node_that_starts_already_is_not_started_twice(monkeypatch: pytest.Mon
             await asyncio.wait_for(peers.start_node("node-1"), 0.05)
         going.set()
         await peers.start_node("node-1")
-        assert began == ["node-1"]
         await asyncio.sleep(0)
+        await peers.start_node("node-1")  # the heal was given up after the node had started
+        assert began == ["node-1"]
+        await peers.kill_node("node-1")
+        with pytest.raises(ClusterError, match="does not start"):
+            await peers.start_node("node-1")
         await peers.start_node("node-1")
-        assert began == ["node-1"] * 2
+        assert began == ["node-1"] * 3
 
     asyncio.run(body())
 
