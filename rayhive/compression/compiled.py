@@ -1,8 +1,8 @@
 """Compiles loops over memory with numba, the extra ``fast``; without it importing this fails.
 
 What torch does operation by operation, with what lies between them going through the caches each
-time, is one loop here. A module of loops takes about two seconds to compile, and a tenth where
-that was done before: the result is kept beside the module, or in the user's cache folder.
+time, is one loop here. A module of loops takes about a second to compile, once: the result is kept
+beside the module, or in the user's cache folder.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 
 #: Elements that are worked on at once: a MiB of float32, which stays in the cache of a core from
@@ -11,36 +9,12 @@ import torch
 BLOCK = 2**18
 
 
-class Passes(Protocol):
+class TorchPasses:
     """Three passes over a contiguous float32 matrix (n, m) with factors of rank r.
 
     Factors with few rows are multiplied several times as fast as those with few columns: P is
-    (r, n) and Q is (r, m).
+    (r, n) and Q is (r, m). Where a step reads what the last one wrote, torch does it by blocks.
     """
-
-    @staticmethod
-    def begin(
-        owed: torch.Tensor,
-        new: torch.Tensor,
-        total: torch.Tensor,
-        left: torch.Tensor,
-        right: torch.Tensor,
-        q: torch.Tensor,
-        p: torch.Tensor,
-    ) -> None:
-        """Set the total to ``owed + new - left @ right``, and P to ``q @ total.T``."""
-
-    @staticmethod
-    def backproject(p: torch.Tensor, total: torch.Tensor, q: torch.Tensor) -> None:
-        """Set Q to ``p @ total``."""
-
-    @staticmethod
-    def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-        """Set a matrix to ``left @ right``."""
-
-
-class TorchPasses:
-    """The passes as torch does them: where a step reads what the last one wrote, by blocks."""
 
     @staticmethod
     def begin(
@@ -72,7 +46,7 @@ class TorchPasses:
         torch.mm(left, right, out=out)
 
 
-def host_passes() -> type[Passes]:
+def host_passes() -> type[TorchPasses]:
     """Return the compiled passes where numba is installed (the extra ``fast``), else torch's."""
     try:
         from rayhive.compression.passes_compiled import CompiledPasses

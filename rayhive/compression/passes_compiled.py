@@ -14,6 +14,7 @@ from numba import float32
 from numpy.typing import NDArray
 
 from rayhive.compression.compiled import ANY_ORDER, array, compiled
+from rayhive.compression.passes import TorchPasses
 
 Matrix: TypeAlias = NDArray[np.float32]
 
@@ -75,7 +76,7 @@ def _multiply(left: Matrix, right: Matrix, out: Matrix) -> None:
                 row[j] = before + a * w[j] + b * x[j] + c * y[j] + d * z[j]
 
 
-class CompiledPasses:
+class CompiledPasses(TorchPasses):
     """What :class:`~rayhive.compression.passes.TorchPasses` does, in fewer passes over memory."""
 
     @staticmethod

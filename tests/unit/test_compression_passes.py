@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from rayhive.compression.passes import Passes, TorchPasses, host_passes
+from rayhive.compression.passes import TorchPasses, host_passes
 from rayhive.compression.passes_compiled import CompiledPasses
 
 BOTH = pytest.mark.parametrize("how", [TorchPasses, CompiledPasses])
@@ -24,7 +24,7 @@ def normal(*shape: int) -> torch.Tensor:
 @BOTH
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_they_are_what_they_say(how: type[Passes], shape: tuple[int, int], rank: int) -> None:
+def test_they_are_what_they_say(how: type[TorchPasses], shape: tuple[int, int], rank: int) -> None:
     rows, columns = shape
     owed, new, total = normal(rows, columns), normal(rows, columns) * 2, torch.full(shape, 7.0)
     left, right, q = normal(rows, rank), normal(rank, columns), normal(rank, columns) * 3
@@ -52,7 +52,7 @@ def test_they_are_what_they_say(how: type[Passes], shape: tuple[int, int], rank:
 
 @BOTH
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_is_not_lost(how: type[Passes], bad: float) -> None:
+def test_what_is_not_finite_is_not_lost(how: type[TorchPasses], bad: float) -> None:
     """A gradient that blew up has to be seen in P and in Q, or it would be remembered."""
     new, total, p = normal(9, 33), torch.empty(9, 33), torch.empty(4, 9)
     new[5, 20] = bad
