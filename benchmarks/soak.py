@@ -11,13 +11,18 @@ that hivemind's own code calls partial, in its log, are held against those that 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import logging
+import os
 import random
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -85,13 +90,27 @@ class FailingAverager(RayhiveGradientAverager):
         return result
 
 
-def size() -> tuple[int, int]:
-    """Return the memory [bytes] and the descriptors of this peer's processes."""
+def size() -> tuple[int, Counter[str]]:
+    """Return the memory [bytes] of this peer's processes, and their descriptors by kind."""
     gc.collect()
     own = psutil.Process()
     tree = [own, *(p for p in own.children(recursive=True) if "python" in p.name())]
     memory = sum(process.memory_full_info().uss for process in tree)
-    return memory, sum(process.num_fds() for process in tree)
+    return memory, Counter(kind for process in tree for kind in descriptors(process.pid))
+
+
+def descriptors(pid: int) -> Iterator[str]:
+    """Tell what each open descriptor of a process is: a socket, a pipe, a file by its path."""
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            yield os.readlink(entry).partition(":[")[0]
+
+
+def growth_of(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """Return of which kinds there are more descriptors or fewer than before."""
+    change = Counter(after)
+    change.subtract(before)
+    return {kind: count for kind, count in change.items() if count}
 
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -127,8 +146,8 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(index)
     began, last = time.perf_counter(), settings["rounds"]
     settled = int(SETTLED * last)
-    early: dict[int, tuple[int, int]] = {}
-    late: dict[int, tuple[int, int]] = {}
+    early: dict[int, tuple[int, Counter[str]]] = {}
+    late: dict[int, tuple[int, Counter[str]]] = {}
     while (round_ := optimizer.local_epoch) < last:
         for sizes, begin in ((early, settled), (late, last - SIZED)):
             if begin <= round_ < begin + SIZED and round_ not in sizes:
@@ -143,7 +162,8 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     optimizer.shutdown()
     dht.shutdown()
     before, after = (
-        [min(column) for column in zip(*sizes.values(), strict=True)] for sizes in (early, late)
+        (min(m for m, _ in sizes.values()), min((d for _, d in sizes.values()), key=Counter.total))
+        for sizes in (early, late)
     )
     return {
         "seconds": time.perf_counter() - began,
@@ -177,16 +197,18 @@ def main() -> None:
         weights = torch.tensor([result["weights"] for result in results])
         distance = float((weights - weights[0]).norm(dim=1).max() / weights[0].norm())
         growth = max(after / before - 1 for before, after in (r["memory"] for r in results))
-        descriptors = max(after - before for before, after in (r["descriptors"] for r in results))
+        changes = [growth_of(*r["descriptors"]) for r in results]
+        grown = max(changes, key=lambda kinds: sum(kinds.values()))
+        which = "".join(f", {kind} {count:+d}" for kind, count in grown.items())
         print(f"{delay}: {results[0]['seconds']:.0f} s, distance {distance:.1e},")
         print(f"  failures on purpose {sum(r['failures'] for r in results)},", end=" ")
-        print(f"memory {growth:+.1%}, descriptors {descriptors:+d}")
+        print(f"memory {growth:+.1%}, descriptors {sum(grown.values()):+d}{which}")
         for result in results:
             print(f"  outcomes {result['outcomes']}")
         facts[f"{delay}: replicas agree to {AGREE:g}"] = distance < AGREE
         facts[f"{delay}: no partial round goes unreported"] = not any(r["untold"] for r in results)
         facts[f"{delay}: memory grows by less than 5 %"] = growth < 0.05
-        facts[f"{delay}: descriptors do not grow"] = descriptors <= 0
+        facts[f"{delay}: descriptors do not grow"] = sum(grown.values()) <= 0
     for text, held in facts.items():
         print_fact(text, held)
 

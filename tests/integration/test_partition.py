@@ -70,6 +70,7 @@ def run_peer(
     )
     generator = torch.Generator().manual_seed(peer)
     weights: dict[int, list[float]] = {}
+    known: dict[int, int] = {}
     assert optimizer.tracker.wait_for_peers(PEERS, 40)
     deadline = time.monotonic() + 150
     while not (Path(folder) / "stop").exists():
@@ -83,7 +84,7 @@ def run_peer(
         if optimizer.local_epoch > round_:
             flat = torch.cat([p.detach().flatten() for p in module.parameters()])
             weights[optimizer.local_epoch] = flat.tolist()
-    known = dht.run_coroutine(_known)
+            known[optimizer.local_epoch] = dht.run_coroutine(_known)
     optimizer.shutdown()
     dht.shutdown()
     kept = ("kind", "t", "round", "round_before", "outcome", "group_size", "apart", "reason")
@@ -184,7 +185,9 @@ def assert_one_swarm(peers: list[dict[str, Any]], since: int) -> None:
         first, *others = (peer["weights"][str(round_)] for peer in peers)
         for other in others:
             assert max(abs(a - b) for a, b in zip(first, other, strict=True)) < 1e-5, round_
-    assert [peer["known"] for peer in peers] == [PEERS - 1] * PEERS
+    # not after the last one: who leaves first is soon forgotten by the others
+    for peer in peers:
+        assert max(peer["known"][str(round_)] for round_ in common if round_ >= since) == PEERS - 1
 
 
 @pytest.mark.parametrize("rounds", [12, pytest.param(100, marks=pytest.mark.slow)])
