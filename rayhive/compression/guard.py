@@ -288,16 +288,12 @@ class GuardedState(Guarded):
 class GuardedFactors(Guarded):
     """The same for an averager with error feedback."""
 
-    def _commit(self, large: list[torch.Tensor], *rest: Any) -> None:
-        """Owe what was owed before if nothing of this peer is in the round."""
+    @property
+    def _contributes(self) -> bool:
+        """Whether its tensors entered the average."""
         trace, step = TRACE.get(), STEP.get()
         excluded = trace is not None and trace.excluded
-        excluded |= step is not None and step.weight <= STALE_WEIGHT
-        factors = self._factors
-        owed = [tensor.clone() for tensor in factors.owed] if excluded else []
-        super()._commit(large, *rest)
-        for tensor, before in zip(factors.owed if excluded else (), owed, strict=True):
-            tensor.copy_(before)
+        return not excluded and (step is None or step.weight > STALE_WEIGHT)
 
 
 def floats(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -25,6 +25,7 @@ from hivemind.utils.asyncio import enter_asynchronously
 from rayhive.compression.matchmaking import round_in
 from rayhive.compression.orthogonalise import METHODS
 from rayhive.compression.powersgd_factors import Factors
+from rayhive.compression.powersgd_served import ServedFactors
 from rayhive.compression.powersgd_shapes import compressed_tensors, option_problems, phase_names
 from rayhive.config import DEFAULT_MIN_COMPRESSION_RATIO
 from rayhive.errors import ConfigError, Problem
@@ -60,14 +61,14 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         start_compressing_after_num_steps: Rounds that average the gradients themselves. They are
             counted by the number of the round that peers gather, else by the rounds of this peer.
         orthogonalisation: ``gram_schmidt`` as in the paper, or ``qr``.
-        device: Where the matrices are multiplied, the CPU by default. hivemind keeps averaged
-            gradients in host memory and averages in a forked process, in which CUDA can be used
-            only if the process that it was forked from did not.
+        device: Where the matrices are multiplied, by default where the parameters are. hivemind
+            keeps averaged gradients in host memory and averages in a forked process, which cannot
+            use the trainer's GPU: see :mod:`rayhive.compression.powersgd_served`.
         start: Start the averager's process at once.
         kwargs: As hivemind's.
 
     Raises:
-        ConfigError: Options are out of range, or the device cannot be used.
+        ConfigError: Options are out of range, or there is no such device.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         self.rank = averager_rank
         self.compressed = compressed_tensors(shapes, averager_rank, min_compression_ratio)
         self._uncompressed_gradients_indexes = set(range(len(shapes))) - set(self.compressed)
-        self._factors = Factors(
+        self._factors = self._make_factors(
+            _device_of(parameters) if device is None else torch.device(device),
             [shapes[index] for index in self.compressed],
             averager_rank,
             seed=int.from_bytes(hashlib.sha256(prefix.encode()).digest()[:8], "big"),
             orthogonalise=METHODS[orthogonalisation],
-            device=torch.device(device or "cpu"),
         )
         self._qs = self._factors.qs
         self._phases = phase_names(num_iters_per_step)
@@ -117,6 +118,25 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         super(PowerSGDGradientAverager, self).__init__(
             parameters, prefix=prefix, start=start, **kwargs
         )
+
+    def _make_factors(self, device: torch.device, *args: Any, **kwargs: Any) -> Factors:
+        if device.type == "cpu":
+            return Factors(*args, device=device, **kwargs)
+        return ServedFactors(*args, device=device, gradients=self._large, **kwargs)
+
+    def _large(self) -> list[torch.Tensor]:
+        """Return the gradients that are factorised; who averages them holds their lock."""
+        return [self._averaged_tensors[index] for index in self.compressed]
+
+    def shutdown(self) -> None:
+        """Leave the swarm."""
+        super().shutdown()
+        self._factors.close()
+
+    @property
+    def _contributes(self) -> bool:
+        """Whether anything of this peer is in the round; else what it owes stays."""
+        return True
 
     @property
     def _ms(self) -> list[torch.Tensor]:
@@ -173,7 +193,7 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
             )
             kwargs.update(peer_fractions=fractions)
             async with enter_asynchronously(self.get_tensors()) as gradients:
-                self._take_back()
+                await self._take_back()
                 if self._is_compressed(group_info):
                     await self._average_factors(gradients, group_info, kwargs)
                 else:
@@ -183,13 +203,13 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
             raise MatchmakingException(f"PowerSGD round failed: {error!r}") from error
         return self._gathered(group_info)
 
-    def _take_back(self) -> None:
+    async def _take_back(self) -> None:
         """Undo the last round if its step was given up before the trainer heard of it."""
         step, self._last_step = self._last_step, None
         if step is None or step is STEP.get():
             return
         if not step.done() or step.cancelled() or step.exception() is not None:
-            self._factors.undo()
+            await self._in_thread(self._factors.undo)
 
     async def _average_densely(
         self, gradients: tuple[torch.Tensor, ...], group_info: GroupInfo, options: dict[str, Any]
@@ -241,7 +261,7 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         small: list[torch.Tensor],
         averaged: list[torch.Tensor],
     ) -> None:
-        self._factors.commit(large, ps, qs)
+        self._factors.commit(large, ps, qs, owing=self._contributes)
         for gradient, new in zip(small, averaged, strict=True):
             gradient.copy_(new)
 
@@ -313,16 +333,19 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def _device_of(parameters: Iterable[torch.nn.Parameter]) -> torch.device:
+    """Return where parameters are: the CPU, unless they are all on another device."""
+    found = {parameter.device for parameter in parameters}
+    return found.pop() if len(found) == 1 else torch.device("cpu")
+
+
 def _device_problems(device: torch.device | str | None) -> list[Problem]:
     if device is None:
         return []
     try:
-        kind = torch.device(device).type
+        asked = torch.device(device)
     except (RuntimeError, TypeError):
         return [Problem("device", device, "a torch device")]
-    if kind == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return [Problem("device", device, "cpu: this process uses CUDA, its forks then cannot")]
-    # Not is_available(): it would initialise the driver, after which a fork cannot use it either.
-    if kind == "cuda" and not torch.cuda.device_count():
-        return [Problem("device", device, "cpu: there is no CUDA here")]
+    if asked.type == "cuda" and (asked.index or 0) >= torch.cuda.device_count():
+        return [Problem("device", device, f"cpu, or one of {torch.cuda.device_count()} of CUDA")]
     return []

@@ -180,6 +180,10 @@ class Factors:
     @property
     def owed(self) -> Tensors:
         """Error feedback, in the shapes of the gradients."""
+        return self._owed()
+
+    @torch.no_grad()
+    def _owed(self) -> Tensors:
         pairs = zip(self.unstacked([s.owed for s in self._stacks]), self._shapes, strict=True)
         return [owed.view(shape) for owed, shape in pairs]
 
@@ -212,25 +216,43 @@ class Factors:
             done = self._orthogonalise(torch.cat(alike))
             for p, new in zip(alike, torch.split(done, [len(p) for p in alike]), strict=True):
                 p.copy_(new)
+        return self._backproject(ps)
+
+    @torch.no_grad()
+    def _backproject(self, ps: Tensors) -> Tensors:
         # Backwards: what the projection read last is still near.
         pairs = zip(reversed(self._stacks), reversed(ps), strict=True)
         return [stack.backproject(p) for stack, p in pairs][::-1]
 
     @torch.no_grad()
-    def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
+    def commit(
+        self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors, *, owing: bool = True
+    ) -> None:
         """Replace gradients by what the factors stand for, and owe what they miss.
 
         A matrix whose factors are not finite becomes NaN, as it would without PowerSGD; what is
         owed for it and its Q stay, so that the next round is not the worse for it.
+
+        Args:
+            gradients: Those of the round.
+            ps: What the group's P are.
+            qs: What the group's Q are.
+            owing: False for gradients that are not in the factors: what was owed before stays.
         """
         for stack, p, q in zip(self._stacks, ps, qs, strict=True):
+            before = None if owing else stack.owed.clone()
             stack.commit(self._of(stack, gradients), p, q)
+            if before is not None:
+                stack.owed.copy_(before)
 
     @torch.no_grad()
     def undo(self) -> None:
         """Owe again what was owed before the last commit, and begin with the same Q."""
         for stack in self._stacks:
             stack.undo()
+
+    def close(self) -> None:
+        """Let go of what only rounds need."""
 
 
 def _alike(ps: Tensors) -> list[Tensors]:

@@ -1,15 +1,13 @@
-"""PowerSGD's factors on a GPU: the same as on the CPU, and where an averager can have them.
+"""PowerSGD's factors on a GPU: the same as on the CPU, for the averager of a trainer that uses it.
 
-``python -m tests.gpu.test_powersgd_gpu DEVICE`` runs a round between two peers whose averagers
-multiply there, in a process that has not used CUDA itself, and prints what was seen.
+``python -m tests.gpu.test_powersgd_gpu DEVICE`` runs rounds between two peers whose factors are
+computed there, and prints what was seen.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ import torch
 
 from rayhive.compression.orthogonalise import gram_schmidt
 from rayhive.compression.powersgd_factors import Factors
-from rayhive.errors import ConfigError
 from tests.integration.averager_harness import MARK, run_module
 from tests.unit.compression_fakes import unstarted
 
@@ -66,60 +63,59 @@ def test_factors_on_a_gpu_are_those_on_the_cpu(kept_on: str, dtype: torch.dtype)
         torch.testing.assert_close(one, other, **close)
 
 
-def test_an_averager_forked_from_a_process_that_uses_cuda_is_refused_the_gpu() -> None:
+def test_factors_are_where_the_gradients_are() -> None:
     from rayhive.compression.averagers import RayhivePowerSGDAverager
+    from rayhive.compression.powersgd_served import ServedFactors
 
-    torch.zeros(1, device="cuda")
-    with pytest.raises(ConfigError, match="forks then cannot"):
-        unstarted(RayhivePowerSGDAverager, SHAPES, device="cuda", **RANK)
-    # Without it, gradients of a GPU are averaged, and factorised, in host memory.
     parameters = [torch.nn.Parameter(torch.zeros(shape, device="cuda")) for shape in SHAPES]
-    averager = unstarted(
-        lambda **options: RayhivePowerSGDAverager(**{**options, "parameters": parameters}),
-        SHAPES,
-        **RANK,
-    )
-    with averager.get_tensors() as tensors:
-        assert all(tensor.device.type == "cpu" for tensor in tensors)
 
+    def make(**options: Any) -> RayhivePowerSGDAverager:
+        return RayhivePowerSGDAverager(**{**options, "parameters": parameters})
 
-def open_devices(pid: int) -> list[str]:
-    folder = f"/proc/{pid}/fd"
-    found = set()
-    for name in os.listdir(folder):
-        with suppress(OSError):
-            found.add(os.readlink(f"{folder}/{name}"))
-    return sorted(path for path in found if path.startswith("/dev/nvidia"))
+    averager = unstarted(make, SHAPES, **RANK)
+    try:
+        assert isinstance(averager._factors, ServedFactors)
+        with averager.get_tensors() as tensors:  # which hivemind sends, from host memory
+            assert all(tensor.device.type == "cpu" for tensor in tensors)
+    finally:
+        averager._factors.close()
+    assert type(unstarted(make, SHAPES, device="cpu", **RANK)._factors) is Factors
 
 
 def play(device: str) -> dict[str, Any]:
+    """Let two peers, whose trainer uses CUDA, do rounds; return what was seen."""
     from rayhive.compression.averagers import RayhivePowerSGDAverager
     from tests.integration import averager_scenarios as scenes
 
-    options = {"prefix": "gpu", "device": device, **RANK}
-    with (
-        scenes.swarm(2) as dhts,
-        scenes.averagers(dhts, RayhivePowerSGDAverager, **options) as group,
-    ):
-        results = [scenes.one_round(group) for _ in range(2)]
-        return {
-            "sizes": [len(result) for round_ in results for result in round_],
-            "apart": scenes.spread(group),
-            "averagers": [open_devices(averager.pid) for averager in group],
-            "trainer": open_devices(os.getpid()),
-            "used here": torch.cuda.is_initialized(),
-        }
+    used = torch.ones(1000, device="cuda").sum()  # from here on, no fork can use CUDA
+    told: dict[str, Any] = {"used": float(used)}
+    found: list[list[torch.Tensor]] = []
+    with scenes.swarm(2) as dhts:
+        for where in (device, "cpu"):
+            options = {"prefix": "gpu", "device": where, **RANK}
+            with scenes.averagers(dhts, RayhivePowerSGDAverager, **options) as group:
+                results = [scenes.one_round(group) for _ in range(3)]
+                told.setdefault("sizes", [len(r) for round_ in results for r in round_])
+                told.setdefault("apart", scenes.spread(group))
+                stacks = [stack for peer in group for stack in peer._factors._stacks]
+                kept = [getattr(stack, "_buffer", torch.empty(0)) for stack in stacks]
+                told.setdefault("kept on", [str(buffer.device) for buffer in kept])
+                found.append([tensor.clone() for tensor in group[0]._averaged_tensors])
+    pairs = zip(*found, strict=True)
+    told["from the CPU's"] = max(float((a - b).abs().max()) for a, b in pairs)
+    return told
 
 
 @pytest.mark.swarm
-def test_an_averager_multiplies_on_the_gpu_if_its_trainer_does_not_use_it() -> None:
-    output = run_module("tests.gpu.test_powersgd_gpu", "cuda", limit=180)
+def test_an_averager_has_its_factors_from_the_gpu_of_its_trainer() -> None:
+    output = run_module("tests.gpu.test_powersgd_gpu", "cuda:0", limit=180)
     (line,) = [line for line in output.splitlines() if line.startswith(MARK)]
     told = json.loads(line.removeprefix(MARK))
-    assert told["sizes"] == [2, 2, 2, 2]
+    assert told["used"] == 1000
+    assert told["sizes"] == [2] * 6
     assert told["apart"] < 1e-5
-    assert all("/dev/nvidia-uvm" in devices for devices in told["averagers"])
-    assert "/dev/nvidia-uvm" not in told["trainer"] and not told["used here"]
+    assert set(told["kept on"]) == {"cuda:0"}
+    assert told["from the CPU's"] < 1e-3
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
         {"reuse_grad_buffers": True, "offload_optimizer": True},
         "16-mixed",
     ),
+    "powersgd": ({"powersgd_rank": 2}, "32-true"),
+    "powersgd, reused": ({"powersgd_rank": 2, "reuse_grad_buffers": True}, "bf16-mixed"),
     "delayed": ({"delay_state_averaging": True, "delay_grad_averaging": True}, "bf16-mixed"),
 }
 
@@ -30,6 +33,7 @@ WAYS: dict[str, tuple[dict[str, Any], str]] = {
 def fit(settings: dict[str, Any], precision: str) -> dict[str, Any]:
     import hivemind
     import torch
+    from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
     from rayhive import HivemindStrategy
 
@@ -42,6 +46,8 @@ def fit(settings: dict[str, Any], precision: str) -> dict[str, Any]:
         devices.append(str(next(module.parameters()).device))
         devices.append(str(optimizer.opt.param_groups[0]["params"][0].device))
 
+    if rank := settings.pop("powersgd_rank", None):
+        settings["grad_averager_factory"] = partial(PowerSGDGradientAverager, averager_rank=rank)
     strategy = HivemindStrategy(
         **{**FAST, "target_batch_size": 64, "host_maddrs": LOOPBACK, **settings}
     )

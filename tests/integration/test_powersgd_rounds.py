@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
@@ -24,8 +25,16 @@ def play() -> dict[str, Any]:
     import hivemind.optim.power_sgd_averager as upstream
 
     from rayhive.compression.averagers import RayhivePowerSGDAverager
+    from rayhive.compression.powersgd_factors import Factors
+    from rayhive.compression.powersgd_served import ServedFactors
     from rayhive.compression.rendezvous import Member
     from tests.integration import averager_scenarios as scenes
+
+    class ServedPowerSGD(RayhivePowerSGDAverager):
+        """As on a GPU: the averager's process asks, the trainer's multiplies."""
+
+        def _make_factors(self, device: torch.device, *args: Any, **kwargs: Any) -> Factors:
+            return ServedFactors(*args, device=device, gradients=self._large, **kwargs)
 
     class PlainPowerSGD(scenes.Plain, upstream.PowerSGDGradientAverager):
         pass
@@ -65,6 +74,16 @@ def play() -> dict[str, Any]:
         ):
             told["plain"] = [len(r) for r in scenes.one_round([*ours, *theirs])]
             told["apart"] = apart(large(ours[0]), large(theirs[0]))
+        averaged, owed = [], []
+        for make in (RayhivePowerSGDAverager, ServedPowerSGD):
+            with scenes.averagers(dhts[:2], make, prefix="served", **RANK) as group:
+                for _ in range(3):
+                    scenes.one_round(group)
+                averaged.append([gradient for peer in group for gradient in large(peer)])
+                owed.append(sum(float(tensor.norm()) for tensor in group[1]._ms))
+        told["served"] = apart(*averaged)
+        told["owed in the trainer's process"] = owed
+        told["threads"] = [t.name for t in threading.enumerate() if t.name == "powersgd"]
     return told
 
 
@@ -106,6 +125,14 @@ def test_a_plain_peer_factorises_with_ours(told: Any) -> None:
     """hivemind's own class, with a first Q of its own: both get the same matrices."""
     assert told["plain"] == [2, 2]
     assert told["apart"] < 1e-4
+
+
+def test_the_trainer_multiplies_for_its_averager(told: Any) -> None:
+    """As it must on a GPU: then nothing is different, but where the dense matrices are."""
+    assert told["served"] < 1e-5
+    elsewhere, here = told["owed in the trainer's process"]
+    assert elsewhere == 0 < here
+    assert told["threads"] == [], "they end with their averagers"
 
 
 if __name__ == "__main__":

@@ -277,14 +277,8 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there is no CUDA here"):
+    with pytest.raises(ConfigError, match="cpu, or one of 0 of CUDA"):
         unstarted(RayhivePowerSGDAverager, SHAPES, device="cuda", **RANK)
-
-
-def test_a_device_that_a_fork_cannot_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(ConfigError, match="forks then cannot"):
-        unstarted(RayhivePowerSGDAverager, SHAPES, device="cuda:0", **RANK)
 
 
 def test_the_options_arrive_through_a_factory() -> None:

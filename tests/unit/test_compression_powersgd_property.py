@@ -35,8 +35,8 @@ class Ledger:
         for total, index in zip(self.balance, LARGE, strict=True):
             total.add_(tensors[index].double(), alpha=sign)
 
-    def check(self) -> None:
-        self.averager._take_back()
+    async def check(self) -> None:
+        await self.averager._take_back()
         for balance, owed in zip(self.balance, self.averager._ms, strict=True):
             torch.testing.assert_close(owed.double(), balance, rtol=0, atol=2e-4)
 
@@ -52,7 +52,7 @@ async def play(group: list[InMemory], rounds: list[dict[str, Any]], seed: int) -
         trying = list(range(len(group)))
         for tried in played["attempts"]:
             for averager in group:
-                averager._take_back()  # as the next round would, so that states can be compared
+                await averager._take_back()  # as the next round does, to compare states
             before = {at: state(group[at]) for at in trying}
             given_up = played["given_up"] if tried is played["attempts"][-1] else ()
             room = await attempt([group[at] for at in trying], tried, given_up=given_up)
@@ -72,7 +72,7 @@ async def play(group: list[InMemory], rounds: list[dict[str, Any]], seed: int) -
         for at in trying:  # the trainer applies its own gradient
             ledgers[at].add(own[at], -1)
         for ledger in ledgers:
-            ledger.check()
+            await ledger.check()
 
 
 troubles = st.dictionaries(

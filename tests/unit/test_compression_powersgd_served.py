@@ -1,0 +1,128 @@
+"""PowerSGD's factors, computed by the process that made them for one that asks.
+
+The device is the CPU here: what is different about a GPU is in ``tests/gpu``.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from rayhive.compression import powersgd_served
+from rayhive.compression.orthogonalise import gram_schmidt
+from rayhive.compression.powersgd_factors import Factors
+from rayhive.compression.powersgd_served import NoFactors, ServedFactors
+
+SHAPES = [(20, 30), (20, 30), (12, 3, 3, 3), (16, 20)]
+OPTIONS: dict[str, Any] = {
+    "seed": 1,
+    "orthogonalise": gram_schmidt,
+    "device": torch.device("cpu"),
+}
+
+
+@pytest.fixture
+def gradients() -> list[torch.Tensor]:
+    return [torch.zeros(shape).share_memory_() for shape in SHAPES]  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def served(gradients: list[torch.Tensor]) -> Iterator[ServedFactors]:
+    made = ServedFactors(SHAPES, 2, gradients=lambda: gradients, **OPTIONS)
+    yield made
+    made.close()
+
+
+def play(factors: Factors, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Play rounds, one with a NaN, one taken back, one that does not count; return all of it."""
+    seen = []
+    for seed in range(7):
+        generator = torch.Generator().manual_seed(seed)
+        for gradient in gradients:
+            gradient.copy_(torch.randn(gradient.shape, generator=generator))
+        if seed == 2:
+            gradients[1][3, 4] = torch.nan
+        ps = factors.begin(gradients)
+        qs = factors.backproject(ps)
+        ps = factors.project(qs)
+        qs = factors.backproject(ps)
+        seen += [factor.clone() for factor in (*ps, *qs)]
+        factors.commit(gradients, ps, qs, owing=seed != 5)
+        if seed == 4:
+            factors.undo()
+        seen += [gradient.clone() for gradient in gradients]
+    return [*seen, *factors.owed, *factors.qs]
+
+
+def play_elsewhere(factors: Factors, gradients: Any, answer: Any) -> None:
+    answer.put([tensor.numpy() for tensor in play(factors, gradients)])
+
+
+@pytest.mark.parametrize("forked", [False, True])
+def test_what_is_served_is_what_is_computed(
+    forked: bool, served: ServedFactors, gradients: list[torch.Tensor]
+) -> None:
+    expected = play(Factors(SHAPES, 2, **OPTIONS), [torch.zeros(shape) for shape in SHAPES])
+    if forked:
+        context = multiprocessing.get_context("fork")
+        answer = context.Queue()
+        process = context.Process(target=play_elsewhere, args=(served, gradients, answer))
+        process.start()
+        found = [torch.from_numpy(array) for array in answer.get(timeout=60)]
+        process.join(10)
+        assert process.exitcode == 0
+    else:
+        found = play(served, gradients)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    # What the other process changed is here, too: the joiner's Q, and what is owed.
+    for one, other in zip(served.owed, expected[-2 * len(SHAPES) :], strict=False):
+        assert torch.equal(one, other)
+
+
+def test_a_failure_is_told_and_changes_nothing(
+    served: ServedFactors, gradients: list[torch.Tensor]
+) -> None:
+    play(served, gradients)
+    owed, qs = served.owed, [q.clone() for q in served.qs]
+    lost = gradients.pop()
+    with pytest.raises(NoFactors, match="begin: IndexError"):
+        served.begin(gradients)
+    gradients.append(lost)
+    for one, other in zip([*served.owed, *served.qs], [*owed, *qs], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_who_is_closed_answers_no_more(
+    served: ServedFactors, gradients: list[torch.Tensor]
+) -> None:
+    assert served._server in threading.enumerate()
+    served.begin(gradients)
+    served.close()
+    assert served._server not in threading.enumerate()
+    with pytest.raises(NoFactors, match="does not answer"):
+        served.begin(gradients)
+    served.close()  # twice is once
+
+
+def test_who_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = threading.Event()
+
+    def never() -> list[torch.Tensor]:
+        busy.wait(30)
+        return []
+
+    monkeypatch.setattr(powersgd_served, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(powersgd_served, "GOODBYE_S", 0.2)
+    served = ServedFactors(SHAPES, 2, gradients=never, **OPTIONS)
+    with pytest.raises(NoFactors, match="begin took"):
+        served.begin([])
+    busy.set()  # its late answer is not that of the next request
+    with pytest.raises(NoFactors, match="does not answer"):
+        served.undo()
