@@ -20,7 +20,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ from rayhive.compression.averagers import RayhiveGradientAverager
 BATCH = 16
 #: Rounds after which a peer has the size that it is held to.
 SETTLED = 0.2
-#: A size is the least of so many rounds: a stream is open, or a buffer full, only for moments.
+#: A size is that of so many rounds together.
 SIZED = 10
 AGREE = 1e-4
 
@@ -90,20 +90,31 @@ class FailingAverager(RayhiveGradientAverager):
         return result
 
 
-def size() -> tuple[int, Counter[str]]:
-    """Return the memory [bytes] of this peer's processes, and their descriptors by kind."""
+def size() -> tuple[int, set[str]]:
+    """Return the memory [bytes] and the descriptors of this peer's processes."""
     gc.collect()
     own = psutil.Process()
     tree = [own, *(p for p in own.children(recursive=True) if "python" in p.name())]
     memory = sum(process.memory_full_info().uss for process in tree)
-    return memory, Counter(kind for process in tree for kind in descriptors(process.pid))
+    return memory, {name for process in tree for name in descriptors(process.pid)}
 
 
 def descriptors(pid: int) -> Iterator[str]:
-    """Tell what each open descriptor of a process is: a socket, a pipe, a file by its path."""
+    """Tell what each descriptor of a process is, and whose: ``socket:[123] of 4, 5``."""
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
-            yield os.readlink(entry).partition(":[")[0]
+            yield f"{os.readlink(entry)} of {pid}, {entry.name}"
+
+
+def standing(sizes: Iterable[tuple[int, set[str]]]) -> tuple[int, Counter[str]]:
+    """Return the least memory of some moments, and the descriptors open in all, by kind.
+
+    A stream is open, or a buffer full, only for moments; what leaks stays.
+    """
+    memory, names = zip(*sizes, strict=True)
+    return min(memory), Counter(
+        name.partition(" of ")[0].partition(":[")[0] for name in set.intersection(*names)
+    )
 
 
 def growth_of(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
@@ -146,8 +157,8 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(index)
     began, last = time.perf_counter(), settings["rounds"]
     settled = int(SETTLED * last)
-    early: dict[int, tuple[int, Counter[str]]] = {}
-    late: dict[int, tuple[int, Counter[str]]] = {}
+    early: dict[int, tuple[int, set[str]]] = {}
+    late: dict[int, tuple[int, set[str]]] = {}
     while (round_ := optimizer.local_epoch) < last:
         for sizes, begin in ((early, settled), (late, last - SIZED)):
             if begin <= round_ < begin + SIZED and round_ not in sizes:
@@ -161,10 +172,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     weights = torch.cat([p.detach().flatten() for p in optimizer.state_averager.main_parameters])
     optimizer.shutdown()
     dht.shutdown()
-    before, after = (
-        (min(m for m, _ in sizes.values()), min((d for _, d in sizes.values()), key=Counter.total))
-        for sizes in (early, late)
-    )
+    before, after = standing(early.values()), standing(late.values())
     return {
         "seconds": time.perf_counter() - began,
         "weights": weights.tolist(),

@@ -101,7 +101,7 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         self.compressed = compressed_tensors(shapes, averager_rank, min_compression_ratio)
         self._uncompressed_gradients_indexes = set(range(len(shapes))) - set(self.compressed)
         self._factors = self._make_factors(
-            _device_of(parameters) if device is None else torch.device(device),
+            _device(device, parameters),
             [shapes[index] for index in self.compressed],
             averager_rank,
             seed=int.from_bytes(hashlib.sha256(prefix.encode()).digest()[:8], "big"),
@@ -333,10 +333,14 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _device_of(parameters: Iterable[torch.nn.Parameter]) -> torch.device:
-    """Return where parameters are: the CPU, unless they are all on another device."""
+def _device(
+    asked: torch.device | str | None, parameters: Iterable[torch.nn.Parameter]
+) -> torch.device:
+    """Return where to multiply: as asked, and where that says too little, where parameters are."""
     found = {parameter.device for parameter in parameters}
-    return found.pop() if len(found) == 1 else torch.device("cpu")
+    own = found.pop() if len(found) == 1 else torch.device("cpu")
+    device = own if asked is None else torch.device(asked)
+    return own if device.index is None and device.type == own.type else device
 
 
 def _device_problems(device: torch.device | str | None) -> list[Problem]:

@@ -130,9 +130,9 @@ class ServedFactors(Factors):
         tensors: list[Sequence[torch.Tensor]] = [
             [torch.from_numpy(array) for array in arrays] for arrays in arguments
         ]
-        if name in _WITH_GRADIENTS:
-            tensors.insert(0, self._gradients())
         try:
+            if name in _WITH_GRADIENTS:
+                tensors.insert(0, self._gradients())
             result = getattr(Factors, name)(self, *tensors, **options)
         except Exception as error:
             return None, f"{name}: {error!r}"
