@@ -15,8 +15,10 @@ import contextlib
 import gc
 import json
 import logging
+import multiprocessing
 import os
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -90,11 +92,33 @@ class FailingAverager(RayhiveGradientAverager):
         return result
 
 
-def size() -> tuple[int, set[str]]:
+class Garbage:
+    """Lets all processes of this peer drop theirs: a future that waits for it holds a pipe.
+
+    To be made before they are forked.
+    """
+
+    def __init__(self) -> None:
+        self._gone = multiprocessing.Semaphore(0)
+        signal.signal(signal.SIGUSR1, self._collect)
+
+    def _collect(self, *_: Any) -> None:
+        gc.collect()
+        self._gone.release()
+
+    def drop(self, processes: list[psutil.Process]) -> None:
+        """Collect garbage in these processes, and wait for it."""
+        for process in processes:
+            process.send_signal(signal.SIGUSR1)
+        for _ in processes:
+            assert self._gone.acquire(timeout=10), "a process does not answer"
+
+
+def size(garbage: Garbage) -> tuple[int, set[str]]:
     """Return the memory [bytes] and the descriptors of this peer's processes."""
-    gc.collect()
     own = psutil.Process()
     tree = [own, *(p for p in own.children(recursive=True) if "python" in p.name())]
+    garbage.drop(tree)
     memory = sum(process.memory_full_info().uss for process in tree)
     return memory, {name for process in tree for name in descriptors(process.pid)}
 
@@ -128,6 +152,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer; return its weights, what came of its rounds, and how it grew."""
     from rayhive.peer.optimizer import RayhiveOptimizer
 
+    garbage = Garbage()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module = torch.nn.Sequential(
@@ -162,7 +187,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     while (round_ := optimizer.local_epoch) < last:
         for sizes, begin in ((early, settled), (late, last - SIZED)):
             if begin <= round_ < begin + SIZED and round_ not in sizes:
-                sizes[round_] = size()
+                sizes[round_] = size(garbage)
         data = torch.randn(BATCH, 64, generator=generator)
         optimizer.zero_grad()
         torch.nn.functional.cross_entropy(module(data), data[:, :10].argmax(1)).backward()
