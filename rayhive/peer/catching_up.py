@@ -72,12 +72,15 @@ class CatchingUp(SwarmParts):
         reunion = self.tracker.take_reunion()
         if reunion is None:
             return
-        self._apart, self._lost = self.local_epoch - reunion.since, reunion.peers
-        self._astray = (
-            self.local_epoch + 1
-        )  # parameters have to be averaged as soon as all are together
-        without = [group for group in self._groups if not reunion.peers & group]
-        self._half = sorted(without[-1]) if without else []
+        # parameters have to be averaged as soon as all are together
+        self._astray = self.local_epoch + 1
+        before, self._lost = self._apart, self._lost | reunion.peers
+        # They come one by one, and some are lost again for a moment while links come back: that
+        # makes nothing less of what was done without the first of them.
+        self._apart = max(self.local_epoch - reunion.since, before or 0)
+        if self._apart != before:
+            without = [group for group in self._groups if not self._lost & group]
+            self._half = sorted(without[-1]) if without else []
 
     def _join_again(self) -> None:
         """Stand where the others are, who went further in the same time, with what was learnt."""
@@ -85,6 +88,7 @@ class CatchingUp(SwarmParts):
         before, newest = self.local_epoch, self.tracker.global_epoch
         self.state_averager.local_epoch = newest
         self.tracker.jump_to(newest)
+        self.tracker.skip(newest - before)
         if not self.client_mode:
             self.state_averager.state_sharing_priority = newest
             if self.use_gradient_averaging:
@@ -119,7 +123,7 @@ class CatchingUp(SwarmParts):
                     self._watch.check()
                     logger.warning(f"could not load the state from a peer: {error!r}")
             loaded = self.local_epoch
-            self._settling, self._apart = True, None
+            self._settling, self._apart, self._lost = True, None, frozenset()
             self._go_on_from(loaded)
         self._emit(
             "state_loaded",

@@ -133,6 +133,12 @@ class Census:
         reunion, self._reunion = self._reunion, None
         return reunion
 
+    def skip(self, rounds: int) -> None:
+        """Count so many rounds, which this peer did not do, as if it had done them before."""
+        self._lost = {peer: since + rounds for peer, since in self._lost.items()}
+        if self._reunion is not None:
+            self._reunion = Reunion(self._reunion.since + rounds, self._reunion.peers)
+
     def note_losses(self) -> None:
         """Remember who is gone without having said that it takes part no more, and since when."""
         for peer in self.lost():

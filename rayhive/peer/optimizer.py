@@ -374,7 +374,8 @@ class RayhiveOptimizer(CatchingUp):
                 self._stale = self._settling = False
                 if self._astray <= round_:  # a later one may have failed in the meantime
                     self._astray = 0
-                if self._lost & {peer.to_bytes() for peer in control.result()}:
+                group = {peer.to_bytes() for peer in control.result()}
+                if self._lost & group and not self.tracker.any_here(self._lost - group):
                     self._apart, self._lost = None, frozenset()
             self.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
         finally:

@@ -18,7 +18,7 @@ import contextlib
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from hivemind.dht import DHT
@@ -313,6 +313,16 @@ class LiveProgressTracker(threading.Thread):
         """Return who came back that was lost, since the last call."""
         with self._lock:
             return self._census.take_reunion()
+
+    def skip(self, rounds: int) -> None:
+        """Count so many rounds, which this peer did not do, as if it had done them before."""
+        with self._lock:
+            self._census.skip(rounds)
+
+    def any_here(self, peers: Iterable[bytes]) -> bool:
+        """Return whether any of these is known and alive."""
+        with self._lock:
+            return any(self._census.is_here(peer) for peer in peers)
 
     @property
     def ready_to_update_epoch(self) -> bool:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rayhive.compression.guard import weights
+from rayhive.peer.catching_up import CatchingUp
 from rayhive.peer.census import Census, Presence, Reunion
 
 SILENCE = 4.0
@@ -112,3 +116,57 @@ def test_weights_do_not_depend_on_the_order_and_are_positive(seed: int) -> None:
     found = weights(told)
     assert found == pytest.approx(weights(dict(shuffled)))
     assert all(0 < weight <= 1 for weight in found.values())
+
+
+class Returning(CatchingUp):
+    """A peer as far as it notes who is here again."""
+
+    _parent_pid = 0  # it has nothing to shut down
+
+    def __init__(self, groups: list[str], round_: int) -> None:
+        self._apart, self._lost, self._half, self._astray = None, frozenset(), [], 0
+        self._groups = deque(frozenset(c.encode() for c in group) for group in groups)
+        self.told: list[Reunion] = []
+        self.round = round_
+
+    @property
+    def local_epoch(self) -> int:
+        return self.round
+
+    @property
+    def tracker(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(take_reunion=lambda: self.told.pop() if self.told else None)
+
+    def hear(self, since: int, peers: str) -> None:
+        self.told = [Reunion(since, frozenset(c.encode() for c in peers))]
+        self._note_reunion()
+
+
+def test_who_is_lost_again_for_a_moment_makes_nothing_less_of_what_was_done() -> None:
+    """Else a half whose links flap as they come back would count for nothing."""
+    peer = Returning(["abcd", "ab"], round_=30)
+    peer.hear(20, "c")
+    assert (peer._apart, peer._half, peer._lost) == (10, [b"a", b"b"], {b"c"})
+    peer._groups.append(frozenset({b"a", b"b", b"c"}))
+    peer.hear(30, "c")
+    assert (peer._apart, peer._half, peer._lost) == (10, [b"a", b"b"], {b"c"})
+    peer.round = 32
+    peer.hear(20, "d")  # later than the other, and two more rounds without it
+    assert (peer._apart, peer._half, peer._lost) == (12, [b"a", b"b"], {b"c", b"d"})
+    assert peer._astray == 33, "parameters are averaged once all are here"
+
+
+def test_rounds_that_were_skipped_are_not_counted_as_done(census: Census) -> None:
+    """A half that stands where the other is did not do the other's rounds."""
+    for name in ("a", "b"):
+        census.hear(presence(name))
+    stand_in(census, 5)
+    census.give_up(b"a")
+    census.give_up(b"b")
+    stand_in(census, 9)
+    census.hear(presence("a", 2))
+    stand_in(census, 50)
+    census.skip(41)
+    assert census.take_reunion() == Reunion(46, frozenset({b"a"}))
+    census.hear(presence("b", 2))
+    assert census.take_reunion() == Reunion(46, frozenset({b"b"})), "four rounds, as before"
