@@ -252,7 +252,7 @@ class Factors:
             stack.undo()
 
     def close(self) -> None:
-        """Let go of what only rounds need."""
+        """End what works for the factors: here, nothing does."""
 
 
 def _alike(ps: Tensors) -> list[Tensors]:
