@@ -87,8 +87,7 @@ class CatchingUp(SwarmParts):
         self.state_averager.step(wait_for_delayed_updates=True)
         before, newest = self.local_epoch, self.tracker.global_epoch
         self.state_averager.local_epoch = newest
-        self.tracker.jump_to(newest)
-        self.tracker.skip(newest - before)
+        self.tracker.skip_to(newest)
         if not self.client_mode:
             self.state_averager.state_sharing_priority = newest
             if self.use_gradient_averaging:

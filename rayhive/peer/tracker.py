@@ -247,6 +247,12 @@ class LiveProgressTracker(threading.Thread):
         self.performance_ema.reset_timer()
         self._say(round=round_, averaged=round_, synchronised=round_, samples=0)
 
+    def skip_to(self, round_: int) -> None:
+        """Go on to a round that others came to, and count those between as if done long ago."""
+        with self._lock:  # a loss in between would be dated wrongly
+            self._census.skip(round_ - self._census.own.round)
+            self.jump_to(round_)
+
     def has_ended(self, kind: str, round_: int, *, met: bool, aloud: bool = True) -> None:
         """Say that this peer has an averaging behind it.
 
@@ -313,11 +319,6 @@ class LiveProgressTracker(threading.Thread):
         """Return who came back that was lost, since the last call."""
         with self._lock:
             return self._census.take_reunion()
-
-    def skip(self, rounds: int) -> None:
-        """Count so many rounds, which this peer did not do, as if it had done them before."""
-        with self._lock:
-            self._census.skip(rounds)
 
     def any_here(self, peers: Iterable[bytes]) -> bool:
         """Return whether any of these is known and alive."""

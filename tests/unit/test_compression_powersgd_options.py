@@ -20,7 +20,7 @@ from rayhive.compression.averagers import RayhivePowerSGDAverager
 from rayhive.compression.guard import STALE_WEIGHT
 from rayhive.compression.matchmaking import TRACE, StepTrace
 from rayhive.compression.orthogonalise import METHODS
-from rayhive.compression.powersgd import STEP
+from rayhive.compression.powersgd import STEP, _device
 from rayhive.compression.powersgd_shapes import (
     MAX_ITERATIONS,
     ORTHOGONALISATIONS,
@@ -279,6 +279,25 @@ def test_all_mistakes_are_told_at_once() -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="cpu, or one of 0 of CUDA"):
         unstarted(RayhivePowerSGDAverager, SHAPES, device="cuda", **RANK)
+
+
+@pytest.mark.parametrize(
+    ("asked", "where", "multiplied"),
+    [
+        (None, ["cpu"], "cpu"),
+        (None, ["cuda:1", "cuda:1"], "cuda:1"),
+        ("cuda", ["cuda:1"], "cuda:1"),
+        ("cuda:0", ["cuda:1"], "cuda:0"),
+        ("cpu", ["cuda:1"], "cpu"),
+        (None, ["cuda:0", "cuda:1"], "cpu"),
+    ],
+)
+def test_factors_are_where_the_parameters_are(
+    asked: str | None, where: list[str], multiplied: str
+) -> None:
+    """Unless it is said otherwise, or they are in several places."""
+    parameters: Any = [SimpleNamespace(device=torch.device(name)) for name in where]
+    assert _device(asked, parameters) == torch.device(multiplied)
 
 
 def test_the_options_arrive_through_a_factory() -> None:

@@ -13,6 +13,8 @@ import pytest
 from rayhive.compression.guard import weights
 from rayhive.peer.catching_up import CatchingUp
 from rayhive.peer.census import Census, Presence, Reunion
+from rayhive.peer.tracker import LiveProgressTracker
+from tests.unit.compression_fakes import OTHER, PEER
 
 SILENCE = 4.0
 
@@ -170,3 +172,17 @@ def test_rounds_that_were_skipped_are_not_counted_as_done(census: Census) -> Non
     assert census.take_reunion() == Reunion(46, frozenset({b"a"}))
     census.hear(presence("b", 2))
     assert census.take_reunion() == Reunion(46, frozenset({b"b"})), "four rounds, as before"
+
+
+def test_a_peer_that_skips_to_the_others_did_not_do_their_rounds() -> None:
+    dht = SimpleNamespace(client_mode=False, peer_id=PEER)
+    tracker = LiveProgressTracker(dht, "run", target_batch_size=8, start=False)
+    gone = OTHER.to_bytes()
+    tracker._census.hear(Presence(gone, 1.0, version=1, takes_part=True))
+    tracker.update_epoch(5)
+    tracker._census.give_up(gone)
+    tracker.update_epoch(9)
+    tracker.skip_to(50)
+    assert tracker.local_progress.epoch == 50
+    tracker._census.hear(Presence(gone, 1.0, version=2, takes_part=True))
+    assert tracker.take_reunion() == Reunion(46, frozenset({gone})), "four rounds were done"
