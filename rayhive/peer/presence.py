@@ -70,6 +70,7 @@ class PresenceService:
         self._news: dict[bytes, asyncio.Event] = {}
         self._connecting: dict[PeerID, asyncio.Task[None]] = {}
         self._met = asyncio.Event()
+        self._arrival = asyncio.Event()  # another one each time that somebody comes
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, then say goodbye."""
@@ -98,9 +99,9 @@ class PresenceService:
         return await self._dht.run_coroutine(DHT._get_p2p_daemon_listen_maddr, return_future=True)
 
     def tell(self) -> None:
-        """Call everybody now: there are news of this peer."""
-        for event in self._news.values():
-            event.set()
+        """Call everybody who is here now: there are news of this peer."""
+        for peer in self._present() & self._news.keys():
+            self._news[peer].set()
 
     # -- calls ---------------------------------------------------------------------------------
 
@@ -122,6 +123,8 @@ class PresenceService:
                     self._call_at_once(presence.peer_id)
             if len(self.census.present()) > before:
                 self._met.set()
+                arrival, self._arrival = self._arrival, asyncio.Event()
+                arrival.set()
             self._start_calls()
         self._on_change()
 
@@ -147,7 +150,7 @@ class PresenceService:
             lost_s = time.monotonic() - last
             try:
                 patience = self.census.silence / FAILURES
-                if failures >= FAILURES:
+                if failures >= FAILURES and not await self._is_back(peer, patience):
                     await asyncio.wait_for(self._reconnect(peer), patience)
                 await asyncio.wait_for(self._call(peer), patience)
                 failures, last = 0, time.monotonic()
@@ -169,18 +172,37 @@ class PresenceService:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(news.wait(), pause)
 
-    async def _reconnect(self, peer: bytes) -> None:
-        """Make a new connection to a peer that was given up, if there is a way to it again.
+    async def _is_back(self, peer: bytes, patience: float) -> bool:
+        """Return whether a peer that was given up has come back by itself.
 
-        The old one may wait for minutes until it notices that the link is there again; and a
-        daemon that has dialled in vain waits longer each time before it dials again.
+        A daemon that has dialled in vain waits longer each time before it dials again. So it is a
+        plain connection that finds out whether there is a way; and then one of the two dials and
+        the other waits to be called, as both may fail if they dial at the same time.
 
         Raises:
             OSError: There is no way yet.
         """
+        if peer in self._present():
+            return True
+        with self.census.lock:
+            own, addresses = self.census.own, self.census.addresses_of(peer)
+        await asyncio.wait_for(_knock(addresses), patience)
+        ends = time.monotonic() + patience + self._heartbeat
+        while peer not in self._present():
+            left = ends - time.monotonic()
+            if own.client_mode or own.peer_id < peer or left <= 0:
+                return False
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._arrival.wait(), left)
+        return True
+
+    async def _reconnect(self, peer: bytes) -> None:
+        """Make a new connection to a peer that was given up.
+
+        The old one may wait for minutes until it notices that the link is there again.
+        """
         with self.census.lock:
             addresses = self.census.addresses_of(peer)
-        await _knock(addresses)
         with contextlib.suppress(Exception):  # there was none any more
             await self._p2p._client.disconnect(PeerID(peer))
         await self._connect(PeerID(peer), addresses)
@@ -253,11 +275,15 @@ class PresenceService:
         )
 
     async def _look(self) -> None:
+        """Call those whom nobody has told of yet.
+
+        Who was lost is looked for otherwise: the daemon would dial it in vain, and so would not
+        dial it for a while once the link is back.
+        """
         found = await self._dht.get(self._key, latest=True, return_future=True)
         entries = getattr(found, "value", None)
-        known = self._present()
         for peer, entry in entries.items() if isinstance(entries, dict) else ():
-            if entry.value and peer not in known:
+            if entry.value and peer != self.census.own.peer_id and not self._knows(peer):
                 with contextlib.suppress(Exception):  # an entry outlives its peer
                     await asyncio.wait_for(self._call(peer), self.census.silence)
 

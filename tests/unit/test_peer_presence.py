@@ -4,13 +4,112 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rayhive.peer import presence
+from rayhive.peer.census import Census, Presence
 from rayhive.peer.presence import PresenceService
 from tests.unit.compression_fakes import OTHER
+
+SMALL, LARGE = b"a peer", b"b peer"
+PATIENCE = 5.0
+
+
+def said_by(peer: bytes, version: int = 1) -> Presence:
+    return Presence(peer, 0.0, version=version, takes_part=True)
+
+
+def service_of(own: bytes, *, lost: bytes, client_mode: bool = False) -> Any:
+    """Return the service of a peer that has given up another one."""
+    census = Census(Presence(own, 0.0, client_mode=client_mode), silence=60.0)
+    census.hear(said_by(lost))
+    census.give_up(lost)
+    return PresenceService(
+        SimpleNamespace(initial_peers=[]),  # type: ignore[arg-type]
+        "run",
+        census,
+        heartbeat=1.0,
+        expiration=60.0,
+        on_change=lambda: None,
+    )
+
+
+def run_with_a_way(
+    monkeypatch: pytest.MonkeyPatch, body: Callable[[list[int]], Awaitable[None]]
+) -> None:
+    """Run it where everybody can be reached; it gets a list that counts who tried."""
+    knocks: list[int] = []
+
+    async def knock(addresses: Any) -> None:
+        knocks.append(1)
+
+    monkeypatch.setattr(presence, "_knock", knock)
+    asyncio.run(body(knocks))  # type: ignore[arg-type]
+
+
+def test_of_two_that_lost_each_other_one_dials_and_the_other_is_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two that dial each other at the same time may both fail, and then not dial for a while."""
+
+    async def body(knocks: list[int]) -> None:
+        dials = service_of(SMALL, lost=LARGE)
+        assert not await dials._is_back(LARGE, PATIENCE)
+        waits = service_of(LARGE, lost=SMALL)
+        waiting = asyncio.create_task(waits._is_back(SMALL, PATIENCE))
+        await asyncio.sleep(0)
+        waits._start_calls = lambda: None
+        waits._take_in(waits._letter([[said_by(SMALL, 2).pack(), 0.0]]))
+        assert await asyncio.wait_for(waiting, PATIENCE / 2)
+        assert len(knocks) == 2
+        assert await waits._is_back(SMALL, PATIENCE) and len(knocks) == 2
+
+    run_with_a_way(monkeypatch, body)
+
+
+def test_who_is_not_called_after_all_dials_and_who_cannot_be_called_does_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(knocks: list[int]) -> None:
+        waits = service_of(LARGE, lost=SMALL)
+        waits._heartbeat = 0.02
+        assert not await waits._is_back(SMALL, 0.02)
+        client = service_of(LARGE, lost=SMALL, client_mode=True)
+        assert not await asyncio.wait_for(client._is_back(SMALL, PATIENCE), PATIENCE / 2)
+
+    run_with_a_way(monkeypatch, body)
+
+
+def test_who_was_lost_is_not_dialled_for_an_old_entry_and_not_at_each_news() -> None:
+    """A daemon that has dialled in vain does not dial once the link is back."""
+
+    async def body() -> None:
+        service = service_of(SMALL, lost=LARGE)
+        called: list[bytes] = []
+        unheard = b"c peer"
+
+        async def get(*args: Any, **kwargs: Any) -> Any:
+            here = SimpleNamespace(value=True)
+            return SimpleNamespace(value={LARGE: here, SMALL: here, unheard: here})
+
+        async def call(peer: bytes) -> None:
+            called.append(peer)
+
+        service._dht, service._call = SimpleNamespace(get=get), call
+        await service._look()
+        assert called == [unheard]
+        service._news = {LARGE: asyncio.Event()}
+        service.tell()
+        assert not service._news[LARGE].is_set()
+        service.census.hear(said_by(LARGE, 2))
+        service.tell()
+        assert service._news[LARGE].is_set()
+
+    asyncio.run(body())
 
 
 class Daemon:
