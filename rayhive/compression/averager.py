@@ -107,6 +107,7 @@ class MeasuredAverager(DecentralizedAverager):
         self._failed_bytes = 0
         self._running_steps: dict[asyncio.Task[Any], StepControl] = {}
         self._goodbyes: set[asyncio.Task[None]] = set()
+        self._declaring: asyncio.Task[None] | None = None
         super().__init__(
             *args,
             start=False,
@@ -169,6 +170,8 @@ class MeasuredAverager(DecentralizedAverager):
         sender is gone crashes the DHT, or makes it pause for longer than its own shutdown may
         take; its p2pd then outlives it. A search for a group sends them all the time.
         """
+        if self._declaring is not None:
+            self._declaring.cancel()
         for step in self._running_steps.values():
             with contextlib.suppress(Exception):
                 MPFuture.cancel(step)  # the trainer's side answers with what ends the search
@@ -186,11 +189,13 @@ class MeasuredAverager(DecentralizedAverager):
         with contextlib.suppress(Exception):  # held from here on: no search begins any more
             lock = self._matchmaking.lock_looking_for_group
             await asyncio.wait_for(lock.acquire(), STEP_PATIENCE)
-        await super()._shutdown(timeout)
-        with contextlib.suppress(Exception):
-            read = self.dht.run_coroutine(_nothing, return_future=True)
-            await asyncio.wait_for(read, FLUSH_PATIENCE)
-        await self._p2p.shutdown()  # removes this process's socket file
+        try:
+            await super()._shutdown(timeout)
+        finally:
+            with contextlib.suppress(Exception):
+                read = self.dht.run_coroutine(_nothing, return_future=True)
+                await asyncio.wait_for(read, FLUSH_PATIENCE)
+            await self._p2p.shutdown()  # removes this process's socket file
 
     async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
         trace, task = StepTrace(), cast("asyncio.Task[Any]", asyncio.current_task())
@@ -271,6 +276,7 @@ class MeasuredAverager(DecentralizedAverager):
 
         hivemind says so after every tensor that was averaged, several times a round.
         """
+        self._declaring = asyncio.current_task()
         key = f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
         shared = self.allow_state_sharing
         while True:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import select
-import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +17,7 @@ from tests.integration.zygote_harness import (
     PeerLine,
     digits_peer,
     finish_swarm,
+    kill_group,
     start_swarm,
     zygote,
 )
@@ -102,14 +101,11 @@ def test_a_swarm_follows_deaths_and_joins_down_to_one_and_up_again(
     listen(lines, lambda: all(len(rounds(line, group_size=4)) >= 3 for line in lines))
 
     victim, *lines = lines  # the oldest: it leads, and the others came in through it
-    os.killpg(victim.pid, signal.SIGKILL)
-    killed = time.time()
+    killed = kill_group(victim.pid)
     listen(lines, lambda: all(len(rounds(line, killed, group_size=3)) >= 3 for line in lines))
 
     *victims, survivor = lines
-    for victim in victims:
-        os.killpg(victim.pid, signal.SIGKILL)
-    killed = time.time()
+    killed = max(kill_group(victim.pid) for victim in victims)
     listen([survivor], lambda: len(rounds(survivor, killed, outcome="alone")) >= 5)
 
     joiner = PeerLine(socket_path, spec(run_id, 4, 1, delay=delay), tmp_path / "joiner.log")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rayhive.cluster.belongings import Belongings
 from tests.integration.swarm_helpers import call, forks  # noqa: F401
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -125,8 +126,13 @@ def test_survivors_lose_that_round_at_most_and_agree_after_the_next(phase: str) 
         call(run_peer, LEAVES_NOTHING, peer=peer, addresses=addresses, phase=phase)
         for peer in range(1, PEERS)
     ]
+    owned = Belongings(leader=victim.pid)
+    while victim.is_alive():
+        owned.note()
+        time.sleep(0.05)
     survivors = [child.result(100) for child in (first, *others)]
     assert victim.exit_code() == -signal.SIGKILL
+    owned.remove()  # memory that it was about to unlink: the agent of a node does it
     for each in survivors:
         assert list(map(int, each["rounds"])) == list(range(1, ROUNDS + 1))
         for number, (outcome, size, _) in each["rounds"].items():

@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from rayhive.cluster.belongings import Belongings
 from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
 from rayhive.events import Event, load_event
 from rayhive.plan import PlannedFault
@@ -145,6 +148,21 @@ def _zygote(path: str) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
+
+
+def kill_group(leader: int) -> float:
+    """Kill a peer with all of its processes; return when [s on the wall clock].
+
+    What they were about to remove is removed, as the agent of a node does it.
+    """
+    owned = Belongings(leader=leader)
+    owned.note()
+    members = [psutil.Process(pid) for pid in owned.living()]
+    os.killpg(leader, signal.SIGKILL)
+    killed = time.time()
+    psutil.wait_procs(members, timeout=10)
+    owned.remove()
+    return killed
 
 
 def start_swarm(socket_path: str, specs: list[PeerSpec], folder: Path) -> list[PeerLine]:

@@ -276,7 +276,12 @@ def measure_link(
             found["loss_up"], found["loss_down"] = ends.loss(count, pace, patience)
             found["probes"] = count
         if "rate" in what:
-            up, down = (ends.rate(side, link, state.mtu, patience) for side in (0, 1))
+            # If the machine stood still meanwhile, nothing was measured: once more.
+            up, down = (
+                ends.rate(side, link, state.mtu, patience)
+                or ends.rate(side, link, state.mtu, patience)
+                for side in (0, 1)
+            )
             # A relay loses packets behind the shaper of what the node sends.
             found["rate_up_mbit"] = up if state.netem else up / (1 - link.loss)
             found["rate_down_mbit"] = down
