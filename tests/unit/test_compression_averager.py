@@ -193,3 +193,44 @@ def test_counting_is_exact_across_threads_and_forks() -> None:
     assert torch.equal(counting.extract(counting.compress(tensor, info)), tensor)
     assert counting.estimate_compression_ratio(info) == 1.0
     assert counting.compression_type == NoCompression.compression_type
+
+
+def test_nothing_is_said_to_the_dht_after_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not be read once the averager's process is gone, and would stop the DHT."""
+    said: list[str] = []
+
+    def answer(name: str) -> Any:
+        def say(*args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+            said.append(name)
+            future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            future.set_result(None)
+            return future
+
+        return say
+
+    async def end() -> None:
+        for _ in range(3):  # the averager is still announced for a moment
+            averager._state_updated.set()
+            await settle()
+
+    async def body() -> None:
+        averager._state_updated = asyncio.Event()
+        declaring = asyncio.create_task(averager._declare_for_download_periodically())
+        await settle()
+        assert said == ["store"]
+        averager._state_updated.set()
+        await settle()
+        assert said == ["store", "store"]
+        await averager._shutdown(1.0)
+        assert said[2:] == ["last word"]
+        assert declaring.cancelled()
+
+    monkeypatch.setattr("rayhive.compression.averager.DECLARE_PAUSE_S", 0.0)
+    averager = unstarted(RayhiveGradientAverager, SHAPES)
+    averager.dht.store, averager.dht.run_coroutine = answer("store"), answer("last word")
+    averager._matchmaking = SimpleNamespace(
+        group_key_manager=SimpleNamespace(prefix="run"), lock_looking_for_group=asyncio.Lock()
+    )
+    averager._p2p = SimpleNamespace(shutdown=end, remove_protobuf_handler=None)
+    monkeypatch.setattr(RayhiveGradientAverager, "remove_p2p_handlers", lambda *a, **k: settle())
+    asyncio.run(body())
