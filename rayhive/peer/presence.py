@@ -186,7 +186,12 @@ class PresenceService:
             return True
         with self.census.lock:
             own, addresses = self.census.own, self.census.addresses_of(peer)
-        await asyncio.wait_for(_knock(addresses), patience)
+        try:
+            await asyncio.wait_for(_knock(addresses), patience)
+        except (OSError, asyncio.TimeoutError):
+            if peer not in self._present():
+                await self._hang_up(peer)
+            raise
         ends = time.monotonic() + patience + self._heartbeat
         while peer not in self._present():
             left = ends - time.monotonic()
@@ -196,15 +201,20 @@ class PresenceService:
                 await asyncio.wait_for(self._arrival.wait(), left)
         return True
 
-    async def _reconnect(self, peer: bytes) -> None:
-        """Make a new connection to a peer that was given up.
+    async def _hang_up(self, peer: bytes) -> None:
+        """End what is left of the connection to a peer that was given up.
 
-        The old one may wait for minutes until it notices that the link is there again.
+        It may wait for minutes until it notices that the link is there again, and the daemon would
+        go on using it beside a new one.
         """
+        with contextlib.suppress(Exception):  # there is none any more
+            await self._p2p._client.disconnect(PeerID(peer))
+
+    async def _reconnect(self, peer: bytes) -> None:
+        """Make a new connection to a peer that was given up."""
         with self.census.lock:
             addresses = self.census.addresses_of(peer)
-        with contextlib.suppress(Exception):  # there was none any more
-            await self._p2p._client.disconnect(PeerID(peer))
+        await self._hang_up(peer)
         await self._connect(PeerID(peer), addresses)
 
     async def _connect(self, peer: PeerID, addresses: Sequence[str]) -> None:

@@ -84,6 +84,31 @@ def test_who_is_not_called_after_all_dials_and_who_cannot_be_called_does_at_once
     run_with_a_way(monkeypatch, body)
 
 
+def test_where_there_is_no_way_the_old_connection_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The daemon would go on using it beside a new one, until it notices that the link was cut."""
+
+    async def no_way(addresses: Any) -> None:
+        raise OSError("no route to host")
+
+    async def comes_meanwhile(addresses: Any) -> None:
+        service.census.hear(said_by(SMALL, 2))
+        raise OSError("it can call, and cannot be called")
+
+    async def body() -> None:
+        for knock, ended in ((no_way, 1), (comes_meanwhile, 1)):
+            monkeypatch.setattr(presence, "_knock", knock)
+            with pytest.raises(OSError):
+                await service._is_back(SMALL, PATIENCE)
+            assert daemon.hung_up == ended
+
+    service = service_of(LARGE, lost=SMALL)
+    daemon = Daemon()
+    service._p2p = SimpleNamespace(_client=daemon)
+    asyncio.run(body())
+
+
 def test_who_was_lost_is_not_dialled_for_an_old_entry_and_not_at_each_news() -> None:
     """A daemon that has dialled in vain does not dial once the link is back."""
 
