@@ -267,9 +267,17 @@ class MeasuredAverager(DecentralizedAverager):
         trace.searches.clear()
         return result
 
-    async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
-        """Run one all-reduce, without those who were lost while the group formed."""
-        await super()._run_allreduce_inplace_(*args, absent=self._lost, **kwargs)
+    async def _run_allreduce_inplace_(
+        self, tensors: Any, group_info: GroupInfo, group_id: bytes | None = None, **options: Any
+    ) -> None:
+        """Run one all-reduce, without those who were lost while the group formed.
+
+        They may be back, which only others know so far: then they must not wait for this one.
+        """
+        options["absent"] = self._lost
+        lost = [peer for peer in group_info.peer_ids if peer.to_bytes() in self._lost]
+        self._say_goodbye(lost, [group_info.group_id if group_id is None else group_id])
+        await super()._run_allreduce_inplace_(tensors, group_info, group_id, **options)
 
     async def _declare_for_download_periodically(self) -> None:
         """Say in the DHT that the state can be had here, as hivemind does, but not all the time.
@@ -308,11 +316,13 @@ class MeasuredAverager(DecentralizedAverager):
             if key.startswith(group_info.group_id)
             and (not future.done() or future.cancelled() or not future.result().ended)
         ]
-        for peer in group_info.peer_ids:
-            if peer != self.peer_id:
-                task = asyncio.create_task(self._tell_of_leave(peer, unfinished))
-                self._goodbyes.add(task)
-                task.add_done_callback(self._goodbyes.discard)
+        self._say_goodbye([p for p in group_info.peer_ids if p != self.peer_id], unfinished)
+
+    def _say_goodbye(self, peers: Sequence[PeerID], allreduce_ids: list[bytes]) -> None:
+        for peer in peers:
+            task = asyncio.create_task(self._tell_of_leave(peer, allreduce_ids))
+            self._goodbyes.add(task)
+            task.add_done_callback(self._goodbyes.discard)
 
     async def _tell_of_leave(self, peer: PeerID, allreduce_ids: list[bytes]) -> None:
         stub = self.get_stub(self._p2p, peer, namespace=self.prefix)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.compression import CompressionInfo, NoCompression
@@ -234,3 +235,32 @@ def test_nothing_is_said_to_the_dht_after_the_last_word(monkeypatch: pytest.Monk
     averager._p2p = SimpleNamespace(shutdown=end, remove_protobuf_handler=None)
     monkeypatch.setattr(RayhiveGradientAverager, "remove_p2p_handlers", lambda *a, **k: settle())
     asyncio.run(body())
+
+
+def test_who_was_lost_and_is_in_the_group_hears_that_nothing_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is back, which this peer does not know yet, and would wait for its parts."""
+    told, ran = [], []
+
+    async def run(*args: Any, **kwargs: Any) -> None:
+        ran.append((args[3], kwargs["absent"]))
+
+    async def tell(peer: Any, allreduce_ids: list[bytes]) -> None:
+        told.append((peer, allreduce_ids))
+
+    async def body() -> None:
+        for lost in (frozenset(), frozenset({OTHER.to_bytes()})):
+            averager._lost = lost
+            group = GroupInfo(b"group", (PEER, OTHER), (b"", b""))
+            await averager._run_allreduce_inplace_([], group)
+            await averager._run_allreduce_inplace_([], group, b"groupQ")
+            await settle()
+
+    monkeypatch.setattr(DecentralizedAverager, "_run_allreduce_inplace_", run)
+    averager = unstarted(RayhiveGradientAverager, SHAPES)
+    averager._tell_of_leave = tell
+    asyncio.run(body())
+    lost = frozenset({OTHER.to_bytes()})
+    assert ran == [(None, frozenset()), (b"groupQ", frozenset()), (None, lost), (b"groupQ", lost)]
+    assert told == [(OTHER, [b"group"]), (OTHER, [b"groupQ"])]
