@@ -171,7 +171,7 @@ class MeasuredAverager(DecentralizedAverager):
         take; its p2pd then outlives it. A search for a group sends them all the time.
         """
         if self._declaring is not None:
-            self._declaring.cancel()
+            self._declaring.cancel()  # it sends one whenever what can be had here changes
         for step in self._running_steps.values():
             with contextlib.suppress(Exception):
                 MPFuture.cancel(step)  # the trainer's side answers with what ends the search

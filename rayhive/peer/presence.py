@@ -69,7 +69,6 @@ class PresenceService:
         self._calls: dict[bytes, asyncio.Task[None]] = {}
         self._news: dict[bytes, asyncio.Event] = {}
         self._connecting: dict[PeerID, asyncio.Task[None]] = {}
-        self._met = asyncio.Event()
         self._arrival = asyncio.Event()  # another one each time that somebody comes
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -122,7 +121,6 @@ class PresenceService:
                 if self.census.hear(presence, age) and not self.census.is_here(presence.peer_id):
                     self._call_at_once(presence.peer_id)
             if len(self.census.present()) > before:
-                self._met.set()
                 arrival, self._arrival = self._arrival, asyncio.Event()
                 arrival.set()
             self._start_calls()
@@ -182,18 +180,18 @@ class PresenceService:
         Raises:
             OSError: There is no way yet.
         """
-        if peer in self._present():
+        if self._is_here(peer):
             return True
         with self.census.lock:
             own, addresses = self.census.own, self.census.addresses_of(peer)
         try:
             await asyncio.wait_for(_knock(addresses), patience)
         except (OSError, asyncio.TimeoutError):
-            if peer not in self._present():
+            if not self._is_here(peer):
                 await self._hang_up(peer)
             raise
         ends = time.monotonic() + patience + self._heartbeat
-        while peer not in self._present():
+        while not self._is_here(peer):
             left = ends - time.monotonic()
             if own.client_mode or own.peer_id < peer or left <= 0:
                 return False
@@ -235,6 +233,10 @@ class PresenceService:
         with self.census.lock:
             return any(other.peer_id == peer for other in self.census.others())
 
+    def _is_here(self, peer: bytes) -> bool:
+        with self.census.lock:
+            return self.census.is_here(peer)
+
     def _present(self) -> set[bytes]:
         with self.census.lock:
             return {presence.peer_id for presence in self.census.present()}
@@ -259,6 +261,7 @@ class PresenceService:
         """Be found in the DHT, and look there for peers that are not known yet."""
         declared = -float("inf")
         while True:
+            arrival = self._arrival  # who comes while this peer looks counts, too
             try:
                 if get_dht_time() - declared > self._expiration / 3:
                     declared = get_dht_time()
@@ -272,8 +275,7 @@ class PresenceService:
                 logger.debug(f"could not look for peers: {error!r}")
             alone = len(self._present()) == 1
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._met.wait(), LOOK_ALONE_S if alone else LOOK_S)
-            self._met.clear()
+                await asyncio.wait_for(arrival.wait(), LOOK_ALONE_S if alone else LOOK_S)
 
     async def _declare(self, here: bool) -> None:
         await self._dht.store(

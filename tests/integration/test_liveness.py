@@ -17,7 +17,7 @@ from tests.integration.zygote_harness import (
     PeerLine,
     digits_peer,
     finish_swarm,
-    kill_group,
+    kill_groups,
     start_swarm,
     zygote,
 )
@@ -101,11 +101,11 @@ def test_a_swarm_follows_deaths_and_joins_down_to_one_and_up_again(
     listen(lines, lambda: all(len(rounds(line, group_size=4)) >= 3 for line in lines))
 
     victim, *lines = lines  # the oldest: it leads, and the others came in through it
-    killed = kill_group(victim.pid)
+    killed = kill_groups(victim.pid)
     listen(lines, lambda: all(len(rounds(line, killed, group_size=3)) >= 3 for line in lines))
 
     *victims, survivor = lines
-    killed = max(kill_group(victim.pid) for victim in victims)
+    killed = kill_groups(*(victim.pid for victim in victims))
     listen([survivor], lambda: len(rounds(survivor, killed, outcome="alone")) >= 5)
 
     joiner = PeerLine(socket_path, spec(run_id, 4, 1, delay=delay), tmp_path / "joiner.log")

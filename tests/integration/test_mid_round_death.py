@@ -95,6 +95,7 @@ def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(peer)
     weights: dict[int, list[float]] = {}
     assert optimizer.tracker.wait_for_peers(PEERS, 40)
+    print("TOGETHER", flush=True)
     while (round_ := optimizer.local_epoch) < ROUNDS:
         inputs = torch.randn(BATCH, 16, generator=generator)
         optimizer.zero_grad()
@@ -127,9 +128,8 @@ def test_survivors_lose_that_round_at_most_and_agree_after_the_next(phase: str) 
         for peer in range(1, PEERS)
     ]
     owned = Belongings(leader=victim.pid)
-    while victim.is_alive():
-        owned.note()
-        time.sleep(0.05)
+    victim.wait_for_line("TOGETHER")  # it has all of its processes
+    owned.note()
     survivors = [child.result(100) for child in (first, *others)]
     assert victim.exit_code() == -signal.SIGKILL
     owned.remove()  # memory that it was about to unlink: the agent of a node does it

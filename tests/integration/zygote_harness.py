@@ -150,18 +150,21 @@ def _zygote(path: str) -> Iterator[str]:
             raise
 
 
-def kill_group(leader: int) -> float:
-    """Kill a peer with all of its processes; return when [s on the wall clock].
+def kill_groups(*leaders: int) -> float:
+    """Kill peers with all of their processes at once; return when [s on the wall clock].
 
     What they were about to remove is removed, as the agent of a node does it.
     """
-    owned = Belongings(leader=leader)
-    owned.note()
-    members = [psutil.Process(pid) for pid in owned.living()]
-    os.killpg(leader, signal.SIGKILL)
+    owned = [Belongings(leader=leader) for leader in leaders]
+    for each in owned:
+        each.note()
+    members = [psutil.Process(pid) for each in owned for pid in each.living()]
+    for leader in leaders:
+        os.killpg(leader, signal.SIGKILL)
     killed = time.time()
     psutil.wait_procs(members, timeout=10)
-    owned.remove()
+    for each in owned:
+        each.remove()
     return killed
 
 

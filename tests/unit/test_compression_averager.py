@@ -232,7 +232,7 @@ def test_nothing_is_said_to_the_dht_after_the_last_word(monkeypatch: pytest.Monk
     averager._matchmaking = SimpleNamespace(
         group_key_manager=SimpleNamespace(prefix="run"), lock_looking_for_group=asyncio.Lock()
     )
-    averager._p2p = SimpleNamespace(shutdown=end, remove_protobuf_handler=None)
+    averager._p2p = SimpleNamespace(shutdown=end)
     monkeypatch.setattr(RayhiveGradientAverager, "remove_p2p_handlers", lambda *a, **k: settle())
     asyncio.run(body())
 
