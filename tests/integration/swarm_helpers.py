@@ -41,11 +41,11 @@ class Child:
         """Return what the function returned.
 
         Raises:
-            AssertionError: It failed or took too long; what it printed is in the message.
+            AssertionError: It failed or took too long; what it printed last is in the message.
         """
         code = self.exit_code(timeout)
         file = self.folder / "result.json"
-        assert code == 0 and file.exists(), f"exit code {code}\n{self.log()}"
+        assert code == 0 and file.exists(), f"exit code {code}\n{self.end_of_log()}"
         return json.loads(file.read_text())
 
     def exit_code(self, timeout: float = 60.0) -> int | None:
@@ -58,6 +58,10 @@ class Child:
         """Return what it has printed so far."""
         return (self.folder / "log").read_text(errors="replace")
 
+    def end_of_log(self) -> str:
+        """Return the last that it has printed: what it failed of, where a report is cut short."""
+        return self.log()[-4000:]
+
     def wait_for_line(self, start: str, timeout: float = 60.0) -> str:
         """Return the first line that it prints that begins so."""
         deadline = time.monotonic() + timeout
@@ -65,9 +69,9 @@ class Child:
             for line in self.log().splitlines(keepends=True):
                 if line.startswith(start) and line.endswith("\n"):
                     return line.rstrip("\n")
-            assert self.is_alive(), f"it ended\n{self.log()}"
+            assert self.is_alive(), f"it ended\n{self.end_of_log()}"
             time.sleep(0.02)
-        raise AssertionError(f"no line {start!r}\n{self.log()}")
+        raise AssertionError(f"no line {start!r}\n{self.end_of_log()}")
 
     def is_alive(self) -> bool:
         """Return whether it still runs."""

@@ -135,8 +135,8 @@ def wait_for_rounds(children: Sequence[Child], size: int, more: int, limit: floa
     while any(
         rounds_of(child, size) < count + more for child, count in zip(children, before, strict=True)
     ):
-        assert all(child.is_alive() for child in children), [c.log()[-2000:] for c in children]
-        assert time.monotonic() - began < limit, [c.log()[-2000:] for c in children]
+        assert all(child.is_alive() for child in children), [c.end_of_log() for c in children]
+        assert time.monotonic() - began < limit, [c.end_of_log() for c in children]
         time.sleep(0.05)
     return time.monotonic() - began
 

@@ -37,23 +37,23 @@ def study(tmp_path: Path) -> str:
 
 
 def test_peers_by_hand_train_together(study: str) -> None:
-    for_ever = ["budget.samples_per_replicate=null"]
+    for_ever = ["budget.samples_per_replicate=null", "budget.seconds_per_replicate=600"]
     first = call(train, path=study, overrides=for_ever)
     line = first.wait_for_line("INITIAL_PEERS=").partition(" ")[0]
     variable, _, addresses = line.partition("=")
     first.wait_for_line("round 2: loss")
-    overrides = [*for_ever, "budget.seconds_per_replicate=4"]
-    second = call(train, env={variable: addresses}, path=study, overrides=overrides)
+    for_a_while = [*for_ever[:1], "budget.seconds_per_replicate=4"]
+    second = call(train, env={variable: addresses}, path=study, overrides=for_a_while)
     assert second.result() is None
     first.signal(signal.SIGINT)
     assert first.result() is None
     for child in (first, second):
-        log = child.log()
+        log, last = child.log(), child.end_of_log()
         rounds = [int(number) for number in re.findall(r"^round (\d+): loss", log, re.M)]
-        assert rounds == sorted(rounds), log
-        assert re.search(r"^round \d+: loss [\d.]+, \d+ samples/s here, 2 peers$", log, re.M), log
-        assert re.search(r"^round \d+: held out: loss [\d.]+, accuracy 0\.\d+$", log, re.M), log
-        assert re.search(r"^ended in round \d+: ", log, re.M), log
+        assert rounds == sorted(rounds), last
+        assert re.search(r"^round \d+: loss [\d.]+, \d+ samples/s here, 2 peers$", log, re.M), last
+        assert re.search(r"^round \d+: held out: loss [\d.]+, accuracy 0\.\d+$", log, re.M), last
+        assert re.search(r"^ended in round \d+: ", log, re.M), last
     log = second.log()
     assert int(re.findall(r"^round (\d+): loss", log, re.M)[0]) > 2  # it went on from the first
     assert "INITIAL_PEERS=" not in log  # only the first has to tell
@@ -63,9 +63,9 @@ def test_an_interrupt_ends_a_peer_in_order(study: str) -> None:
     child = call(train, path=study, overrides=["budget.samples_per_replicate=null"])
     child.wait_for_line("round 2: loss")
     child.signal(signal.SIGINT, group=True)
-    assert child.exit_code(20) == 0, child.log()
+    assert child.exit_code(20) == 0, child.end_of_log()
     assert "stopping after this batch" in child.log()
-    assert re.search(r"^ended in round \d+: interrupted$", child.log(), re.M), child.log()
+    assert re.search(r"^ended in round \d+: interrupted$", child.log(), re.M), child.end_of_log()
 
 
 def test_a_target_ends_a_peer(study: str) -> None:
