@@ -79,7 +79,8 @@ class CatchingUp(SwarmParts):
         # makes nothing less of what was done without the first of them.
         self._apart = max(self.local_epoch - reunion.since, before or 0)
         if self._apart != before:
-            without = [group for group in self._groups if not self._lost & group]
+            groups = tuple(self._groups)  # a thread may add one meanwhile
+            without = [group for group in groups if not self._lost & group]
             self._half = sorted(without[-1]) if without else []
 
     def _join_again(self) -> None:
