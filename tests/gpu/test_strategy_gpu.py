@@ -97,8 +97,7 @@ def fit(
 def fit_two(folder: Path, **arguments: Any) -> list[dict[str, Any]]:
     """Let two peers train together; return what each has seen."""
     first = call(fit, peer=0, folder=str(folder), **arguments)
-    variable, _, addresses = first.wait_for_line("INITIAL_PEERS=").partition(" ")[0].partition("=")
-    second = call(fit, env={variable: addresses}, peer=1, folder=str(folder), **arguments)
+    second = call(fit, env=first.invitation(), peer=1, folder=str(folder), **arguments)
     return [child.result(120) for child in (first, second)]
 
 

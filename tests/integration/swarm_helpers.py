@@ -73,6 +73,13 @@ class Child:
             time.sleep(0.02)
         raise AssertionError(f"no line {start!r}\n{self.end_of_log()}")
 
+    def invitation(self) -> dict[str, str]:
+        """Wait for the line with which a first peer invites others; return its variable."""
+        variable, _, addresses = (
+            self.wait_for_line("INITIAL_PEERS=").partition(" ")[0].partition("=")
+        )
+        return {variable: addresses}
+
     def is_alive(self) -> bool:
         """Return whether it still runs."""
         try:

@@ -174,11 +174,10 @@ def test_a_newcomer_takes_over_what_another_resumed(tmp_path: Path) -> None:
     call(save, way="offload", folder=str(tmp_path)).result()
     options = {"way": "offload", "folder": str(tmp_path)}
     first = call(rejoin, **options, peer=0, checkpoint=str(tmp_path / "third.ckpt"))
-    line = first.wait_for_line("INITIAL_PEERS=").partition(" ")[0]
+    invitation = first.invitation()
     # it may only join when there is something to join
-    variable, _, addresses = line.partition("=")
     first.wait_for_line("Restored all states")
-    second = call(rejoin, env={variable: addresses}, **options, peer=1, checkpoint=None)
+    second = call(rejoin, env=invitation, **options, peer=1, checkpoint=None)
     results = [first.result(), second.result()]
     for result in results:
         assert result["start"]["round"] == 3

@@ -159,9 +159,7 @@ def run_peer(usage: str, peer: int, folder: str) -> dict[str, Any]:
 @pytest.mark.parametrize("usage", USAGES)
 def test_two_peers_train_together(usage: str, tmp_path: Path) -> None:
     first = call(run_peer, usage=usage, peer=0, folder=str(tmp_path))
-    line = first.wait_for_line("INITIAL_PEERS=")
-    variable, _, addresses = line.partition(" ")[0].partition("=")
-    second = call(run_peer, env={variable: addresses}, usage=usage, peer=1, folder=str(tmp_path))
+    second = call(run_peer, env=first.invitation(), usage=usage, peer=1, folder=str(tmp_path))
     peers = [child.result() for child in (first, second)]
     story = "\n".join(child.log() for child in (first, second))
     for peer in peers:

@@ -295,8 +295,7 @@ def test_the_first_peer_finds_its_swarm_again_in_a_second_fit(tmp_path: Path) ->
     for number in range(2):
         (tmp_path / str(number)).mkdir()
     first = call(first_of_two, folder=str(tmp_path))
-    line = first.wait_for_line("INITIAL_PEERS=").partition(" ")[0]
-    variable, _, addresses = line.partition("=")
+    ((variable, addresses),) = first.invitation().items()
     second = call(second_of_two, env={f"PL_{variable}": addresses}, folder=str(tmp_path))
     results = [first.result(), second.result()]
     assert results[0] == {"zero": True, "peers": [2, 2], "round": 6}

@@ -37,13 +37,13 @@ def study(tmp_path: Path) -> str:
 
 
 def test_peers_by_hand_train_together(study: str) -> None:
-    for_ever = ["budget.samples_per_replicate=null", "budget.seconds_per_replicate=600"]
+    endless = "budget.samples_per_replicate=null"
+    for_ever = [endless, "budget.seconds_per_replicate=600"]
     first = call(train, path=study, overrides=for_ever)
-    line = first.wait_for_line("INITIAL_PEERS=").partition(" ")[0]
-    variable, _, addresses = line.partition("=")
+    invitation = first.invitation()
     first.wait_for_line("round 2: loss")
-    for_a_while = [*for_ever[:1], "budget.seconds_per_replicate=4"]
-    second = call(train, env={variable: addresses}, path=study, overrides=for_a_while)
+    for_a_while = [endless, "budget.seconds_per_replicate=4"]
+    second = call(train, env=invitation, path=study, overrides=for_a_while)
     assert second.result() is None
     first.signal(signal.SIGINT)
     assert first.result() is None
