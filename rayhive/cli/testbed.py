@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rayhive.cli.text import complain, print_json, print_rows
-from rayhive.errors import ConfigError, unknown
+from rayhive.errors import ClusterError, ConfigError, unknown
 
 if TYPE_CHECKING:
     from rayhive.cluster.testbed.state import TestbedState
@@ -90,8 +90,10 @@ def down(
     numbers = state.numbers()
     if name is not None or (len(numbers) > 1 and not all_):
         numbers = [testbed.find(name).number]
-    for number in numbers:
-        testbed.down(number)
+    kept = [str(state.folder_of(number)) for number in numbers if not testbed.down(number)]
+    if kept:
+        text = "what is left of these testbeds can't be removed; see what uses them, and try again"
+        raise ClusterError(f"{text}: {', '.join(kept)}")
     print(f"removed {len(numbers)}" if numbers else "there is no testbed")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,9 +13,9 @@ from typing import Any
 
 import ray
 
-from rayhive.cluster import actors, belongings, machine
+from rayhive.cluster import actors, belongings, cgroups, machine
 from rayhive.cluster.link_tools import LinkTools
-from rayhive.cluster.node_tools import NodeTools, clear_after_dead
+from rayhive.cluster.node_tools import NodeTools
 from rayhive.cluster.zygote_keeper import ZygoteKeeper, tail
 
 _TICK = 15.0
@@ -42,7 +41,7 @@ class NodeAgent(NodeTools, LinkTools):
         idle: float = 900.0,
     ) -> None:
         base = Path(machine.short_temporary_directory())
-        clear_after_dead(base)
+        cgroups.remove_dead()
         for orphan in belongings.orphaned(base):
             belongings.clear(orphan, patience=0.0)
         prefix = f"{belongings.DIRECTORY_PREFIX}a-"
@@ -160,7 +159,7 @@ class NodeAgent(NodeTools, LinkTools):
         await self._zygote.end()
         for run_id in list(self._runs):
             await self.cleanup(run_id)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        belongings.remove_tree(self._directory, belongings.OWNER_FILE)
 
     async def leave(self) -> None:
         """End the actor; everything of it is gone by then."""
@@ -185,5 +184,5 @@ def _clean(folder: Path) -> list[str]:
     while any(owned.living() for owned in owners) and time.monotonic() < deadline:
         time.sleep(0.02)  # they are not our children: nothing tells when a group is gone
     removed = [path for owned in owners for path in owned.remove()]
-    shutil.rmtree(folder, ignore_errors=True)
+    belongings.remove_tree(folder)
     return removed

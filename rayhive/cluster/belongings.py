@@ -12,6 +12,7 @@ standard library alone.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ RECORD_SUFFIX = ".owns.json"
 #: Every private directory of rayhive has this prefix, and this file with its owner's identity.
 DIRECTORY_PREFIX = "rayhive-"
 OWNER_FILE = "owner"
+_MNT_DETACH = 2
 
 
 def started(pid: int) -> int | None:
@@ -155,7 +157,7 @@ class Belongings:
             for socket in sorted(sockets):
                 removed += _unlink(socket)
             if self.folder is not None and Path(self.folder).exists():
-                shutil.rmtree(self.folder, ignore_errors=True)
+                remove_tree(Path(self.folder))
                 removed.append(self.folder)
         return removed
 
@@ -227,7 +229,69 @@ def clear(directory: Path, patience: float = 5.0) -> None:
         time.sleep(0.02)
     for _, owned in records(directory):
         owned.remove()
+    remove_tree(directory, OWNER_FILE)
+
+
+def remove_tree(directory: Path, last: str | None = None) -> bool:
+    """Unmount what is mounted below a directory, and remove the directory.
+
+    Args:
+        directory: The directory; none is fine.
+        last: Name of the file in it that says whose it is. It is removed last: while anything
+            else is left, the directory can still be told from somebody else's.
+
+    Returns:
+        Whether the directory is gone.
+    """
+    for point in mounts_below(directory):
+        with contextlib.suppress(OSError):
+            unmount(point)
+    if last is not None and (directory / last).exists():
+        for path in directory.iterdir():
+            if path.name == last:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                _unlink(path)
+        if [path.name for path in directory.iterdir()] != [last]:
+            return False
     shutil.rmtree(directory, ignore_errors=True)
+    return not directory.exists()
+
+
+def mounts_below(directory: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Path]:
+    """Return the mount points in or below a directory, the deepest first."""
+    points = (mount.point for mount in mounts(mountinfo))
+    return sorted((p for p in points if p == directory or directory in p.parents), reverse=True)
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One mounted file system: where, and the name of its source."""
+
+    point: Path
+    source: str
+
+
+def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[Mount]:
+    """Yield what is mounted in this process's namespace (proc(5), ``mountinfo``)."""
+    for line in mountinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+        head, _, tail = line.partition(" - ")
+        point = head.split()[4].encode().decode("unicode_escape")
+        yield Mount(Path(point), tail.split()[1])
+
+
+def unmount(point: Path) -> None:
+    """Unmount; a process that has a file open there keeps it.
+
+    Raises:
+        OSError: The kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(point), _MNT_DETACH) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(point))
 
 
 def _users_of(directory: Path, owner: int | None) -> list[int]:
@@ -241,8 +305,8 @@ def _users_of(directory: Path, owner: int | None) -> list[int]:
     for pid in _pids():
         if pid in (os.getpid(), owner):
             continue
-        with contextlib.suppress(OSError):
-            for entry in os.scandir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
                 if os.readlink(entry.path).startswith(marker) and _writes(pid, entry.name):
                     found.append(pid)
                     break

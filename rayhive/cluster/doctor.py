@@ -18,7 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from rayhive.cluster import belongings, capabilities, machine
+from rayhive.cluster import belongings, capabilities, machine, small_disk
+from rayhive.cluster.testbed import state
 from rayhive.faults.ground import CAPABILITIES
 
 _MIN_PYTHON = (3, 10)
@@ -257,9 +258,16 @@ def _faults() -> Iterator[Check]:
 
 
 def _leftovers() -> Check:
-    """Look for what dead runs left: theirs, hivemind's and torch's."""
+    """Look for what dead runs left: mounts and files of rayhive, hivemind and torch."""
     base = Path(machine.short_temporary_directory())
-    found = [str(path) for path in belongings.orphaned(base)]
+    used = {directory for directory, _ in belongings.owned(base)}
+    used |= {made.folder for made in state.testbeds() if not made.abandoned}
+    found = [
+        f"mount {mount.point} (umount {mount.point})"
+        for mount in belongings.mounts()
+        if mount.source == small_disk.SOURCE and not used & set(mount.point.parents)
+    ]
+    found += [str(path) for path in belongings.orphaned(base)]
     for process in psutil.process_iter(["name", "ppid", "pid", "uids"]):
         info = process.info
         if info["name"] == "p2pd" and info["ppid"] == 1 and info["uids"].real == os.getuid():

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import psutil
 
-from rayhive.cluster import belongings, capabilities, cgroups, orphans, small_disk
+from rayhive.cluster import belongings, capabilities, orphans
 from rayhive.cluster.ballast import Ballast, free_memory
 from rayhive.cluster.belongings import Belongings
 from rayhive.cluster.cgroups import CpuLimit
@@ -254,19 +254,6 @@ class NodeTools:
                 if owned.leader == leader:
                     return owned
         raise ClusterError(f"no peer of {run_id} on this node has the leader {leader}")
-
-
-def clear_after_dead(base: Path) -> None:
-    """Undo what agents did that were killed: remove their groups, unmount below their folders.
-
-    Args:
-        base: Where agents have their directories, before those of the dead are removed.
-    """
-    cgroups.remove_dead()
-    for orphan in belongings.orphaned(base):
-        for point in small_disk.mounts_below(orphan):
-            with contextlib.suppress(OSError):
-                small_disk.unmount(point)
 
 
 def _signal_group(leader: int, signum: int, members: Sequence[int]) -> list[int]:

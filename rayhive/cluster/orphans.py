@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayhive.cluster import belongings, cgroups, small_disk
+from rayhive.cluster import belongings, cgroups
 from rayhive.cluster.belongings import Belongings
 
 #: Where network namespaces that have names are.
@@ -56,7 +56,7 @@ def find(marks: Marks) -> list[str]:
             *_processes(marks),
             *_sockets(marks),
             *_shared_memory(marks),
-            *(f"mount {path}" for path in small_disk.mounts_below(marks.folder)),
+            *(f"mount {path}" for path in belongings.mounts_below(marks.folder)),
             *_named(marks),
             *([f"folder {marks.folder}"] if marks.folder.exists() else []),
         }

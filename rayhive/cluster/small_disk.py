@@ -8,11 +8,13 @@ import errno
 import os
 from pathlib import Path
 
+from rayhive.cluster import belongings
 from rayhive.errors import ClusterError
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
-_MNT_DETACH = 2
+#: What the mount table calls the source of these file systems.
+SOURCE = "rayhive"
 #: Nothing larger is mounted, let alone filled: it takes memory [bytes].
 LARGEST = 256 * 2**20
 _FILLER = ".rayhive-full"
@@ -94,7 +96,7 @@ class SmallDisk:
         """Unmount; calling it again does nothing."""
         if not self.mounted():
             return
-        unmount(self.folder)
+        belongings.unmount(self.folder)
         if self._made:
             with contextlib.suppress(OSError):
                 self.folder.rmdir()
@@ -103,27 +105,6 @@ class SmallDisk:
 def _mount(folder: Path, options: str) -> None:
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     target = os.fsencode(folder)
-    if _LIBC.mount(b"rayhive", target, b"tmpfs", flags, options.encode()) != 0:
+    if _LIBC.mount(SOURCE.encode(), target, b"tmpfs", flags, options.encode()) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), str(folder))
-
-
-def unmount(folder: Path) -> None:
-    """Unmount; who has a file open there keeps it.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
-    if _LIBC.umount2(os.fsencode(folder), _MNT_DETACH) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(folder))
-
-
-def mounts_below(folder: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Path]:
-    """Return the mount points in or below a folder, the deepest first."""
-    found = []
-    for line in mountinfo.read_text(encoding="utf-8").splitlines():
-        point = Path(line.split()[4].encode().decode("unicode_escape"))
-        if point == folder or folder in point.parents:
-            found.append(point)
-    return sorted(found, reverse=True)

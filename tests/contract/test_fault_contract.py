@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 import pytest
 
-from rayhive.cluster import capabilities, small_disk
+from rayhive.cluster import belongings, capabilities
 from rayhive.config import Model
 from rayhive.faults.ground import CAPABILITIES
 from rayhive.faults.kind import FaultKind, Group, Proof
@@ -161,7 +161,7 @@ def test_it_takes_effect_says_so_heals_and_leaves_nothing(
     for said in (done, proof.what, healed):
         assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert my_groups() == []
-    assert small_disk.mounts_below(tmp_path) == []
+    assert belongings.mounts_below(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", [name for name in OUTSIDE if name.values != ("join",)])

@@ -16,7 +16,9 @@ import psutil
 import pytest
 
 from rayhive.cli import main
-from rayhive.cluster.testbed import Testbed, namespaces, quota, state, testbed
+from rayhive.cluster import belongings
+from rayhive.cluster.small_disk import SmallDisk
+from rayhive.cluster.testbed import Testbed, namespaces, quota, raylets, state, testbed
 from rayhive.errors import ClusterError, ConfigError
 from tests.integration.testbed_helpers import bare, busy, config, needs_testbed, remains
 
@@ -163,6 +165,57 @@ def test_commands_show_and_remove(capsys: pytest.CaptureFixture[str]) -> None:
         assert remains(made.number) == []
     finally:
         testbed.down(made.number)
+
+
+@needs_testbed
+def test_what_an_agent_mounted_goes_with_the_testbed(capsys: pytest.CaptureFixture[str]) -> None:
+    made = testbed.up(config({}), ray=False)
+    agent = made.folder / f"{belongings.DIRECTORY_PREFIX}a-killed"
+    agent.mkdir()
+    (agent / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
+    disks = [SmallDisk(folder / "checkpoints", 2**20) for folder in (agent, made.folder)]
+    try:
+        assert main(["testbed", "down", made.name]) == 0
+        assert belongings.mounts_below(made.folder) == []
+        assert remains(made.number) == [] and not made.folder.exists()
+    finally:
+        for disk in disks:
+            disk.release()
+        testbed.down(made.number)
+
+
+SLOW_ONCE = """
+import pathlib, sys
+folder = pathlib.Path([a for a in sys.argv if a.startswith("--temp-dir=")][0].split("=")[1])
+tries = len(list(folder.glob("start-*.log")))
+print(f"try {tries}")
+sys.exit(0 if tries > LAST_FAILURE and folder.name == "0" else 1)
+"""
+
+
+@needs_testbed
+def test_a_raylet_that_did_not_start_is_tried_once_more(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "start.py"
+    monkeypatch.setattr(raylets.launch, "__file__", str(script))
+    with bare({}, {}) as made:
+        script.write_text(SLOW_ONCE.replace("LAST_FAILURE", "1"))
+        raylets.start_nodes(made.state, made.nodes[:1])
+        with pytest.raises(ClusterError) as raised:
+            raylets.start_nodes(made.state, made.nodes[1:])
+        told = str(raised.value)
+        assert "the raylet of 1 did not start, tried twice" in told
+        assert told.index("try 1") < told.index("try 2")
+
+
+def test_commands_without_a_testbed_say_how_to_make_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(state, "testbeds", lambda: iter(()))
+    assert main(["testbed", "status"]) == 2
+    told = capsys.readouterr().err
+    assert "this machine has none; make one: rayhive testbed up FILE" in told
 
 
 def test_without_the_privilege_what_remains_is_said() -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster import belongings
+from rayhive.cluster import belongings, capabilities
 from rayhive.cluster.belongings import Belongings
+from rayhive.cluster.small_disk import SmallDisk
 from tests.integration.cluster_harness import eventually
 
 GROUP = """
@@ -135,6 +136,45 @@ def test_only_directories_of_dead_owners_are_orphaned(tmp_path: Path) -> None:
     (paths["dead"] / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
     assert belongings.orphaned(tmp_path) == [paths["dead"]]
     assert belongings.owned(tmp_path) == [(paths["living"], os.getpid())]
+
+
+@pytest.fixture
+def mounting() -> None:
+    reason = capabilities.here()["mount"]
+    if reason is not None:
+        pytest.skip(reason)
+
+
+def test_clearing_unmounts_first_and_removes_all(mounting: None, tmp_path: Path) -> None:
+    directory = tmp_path / f"{belongings.DIRECTORY_PREFIX}a-dead"
+    directory.mkdir()
+    (directory / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
+    disk = SmallDisk(directory / "checkpoints", 2**20)
+    disk.fill()
+    try:
+        belongings.clear(directory, patience=0.0)
+        assert belongings.mounts_below(directory) == [] and not directory.exists()
+    finally:
+        disk.release()
+
+
+def test_an_owner_is_known_until_all_is_gone(
+    mounting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / f"{belongings.DIRECTORY_PREFIX}a-dead"
+    (directory / "logs").mkdir(parents=True)
+    (directory / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
+    disk = SmallDisk(directory / "checkpoints", 2**20)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(belongings, "mounts_below", lambda directory: [])
+            belongings.clear(directory, patience=0.0)
+        assert belongings.orphaned(tmp_path) == [directory]
+        assert not (directory / "logs").exists()
+        belongings.clear(directory, patience=0.0)
+        assert not directory.exists() and belongings.orphaned(tmp_path) == []
+    finally:
+        disk.release()
 
 
 def test_the_undertaker_waits_for_its_owner_and_clears_up(

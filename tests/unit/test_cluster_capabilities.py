@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster import capabilities, small_disk
+from rayhive.cluster import belongings, capabilities
 from rayhive.cluster.doctor import doctor
 from rayhive.cluster.testbed import privilege
 from rayhive.errors import ClusterError
@@ -46,7 +46,7 @@ def test_trying_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(capabilities.machine, "short_temporary_directory", lambda: str(tmp_path))
     capabilities.here()
     assert list(tmp_path.iterdir()) == []
-    assert small_disk.mounts_below(tmp_path) == []
+    assert belongings.mounts_below(tmp_path) == []
     assert my_groups() == []
 
 

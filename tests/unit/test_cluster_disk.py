@@ -11,12 +11,13 @@ import pytest
 import ray
 import yaml
 
-from rayhive.cluster import embedded, machine
+from rayhive.cluster import capabilities, embedded, machine
 from rayhive.cluster.actors import is_agent, supervisor_pattern
 from rayhive.cluster.control import status_from_disk
 from rayhive.cluster.doctor import _within, doctor
 from rayhive.cluster.handle import settle
 from rayhive.cluster.replicate import _fresh
+from rayhive.cluster.small_disk import SmallDisk
 from rayhive.events import EventLog, make_event
 from rayhive.faults.ground import CAPABILITIES
 from tests.integration.cluster_harness import replicate
@@ -142,6 +143,18 @@ def test_the_doctor_finds_this_machine_fit() -> None:
         assert check.detail, check.name
         assert check.ok or check.mend, f"{check.name} is wrong and nobody says what to do"
     assert checks["p2pd"].ok and checks["python"].ok and checks["ports"].ok
+
+
+def test_the_doctor_finds_a_mount_that_no_living_run_uses(tmp_path: Path) -> None:
+    reason = capabilities.here()["mount"]
+    if reason is not None:
+        pytest.skip(reason)
+    disk = SmallDisk(tmp_path / "checkpoints", 2**20)
+    try:
+        (found,) = [check for check in doctor() if check.name == "leftovers"]
+        assert not found.ok and f"umount {disk.folder}" in found.detail
+    finally:
+        disk.release()
 
 
 def test_the_doctor_sees_a_small_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -12,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster import belongings, capabilities
 from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
-from rayhive.cluster.node_tools import NodeTools, clear_after_dead
-from rayhive.cluster.small_disk import SmallDisk, mounts_below
+from rayhive.cluster.node_tools import NodeTools
 from rayhive.errors import ClusterError
 
 RUN = "run"
@@ -95,21 +92,3 @@ def test_a_run_that_was_cleared_is_looked_for_once(
     assert f"folder {tmp_path}" in found
     with pytest.raises(ClusterError, match="not cleared"):
         asyncio.run(tools.orphans(RUN))
-
-
-def test_what_a_killed_agent_mounted_is_unmounted(tmp_path: Path) -> None:
-    reason = capabilities.here()["mount"]
-    if reason is not None:
-        pytest.skip(reason)
-    dead, alive = tmp_path / "rayhive-a-dead", tmp_path / "rayhive-a-alive"
-    for directory in (dead, alive):
-        directory.mkdir()
-        belongings.claim(directory, os.getpid())
-    (dead / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")  # an earlier process's pid
-    disks = [SmallDisk(directory / "disk", 2**20) for directory in (dead, alive)]
-    try:
-        clear_after_dead(tmp_path)
-        assert mounts_below(tmp_path) == [alive / "disk"]
-    finally:
-        for disk in disks:
-            disk.release()

@@ -89,24 +89,23 @@ def start_head(state: TestbedState) -> None:
         ClusterError: It does not start.
     """
     options = ["--head", f"--port={state.head_port}", "--num-cpus=0", "--include-dashboard=false"]
-    _wait(_start(state, None, HEAD, state.head_address, options))
+    _start_all([_Raylet(state, None, HEAD, state.head_address, options)])
 
 
 def start_nodes(state: TestbedState, nodes: Sequence[NodeState]) -> None:
     """Start the raylets of some nodes at once.
 
     Raises:
-        ClusterError: One does not start.
+        ClusterError: One does not start, tried twice.
     """
-    started = []
+    raylets = []
     for node in nodes:
         labels = ",".join(f"{key}={value}" for key, value in node.labels.items())
         options = [f"--address={state.address}", f"--num-cpus={node.num_cpus}"]
         options += [f"--labels={labels}"]
         place = str(node.index)
-        started.append(_start(state, node.namespace, place, node.control_address, options))
-    for each in started:
-        _wait(each)
+        raylets.append(_Raylet(state, node.namespace, place, node.control_address, options))
+    _start_all(raylets)
 
 
 def group(state: TestbedState, node: NodeState) -> Path | None:
@@ -114,53 +113,113 @@ def group(state: TestbedState, node: NodeState) -> Path | None:
     return None if state.groups is None else Path(state.groups) / str(node.index)
 
 
-class _Starting:
-    """A ``ray start`` that runs."""
-
-    def __init__(self, what: str, process: subprocess.Popen[bytes], log: Path) -> None:
-        self.what, self.process, self.log = what, process, log
-
-
-def _start(
-    state: TestbedState, namespace: str | None, place: str, address: str, options: Sequence[str]
-) -> _Starting:
-    own = state.folder / place
-    own.mkdir(exist_ok=True)
-    command = [sys.executable, launch.__file__, *options, f"--node-ip-address={address}"]
-    command += [f"--temp-dir={own}", f"--object-store-memory={_OBJECT_STORE}"]
-    command += ["--disable-usage-stats"]
-    if state.groups is not None:
-        procs = Path(state.groups) / place / "cgroup.procs"
-        command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
-    # Agents keep what they and their peers make below the folder, where down finds it.
-    env = {**state.environment, TESTBED_VARIABLE: str(state.folder)}
-    env["RAY_TMPDIR"] = str(state.folder)
-    if place != HEAD:
-        env[NODE_VARIABLE] = place
-    log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])
-
-    def run() -> subprocess.Popen[bytes]:
-        with log.open("wb") as output:
-            return subprocess.Popen(
-                command,
-                env=env,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    return _Starting(place, namespaces.inside(namespace, run), log)
+def marked(folder: Path) -> list[int]:
+    """Return the processes that have a testbed's folder in their environment."""
+    mark = f"{TESTBED_VARIABLE}={folder}".encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
+    return found
 
 
-def _wait(started: _Starting) -> None:
-    try:
-        code = started.process.wait(_START_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        started.process.kill()
-        started.process.wait()
-        code = -1
-    if code:
-        text = started.log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
-        raise ClusterError(f"the raylet of {started.what} did not start ({code}):\n{text}")
+def _start_all(raylets: Sequence[_Raylet]) -> None:
+    """Start raylets at once, and those that fail once more: a busy machine may be too slow.
+
+    Raises:
+        ClusterError: One failed twice.
+    """
+    for raylet in raylets:
+        raylet.start()
+    for raylet in raylets:
+        failed = raylet.failure()
+        if failed is None:
+            continue
+        raylet.kill()
+        raylet.start()
+        again = raylet.failure()
+        if again is not None:
+            text = f"the raylet of {raylet.place} did not start, tried twice"
+            raise ClusterError(f"{text}; first: {failed}; then: {again}")
+
+
+class _Raylet:
+    """A ``ray start`` on one node, or of the head.
+
+    Args:
+        state: The testbed.
+        namespace: Where it runs; None for the machine's own network.
+        place: The node's folder and control group.
+        address: Its address on the control plane.
+        options: For ``ray start``.
+    """
+
+    def __init__(
+        self,
+        state: TestbedState,
+        namespace: str | None,
+        place: str,
+        address: str,
+        options: Sequence[str],
+    ) -> None:
+        self.place = place
+        self._state, self._namespace = state, namespace
+        self._address, self._options = address, options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = Path(os.devnull)
+
+    def start(self) -> None:
+        """Start it, without waiting."""
+        state, place = self._state, self.place
+        own = state.folder / place
+        own.mkdir(exist_ok=True)
+        command = [sys.executable, launch.__file__, *self._options]
+        command += [f"--node-ip-address={self._address}", f"--temp-dir={own}"]
+        command += [f"--object-store-memory={_OBJECT_STORE}", "--disable-usage-stats"]
+        if state.groups is not None:
+            procs = Path(state.groups) / place / "cgroup.procs"
+            command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
+        # Agents keep what they and their peers make below the folder, where down finds it.
+        env = {**state.environment, TESTBED_VARIABLE: str(state.folder)}
+        env["RAY_TMPDIR"] = str(state.folder)
+        if place != HEAD:
+            env[NODE_VARIABLE] = place
+        log = self._log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])
+
+        def run() -> subprocess.Popen[bytes]:
+            with log.open("wb") as output:
+                return subprocess.Popen(
+                    command,
+                    env=env,
+                    cwd="/",
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+
+        self._process = namespaces.inside(self._namespace, run)
+
+    def failure(self) -> str | None:
+        """Wait until it runs; return None, or why it does not."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(_START_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            code = None
+        if code == 0:
+            return None
+        text = self._log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
+        why = f"not within {_START_TIMEOUT:g} s" if code is None else f"exit code {code}"
+        return f"{why}\n{text}"
+
+    def kill(self) -> None:
+        """Kill what a failed start left running."""
+        if self._namespace is not None:
+            here = [self._namespace]
+            namespaces.kill(lambda: namespaces.processes(here))
+        else:
+            namespaces.kill(lambda: marked(self._state.folder))

@@ -23,7 +23,8 @@ from rayhive.errors import ClusterError
 #: Where testbeds lie: short, for the sockets of Ray below, and the same for everybody.
 BASE = Path("/tmp")
 PREFIX = "rayhive-t"
-_FILE = "testbed.json"
+#: In the folder of a testbed: what is known of it.
+FILE = "testbed.json"
 _NUMBERS = 200
 #: Between making the folder and writing into it there is much less [s].
 _MAKING_S = 60.0
@@ -131,7 +132,7 @@ class TestbedState(Model):
 
     def save(self) -> None:
         """Write it into its folder, which others cannot read: it may hold a token."""
-        write(self.folder / _FILE, self.model_dump_json(indent=1))
+        write(self.folder / FILE, self.model_dump_json(indent=1))
 
     @property
     def abandoned(self) -> bool:
@@ -159,7 +160,7 @@ def load(folder: str | Path) -> TestbedState:
         ClusterError: There is none in this folder.
     """
     try:
-        text = (Path(folder) / _FILE).read_text(encoding="utf-8")
+        text = (Path(folder) / FILE).read_text(encoding="utf-8")
         return TestbedState.model_validate_json(text)
     except (OSError, ValidationError) as error:
         raise ClusterError(f"no testbed in {folder}: {error}") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from rayhive.cluster.testbed.config import (
     CLASS_LABEL,
     DATA_ADDRESS_LABEL,
     NUMBER_LABEL,
-    TESTBED_VARIABLE,
     TestbedConfig,
     shape_labels,
 )
@@ -228,14 +226,18 @@ def _limit(made: TestbedState, node: NodeState) -> None:
         quota.limit(group, node.cpu_share)
 
 
-def down(number: int) -> None:
-    """Remove a testbed with everything that runs on it; a part of one, or none, is fine."""
+def down(number: int) -> bool:
+    """Remove a testbed with everything that runs on it; a part of one, or none, is fine.
+
+    Returns:
+        Whether nothing of it is left.
+    """
     prefix, home = f"rht{number}-", quota.home()
     group = None if home is None else home / f"rht{number}"
     places = namespaces.named(prefix)
 
     def everything() -> set[int]:
-        found = {*namespaces.processes(places), *_marked(state.folder_of(number))}
+        found = {*namespaces.processes(places), *raylets.marked(state.folder_of(number))}
         return found if group is None else found | set(quota.members(group))
 
     namespaces.kill(everything)
@@ -245,27 +247,19 @@ def down(number: int) -> None:
     folder = state.folder_of(number)
     for left in folder.glob(f"{belongings.DIRECTORY_PREFIX}*"):
         belongings.clear(left, patience=0.0)  # sockets and shared memory of dead peers
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _marked(folder: Path) -> list[int]:
-    """Return the processes that have a testbed's folder in their environment."""
-    mark = f"{TESTBED_VARIABLE}={folder}".encode()
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-    return found
+    return belongings.remove_tree(folder, state.FILE)
 
 
 def find(name: str | None) -> TestbedState:
     """Return the testbed of this name, or the only one if None is given.
 
     Raises:
-        ConfigError: There is none, or more than one.
+        ConfigError: There is none, none of this name, or more than one and no name.
     """
     known = {each.name: each for each in state.testbeds()}
+    if not known:
+        text = "the name of a testbed, but this machine has none; make one: rayhive testbed up FILE"
+        raise ConfigError(Problem("NAME", name, text))
     if name is not None and name not in known:
         raise ConfigError(unknown("NAME", name, known))
     if name is None and len(known) != 1:
