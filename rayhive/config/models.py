@@ -222,6 +222,7 @@ class SweepConfig(Model):
         objectives: Column -> direction.
         budget: When to stop.
         evaluation: When to evaluate.
+        interleave: Suggested configurations whose replicates are run in turn.
         seed: Of the sampler and of all replicates.
         storage: Where trials are kept; None is the run folder.
     """
@@ -241,6 +242,7 @@ class SweepConfig(Model):
     )
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
+    interleave: int = Field(default=4, ge=1, le=1000)
     seed: int = Field(default=0, ge=0)
     storage: str | None = None
 

@@ -1,4 +1,4 @@
-"""The driver: asks for a trial, brings its replicates to their end, tells what they measured.
+"""The driver: asks for trials, brings their replicates to their end, tells what they measured.
 
 It may die at any instant. What it needs to go on is in the storage and in the run folder: a trial
 says what it tries before its first replicate starts, and a replicate is finished when its log
@@ -19,7 +19,8 @@ from rayhive.metrics.twins import rows_with_twins
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
-from rayhive.sweep.objectives import NoValue, objective_values
+from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
+from rayhive.sweep.order import batch_end, run_order
 from rayhive.sweep.provenance import code_revision
 from rayhive.sweep.replicates import POLL_S, ReplicateRunner, Swarms, Watcher, replicate_seed
 from rayhive.sweep.scenarios import replicate_plan
@@ -92,6 +93,8 @@ class Driver:
         self._progress = progress
         self._interruption = interruption
         self._measure = measure
+        self._charges = Charges(study.config)
+        self._size = book.size
         self._runner = ReplicateRunner(swarms, progress, interruption, poll_s)
 
     def run(self) -> Done:
@@ -102,40 +105,63 @@ class Driver:
         """
         config = self._config
         self._progress.began(config.budget.trials, len(config.scenarios) * config.replicates)
-        exhausted = False
-        for record in self._book.records:
-            self._trial(record)
-        while len(self._book.records) < config.budget.trials:
-            self._interruption.check()
-            fresh = self._book.next()
-            if fresh is None:
-                exhausted = True
-                self._progress.note(
-                    f"the space has no further configuration: {len(self._book.records)} "
-                    f"instead of {config.budget.trials} trials"
-                )
-                break
-            self._trial(fresh)
+        start, exhausted = 0, False
+        while not exhausted and start < max(config.budget.trials, len(self._book.records)):
+            batch, exhausted = self._batch(start)
+            self._run_batch(start, batch)
+            start += len(batch)
+        if exhausted:
+            self._progress.note(
+                f"the space has no further configuration: {len(self._book.records)} "
+                f"instead of {config.budget.trials} trials"
+            )
         records = self._book.records
-        failed = sum(self._book.values(record) is None for record in records)
+        failed = sum(self._book.failed(record) is not None for record in records)
         return Done(len(records), failed, self._book.duplicates, exhausted)
 
-    def _trial(self, record: TrialRecord) -> None:
-        """Finish what is missing of one trial; a told one gets only replicates that were added."""
-        rows = [
-            self._replicate(record, scenario, number)
-            for scenario in self._config.scenarios
-            for number in range(self._config.replicates)
-        ]
-        reason = None
-        if not record.told:
+    def _batch(self, start: int) -> tuple[Sequence[TrialRecord], bool]:
+        """Return the trials that are run together from position ``start`` on.
+
+        Returns:
+            The trials, and whether the space has no further configuration.
+        """
+        end = batch_end(self._config, start, self._size)
+        wanted = min(end, max(self._config.budget.trials, len(self._book.records)))
+        while len(self._book.records) < wanted:
+            self._interruption.check()
+            if self._book.next() is None:
+                break
+        batch = self._book.records[start:end]
+        exhausted = len(self._book.records) < wanted
+        return batch, exhausted
+
+    def _run_batch(self, start: int, batch: Sequence[TrialRecord]) -> None:
+        """Finish what is missing of some trials; each is told when its last replicate is there.
+
+        A trial that was told gets only replicates that were added.
+        """
+        rows: dict[int, list[Row]] = {record.number: [] for record in batch}
+        each = len(self._config.scenarios) * self._config.replicates
+        for record, scenario, number in run_order(self._config, start, batch):
+            self._interruption.check()
+            done = rows[record.number]
+            done.append(self._replicate(record, scenario, number))
+            if len(done) == each:
+                self._tell(record, done)
+
+    def _tell(self, record: TrialRecord, rows: list[Row]) -> None:
+        rows = list(self._with_twins(record, rows))
+        if record.told:
+            self._charges.learn(rows)
+        else:
+            reason = failure(rows)
             try:
-                values = objective_values(self._config, self._with_twins(record, rows))
-                self._book.tell(record, values)
+                values = objective_values(self._config, rows, self._charges)
+                self._book.tell(record, values, reason)
             except NoValue as error:
-                reason = str(error)
-                self._book.tell(record, None, reason)
-        self._progress.trial_finished(record, self._book.values(record), reason)
+                self._book.tell(record, None, str(error))
+        told, reason = self._book.values(record), self._book.failed(record)
+        self._progress.trial_finished(record, told, reason)
 
     def _with_twins(self, record: TrialRecord, rows: list[Row]) -> Sequence[Row]:
         """Return the rows of a trial with what compares the faulted ones with their twins."""

@@ -79,7 +79,7 @@ class LiveProgress:
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
     ) -> None:
         """Print the trial's values."""
-        self._tally.told(record, values)
+        self._tally.told(record, values, reason)
         self.note(trial_line(self._tally, record, values, reason))
 
     def note(self, text: str) -> None:

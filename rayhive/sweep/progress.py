@@ -53,10 +53,12 @@ class Tally:
         self.eta.add(seconds)
         return seconds
 
-    def told(self, record: TrialRecord, values: Sequence[float] | None) -> None:
-        """Count a finished trial and keep the best of each objective."""
+    def told(
+        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None = None
+    ) -> None:
+        """Count a finished trial and keep the best of each objective; a failed one is never it."""
         self.trials_done += 1
-        if values is None:
+        if values is None or reason is not None:
             return
         for (name, direction), value in zip(self.config.objectives.items(), values, strict=True):
             known = self.best.get(name)
@@ -122,7 +124,7 @@ class PlainProgress:
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
     ) -> None:
         """Print the trial's values."""
-        self._tally.told(record, values)
+        self._tally.told(record, values, reason)
         self.note(trial_line(self._tally, record, values, reason))
 
     def note(self, text: str) -> None:
@@ -160,10 +162,12 @@ def trial_line(
 ) -> str:
     """Describe a finished trial in one line."""
     head = f"trial {record.number} done, {tally.trials_done} of {tally.trials}"
+    failed = f"{head}: failed{f' ({reason})' if reason else ''}"
     if values is None:
-        return f"{head}: failed{f' ({reason})' if reason else ''}"
-    names = tally.config.objectives
-    pairs = zip(names, values, strict=True)
+        return failed
+    pairs = list(zip(tally.config.objectives, values, strict=True))
+    if reason is not None:
+        return f"{failed}, counts as {', '.join(f'{n} {figure(n, value)}' for n, value in pairs)}"
     told = ", ".join(f"{name} {objective(tally.config, name, value)}" for name, value in pairs)
     return f"{head}: {told}"
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: User attribute of the study: the identity of the run folder that it belongs to.
 RUN_ATTRIBUTE = "run"
+#: Trials that the sampler draws at random before it learns from any.
+STARTUP_TRIALS = 10
 ALLOWED = (
     "a storage that Optuna can open: sqlite:///FILE, postgresql://… or mysql://… (with its driver "
     "installed), journal:///FILE or redis://…"
@@ -106,7 +108,10 @@ def sampler(seed: int, trials: int) -> optuna.samplers.BaseSampler:
     """
     digest = hashlib.blake2b(f"sampler/{seed}/{trials}".encode(), digest_size=4).digest()
     return optuna.samplers.TPESampler(
-        seed=int.from_bytes(digest, "big"), multivariate=False, constant_liar=True
+        seed=int.from_bytes(digest, "big"),
+        n_startup_trials=STARTUP_TRIALS,
+        multivariate=False,
+        constant_liar=True,
     )
 
 

@@ -96,13 +96,28 @@ class TrialBook:
             if record is not None:
                 return record
 
+    @property
+    def size(self) -> int | None:
+        """Distinct configurations, the enqueued ones among them; None where a range makes many."""
+        everything = self._space.every()
+        if everything is None:
+            return None
+        return len({self._space.key(item) for item in (*everything, *self._enqueue)})
+
     def tell(
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None = None
     ) -> None:
-        """Finish a trial: with its objectives' values, or as failed for a reason."""
-        trial = optuna.Trial(self._study, self._id(record.number))
-        if values is None:
+        """Finish a trial.
+
+        Args:
+            record: The trial.
+            values: Those of its objectives; None if there is nothing to learn from it.
+            reason: Why it failed, if it did: the sampler may learn from a failed trial, too.
+        """
+        if values is None or reason is not None:
+            trial = optuna.Trial(self._study, self._id(record.number))
             trial.set_user_attr(FAILED, reason or "no value")
+        if values is None:
             self._study.tell(record.number, state=TrialState.FAIL)
         else:
             self._study.tell(record.number, list(values))
@@ -113,6 +128,11 @@ class TrialBook:
         """Return what a trial was told, None if it failed or has not been told."""
         found = self._trials()[record.number]
         return None if found.state != TrialState.COMPLETE else tuple(found.values)
+
+    def failed(self, record: TrialRecord) -> str | None:
+        """Return why a trial failed, None if it did not or has not been told."""
+        reason = self._trials()[record.number].user_attrs.get(FAILED)
+        return None if reason is None else str(reason)
 
     def _settle(self, trial: FrozenTrial) -> None:
         """Enter what a driver left behind, and finish what it can't have started."""

@@ -18,7 +18,7 @@ from rayhive.spec import ReplicateSpec
 from rayhive.sweep.driver import Done
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interrupted, Interruption
-from rayhive.sweep.objectives import NoValue, objective_values
+from rayhive.sweep.objectives import UNKNOWN_WORST, Charges, NoValue, objective_values
 from rayhive.sweep.provenance import code_revision
 from rayhive.sweep.replicates import ReplicateRunner, finished_event, prepare, replicate_seed
 from rayhive.sweep.run import run_sweep
@@ -177,9 +177,14 @@ def test_a_trial_whose_replicates_all_failed_is_failed_and_not_repeated(run_dir:
     study, world = make_study(), World(log=log)
     done, progress = sweep(study, run_dir, world)
     assert (done.trials, done.failed) == (3, 1)
-    assert progress.of("trial")[0] == (0, None, "no replicate completed: failed")
     trials = stored(study, run_dir)
-    assert trials[0].state.name == "FAIL"
+    # the sampler passes over what is told as failed, and would suggest more of the kind
+    assert trials[0].state.name == "COMPLETE"
+    told = {number: (values, reason) for number, values, reason in progress.of("trial")}
+    assert told[0] == (tuple(trials[0].values), "no replicate completed: failed")
+    others = [values for number, (values, reason) in told.items() if number and reason is None]
+    assert len(others) == 2
+    assert all(mine > max(theirs) for mine, *theirs in zip(trials[0].values, *others, strict=True))
     assert trials[0].user_attrs["failed"] == "no replicate completed: failed"
     again, progress = sweep(study, run_dir, world)
     assert again == done and sum(world.starts.values()) == 6
@@ -203,6 +208,28 @@ def test_a_missed_target_costs_twice_the_budget() -> None:
     assert objective_values(config, [hit, miss]) == [12.0, 1250.0]
     assert objective_values(config, [miss, miss]) == [20.0, 2000.0]
     assert objective_values(config, [hit, {**hit, "state": "diverged"}]) == [12.0, 1250.0]
+
+
+def test_what_diverged_or_failed_is_charged_the_worst_in_every_objective() -> None:
+    names = {"final_loss": "minimize", "samples_per_s": "maximize", "time_to_target_s": "minimize"}
+    config = make_study(objectives=names, budget={"seconds_per_replicate": 10}).config
+    good = {"state": "completed", "final_loss": 0.5, "samples_per_s": 80.0, "time_to_target_s": 4.0}
+    bad = {**good, "state": "diverged", "final_loss": 0.1}  # what it measured is no merit
+    assert objective_values(config, [good, bad]) == [0.75, 40.0, 12.0]
+    assert objective_values(config, [good, {**bad, "state": "failed"}]) == [0.75, 40.0, 12.0]
+    charges = Charges(config)
+    charges.learn([{**good, "final_loss": 3.0}, {**bad, "final_loss": 1e30}])
+    assert objective_values(config, [bad, bad], charges) == [6.0, 0.0, 20.0]
+    assert objective_values(config, [bad]) == [UNKNOWN_WORST, 0.0, 20.0]
+    with pytest.raises(NoValue, match="invalid"):
+        objective_values(config, [{**good, "state": "invalid"}])
+
+
+@pytest.mark.parametrize("losses", [(-5.0, -3.0), (-2.0, 4.0), (0.0, 0.0), (1.0, 1.0)])
+def test_a_charge_is_worse_than_all_that_was_measured(losses: tuple[float, ...]) -> None:
+    charges = Charges(make_study(objectives={"final_loss": "minimize"}).config)
+    charges.learn({"state": "completed", "final_loss": loss} for loss in losses)
+    assert max(losses) < charges.of("final_loss") < 1e9
 
 
 def test_more_trials_and_replicates_continue_a_run(run_dir: Path) -> None:
@@ -284,12 +311,14 @@ def test_a_signal_stops_the_replicate_and_the_next_run_goes_on(
     assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) is before
     assert not world.live and world.closed == 1 and len(world.released) == 1
-    assert finished_event(run_dir / "trials/0/r0-none") is None
+    (first,) = world.starts
+    trial, replicate, _ = first.split("/")
+    assert finished_event(run_dir / f"trials/{trial}/r{replicate}-none") is None
 
     done, progress = sweep(study, run_dir, world)
     assert done.trials == 3
-    assert progress.of("started")[0] == ("0/0/none", 1, False)
-    assert world.starts["0/0/none"] == 2 and sum(world.starts.values()) == 7
+    assert progress.of("started")[0] == (first, 1, False)
+    assert world.starts[first] == 2 and sum(world.starts.values()) == 7
 
 
 class Stubborn(FakeCluster):

@@ -102,11 +102,12 @@ def test_the_best_of_each_objective_is_kept() -> None:
     tally.told(record(1, "float16"), [12.0, 900.0])
     tally.told(record(2), None)
     tally.told(record(3), [10.0, 900.0])  # as good is no better
+    tally.told(record(4), [9.0, 950.0], "no replicate completed: diverged")
     assert {name: (value, item.number) for name, (value, item) in tally.best.items()} == {
         "time_to_target_s": (10.0, 0),
         "samples_per_s": (900.0, 1),
     }
-    assert tally.trials_done == 4
+    assert tally.trials_done == 5
 
 
 @pytest.mark.parametrize(
@@ -133,7 +134,8 @@ def test_plain_lines_tell_start_end_and_what_is_left() -> None:
     time.now += 4
     failed = {"state": "failed", "stop_reason": "peer-1 died"}
     progress.replicate_finished(spec(trial=1, attempt=1, scenario="kill-one"), failed, kept=False)
-    progress.trial_finished(record(1), None, "no replicate completed: failed")
+    progress.trial_finished(record(1), None, "no replicate completed: invalid")
+    progress.trial_finished(record(2), [60.0, 0.0], "no replicate completed: diverged")
     lines = out.getvalue().splitlines()
     assert lines[0] == "study: 2 trials of 2 replicates each"
     assert lines[1] == "[1/4] trial 0 float16 r0 starts (left: unknown)"
@@ -147,7 +149,11 @@ def test_plain_lines_tell_start_end_and_what_is_left() -> None:
         "[3/4] trial 1 float16 r0 kill-one attempt 2 goes on (left: 30 s)"  # 2 x (10 + 20)/2
     )
     assert lines[6].endswith("failed (peer-1 died)")
-    assert lines[7] == "trial 1 done, 2 of 2: failed (no replicate completed: failed)"
+    assert lines[7] == "trial 1 done, 2 of 2: failed (no replicate completed: invalid)"
+    assert lines[8] == (
+        "trial 2 done, 3 of 2: failed (no replicate completed: diverged), "
+        "counts as time_to_target_s 60 s, samples_per_s 0 1/s"
+    )
 
 
 def test_the_display_shows_the_peers_and_the_best() -> None:

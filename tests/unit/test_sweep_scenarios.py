@@ -192,12 +192,16 @@ def config(**fields: Any) -> SweepConfig:
 
 
 def test_an_objective_weighs_scenarios_equally() -> None:
-    rows = [row("none", 1.0), row("none", 3.0), row("a", 4.0), row("a", 9.9, "failed")]
+    rows = [row("none", 1.0), row("none", 3.0), row("a", 4.0), row("a", 9.9, "invalid")]
     assert objective_values(config(), rows) == [3.0]
     assert objective_values(config(across_scenarios="worst"), rows) == [4.0]
-    one = [row("none", 1.0), row("none", 3.0), row("none", 9.9, "failed")]
+    one = [row("none", 1.0), row("none", 3.0), row("none", 9.9, "invalid")]
     for across in ("mean", "worst"):
         assert objective_values(config(across_scenarios=across), one) == [2.0]
+    # twice the worst that was measured, where it counted as nothing
+    rows[-1] = row("a", 0.1, "failed")
+    assert objective_values(config(), rows) == [4.0]
+    assert objective_values(config(across_scenarios="worst"), rows) == [6.0]
 
 
 def test_the_worst_is_that_of_the_direction() -> None:
@@ -206,10 +210,19 @@ def test_the_worst_is_that_of_the_direction() -> None:
     assert objective_values(study, rows) == [2.0]
 
 
-def test_a_scenario_under_which_every_replicate_failed_fails_the_trial() -> None:
-    rows = [row("none", 1.0), row("a", 1.0, "invalid"), row("a", 1.0, "failed")]
-    with pytest.raises(NoValue, match="no replicate completed under a: failed, invalid"):
+def test_a_scenario_that_says_nothing_fails_the_trial() -> None:
+    rows = [row("none", 1.0), row("a", 1.0, "invalid"), row("a", 1.0, "stopped")]
+    with pytest.raises(NoValue, match="no replicate says what it does under a: invalid, stopped"):
         objective_values(config(), rows)
+    rows[-1] = row("a", 1.0, "diverged")
+    assert objective_values(config(), rows) == [1.5]
+
+
+def test_a_charge_for_retention_is_for_faults_only() -> None:
+    study = config(objectives={"retention": "maximize"})
+    good, twin = row("a", 1, retention=0.8), row("none", 1, "diverged", retention=None)
+    assert objective_values(study, [twin, row("none", 1, retention=None), good]) == [0.8]
+    assert objective_values(study, [twin, row("a", 1, retention=None)]) == [0.0]
 
 
 def test_what_only_faults_have_is_that_of_the_faulted() -> None:

@@ -1,0 +1,118 @@
+"""The order of replicates: interleaved over configurations and scenarios, decided by the seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.config import SweepConfig
+from rayhive.sweep.interruption import Interrupted, Interruption
+from rayhive.sweep.order import batch_end, run_order
+from rayhive.sweep.run import run_sweep
+from rayhive.sweep.study import make_study
+from tests.unit.plan_fakes import fakes  # noqa: F401
+from tests.unit.sweep_fakes import Recorder, World
+
+pytestmark = pytest.mark.usefixtures("fakes")
+
+
+def config(**fields: Any) -> SweepConfig:
+    given = {"name": "a", "workload": {"name": "digits"}, "replicates": 3}
+    return SweepConfig.model_validate({**given, **fields})
+
+
+def started(folder: Path, world: World, **fields: Any) -> list[tuple[int, int, str]]:
+    """Run a sweep and return trial, replicate and scenario of all that it started, in order."""
+    study = make_study(
+        {
+            "name": "order",
+            "workload": {"name": "digits"},
+            "swarm": {"peers": 3, "target_batch_size": 128},
+            "space": {"codec": ["none", "float16", "uniform8", "quantile8"]},
+            "scenarios": ["none", "kill-one"],
+            "replicates": 3,
+            "budget": {"trials": 4, "seconds_per_replicate": 60},
+            "storage": f"journal:{folder}.log",
+            **fields,
+        }
+    )
+    progress = Recorder()
+    with Interruption() as interruption:
+        try:
+            run_sweep(study, folder, progress, interruption, connect=world.connect)
+        except Interrupted:
+            world.live.clear()
+    found = [name.split("/") for name, *_ in progress.of("started")]
+    return [(int(trial), int(number), scenario) for trial, number, scenario in found]
+
+
+def test_replicates_of_a_configuration_are_not_run_back_to_back(tmp_path: Path) -> None:
+    order = started(tmp_path / "run", World())
+    assert len(order) == len(set(order)) == 24
+    for number in range(3):  # a block has one replicate of each configuration and scenario
+        block = order[8 * number : 8 * number + 8]
+        assert {item[1] for item in block} == {number}
+    together = sum(a[0] == b[0] for a, b in pairwise(order))
+    assert together <= 8  # 20 of 23 when one was run after the other
+    first = Counter(
+        min(("none", "kill-one"), key=lambda scenario: order.index((trial, number, scenario)))
+        for trial in {item[0] for item in order}
+        for number in range(3)
+    )
+    assert min(first["none"], first["kill-one"]) >= 3  # the twin was first in 12 of 12
+
+
+def test_the_seed_decides_the_order(tmp_path: Path) -> None:
+    one, same, other = (
+        started(tmp_path / name, World(), seed=seed)
+        for name, seed in [("a", 1), ("b", 1), ("c", 2)]
+    )
+    assert one == same != other
+
+
+def test_an_interrupted_sweep_goes_on_in_the_same_order(tmp_path: Path) -> None:
+    whole = started(tmp_path / "whole", World())
+
+    def tick() -> None:
+        if sum(world.starts.values()) == 9:
+            world.tick = lambda: None
+            raise Interrupted("enough")
+
+    world = World(tick=tick)
+    before = started(tmp_path / "run", world)
+    after = started(tmp_path / "run", world)
+    assert len(before) in (8, 9)
+    assert before[:8] + after == whole
+
+
+def test_more_replicates_make_more_blocks(tmp_path: Path) -> None:
+    world = World()
+    before = started(tmp_path / "run", world, replicates=2)
+    after = started(tmp_path / "run", world, replicates=3)
+    assert before + after == started(tmp_path / "whole", World())
+
+
+def test_what_the_sampler_can_not_learn_from_is_one_batch() -> None:
+    def ends(size: int | None, **fields: Any) -> list[int]:
+        given, found = config(**fields), [0]
+        while found[-1] < min(given.budget.trials, size or 10**9):
+            found.append(batch_end(given, found[-1], size))
+        return found[1:]
+
+    assert ends(None, budget={"trials": 24}) == [10, 14, 18, 22, 24]
+    assert ends(None, budget={"trials": 24}, interleave=1)[:3] == [10, 11, 12]
+    assert ends(None, budget={"trials": 6}) == [6]
+    assert ends(None, budget={"trials": 30}, enqueue=[{}] * 12) == [12, 16, 20, 24, 28, 30]
+    assert ends(48, budget={"trials": 60}) == [48]  # all of the space is run in any case
+    assert ends(48, budget={"trials": 12}) == [10, 12]
+
+
+def test_every_replicate_is_run_once_whatever_the_batch() -> None:
+    given = config(scenarios=["none", "kill-one"], interleave=2)
+    order = list(run_order(given, 0, ["a", "b", "c"]))
+    assert len(order) == len(set(order)) == 3 * 2 * 3
+    assert order != list(run_order(given, 3, ["a", "b", "c"]))
