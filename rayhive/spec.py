@@ -22,6 +22,8 @@ class ReplicateSpec(Model):
             number, so that rows differ by configuration alone.
         folder: Absolute path of the replicate's folder on the driver's node.
         git_revision: Of the driver's code, for the record: nodes may have it without its history.
+        directory: Working directory of the driver, which is that of the peers, too, on every node
+            that has it.
     """
 
     study: str
@@ -38,6 +40,7 @@ class ReplicateSpec(Model):
     evaluation: Evaluation = Evaluation()
     folder: str
     git_revision: str | None = None
+    directory: str | None = None
 
     @property
     def run_id(self) -> str:
@@ -70,6 +73,7 @@ class ReplicateSpec(Model):
             configuration=self.configuration,
             budget=self.budget,
             evaluation=self.evaluation,
+            directory=self.directory,
         )
 
 
@@ -86,6 +90,7 @@ class PeerSpec(Model):
         seed: Seed of the parameters (the same on all peers) and, with ``peer``, of the data.
         host: Address that it listens on and announces.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
+        directory: Its working directory, on a node that has it; None to stay where it starts.
     """
 
     run_id: str
@@ -102,6 +107,7 @@ class PeerSpec(Model):
     evaluation: Evaluation = Evaluation()
     host: str = "127.0.0.1"
     accelerator: str = "auto"
+    directory: str | None = None
 
     @property
     def name(self) -> str:

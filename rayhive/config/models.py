@@ -130,6 +130,24 @@ class SwarmConfig(Model):
     gpus_per_peer: float = Field(default=0.0, ge=0)
     node_classes: dict[str, NodeClass] | None = None
 
+    def rate_of(self, peer: int) -> float | None:
+        """Return the link rate that reducers of a peer's group are weighed by [Mbit/s].
+
+        Args:
+            peer: The peer's number. Node classes take peers in the order in which they are
+                written; peers that join later are as the last of those.
+
+        Returns:
+            The rate of the peer's node class; the highest rate of all classes where its own link
+            is not limited; None if no class has one.
+        """
+        classes = [item for item in (self.node_classes or {}).values() for _ in range(item.count)]
+        rates = [None if item.link is None else item.link.rate_mbit for item in classes]
+        given = [rate for rate in rates if rate is not None]
+        if not given:
+            return None
+        return rates[min(peer, len(rates) - 1)] or max(given)
+
 
 class Configuration(Model):
     """One point of the space: what a row of the results table stands for.

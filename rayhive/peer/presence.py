@@ -223,7 +223,7 @@ class PresenceService:
         """
         connecting = self._connecting.get(peer)
         if connecting is None or connecting.done():
-            places = [Multiaddr(_without_id(address)) for address in addresses]
+            places = [Multiaddr(_without_id(address, peer)) for address in addresses]
             connecting = asyncio.ensure_future(self._p2p._client.connect(peer, places))
             connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._connecting[peer] = connecting
@@ -340,10 +340,14 @@ async def _make_known(peers: list[bytes], dht: DHT, node: DHTNode) -> None:
 async def _knock(addresses: Sequence[str]) -> None:
     """Return if somebody listens at one of the addresses, or if that cannot be seen.
 
+    It cannot where a relay is on the way: that the relay listens says nothing of the peer.
+
     Raises:
         OSError: Nobody does.
     """
     places = [address.split("/") for address in addresses]
+    if any("p2p-circuit" in parts for parts in places):
+        return
     plain = [parts for parts in places if parts[1:2] in (["ip4"], ["ip6"]) and parts[3] == "tcp"]
     error: OSError | None = None
     for parts in plain:
@@ -358,5 +362,6 @@ async def _knock(addresses: Sequence[str]) -> None:
         raise error
 
 
-def _without_id(address: str) -> str:
-    return address.partition("/p2p/")[0]
+def _without_id(address: str, peer: PeerID) -> str:
+    """Return an address of a peer without the peer's own ID; that of a relay on the way stays."""
+    return address.removesuffix(f"/p2p/{peer}")

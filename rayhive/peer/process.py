@@ -6,7 +6,10 @@ over one socket (:mod:`rayhive.peer.channel`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
+import functools
 import os
 import platform
 import signal
@@ -15,10 +18,13 @@ import sys
 import tempfile
 import traceback
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayhive.peer.channel import Channel
 from rayhive.spec import PeerSpec
+
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule
 
 _PR_SET_PDEATHSIG = 1
 _PACKAGES = ("rayhive", "torch", "lightning", "hivemind", "ray", "optuna", "numpy")
@@ -39,6 +45,7 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
     os.register_at_fork(after_in_child=_die_with_parent)
     channel = Channel(connection, spec.name)
     channel.emit("spawned", pid=os.getpid())
+    _enter(spec.directory)
     try:
         _train(channel, spec)
     except BaseException as error:
@@ -51,6 +58,41 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+def _enter(directory: str | None) -> None:
+    """Change to the study's working directory, if this node has it.
+
+    What a study names by a relative path (modules to import, data) is then the same file for the
+    driver and for every peer, wherever Ray starts its workers.
+    """
+    if directory is None:
+        return
+    try:
+        os.chdir(directory)
+    except OSError as error:
+        text = f"the study's working directory is not on this node; working in {os.getcwd()}"
+        print(f"{text}: {error}", file=sys.stderr, flush=True)
+
+
+def _prepare_one_at_a_time(module: LightningModule) -> None:
+    """Let the peers of a node that work in one directory run ``prepare_data`` in turn.
+
+    Each peer is the first of its own trainer, so Lightning runs the hook in all of them.
+    """
+    prepare = module.prepare_data
+
+    @functools.wraps(prepare)
+    def in_turn() -> None:
+        folder = os.open(".", os.O_RDONLY)
+        try:
+            with contextlib.suppress(OSError):  # some network file systems lock no directories
+                fcntl.flock(folder, fcntl.LOCK_EX)
+            prepare()
+        finally:
+            os.close(folder)
+
+    module.prepare_data = in_turn  # type: ignore[method-assign]
 
 
 def _die_with_parent() -> None:
@@ -77,6 +119,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     torch.set_num_threads(spec.swarm.threads_per_peer)
     workload, batch_size, loader = workload_and_data(spec)
     module = workload.module(spec.seed)
+    _prepare_one_at_a_time(module)
 
     skew = None
     if any(fault.kind == "clock_skew" for fault in spec.faults):

@@ -71,6 +71,9 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "tracker_opts": {"silence": swarm.metadata_expiration},
         **DELAY_FLAGS[configuration.delay],
     }
+    rate = swarm.rate_of(spec.peer)
+    if rate is not None:
+        arguments["averager_opts"] = {"bandwidth": rate}
     if swarm.use_local_updates:
         arguments["use_local_updates"] = True
         return arguments

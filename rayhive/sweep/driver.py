@@ -8,6 +8,7 @@ whatever is missing; what is there it keeps.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -201,4 +202,5 @@ class Driver:
             evaluation=config.evaluation,
             folder=str(self._folder.replicate(record.number, replicate, name)),
             git_revision=code_revision(),
+            directory=os.getcwd(),
         )

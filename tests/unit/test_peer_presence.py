@@ -152,6 +152,33 @@ class Daemon:
         self.hung_up += 1
 
 
+def test_a_relayed_peer_is_dialled_through_its_relay() -> None:
+    own, relay = OTHER.to_base58(), "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+    direct = "/ip4/10.0.0.2/tcp/31337"
+    relayed = f"/ip4/10.0.0.1/tcp/31337/p2p/{relay}/p2p-circuit"
+    dialled: list[str] = []
+
+    async def connect(peer: Any, places: Any) -> None:
+        dialled.extend(map(str, places))
+
+    async def body() -> None:
+        service = service_of(SMALL, lost=LARGE)
+        service._p2p = SimpleNamespace(_client=SimpleNamespace(connect=connect))
+        addresses = [f"{direct}/p2p/{own}", f"{relayed}/p2p/{own}", direct, relayed]
+        await service._connect(OTHER, addresses)
+        assert dialled == [direct, relayed, direct, relayed]
+
+    asyncio.run(body())
+
+
+def test_a_listening_relay_says_nothing_of_the_peer_behind_it() -> None:
+    nobody = "/ip4/127.0.0.1/tcp/1"
+    with pytest.raises(OSError):
+        asyncio.run(presence._knock([nobody]))
+    asyncio.run(presence._knock([f"{nobody}/p2p/{OTHER}/p2p-circuit"]))
+    asyncio.run(presence._knock([nobody, f"{nobody}/p2p/{OTHER}/p2p-circuit"]))
+
+
 def test_a_peer_that_does_not_answer_has_one_request_of_the_daemon_at_a_time() -> None:
     """Each has a socket, and is not over when it is given up."""
 
