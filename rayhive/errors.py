@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class RayhiveError(Exception):
@@ -71,6 +72,20 @@ class ConfigError(RayhiveError):
 
 class ReplicateError(RayhiveError):
     """A replicate ended in a way that its events cannot explain away."""
+
+
+class DamagedError(RayhiveError):
+    """A file of a run that is read back is not what was written.
+
+    Args:
+        path: The file.
+        reason: What is wrong with it.
+    """
+
+    def __init__(self, path: str | Path, reason: str) -> None:
+        super().__init__(f"{path}{reason if reason.startswith(',') else f': {reason}'}")
+        self.path = Path(path)
+        self.reason = reason
 
 
 class PeerError(RayhiveError):

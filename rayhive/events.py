@@ -11,11 +11,11 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rayhive.errors import RayhiveError
+from rayhive.errors import DamagedError
 
 Event: TypeAlias = dict[str, Any]
 
@@ -88,6 +88,29 @@ KINDS: dict[str, str] = {
 }
 
 
+#: What a field of an event is, wherever it stands; each may also be null. Fields that are not
+#: listed may be anything.
+FIELDS: dict[str, str] = {
+    name: expected
+    for expected, names in {
+        "whole number": "round samples computed lost life group_size peers retries round_before "
+        "round_of_state apart handed_over pending pid live_peers checked batch_size",
+        "number": "clock_s seconds accumulating_s background_s update_s waited_s loss "
+        "matchmaking_s averaging_s fraction norm bound deadline_s slip_s slip_rounds sent_bytes "
+        "received_bytes wasted_bytes bytes exit_code dense_payload_bytes "
+        "predicted_payload_bytes_per_round",
+        "text": "kind peer outcome state stop_reason slot host data name when effect fault_kind "
+        "phase error traceback reason choice",
+        "yes or no": "final finite ok payload_exact counts_complete",
+        "mapping": "spec target nodes processes",
+        "list": "shapes violations lives who addresses",
+        "list or mapping of numbers": "values sketch",
+    }.items()
+    for name in names.split()
+}
+_END_OF_TIME = 253_402_300_800.0  # the year 10000, which no date can be of
+
+
 def make_event(kind: str, peer: str | None = None, **fields: Any) -> Event:
     """Return a new event that happens now.
 
@@ -105,11 +128,45 @@ def dump_event(event: Mapping[str, Any]) -> str:
 
 
 def load_event(line: str) -> Event:
-    """Read one line that :func:`dump_event` wrote."""
-    event = json.loads(line, object_hook=_restore)
+    """Read one line that :func:`dump_event` wrote.
+
+    Raises:
+        ValueError: It is no event, or a field of it has another type than events have.
+    """
+    try:
+        event = json.loads(line, object_hook=_restore)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
     if not isinstance(event, dict) or "kind" not in event or "t" not in event:
         raise ValueError("an event is an object with kind and t")
+    event.setdefault("peer", None)
+    if not _is_number(event["t"]) or not 0 <= event["t"] < _END_OF_TIME:
+        raise ValueError("t is no time")
+    for name, value in event.items():
+        expected = FIELDS.get(name)
+        if expected is not None and value is not None and not _CHECKS[expected](value):
+            raise ValueError(f"{name} is no {expected}")
     return event
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_numbers(value: Any) -> bool:
+    items = value.values() if isinstance(value, dict) else value
+    return isinstance(value, (dict, list)) and all(_is_number(item) for item in items)
+
+
+_CHECKS: dict[str, Callable[[Any], bool]] = {
+    "number": _is_number,
+    "whole number": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "text": lambda value: isinstance(value, str),
+    "yes or no": lambda value: isinstance(value, bool),
+    "list": lambda value: isinstance(value, list),
+    "mapping": lambda value: isinstance(value, dict),
+    "list or mapping of numbers": _is_numbers,
+}
 
 
 def _plain(value: Any) -> Any:
@@ -166,13 +223,13 @@ def read_events(path: str | Path) -> Iterator[Event]:
     A last line without its end is what a writer's death leaves: it is left out.
 
     Raises:
-        RayhiveError: A complete line is not an event; the line number is named.
+        DamagedError: A complete line is not an event; the line number is named.
     """
-    with Path(path).open(encoding="utf-8") as file:
+    with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
+            if not line.endswith(b"\n"):
                 return
             try:
-                yield load_event(line)
+                yield load_event(line.decode("utf-8"))
             except ValueError as error:
-                raise RayhiveError(f"{path}, line {number}: not an event: {error}") from error
+                raise DamagedError(path, f", line {number}: not an event: {error}") from error

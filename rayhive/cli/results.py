@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from rayhive.cli.text import complain
+
 
 def results(
     folder: Annotated[
@@ -46,5 +48,6 @@ def results(
             sort,
             console_width=shutil.get_terminal_size((120, 24)).columns,
             color=sys.stdout.isatty(),
+            complain=complain,
         )
     )

@@ -174,7 +174,8 @@ def _print_results(folder: Path, format: str) -> None:
     from rayhive.report.render import results_text
 
     width = shutil.get_terminal_size((120, 24)).columns
-    print(results_text(folder, format, console_width=width, color=sys.stdout.isatty()))
+    color = sys.stdout.isatty()
+    print(results_text(folder, format, console_width=width, color=color, complain=complain))
 
 
 def _print_end(done: Done, folder: Path) -> None:

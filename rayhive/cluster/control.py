@@ -138,12 +138,19 @@ def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def status_from_disk(folder: Path) -> dict[str, Any] | None:
-    """Return the status of a replicate as its events tell it, None if there are none yet."""
+    """Return the status of a replicate as its events tell it.
+
+    None if there are none yet, or they can't be read.
+    """
     try:
-        events = list(read_events(folder / "events.jsonl"))
-        spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_text("utf-8"))
-    except (OSError, ValueError, RayhiveError):
+        return _status_from_disk(folder)
+    except (OSError, ValueError, LookupError, TypeError, RayhiveError):
         return None
+
+
+def _status_from_disk(folder: Path) -> dict[str, Any]:
+    events = list(read_events(folder / "events.jsonl"))
+    spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_bytes())
     ledger = Ledger([spec.peer_spec(peer).name for peer in range(spec.swarm.peers)])
     phase, since, outcome = "placing", events[0]["t"] if events else time.time(), None
     heard: dict[str, float] = {}

@@ -100,7 +100,7 @@ def settle(folder: Path, reason: str) -> dict[str, str]:
         folder: The replicate's folder.
         reason: What Ray says of the supervisor.
     """
-    with contextlib.suppress(OSError, RayhiveError):
+    with contextlib.suppress(OSError, KeyError, RayhiveError):
         for event in read_events(folder / "events.jsonl"):
             if event["kind"] == "replicate_finished":
                 return {key: str(event[key]) for key in ("state", "stop_reason")}

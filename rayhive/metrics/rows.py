@@ -10,6 +10,7 @@ from typing import Any
 
 from rayhive.columns import BY_NAME
 from rayhive.config import Link, SwarmConfig
+from rayhive.errors import DamagedError
 from rayhive.metrics import METRICS
 from rayhive.metrics.group import Row
 from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines
@@ -52,7 +53,7 @@ def replicate_row(folder: str | Path) -> Row:
     Of several attempts in it, it is that of the last that finished.
 
     Raises:
-        RayhiveError: The events or the spec cannot be read.
+        DamagedError: The events or the spec cannot be read.
     """
     return last_attempt(folder).row
 
@@ -61,7 +62,7 @@ def last_attempt(folder: str | Path) -> Attempt:
     """Return the attempt that counts of those in a replicate's folder.
 
     Raises:
-        RayhiveError: The events or the spec cannot be read.
+        DamagedError: The events or the spec cannot be read.
     """
     return max(read_attempts(folder), key=lambda attempt: attempt.rank)
 
@@ -70,23 +71,38 @@ def read_attempts(folder: str | Path) -> Iterator[Attempt]:
     """Yield what a replicate's folder holds, usually one attempt.
 
     Raises:
-        RayhiveError: The events or the spec cannot be read.
+        DamagedError: The events or the spec cannot be read; raised after what can be.
     """
+    damage: DamagedError | None = None
     for timeline in read_timelines(folder):
-        started = timeline.first("replicate_started")
-        spec = timeline.spec.model_dump(mode="json", exclude=_NOT_IDENTITY)
-        if timeline.spec.scenario == NO_FAULTS:
-            spec["plan"] = None  # an empty plan is none
-        yield Attempt(
-            identity=json.dumps(spec, sort_keys=True),
-            rank=(
-                timeline.state not in UNCOUNTED,
-                timeline.spec.attempt,
-                started["t"] if started is not None else 0.0,
-            ),
-            row=timeline_row(timeline),
-            twin=_twin(spec),
-        )
+        try:
+            attempt = _attempt(timeline)
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            # An event lacks a field, or says what can't be: no number of such a log counts.
+            reason = f"its events can't be measured: {error!r}"
+            damage = damage or DamagedError(timeline.log or Path(folder), reason)
+            damage.__cause__ = error
+            continue
+        yield attempt
+    if damage is not None:
+        raise damage
+
+
+def _attempt(timeline: Timeline) -> Attempt:
+    started = timeline.first("replicate_started")
+    spec = timeline.spec.model_dump(mode="json", exclude=_NOT_IDENTITY)
+    if timeline.spec.scenario == NO_FAULTS:
+        spec["plan"] = None  # an empty plan is none
+    return Attempt(
+        identity=json.dumps(spec, sort_keys=True),
+        rank=(
+            timeline.state not in UNCOUNTED,
+            timeline.spec.attempt,
+            started["t"] if started is not None else 0.0,
+        ),
+        row=timeline_row(timeline),
+        twin=_twin(spec),
+    )
 
 
 def _twin(spec: dict[str, Any]) -> str | None:
@@ -101,7 +117,7 @@ def timeline_row(timeline: Timeline) -> Row:
     for name, group in METRICS.items():
         values = group().compute(timeline)
         if values.keys() != {*group.columns, *group.replicate_columns}:
-            raise TypeError(f"metric group {name!r} returned other columns than it declares")
+            raise AssertionError(f"metric group {name!r} returned other columns than it declares")
         row.update(values)
     return row
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rayhive.errors import RayhiveError
+from rayhive.errors import DamagedError
 from rayhive.events import GROUPED, Event, read_events
 from rayhive.metrics.lives import Life, read_lives
 from rayhive.spec import ReplicateSpec
@@ -60,10 +60,14 @@ class Timeline:
     Args:
         spec: What was to be run.
         events: What happened.
+        log: The file that says so, if there is one.
     """
 
-    def __init__(self, spec: ReplicateSpec, events: Iterable[Event]) -> None:
+    def __init__(
+        self, spec: ReplicateSpec, events: Iterable[Event], log: Path | None = None
+    ) -> None:
         self.spec = spec
+        self.log = log
         self.events = tuple(events)
         self._by_kind: dict[str, list[Event]] = defaultdict(list)
         for event in self.events:
@@ -320,15 +324,25 @@ def read_timelines(folder: str | Path) -> Iterator[Timeline]:
     that ends before that.
 
     Raises:
-        RayhiveError: A file cannot be read, or nothing says what was to be run.
+        DamagedError: A file cannot be read, or nothing says what was to be run; raised after
+            what can be read.
     """
     folder = Path(folder)
     logs = sorted(folder.glob("events.attempt-*.jsonl"), key=lambda log: (len(log.name), log.name))
     if (latest := folder / "events.jsonl").exists():
         logs.append(latest)
-    segments = [segment for log in logs for segment in _segments(log)]
-    for events in segments or [[]]:
-        yield Timeline(_spec(folder, events), events)
+    damage: DamagedError | None = None
+    if not logs:
+        yield Timeline(_spec(folder, None, []), [])
+    for log in logs:
+        try:
+            read = [Timeline(_spec(folder, log, events), events, log) for events in _segments(log)]
+        except DamagedError as error:
+            damage = damage or error
+            continue
+        yield from read
+    if damage is not None:
+        raise damage
 
 
 def _segments(log: Path) -> list[list[Event]]:
@@ -341,14 +355,15 @@ def _segments(log: Path) -> list[list[Event]]:
     return segments
 
 
-def _spec(folder: Path, events: list[Event]) -> ReplicateSpec:
-    told = next((event["spec"] for event in events if event["kind"] == "replicate_started"), None)
+def _spec(folder: Path, log: Path | None, events: list[Event]) -> ReplicateSpec:
+    told = next((e.get("spec") for e in events if e["kind"] == "replicate_started"), None)
+    path = log if told is not None and log is not None else folder / "spec.json"
     try:
         if told is not None:
             return ReplicateSpec.model_validate(told)
-        text = (folder / "spec.json").read_text(encoding="utf-8")
-        return ReplicateSpec.model_validate_json(text)
+        return ReplicateSpec.model_validate_json(path.read_bytes())
     except OSError as error:
-        raise RayhiveError(f"{folder}: nothing says what was run here: {error}") from error
+        raise DamagedError(path, f"nothing says what was run here: {error}") from error
     except ValidationError as error:
-        raise RayhiveError(f"{folder}: not a replicate's spec: {error}") from error
+        first = str(error).splitlines()[0]
+        raise DamagedError(path, f"not a replicate's specification: {first}") from error

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
+from rayhive.errors import DamagedError
 from rayhive.metrics.group import Row, ratio
 from rayhive.metrics.rows import NO_FAULTS, Attempt, read_attempts
 from rayhive.metrics.timeline import FINISHED
@@ -35,14 +37,20 @@ def rows_with_twins(attempts: Iterable[Attempt]) -> list[Row]:
 def compared_row(folder: str | Path) -> Row:
     """Return the row of a replicate, compared with its twin if that lies in a folder beside it.
 
+    A twin whose files are damaged is none.
+
     Raises:
-        RayhiveError: The events or the spec cannot be read.
+        DamagedError: The events or the spec cannot be read.
     """
     mine = _counted(folder)
     if mine.twin is None:
         return mine.row
     beside = sorted(Path(folder).parent.glob(f"*-{NO_FAULTS}"))
-    twins = [_counted(place) for place in beside if (place / "events.jsonl").exists()]
+    twins = []
+    for place in beside:
+        with suppress(DamagedError):
+            if (place / "events.jsonl").exists():
+                twins.append(_counted(place))
     return rows_with_twins([mine, *twins])[0]
 
 

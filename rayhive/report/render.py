@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rayhive.columns import CONFIGURATION
@@ -11,6 +11,7 @@ from rayhive.metrics.group import Row, Value
 from rayhive.report.formats import FORMATS
 from rayhive.report.frames import configuration_columns
 from rayhive.report.results import Results, load_results
+from rayhive.report.sheet import damage_note
 
 #: Columns that rows can be grouped by.
 BY: tuple[str, ...] = tuple(column.name for column in CONFIGURATION)
@@ -23,6 +24,7 @@ def results_text(
     sort: str | None = None,
     console_width: int = 100,
     color: bool = False,
+    complain: Callable[[str], None] | None = None,
 ) -> str:
     """Return the results table of a run folder.
 
@@ -35,6 +37,8 @@ def results_text(
             default rows stand in the order of trials.
         console_width: Width of the ``table`` in characters.
         color: Whether the ``table`` may use a terminal's bold.
+        complain: Called with each thing that is wrong with the run, where the format has no place
+            for notes.
 
     Raises:
         ConfigError: ``folder`` is no run, or a format or column is not known; all at once.
@@ -47,6 +51,9 @@ def results_text(
         problems += error.problems
     if problems or results is None:
         raise ConfigError(problems)
+    if complain is not None and format in ("csv", "json"):
+        for text in results.damaged:
+            complain(damage_note(text))
     rows = sorted_rows(results.folded, sort) if sort else list(results.folded)
     return FORMATS[format](results, rows, console_width, color)
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 
-from rayhive.errors import ConfigError, Problem, RayhiveError, nearest
+from rayhive.columns import Direction
+from rayhive.errors import ConfigError, DamagedError, Problem, nearest
 from rayhive.metrics.fold import fold
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import Attempt, read_attempts
@@ -31,12 +32,14 @@ class Results:
         objectives: Column to direction; empty where the folder does not say.
         rows: One row a replicate: its last finished attempt, or else its last.
         by: Configuration columns that make a row of the table; empty for all of them.
+        damaged: What is wrong with the replicates that could not be read, which have no row.
     """
 
     name: str
     objectives: Mapping[str, str]
     rows: tuple[Row, ...]
     by: tuple[str, ...] = ()
+    damaged: tuple[str, ...] = ()
 
     @cached_property
     def folded(self) -> tuple[Row, ...]:
@@ -65,7 +68,8 @@ def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
     """Read a run folder.
 
     Read are ``sweep.yaml`` (for the name and the objectives) and the replicates' specs and events;
-    the Parquet files and ``provenance.json`` are for others.
+    the Parquet files and ``provenance.json`` are for others. A replicate whose files are damaged is
+    named and left out.
 
     Args:
         folder: The run folder.
@@ -73,38 +77,53 @@ def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
 
     Raises:
         ConfigError: ``folder`` is no run folder.
-        RayhiveError: A file in it cannot be read.
+        DamagedError: Its study cannot be read.
     """
     folder = Path(folder)
     if not _is_run(folder):
         raise ConfigError(_no_run(folder))
     study = _study(folder)
+    rows, damaged = _rows(folder)
     return Results(
         name=str(study.get("name") or folder.resolve().name),
         objectives=dict(study.get("objectives") or {}),
-        rows=tuple(_rows(folder)),
+        rows=rows,
         by=tuple(by),
+        damaged=damaged,
     )
 
 
-def _rows(folder: Path) -> Iterator[Row]:
+def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """Return one row a replicate, and what is wrong with those that have none."""
     best: dict[str, Attempt] = {}
+    damaged: list[str] = []
     for path in sorted((folder / "trials").glob("*/*/")):
         if (path / "spec.json").exists() or (path / "events.jsonl").exists():
-            for attempt in read_attempts(path):
-                rival = best.setdefault(attempt.identity, attempt)
-                best[attempt.identity] = max(rival, attempt, key=lambda item: item.rank)
+            try:
+                for attempt in read_attempts(path):
+                    rival = best.setdefault(attempt.identity, attempt)
+                    best[attempt.identity] = max(rival, attempt, key=lambda item: item.rank)
+            except DamagedError as error:
+                damaged.append(str(error))
     rows = rows_with_twins(best.values())
-    yield from sorted(rows, key=lambda row: (row["trial"], row["scenario"], row["replicate"]))
+    rows.sort(key=lambda row: (row["trial"], row["scenario"], row["replicate"]))
+    return tuple(rows), tuple(damaged)
 
 
 def _study(folder: Path) -> dict[str, Any]:
     path = folder / "sweep.yaml"
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except (OSError, yaml.YAMLError) as error:
-        raise RayhiveError(f"{path}: not the study of this run: {error}") from error
-    return data if isinstance(data, dict) else {}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise DamagedError(path, f"not the study of this run: {error}") from error
+    objectives = data.get("objectives") or {} if isinstance(data, dict) else None
+    known = isinstance(objectives, dict) and all(
+        isinstance(name, str) and direction in get_args(Direction)
+        for name, direction in objectives.items()
+    )
+    if not known:
+        raise DamagedError(path, "not the study of this run: its objectives can't be read")
+    return dict(data)
 
 
 def _is_run(folder: Path) -> bool:

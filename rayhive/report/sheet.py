@@ -207,6 +207,7 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     if uncounted:
         listed = ", ".join(f"{count} {state}" for state, count in sorted(uncounted.items()))
         yield f"Replicates that are not counted: {listed}."
+    yield from (damage_note(text) for text in results.damaged)
     lost = [row for row in rows if (row["rounds_complete"] or 0) != (row["rounds"] or 0)]
     if lost:
         yield (
@@ -225,6 +226,11 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     wrong = [row for row in rows if row["payload_matches"] is False]
     if wrong:
         yield f"In {_count(len(wrong), 'row')} the payload differs from the exact prediction."
+
+
+def damage_note(text: str) -> str:
+    """Return the note about a replicate that could not be read."""
+    return f"Damaged and left out: {text}. A further `rayhive sweep` runs that replicate again."
 
 
 def _provenance(rows: Sequence[Row], column: Column) -> Iterator[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from rayhive.errors import DamagedError
 from rayhive.faults.library import label
 from rayhive.metrics.rows import last_attempt, replicate_row
 from rayhive.metrics.twins import rows_with_twins
@@ -179,7 +180,12 @@ class Driver:
     def _replicate(self, record: TrialRecord, scenario: str, number: int) -> Row:
         spec = self.spec(record, scenario, number)
         ran = self._runner.run(spec)
-        row = self._measure(Path(spec.folder))
+        try:
+            row = self._measure(Path(spec.folder))
+        except DamagedError as error:
+            self._runner.set_aside(spec, error)
+            ran = self._runner.run(spec) or ran
+            row = self._measure(Path(spec.folder))
         self._progress.replicate_finished(spec, row, kept=not ran)
         return row
 

@@ -6,15 +6,17 @@ import errno
 import fcntl
 import json
 import os
+import re
 import stat
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from rayhive.config import SweepConfig
 from rayhive.errors import ConfigError, Problem
+from rayhive.sweep.aside import set_aside
 from rayhive.sweep.files import write_atomically
 from rayhive.sweep.provenance import collect
 
@@ -22,6 +24,9 @@ from rayhive.sweep.provenance import collect
 MAY_GROW = ("budget.trials", "replicates")
 
 SWEEP, PROVENANCE, LOCK = "sweep.yaml", "provenance.json", "driver.lock"
+
+
+_RUN = re.compile(r'"run":\s*"([0-9a-f]{32})"')
 
 
 class RunFolder:
@@ -69,7 +74,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / LOCK).open("a+", encoding="utf-8")
+            lock = (self.path / LOCK).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
             raise ConfigError(_not_writable(self.path, error)) from error
         with lock:
@@ -77,26 +82,47 @@ class RunFolder:
             if not _lock(lock, fcntl.LOCK_EX):
                 raise ConfigError(self._in_use(_owner(lock)))
             lock.seek(0)
-            lock.truncate()
-            lock.write(f"process {os.getpid()} on {os.uname().nodename}\n")
-            lock.flush()
+            known = _RUN.search(lock.read())
             write_atomically(self.path / SWEEP, config.to_yaml())
-            yield self._write_provenance(config)
+            run = self._write_provenance(config, None if known is None else known[1])
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {os.uname().nodename}\n" + f'"run": "{run}"\n')
+            lock.flush()
+            yield run
 
-    def _write_provenance(self, config: SweepConfig) -> str:
-        """Describe this session; what earlier ones said is kept if it differs."""
+    def _write_provenance(self, config: SweepConfig, known: str | None) -> str:
+        """Describe this session; what earlier ones said is kept if it differs.
+
+        Args:
+            config: The study.
+            known: The identity of the run, as the lock says, where the provenance is damaged.
+        """
         file = self.path / PROVENANCE
-        before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-        run = str(before.pop("run", None) or uuid.uuid4().hex)
+        before = self._provenance()
+        run = before.pop("run", None) or known or uuid.uuid4().hex
         earlier = before.pop("earlier", [])
         now = collect(config)
         if before and _timeless(before) != _timeless(now):
             earlier = [*earlier, before]
         elif before:
-            now["started"] = before["started"]
+            now["started"] = before.get("started", now["started"])
         described = {"run": run, **now, **({"earlier": earlier} if earlier else {})}
         write_atomically(file, json.dumps(described, indent=1) + "\n")
         return run
+
+    def _provenance(self) -> dict[str, Any]:
+        """Return what ``provenance.json`` says; of a damaged one, which is kept, the identity."""
+        file = self.path / PROVENANCE
+        if not file.exists():
+            return {}
+        text = file.read_bytes().decode("utf-8", errors="replace")
+        with suppress(ValueError, RecursionError):
+            found = json.loads(text)
+            if _is_provenance(found):
+                return dict(found)
+        set_aside(file)
+        run = _RUN.search(text)
+        return {} if run is None else {"run": run[1]}
 
     def _unwritable(self) -> Problem | None:
         """Find the first existing part of the path and say if nothing can be made there."""
@@ -117,7 +143,7 @@ class RunFolder:
     def _locked_by(self) -> str | None:
         """Return who holds the folder, if anybody does."""
         try:
-            with (self.path / LOCK).open(encoding="utf-8") as lock:
+            with (self.path / LOCK).open(encoding="utf-8", errors="replace") as lock:
                 return None if _lock(lock, fcntl.LOCK_SH) else _owner(lock)
         except OSError:
             return None
@@ -131,7 +157,7 @@ class RunFolder:
         try:
             text = (self.path / SWEEP).read_text(encoding="utf-8")
             existing = SweepConfig.model_validate(yaml.safe_load(text))
-        except (OSError, ValueError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             first = str(error).splitlines()[0]
             yield Problem("--out", str(self.path), f"a run folder; its {SWEEP} says: {first}")
             return
@@ -147,6 +173,14 @@ class RunFolder:
                 f"{at_least}{was!r}, as in the run that {self.path} holds "
                 "(--out or another name starts a new run)",
             )
+
+
+def _is_provenance(found: object) -> bool:
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("run", ""), str)
+        and isinstance(found.get("earlier", []), list)
+    )
 
 
 def _plain(config: SweepConfig) -> dict[str, Any]:
@@ -179,7 +213,7 @@ def _lock(file: IO[str], kind: int) -> bool:
 
 def _owner(lock: IO[str]) -> str:
     lock.seek(0)
-    return lock.read().strip() or "another process"
+    return lock.readline().strip() or "another process"
 
 
 def _not_writable(path: Path, error: OSError) -> Problem:

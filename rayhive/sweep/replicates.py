@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import re
+import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from rayhive.errors import ConfigError, NoAnswerError, Problem
+from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem
 from rayhive.events import Event, EventLog, make_event, read_events
 from rayhive.spec import ReplicateSpec
+from rayhive.sweep.aside import archive, current_attempt, set_aside
 from rayhive.sweep.files import write_atomically
 from rayhive.sweep.interruption import Interrupted, Interruption
 
@@ -77,7 +78,7 @@ def finished_event(folder: Path) -> Event | None:
     """Return how the replicate in ``folder`` ended; None if it did not or was stopped.
 
     Raises:
-        RayhiveError: Its event log is damaged.
+        DamagedError: Its event log is damaged.
     """
     log = folder / "events.jsonl"
     if not log.exists():
@@ -85,6 +86,8 @@ def finished_event(folder: Path) -> Event | None:
     last = None
     for event in read_events(log):
         if event["kind"] == "replicate_finished":
+            if not isinstance(event.get("state"), str):
+                raise DamagedError(log, "it does not say how the replicate ended")
             last = event
     return None if last is None or last["state"] == "stopped" else last
 
@@ -129,17 +132,34 @@ class ReplicateRunner:
         for _ in range(ATTEMPTS):
             self._interruption.check()
             spec, handle = self._adopt(spec, folder)
-            finished = handle is None and finished_event(folder) is not None
+            finished = handle is None and self._finished(spec, folder)
             if finished or handle is not None:
                 _check_plan(spec, folder)
             if finished:
                 return ran
             ran = True
             self._follow(spec, handle)
-            if finished_event(folder) is not None:
+            if self._finished(spec, folder):
                 return True
         _record_failure(folder, f"its supervisor died {ATTEMPTS} times")
         return True
+
+    def _finished(self, spec: ReplicateSpec, folder: Path) -> bool:
+        """Return whether a replicate is finished on disk; a damaged one is set aside."""
+        try:
+            return finished_event(folder) is not None
+        except DamagedError as error:
+            self.set_aside(spec, error)
+            return False
+
+    def set_aside(self, spec: ReplicateSpec, error: DamagedError) -> None:
+        """Put a damaged file of a replicate where nobody reads it, and say so."""
+        new = set_aside(error.path)
+        again = "; it is run again" if error.path.name == "events.jsonl" else ""
+        self._watcher.note(
+            f"trial {spec.trial} r{spec.replicate} {spec.scenario} is damaged: {error}; "
+            f"kept as {new.name}{again}"
+        )
 
     def _adopt(self, spec: ReplicateSpec, folder: Path) -> tuple[ReplicateSpec, Handle | None]:
         """Return the spec with its attempt, and the live replicate if there is one.
@@ -198,23 +218,20 @@ def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
     recorded = folder / "spec.json"
     if not recorded.exists():
         return
-    before = ReplicateSpec.model_validate_json(recorded.read_text("utf-8")).plan
+    try:
+        before = ReplicateSpec.model_validate_json(recorded.read_bytes()).plan
+    except ValueError:
+        started = next(iter(read_events(folder / "events.jsonl")), {}).get("spec")
+        if started is None:
+            return  # nothing says under which
+        before = ReplicateSpec.model_validate(started).plan
+        write_atomically(recorded, json.dumps(started, indent=1) + "\n")
     if before != spec.plan:
         allowed = (
             f"what it was when {folder} was recorded: its faults are others now; put the file "
             "back, or begin a new run folder"
         )
         raise ConfigError([Problem("scenarios", spec.scenario, allowed)])
-
-
-def current_attempt(folder: Path) -> int:
-    """Return the number of the attempt that ``folder`` is about."""
-    archived = [
-        int(match[1])
-        for item in folder.glob("events.attempt-*.jsonl")
-        if (match := re.fullmatch(r"events\.attempt-(\d+)\.jsonl", item.name))
-    ]
-    return max(archived, default=-1) + 1
 
 
 def prepare(spec: ReplicateSpec) -> ReplicateSpec:
@@ -224,16 +241,8 @@ def prepare(spec: ReplicateSpec) -> ReplicateSpec:
     """
     folder = Path(spec.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    attempt = current_attempt(folder)
-    if (folder / "events.jsonl").exists():
-        # The log goes last: until then this attempt is still the current one.
-        for name in ("logs", "events.jsonl"):
-            stem, dot, ending = name.partition(".")
-            target = folder / f"{stem}.attempt-{attempt}{dot}{ending}"
-            if (folder / name).exists() and not target.exists():
-                (folder / name).rename(target)
-        attempt += 1
-    spec = spec.model_copy(update={"attempt": attempt})
+    archive(folder)
+    spec = spec.model_copy(update={"attempt": current_attempt(folder)})
     write_atomically(folder / "spec.json", spec.model_dump_json(by_alias=True, indent=1) + "\n")
     return spec
 

@@ -16,8 +16,10 @@ from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
+from pydantic import ValidationError
 
 from rayhive.config import Configuration
+from rayhive.errors import RayhiveError
 from rayhive.sweep.space import OptunaChooser, SearchSpace
 
 #: Suggestions in a row that were tried before, after which chance chooses instead.
@@ -145,7 +147,7 @@ class TrialBook:
                 optuna.Trial(self._study, trial._trial_id).set_user_attr(ORPHAN, True)
                 self._study.tell(trial.number, state=TrialState.FAIL)
             return
-        configuration = Configuration.model_validate(given)
+        configuration = _configuration(trial, given)
         key = self._space.key(configuration)
         if DUPLICATE_OF in trial.user_attrs or key in self._seen:
             self.duplicates += 1
@@ -166,7 +168,7 @@ class TrialBook:
             configuration = self._space.draw(OptunaChooser(trial))
             trial.set_user_attr(CONFIGURATION, configuration.model_dump(mode="json"))
         else:
-            configuration = Configuration.model_validate(given)
+            configuration = _configuration(trial, given)
             self._space.follow(configuration, trial)
         key = self._space.key(configuration)
         earlier = self._seen.setdefault(key, trial.number)
@@ -206,3 +208,13 @@ class TrialBook:
 
     def _id(self, number: int) -> int:
         return self._trials()[number]._trial_id
+
+
+def _configuration(trial: FrozenTrial | optuna.Trial, given: object) -> Configuration:
+    try:
+        return Configuration.model_validate(given)
+    except ValidationError as error:
+        first = str(error).splitlines()[0]
+        raise RayhiveError(
+            f"the storage says of trial {trial.number} what is no configuration: {first}"
+        ) from error

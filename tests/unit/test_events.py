@@ -27,7 +27,7 @@ def test_an_event_comes_back_as_it_was(fields: dict[str, object]) -> None:
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_numbers_that_json_has_not_come_back(number: float) -> None:
-    back = load_event(dump_event(make_event("round", loss=[number])))["loss"][0]
+    back = load_event(dump_event(make_event("weights", sketch=[number])))["sketch"][0]
     assert back == number or (math.isnan(back) and math.isnan(number))
 
 
