@@ -1,4 +1,9 @@
-"""Gradients that pile up for a round, without a pass over memory that nobody needs."""
+"""Gradients of a round's batches, added up so that their mean over samples can be had.
+
+A batch's gradient is the mean over its samples, so it has to count by their number. Accumulators
+hold the sum of all gradients, each weighted by its samples over those of the *anchor*: the first
+batch of the round, or the last one where autograd itself adds to the buffers.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,26 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 
 
+def mean_scale(averager: GradientAverager) -> float:
+    """Return the factor between what was accumulated and its mean over samples.
+
+    hivemind divides by the number of batches instead, which is the same only if all are equal.
+    """
+    samples = averager.local_samples_accumulated
+    return float(averager._anchor_batch_size or 0) / samples if samples else 0.0
+
+
 class Accumulation(GradientAverager):
-    """Mixin for averagers of gradients: the first batch of a round is copied.
+    """Mixin for averagers of gradients: each batch counts by its samples.
 
     hivemind fills its accumulators with zeros after a round and adds every batch. Here they are
-    cleared by a mark; whoever reads them before a batch has come finds zeros all the same.
+    cleared by a mark, and the first batch of a round is copied; read before a batch has come, they
+    are zeros all the same.
     """
 
     #: Whether the accumulators stand for zeros, whatever they hold.
     _cleared = False
+    local_samples_accumulated: int
     _anchor_batch_size: int | None
 
     @torch.no_grad()
@@ -28,12 +44,44 @@ class Accumulation(GradientAverager):
         yield from super()._grad_accumulators()
 
     @torch.no_grad()
+    def expect_batch(self, batch_size: int) -> None:
+        """Prepare for a batch's gradients, before its backward pass.
+
+        With ``reuse_grad_buffers`` autograd adds every batch with the same weight, so the sum of
+        those before is rescaled to the new batch as the anchor. Batches of equal size cost nothing.
+
+        Args:
+            batch_size: Samples that they will be computed of.
+        """
+        if not self.reuse_grad_buffers or batch_size < 1:
+            return
+        if self.local_samples_accumulated and self._anchor_batch_size not in (None, batch_size):
+            factor = float(self._anchor_batch_size or 0) / batch_size
+            torch._foreach_mul_(list(self._grad_accumulators()), factor)
+        self._anchor_batch_size = batch_size
+
+    @torch.no_grad()
     def accumulate_grads_(self, batch_size: int) -> None:
         """Add the gradients of the parameters to what was accumulated for the round.
 
         Args:
-            batch_size: Samples that they were computed of.
+            batch_size: Samples that they were computed of. A batch without any has no mean, and
+                is left out.
+
+        Raises:
+            ValueError: Buffers are reused, and :meth:`expect_batch` was told another size.
         """
+        if batch_size < 1:
+            return
+        if self.reuse_grad_buffers:
+            if not self.local_samples_accumulated:
+                self._anchor_batch_size = batch_size
+            elif self._anchor_batch_size != batch_size:
+                raise ValueError(
+                    f"with reuse_grad_buffers, a batch of {batch_size} after batches of "
+                    f"{self._anchor_batch_size} counts too much or too little: call "
+                    f"expect_batch({batch_size}) of the averager before its backward pass"
+                )
         if not self._cleared:
             super().accumulate_grads_(batch_size)
             return
@@ -41,9 +89,16 @@ class Accumulation(GradientAverager):
         gradients = self._grads_from_parameters()
         for accumulator, gradient in zip(self._local_accumulators, gradients, strict=True):
             accumulator.copy_(gradient)
-        # gradients of later batches count by their samples over those of the first one
         self._anchor_batch_size = self.local_samples_accumulated = batch_size
         self.local_times_accumulated = 1
+
+    @torch.no_grad()
+    def load_accumulators_into_averager_(self) -> None:
+        """Take the mean over samples of what was accumulated as this peer's part of the round."""
+        scale = mean_scale(self)
+        with self.get_tensors() as averaged:
+            for gradient, accumulated in zip(averaged, self._grad_accumulators(), strict=True):
+                gradient.copy_(accumulated).mul_(scale)
 
     def reset_accumulated_grads_(self) -> None:
         """Forget what was accumulated."""

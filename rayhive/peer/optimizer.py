@@ -7,6 +7,7 @@ Differences from :class:`hivemind.Optimizer`, all of them within one run of rayh
 * parameters that are averaged in the background are waited for before the next step, which
   hivemind lets them undo when they come late;
 * a peer without company applies all that it accumulated; hivemind applies its last batch;
+* batches count by their samples; hivemind divides their sum by their number;
 * gradients and parameters are averaged by peers in the same round only; in hivemind, peers that
   average in the background drift apart and mix their rounds;
 * groups form when every live peer is in them, not when the matchmaking window ends;
@@ -29,6 +30,7 @@ from typing import Any, Literal
 import torch
 from hivemind.utils import get_logger
 
+from rayhive.compression.accumulation import mean_scale
 from rayhive.compression.guard import STALE_WEIGHT
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.steps import NOTICE_S
@@ -121,7 +123,9 @@ class RayhiveOptimizer(CatchingUp):
         """Do the round now, with the samples that there are: this peer is about to leave."""
         self._watch.check()
         self.tracker.hurry(self.local_epoch + 1)
-        self._update_global_epoch(grad_scaler)
+        # only gradients in reused buffers are still scaled
+        scales = self.use_gradient_averaging and self.grad_averager.reuse_grad_buffers
+        self._update_global_epoch(grad_scaler if scales else None)
 
     def _maybe_schedule_gradient_averaging(self) -> None:
         """Do nothing: a group forms at once when its round is due."""
@@ -210,11 +214,10 @@ class RayhiveOptimizer(CatchingUp):
 
     @torch.no_grad()
     def _copy_accumulated(self) -> tuple[torch.Tensor, ...]:
-        averager = self.grad_averager
-        scale = 1.0 / max(1, averager.local_times_accumulated)
+        scale = mean_scale(self.grad_averager)
         return tuple(
             gradient.detach().to("cpu", torch.float32, copy=True).mul_(scale)
-            for gradient in averager._grad_accumulators()
+            for gradient in self.grad_averager._grad_accumulators()
         )
 
     def _finish_gradient_round(self, control: Any, record: dict[str, Any]) -> None:
@@ -293,7 +296,7 @@ class RayhiveOptimizer(CatchingUp):
         if self.offload_optimizer:  # its gradients are the buffers that are averaged
             averager.load_accumulators_into_averager_()
         else:
-            scale = 1.0 / max(1, averager.local_times_accumulated)
+            scale = mean_scale(averager)
             for parameter, accumulated in zip(
                 self._optimized_parameters(), averager._grad_accumulators(), strict=True
             ):

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from rayhive.compression.accumulation import Accumulation
 from rayhive.errors import Problem
 from rayhive.peer import building
 from rayhive.peer.children import Children, end_process
@@ -251,6 +252,12 @@ class Participation:
         """Raise the first error of a background thread, if there was one."""
         if self._errors:
             raise self._errors.pop(0)
+
+    def expect_batch(self) -> None:
+        """Prepare for the gradients of the next batch, whose samples are counted already."""
+        averager, samples = self.optimizer.grad_averager, self.optimizer.batch_size_per_step
+        if isinstance(averager, Accumulation) and samples:
+            averager.expect_batch(samples)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint: optimizer, round, and the schedule's place in it."""

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 import rayhive.faults  # noqa: F401 - registers the kinds, which know their parameters
+from rayhive.compression.accumulation import mean_scale
 from rayhive.peer.skew import SkewedTime
 from rayhive.plan import PlannedFault
 from rayhive.registry import FAULTS, Registry
@@ -89,14 +90,14 @@ class Sabotage:
 
     def before_round(self, round_: int, averager: Any) -> None:
         """Do what is planned for a round whose gradients are accumulated."""
-        gradients, times = list(averager._grad_accumulators()), averager.local_times_accumulated
+        gradients, scale = list(averager._grad_accumulators()), mean_scale(averager)
         now = {id_ for fault in self._faults if self._is_due(fault, round_) for id_ in [fault.id]}
-        kept = _means(gradients, times) if self._past.maxlen else ()
+        kept = _means(gradients, scale) if self._past.maxlen else ()
         for fault in self._faults:
             if fault.id not in now:
                 continue
             if fault.kind in ACTS:
-                self._act(fault, round_, gradients, times)
+                self._act(fault, round_, gradients, scale)
             else:
                 self._begin(fault, round_)
         if kept:
@@ -110,7 +111,7 @@ class Sabotage:
         return self._seconds() >= (fault.at.seconds or 0.0)
 
     @torch.no_grad()
-    def _act(self, fault: PlannedFault, round_: int, gradients: Tensors, times: int) -> None:
+    def _act(self, fault: PlannedFault, round_: int, gradients: Tensors, scale: float) -> None:
         args, what = self._args[fault.id], {}
         past: Tensors = ()
         if fault.kind == "stale_gradient":
@@ -118,7 +119,7 @@ class Sabotage:
             if not age:
                 return  # it has computed nothing yet that could be old: in the next round
             of_round, means = self._past[-age]
-            past, what = [mean * times for mean in means], {"of_round": of_round}
+            past, what = [mean / (scale or 1.0) for mean in means], {"of_round": of_round}
         before = [gradient.detach().clone() for gradient in gradients]
         ACTS.get(fault.kind)(gradients, args, past)
         self._times[fault.id] += 1
@@ -150,8 +151,8 @@ class Sabotage:
         self._emit("sabotaged", fault=fault.id, round=round_, what={"act": fault.kind, **what})
 
 
-def _means(gradients: Tensors, times: int) -> Tensors:
-    return [gradient.detach() / max(1, times) for gradient in gradients]
+def _means(gradients: Tensors, scale: float) -> Tensors:
+    return [gradient.detach() * scale for gradient in gradients]
 
 
 def _compared(before: Tensors, after: Tensors) -> Mapping[str, float]:

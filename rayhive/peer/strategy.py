@@ -280,6 +280,8 @@ class HivemindStrategy(ReusableStrategy):
                         "the batch size to the Strategy. It is HivemindStrategy(batch_size=...)",
                     )
                 ) from error
+        if self._participation is not None:
+            self._participation.expect_batch()
 
     def optimizer_step(
         self,

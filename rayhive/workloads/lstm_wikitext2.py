@@ -124,7 +124,7 @@ class LstmModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip each micro-batch's gradient to the paper's norm, or to what the Trainer says."""
+        """Clip a gradient to the paper's norm, or to what the Trainer says."""
         self.clip_gradients(
             optimizer,
             gradient_clip_val=CLIP_NORM if gradient_clip_val is None else gradient_clip_val,

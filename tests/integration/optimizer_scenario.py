@@ -17,11 +17,12 @@ from rayhive.checks import DELAY_FLAGS
 from rayhive.peer.optimizer import RayhiveOptimizer
 from rayhive.peer.tracker import LiveProgressTracker
 
-BATCH, BATCHES = 4, 3
+#: Samples of a round's batches: unequal ones.
+BATCHES = (5, 1, 6)
 
 
 def main(settings: dict[str, Any]) -> dict[str, Any]:
-    """Do two rounds of ``BATCHES`` batches; return the weights after each and the events."""
+    """Do two rounds of ``BATCHES``; return the weights after each and the events."""
     torch.set_num_threads(1)
     dht = hivemind.DHT(start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_relay=False)
     parameter = torch.nn.Parameter(torch.zeros(3, 2))
@@ -31,8 +32,8 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
     optimizer = RayhiveOptimizer(
         dht=dht,
         run_id="failing",
-        target_batch_size=BATCH * BATCHES,
-        batch_size_per_step=BATCH,
+        target_batch_size=sum(BATCHES),
+        reuse_grad_buffers=settings["reuse"],
         params=[parameter] if offloaded else None,
         optimizer=(lambda groups: torch.optim.SGD(groups, lr=1.0))
         if offloaded
@@ -48,9 +49,14 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
         assert optimizer.tracker.wait_for_peers(2, 20)
     weights = []
     for round_ in range(2):
-        for batch in range(BATCHES):
-            parameter.grad = torch.full_like(parameter, float(10 * round_ + batch))
-            optimizer.step()
+        for number, batch_size in enumerate(BATCHES):
+            gradient = torch.full_like(parameter, float(10 * round_ + number))
+            optimizer.grad_averager.expect_batch(batch_size)
+            if settings["reuse"]:
+                parameter.grad += gradient
+            else:
+                parameter.grad = gradient
+            optimizer.step(batch_size=batch_size)
         optimizer.state_averager.step(wait_for_delayed_updates=True)
         weights.append(float(parameter.detach()[0, 0]))
         assert parameter.detach().unique().numel() == 1
@@ -73,7 +79,7 @@ def _idle_peer(dht: hivemind.DHT) -> LiveProgressTracker:
     own = hivemind.DHT(
         initial_peers=addresses, start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_relay=False
     )
-    tracker = LiveProgressTracker(own, "failing", BATCH * BATCHES, start=True)
+    tracker = LiveProgressTracker(own, "failing", sum(BATCHES), start=True)
     tracker.take_part(True)
     return tracker
 

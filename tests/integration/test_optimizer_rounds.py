@@ -13,8 +13,9 @@ import pytest
 
 pytestmark = [pytest.mark.swarm]
 
-# the gradients of a round are 0, 1, 2 (then 10, 11, 12); their mean, 1 (then 11), is subtracted
-OWN_MEANS = [-1.0, -12.0]
+# a round has 5 samples of gradient 0, 1 of 1 and 6 of 2 (then of 10, 11, 12): their mean is applied
+MEAN = (5 * 0 + 1 * 1 + 6 * 2) / 12
+OWN_MEANS = [-MEAN, -MEAN - (10 + MEAN)]
 
 
 def run(**settings: Any) -> dict[str, Any]:
@@ -31,9 +32,11 @@ def run(**settings: Any) -> dict[str, Any]:
     return result
 
 
-@pytest.mark.parametrize("delay", ["none", "optimizer", "gradients"])
-def test_a_failed_round_applies_the_peers_own_gradients(delay: str) -> None:
-    result = run(delay=delay, company=True, on_failure="local")
+@pytest.mark.parametrize(
+    ("delay", "reuse"), [("none", False), ("none", True), ("optimizer", False), ("gradients", True)]
+)
+def test_a_failed_round_applies_the_peers_own_gradients(delay: str, reuse: bool) -> None:
+    result = run(delay=delay, reuse=reuse, company=True, on_failure="local")
     assert result["outcomes"] == ["local", "local"]
     assert result["samples"] == [12, 12]
     assert result["choices"] == ["local", "local"]
@@ -42,13 +45,13 @@ def test_a_failed_round_applies_the_peers_own_gradients(delay: str) -> None:
 
 @pytest.mark.parametrize("delay", ["none", "gradients"])
 def test_a_failed_round_is_skipped_when_asked(delay: str) -> None:
-    result = run(delay=delay, company=True, on_failure="skip")
+    result = run(delay=delay, reuse=False, company=True, on_failure="skip")
     assert result["outcomes"] == ["skipped", "skipped"]
     assert result["weights"] == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("delay", ["none", "gradients"])
-def test_a_peer_alone_applies_all_that_it_accumulated(delay: str) -> None:
-    result = run(delay=delay, company=False, on_failure="local")
+@pytest.mark.parametrize(("delay", "reuse"), [("none", True), ("gradients", False)])
+def test_a_peer_alone_applies_all_that_it_accumulated(delay: str, reuse: bool) -> None:
+    result = run(delay=delay, reuse=reuse, company=False, on_failure="local")
     assert result["outcomes"] == ["alone", "alone"]
     assert result["weights"] == pytest.approx(OWN_MEANS)

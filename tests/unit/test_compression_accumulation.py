@@ -1,4 +1,4 @@
-"""Gradients that pile up for a round: what hivemind's averager holds, ours holds, too."""
+"""What a peer contributes to a round: the mean of its gradients over samples."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hivemind.optim.grad_averager import GradientAverager
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
@@ -15,17 +15,25 @@ from tests.unit.compression_fakes import unstarted
 
 SHAPES = [(3, 2), (4,)]
 POWERSGD = {"averager_rank": 1, "min_compression_ratio": 0.1}
+KINDS = [(RayhiveGradientAverager, {}), (RayhivePowerSGDAverager, POWERSGD)]
 COUNTS = ("local_samples_accumulated", "local_times_accumulated", "_anchor_batch_size")
 
 
-def set_gradients(averager: Any, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in averager.parameters:
-        new = torch.randn(parameter.shape, generator=generator)
+def add_batch(averager: Any, batch_size: int, gradients: list[torch.Tensor]) -> None:
+    """Let a batch with these mean gradients pass, as autograd and the optimizer do."""
+    if hasattr(averager, "expect_batch"):
+        averager.expect_batch(batch_size)
+    for parameter, gradient in zip(averager.parameters, gradients, strict=True):
         if averager.reuse_grad_buffers and parameter.grad is not None:
-            parameter.grad.add_(new)  # as autograd does
+            parameter.grad.add_(gradient)
         else:
-            parameter.grad = new
+            parameter.grad = gradient.clone()
+    averager.accumulate_grads_(batch_size)
+
+
+def drawn(seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
 def loaded(averager: Any) -> list[torch.Tensor]:
@@ -34,56 +42,109 @@ def loaded(averager: Any) -> list[torch.Tensor]:
         return [tensor.clone() for tensor in tensors]
 
 
-#: A batch of so many samples, the end of a round, or a look at what would be averaged.
-ACTIONS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from(["reset", "load"])), max_size=12)
+#: Samples of a batch, the end of a round, or a batch that was expected and had no gradient.
+ACTIONS = st.lists(
+    st.one_of(st.integers(1, 9), st.integers(1, 5000), st.sampled_from(["reset", "skipped"])),
+    max_size=12,
+)
 
 
 @pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(("kind", "options"), KINDS)
 @given(actions=ACTIONS)
+@example(actions=[32, 32, 1, 32, "reset", 1, 32, 32, "reset", 32, 32, 32])
 @settings(max_examples=40, deadline=None)
-def test_it_holds_what_hiveminds_holds(reuse: bool, actions: list[int | str]) -> None:
-    pair = [
+def test_a_contribution_is_the_mean_over_samples(
+    kind: Any, options: dict[str, Any], reuse: bool, actions: list[int | str]
+) -> None:
+    averager = unstarted(kind, SHAPES, reuse_grad_buffers=reuse, **options)
+    averager.reset_accumulated_grads_()
+    sums, samples = [torch.zeros(shape, dtype=torch.double) for shape in SHAPES], 0
+    for seed, action in enumerate(actions):
+        if action == "reset":
+            averager.reset_accumulated_grads_()
+            sums, samples = [torch.zeros_like(total) for total in sums], 0
+        elif action == "skipped":
+            averager.expect_batch(7 * seed + 1)
+        else:
+            gradients = drawn(seed)
+            add_batch(averager, int(action), gradients)
+            samples += int(action)
+            for total, gradient in zip(sums, gradients, strict=True):
+                total.add_(gradient.double(), alpha=int(action))
+        assert averager.local_samples_accumulated == samples
+        for mine, total in zip(loaded(averager), sums, strict=True):
+            mean = total / max(1, samples)
+            torch.testing.assert_close(mine.double(), mean, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@given(
+    batch_size=st.integers(1, 100),
+    actions=st.lists(st.sampled_from(["batch", "reset", "load"]), max_size=12),
+)
+@settings(max_examples=30, deadline=None)
+def test_with_equal_batches_it_holds_what_hiveminds_holds(
+    reuse: bool, batch_size: int, actions: list[str]
+) -> None:
+    ours, theirs = (
         unstarted(kind, SHAPES, reuse_grad_buffers=reuse, warn=False)
         for kind in (RayhiveGradientAverager, GradientAverager)
-    ]
-    for step, action in enumerate([*actions, "load"]):
-        for averager in pair:
+    )
+    for seed, action in enumerate([*actions, "load"]):
+        for averager in (ours, theirs):
             if action == "reset":
                 averager.reset_accumulated_grads_()
-            elif isinstance(action, int):
-                set_gradients(averager, step)
-                averager.accumulate_grads_(action)
-        ours, theirs = pair
-        assert [getattr(ours, c) for c in COUNTS] == [getattr(theirs, c) for c in COUNTS]
+            elif action == "batch":
+                add_batch(averager, batch_size, drawn(seed))
+        if action != "reset":  # what was expected before is no count
+            assert [getattr(ours, c) for c in COUNTS] == [getattr(theirs, c) for c in COUNTS]
         if action == "load":
             for mine, other in zip(loaded(ours), loaded(theirs), strict=True):
                 assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), [(RayhiveGradientAverager, {}), (RayhivePowerSGDAverager, POWERSGD)]
-)
+@pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_nothing_of_a_round_gets_into_the_next(kind: Any, options: dict[str, Any]) -> None:
     averager = unstarted(kind, SHAPES, **options)
-    for parameter in averager.parameters:
-        parameter.grad = torch.full_like(parameter, float("nan"))
-    averager.accumulate_grads_(2)
+    add_batch(averager, 2, [torch.full(shape, float("nan")) for shape in SHAPES])
     averager.reset_accumulated_grads_()
     assert all(not tensor.any() for tensor in loaded(averager))
     averager.reset_accumulated_grads_()
+    ones = [torch.ones(shape) for shape in SHAPES]
+    add_batch(averager, 2, ones)
+    add_batch(averager, 4, ones)
+    # the mean of ones, whatever the batches: hivemind divides by their number and gets 1.5
+    assert all(bool((tensor == 1.0).all()) for tensor in loaded(averager))
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize("batches", [(32, 32, 32), (32, 32, 1, 32), (1, 32, 32, 1, 32), (32, 8)])
+def test_a_gradient_of_one_stays_one(reuse: bool, batches: tuple[int, ...]) -> None:
+    averager = unstarted(RayhiveGradientAverager, SHAPES, reuse_grad_buffers=reuse)
+    averager.reset_accumulated_grads_()
+    for batch_size in batches:
+        add_batch(averager, batch_size, [torch.ones(shape) for shape in SHAPES])
+    for tensor in loaded(averager):
+        torch.testing.assert_close(tensor, torch.ones_like(tensor), rtol=1e-6, atol=0.0)
+
+
+def test_reused_buffers_refuse_a_batch_whose_size_was_not_told() -> None:
+    averager = unstarted(RayhiveGradientAverager, SHAPES, reuse_grad_buffers=True)
+    averager.reset_accumulated_grads_()
     for parameter in averager.parameters:
         parameter.grad = torch.ones_like(parameter)
-    averager.accumulate_grads_(2)
-    averager.accumulate_grads_(4)  # of twice the samples: counts twice
-    assert all(bool((tensor == 1.5).all()) for tensor in loaded(averager))
+    averager.accumulate_grads_(32)  # the first of a round counts for nothing before it
+    averager.accumulate_grads_(32)
+    with pytest.raises(ValueError, match=r"batch of 1 .* expect_batch\(1\)"):
+        averager.accumulate_grads_(1)
 
 
 def test_the_first_batch_is_kept_when_its_gradients_are_overwritten() -> None:
     averager = unstarted(RayhiveGradientAverager, SHAPES)
     averager.reset_accumulated_grads_()
-    set_gradients(averager, 0)
-    first = [parameter.grad.clone() for parameter in averager.parameters]
-    averager.accumulate_grads_(1)
+    first = drawn(0)
+    add_batch(averager, 1, first)
     for parameter in averager.parameters:
         parameter.grad.zero_()
     assert all(map(torch.equal, loaded(averager), first))

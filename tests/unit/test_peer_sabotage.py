@@ -38,7 +38,9 @@ class Run:
         for gradient in gradients:
             gradient.mul_(times)
         averager = SimpleNamespace(
-            _grad_accumulators=lambda: iter(gradients), local_times_accumulated=times
+            _grad_accumulators=lambda: iter(gradients),
+            local_samples_accumulated=8 * times,
+            _anchor_batch_size=8,
         )
         self.sabotage.before_round(number, averager)
         return [gradient / times for gradient in gradients]
