@@ -8,6 +8,7 @@ run that failed (1).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class Problem:
 
     def __str__(self) -> str:
         hint = f"; did you mean {self.nearest!r}?" if self.nearest is not None else ""
-        return f"{self.key}: {self.value!r} is not valid: {self.allowed}{hint}"
+        return without_secrets(f"{self.key}: {self.value!r} is not valid: {self.allowed}{hint}")
 
 
 class ConfigError(RayhiveError):
@@ -98,6 +99,20 @@ class ClusterError(RayhiveError):
 
 class NoAnswerError(ClusterError):
     """A supervisor that is there does not answer in time: what it runs is not lost."""
+
+
+#: What stands for a password.
+MASK = "***"
+# What a variable of the environment stands for is no secret of the text that names it.
+_PASSWORD = re.compile(r"(\w[\w+.-]*://[^\s:@/?'\"]*):(?!\$\{\w+\}@)([^\s?'\"]*)@")
+_SECRET_FIELD = re.compile(
+    r"([?&][^=&\s]*(?:pass|pwd|secret|token)[^=&\s]*=)(?!\$\{\w+\})([^&\s'\"]+)", re.IGNORECASE
+)
+
+
+def without_secrets(text: str) -> str:
+    """Return ``text`` with the passwords in its URLs masked, also those in their queries."""
+    return _SECRET_FIELD.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
 
 
 def nearest(value: object, choices: Sequence[str]) -> str | None:

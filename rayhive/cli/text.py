@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from rayhive.errors import without_secrets
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -30,8 +32,8 @@ Address = Annotated[
 
 
 def complain(text: str) -> None:
-    """Print a message on the standard error output."""
-    print(f"rayhive: {text}", file=sys.stderr, flush=True)
+    """Print a message on the standard error output, without the passwords in it."""
+    print(f"rayhive: {without_secrets(text)}", file=sys.stderr, flush=True)
 
 
 def print_json(value: object) -> None:

@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from rayhive.columns import Direction
+from rayhive.errors import without_secrets
 
 Delay = Literal["none", "state", "optimizer", "gradients"]
 DELAYS: tuple[str, ...] = get_args(Delay)
@@ -242,7 +243,8 @@ class SweepConfig(Model):
         evaluation: When to evaluate.
         interleave: Suggested configurations whose replicates are run in turn.
         seed: Of the sampler and of all replicates.
-        storage: Where trials are kept; None is the run folder.
+        storage: Where trials are kept; None is the run folder. ``${NAME}`` in it stands for a
+            variable of the environment.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)
@@ -262,11 +264,16 @@ class SweepConfig(Model):
     evaluation: Evaluation = Evaluation()
     interleave: int = Field(default=4, ge=1, le=1000)
     seed: int = Field(default=0, ge=0)
-    storage: str | None = None
+    storage: str | None = Field(default=None, repr=False)
 
     def to_yaml(self) -> str:
-        """Return the resolved study as YAML that :func:`load_sweep` reads back."""
+        """Return the resolved study as YAML that :func:`load_sweep` reads back.
+
+        A password in ``storage`` is left out, as the YAML goes to disk.
+        """
         data = self.model_dump(mode="json", by_alias=True)
+        if self.storage is not None:
+            data["storage"] = without_secrets(self.storage)
         for name in ("threshold", "min_compression_ratio"):
             # Given where they mean nothing they are mistakes, and defaults are not given.
             if name not in self.space.model_fields_set:

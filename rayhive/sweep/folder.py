@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rayhive.config import SweepConfig
-from rayhive.errors import ConfigError, Problem
+from rayhive.errors import ConfigError, Problem, without_secrets
 from rayhive.sweep.aside import set_aside
 from rayhive.sweep.files import write_atomically
 from rayhive.sweep.provenance import collect
@@ -184,7 +184,10 @@ def _is_provenance(found: object) -> bool:
 
 
 def _plain(config: SweepConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", by_alias=True)
+    data = config.model_dump(mode="json", by_alias=True)
+    if config.storage is not None:  # a password is not kept, and may be another one now
+        data["storage"] = without_secrets(config.storage)
+    return data
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

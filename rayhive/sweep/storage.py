@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +16,14 @@ from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from rayhive.errors import ConfigError, Problem
+from rayhive.errors import MASK, ConfigError, Problem
 
 if TYPE_CHECKING:
     from rayhive.config import SweepConfig
 
 #: User attribute of the study: the identity of the run folder that it belongs to.
 RUN_ATTRIBUTE = "run"
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
 #: Trials that the sampler draws at random before it learns from any.
 STARTUP_TRIALS = 10
 ALLOWED = (
@@ -30,31 +34,51 @@ ALLOWED = (
 
 def check_storage(url: str) -> Iterator[Problem]:
     """Find what is wrong with a storage URL, as far as that shows without opening it."""
+    unset = sorted({name for name in _VARIABLE.findall(url) if name not in os.environ})
+    if unset:
+        yield Problem("storage", url, f"with variables that are set; not set: {', '.join(unset)}")
+        return
+    if f":{MASK}@" in url or f"={MASK}" in url:
+        yield Problem(
+            "storage",
+            url,
+            "with its password: a run folder keeps none. Write it as ${NAME} and set NAME in the "
+            "environment, or give the URL by --set storage=…",
+        )
+        return
+    given, url = url, expanded(url)
     if url.startswith(("redis://", "rediss://", "unix://")):
         try:
             import redis  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
         except ImportError:
-            yield Problem("storage", url, "a storage whose driver is installed: install redis")
+            yield Problem("storage", given, "a storage whose driver is installed: install redis")
         return
     file: str | None
     if url.startswith("journal:"):
         file = _journal_file(url)
         if not file:
-            yield Problem("storage", url, "journal:///FILE")
+            yield Problem("storage", given, "journal:///FILE")
             return
     else:
         try:
             parsed = make_url(url)
             parsed.get_dialect().import_dbapi()
         except (SQLAlchemyError, ImportError) as error:
-            yield Problem("storage", url, f"{ALLOWED} ({error})")
+            yield Problem("storage", given, f"{ALLOWED} ({_hidden(str(error), url)})")
             return
         file = parsed.database if parsed.get_backend_name() == "sqlite" else None
         if parsed.get_backend_name() == "sqlite" and file in (None, "", ":memory:"):
-            yield Problem("storage", url, "a storage that outlives the driver: name a file")
+            yield Problem("storage", given, "a storage that outlives the driver: name a file")
             return
     if file is not None and not Path(file).absolute().parent.is_dir():
-        yield Problem("storage", url, f"a file in a folder that exists, not in {Path(file).parent}")
+        yield Problem(
+            "storage", given, f"a file in a folder that exists, not in {Path(file).parent}"
+        )
+
+
+def expanded(url: str) -> str:
+    """Return a storage URL with the values of the environment's variables in it."""
+    return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), url)
 
 
 def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
@@ -72,7 +96,7 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
     url = config.storage
     try:
         study = optuna.create_study(
-            storage=_storage(url or _sqlite(folder / "study.db")),
+            storage=_storage(expanded(url) if url else _sqlite(folder / "study.db")),
             study_name=config.name,
             directions=list(config.objectives.values()),
             pruner=optuna.pruners.NopPruner(),
@@ -84,8 +108,11 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
             study.set_user_attr(RUN_ATTRIBUTE, run)
             owner = run
     except (SQLAlchemyError, OSError, optuna.exceptions.StorageInternalError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(Problem("storage", url, f"{ALLOWED} ({first})")) from error
+        first = _hidden(str(error).splitlines()[0], url)
+        raise ConfigError(Problem("storage", url, f"{ALLOWED} ({first})")) from None
+    except (ValueError, LookupError, TypeError) as error:  # a journal with a damaged line
+        reason = f"a storage that is whole: {_hidden(repr(error), url)}"
+        raise ConfigError(Problem("storage", url, reason)) from None
     if url is not None and owner != run:
         raise ConfigError(
             Problem(
@@ -113,6 +140,15 @@ def sampler(seed: int, trials: int) -> optuna.samplers.BaseSampler:
         multivariate=False,
         constant_liar=True,
     )
+
+
+def _hidden(text: str, url: str | None) -> str:
+    """Return what a database's driver says, without the password of its URL."""
+    with suppress(SQLAlchemyError, ValueError):
+        password = make_url(expanded(url or "")).password
+        if password:
+            text = text.replace(password, MASK)
+    return text
 
 
 def _storage(url: str) -> BaseStorage | str:
