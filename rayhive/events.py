@@ -34,6 +34,8 @@ KINDS: dict[str, str] = {
     "barrier_released": "peers",
     "link_counted": "when (start, end), nodes (Ray node id -> tx_bytes, rx_bytes, tx_packets, "
     "rx_packets and dropped of the interface that peers use): on a testbed",
+    "training_extended": "seconds (that training went on after its budget of seconds, as faults "
+    "were late), slip_s (the greatest delay of a fault)",
     "peer_lost": "exit_code (negative: the signal), reason",
     "fault_fired": "fault (id), fault_kind, effect (of its class: none, gone, stopped or cut_off), "
     "who (slots or nodes), lives (names of the peers it is about), planned (text), slip_rounds or "

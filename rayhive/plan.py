@@ -13,6 +13,9 @@ from rayhive.config import Model
 
 #: Roles that only the running swarm knows; every other choice is made when the plan is.
 DYNAMIC_ROLES = ("leader", "slowest")
+#: Training after the last fault where its length was not planned, and the least that chaos plans
+#: [s]: the invariant ``one_component`` looks at rounds that begin ten seconds after it.
+QUIET_S = 15.0
 _TARGET = re.compile(r"(peer|node)-\d+|" + "|".join(DYNAMIC_ROLES))
 
 

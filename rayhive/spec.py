@@ -7,6 +7,9 @@ from pydantic import Field
 from rayhive.config import Budget, Configuration, Evaluation, Model, SwarmConfig, WorkloadConfig
 from rayhive.plan import FaultPlan, PlannedFault
 
+#: A replicate with faults trains at most this many times its seconds: faults may come late.
+LONGEST = 2.0
+
 
 class ReplicateSpec(Model):
     """One repetition of a configuration under one scenario with one seed.
@@ -60,6 +63,10 @@ class ReplicateSpec(Model):
     def peer_spec(self, peer: int, life: int = 0) -> PeerSpec:
         """Return what life number ``life`` of peer number ``peer`` of this replicate gets."""
         planned = () if self.plan is None or life else self.plan.faults
+        budget = self.budget
+        if self.plan is not None and self.plan.faults:  # the supervisor ends the training
+            longest = LONGEST * budget.seconds_per_replicate
+            budget = budget.model_copy(update={"seconds_per_replicate": longest})
         return PeerSpec(
             run_id=self.run_id,
             peer=peer,
@@ -71,7 +78,7 @@ class ReplicateSpec(Model):
             workload=self.workload,
             swarm=self.swarm,
             configuration=self.configuration,
-            budget=self.budget,
+            budget=budget,
             evaluation=self.evaluation,
             directory=self.directory,
         )

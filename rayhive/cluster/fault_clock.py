@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import rayhive.faults  # noqa: F401 - fills the registry
@@ -12,10 +12,12 @@ from rayhive.cluster.ground import CAUSE, SwarmGround
 from rayhive.errors import RayhiveError, ReplicateError
 from rayhive.faults.effects import JOIN, takes_away
 from rayhive.faults.kind import FaultKind
-from rayhive.plan import DYNAMIC_ROLES, At, FaultPlan, PlannedFault
+from rayhive.plan import DYNAMIC_ROLES, QUIET_S, At, FaultPlan, PlannedFault
 from rayhive.registry import FAULTS
 
 T = TypeVar("T")
+#: A fault that is later than this moves the end of training [s].
+LATE_S = 0.5
 
 
 class FaultClock:
@@ -32,20 +34,25 @@ class FaultClock:
     Args:
         plan: The plan.
         ground: The swarm.
+        on_over: Called each time that a fault is over.
     """
 
-    def __init__(self, plan: FaultPlan, ground: SwarmGround) -> None:
-        self._ground, self._at_most = ground, plan.at_most
+    def __init__(
+        self, plan: FaultPlan, ground: SwarmGround, on_over: Callable[[], None] = lambda: None
+    ) -> None:
+        self._ground, self._at_most, self._on_over = ground, plan.at_most, on_over
         self._struck: dict[str, tuple[FaultKind, set[str]]] = {}
         self._faults: list[FaultKind] = [
             FAULTS.get(planned.kind)(planned) for planned in plan.faults
         ]
         self._fired: dict[str, float] = {}
         self._verified: set[str] = set()
+        self._over: dict[str, float] = {}
         self._errors: dict[str, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._set_up: list[FaultKind] = []
         self._round = 0
+        self._slip_s = 0.0
         self._news = asyncio.Event()
 
     async def setup(self) -> None:
@@ -66,6 +73,28 @@ class FaultClock:
         """Begin to count: training starts now."""
         began = time.monotonic()
         self._tasks = [asyncio.create_task(self._run(fault, began)) for fault in self._faults]
+
+    @property
+    def slip_s(self) -> float:
+        """Greatest delay of a fault that was planned by time [s]."""
+        return self._slip_s
+
+    def over(self) -> bool:
+        """Return whether nothing is left to wait for: all is over, or a fault has failed."""
+        return bool(self._errors) or all(task.done() for task in self._tasks)
+
+    def quiet_from(self, deadline: float) -> float:
+        """Return until when to train on, so that the end is as quiet as it was planned.
+
+        The deadline moves by the delay of the latest fault. A fault of a round that is not over at
+        the deadline has no planned end: :data:`QUIET_S` follow it.
+
+        Args:
+            deadline: When the budget of seconds is spent (of the monotonic clock).
+        """
+        until = deadline + (self._slip_s if self._slip_s > LATE_S else 0.0)
+        late = [t for t in self._over.values() if t > deadline]
+        return max(until, max(late) + QUIET_S) if late else until
 
     def heard(self, round_: int) -> None:
         """Take note of a round that some peer has finished, 0 for one that begins to train."""
@@ -91,6 +120,7 @@ class FaultClock:
             if fault.inside:  # only now it is known when the peer did it
                 slip = self._slip(planned.at, began)
             self._fired[planned.id] = time.monotonic()
+            self._slip_s = max(self._slip_s, slip.get("slip_s", 0.0))
             self._ground.note(
                 "fault_fired",
                 fault=planned.id,
@@ -126,6 +156,8 @@ class FaultClock:
         finally:
             self._struck.pop(planned.id, None)
             self._tell()
+            self._over[planned.id] = time.monotonic()
+            asyncio.get_running_loop().call_soon(self._on_over)  # when this task is done
 
     async def _due(self, fault: FaultKind, began: float) -> None:
         """Wait until the fault is due, and can strike."""

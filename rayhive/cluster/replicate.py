@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayhive.cluster import machine
-from rayhive.cluster.fault_clock import FaultClock
+from rayhive.cluster.fault_clock import LATE_S, FaultClock
 from rayhive.cluster.ground import SwarmGround
 from rayhive.cluster.ledger import Ledger, Outcome
 from rayhive.cluster.peer_actor import EXITED
@@ -22,7 +22,7 @@ from rayhive.cluster.zygote_keeper import tail
 from rayhive.errors import RayhiveError, ReplicateError
 from rayhive.events import Event, EventLog, make_event, read_events
 from rayhive.faults.invariants import InvariantResult, check_all
-from rayhive.spec import PeerSpec, ReplicateSpec
+from rayhive.spec import LONGEST, PeerSpec, ReplicateSpec
 
 
 class _Ended(Exception):
@@ -131,7 +131,7 @@ class Replicate:
         await self._unless_stopped(swarm.place(timing.placement))
         if spec.plan is not None and spec.plan.faults:
             self._ground = SwarmGround(spec, swarm, ledger, self._spawned, self._append)
-            self._clock = FaultClock(spec.plan, self._ground)
+            self._clock = FaultClock(spec.plan, self._ground, self._news.set)
         self._phase = "starting"
         startup = time.monotonic() + timing.startup
         spawned = self._spawned(None)
@@ -165,9 +165,13 @@ class Replicate:
     async def _train(self, deadline: float) -> None:
         """Return when every peer has finished, by itself or because it was told to."""
         ledger, patience = self._ledger, self._patience()
-        over = await self._wait(
-            lambda: self._trouble() or ledger.first_finish() or self._stopped, deadline
-        )
+
+        def ended() -> object:
+            return self._trouble() or ledger.first_finish() or self._stopped
+
+        over = await self._wait(ended, deadline)
+        if not over and self._clock is not None:
+            over = await self._follow_faults(self._clock, ended, deadline)
         if self._clock is not None:
             await self._clock.close()  # nobody can end while it is stopped or cut off
         self._raise_trouble()
@@ -197,6 +201,18 @@ class Replicate:
         if not ledger.all_finished():
             hung = ", ".join(ledger.missing("finished", "gone"))
             raise _Ended(Outcome("failed", f"{hung} did not stop within {patience:g} s"))
+
+    async def _follow_faults(
+        self, clock: FaultClock, ended: Callable[[], object], deadline: float
+    ) -> bool:
+        """Train on past the deadline if faults were late; return whether something ended it."""
+        latest = deadline + (LONGEST - 1) * self._spec.budget.seconds_per_replicate
+        await self._wait(lambda: ended() or clock.over(), latest)
+        over = await self._wait(ended, min(latest, clock.quiet_from(deadline)))
+        seconds = time.monotonic() - deadline
+        if seconds > LATE_S:
+            self._emit("training_extended", seconds=seconds, slip_s=clock.slip_s)
+        return over
 
     def _patience(self) -> float:
         """Return how long a peer may need to stop: it may be in the middle of an averaging."""

@@ -30,14 +30,21 @@ def fault(kind: str, *who: str, round: int = 5, **fields: Any) -> dict[str, Any]
 
 
 def run(
-    cluster: Cluster, folder: Path, *faults: dict[str, Any], seconds: float = 6.0, **settings: Any
+    cluster: Cluster,
+    folder: Path,
+    *faults: dict[str, Any],
+    seconds: float = 6.0,
+    at_most: int | None = None,
+    **settings: Any,
 ) -> tuple[dict[str, str], list[Event]]:
     """Run a replicate of three peers under a plan; return its outcome and events."""
     settings = {"rounds": None, "swarm": {"peers": 3}, **settings}
     settings["budget"] = {"seconds_per_replicate": seconds, "samples_per_replicate": None}
     spec = replicate(folder, **settings)
     numbered = [{"id": f"f{number}", **item} for number, item in enumerate(faults)]
-    plan = FaultPlan.model_validate({"scenario": "test", "peers": 3, "faults": numbered})
+    plan = FaultPlan.model_validate(
+        {"scenario": "test", "peers": 3, "faults": numbered, "at_most": at_most}
+    )
     spec = ReplicateSpec.model_validate({**spec.model_dump(by_alias=True), "plan": plan})
     handle = cluster.start(spec)
     outcome = handle.wait(PATIENT)
@@ -103,6 +110,18 @@ def test_a_fault_that_never_fires_makes_the_replicate_invalid(
 ) -> None:
     outcome, _ = run(cluster, tmp_path, fault("kill", "peer-1", round=1_000_000), seconds=1.0)
     assert outcome["state"] == "invalid" and "did not fire" in outcome["stop_reason"]
+
+
+def test_the_budget_follows_a_fault_that_came_late(cluster: Cluster, tmp_path: Path) -> None:
+    stopped = fault("pause", "peer-1", at={"seconds": 1.0}, heal_after_s=2.0)
+    killed = fault("kill", "peer-2", at={"seconds": 1.2}, heal_after_s=0.2)
+    outcome, events = run(cluster, tmp_path, stopped, killed, seconds=3.0, at_most=1)
+    assert outcome == {"state": "completed", "stop_reason": "seconds"}
+    assert [event["ok"] for event in of(events, "fault_verified")] == [True, True]
+    slip_s = next(e["slip_s"] for e in of(events, "fault_fired") if e["fault"] == "f1")
+    assert slip_s > 1.5, "one may be struck at a time, and the other one is for two seconds"
+    (extended,) = of(events, "training_extended")
+    assert extended["slip_s"] == slip_s and slip_s - 0.5 < extended["seconds"] <= 3.5
 
 
 def test_who_dies_of_something_else_is_still_a_failure(cluster: Cluster, tmp_path: Path) -> None:

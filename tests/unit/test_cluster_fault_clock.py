@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine
 from typing import Any
 
 import pytest
 
-from rayhive.cluster.fault_clock import FaultClock
-from rayhive.plan import At, FaultPlan, PlannedFault
+from rayhive.cluster.fault_clock import LATE_S, FaultClock
+from rayhive.plan import QUIET_S, At, FaultPlan, PlannedFault
 from tests.unit.plan_fakes import fakes
 
 __all__ = ["fakes"]
@@ -216,6 +217,50 @@ def test_no_more_are_struck_at_once_than_the_plan_allows(at_most: int | None) ->
         assert swarm.said("fault_fired") == ["f0", "f1", "f2"], "peer-0 is not back"
         swarm.missing.clear()
         await until(clock, swarm, "fault_healed", "f0", "f1", "f2", "f3")
+        await clock.close()
+
+    run(body())
+
+
+def test_the_end_of_training_moves_by_the_delay_of_the_latest_fault() -> None:
+    swarm = Swarm()
+    swarm.trainers.discard("peer-1")
+    plan = FaultPlan(peers=4, faults=(planned(0, "kill", "peer-1"), planned(1, "kill", "peer-2")))
+
+    async def body() -> None:
+        news = asyncio.Event()
+        clock = FaultClock(plan, swarm, news.set)  # type: ignore[arg-type]
+        clock.start()
+        began = time.monotonic()
+        await until(clock, swarm, "fault_verified", "f1")
+        assert not clock.over() and clock.slip_s < LATE_S
+        assert clock.quiet_from(began + 60) == began + 60
+        await asyncio.sleep(LATE_S)
+        swarm.trainers.add("peer-1")
+        await until(clock, swarm, "fault_verified", "f1", "f0")
+        news.clear()
+        await asyncio.wait_for(news.wait(), 5)
+        assert clock.over() and LATE_S < clock.slip_s <= time.monotonic() - began
+        assert clock.quiet_from(began + 60) == began + 60 + clock.slip_s
+        assert began + QUIET_S < clock.quiet_from(began) <= time.monotonic() + QUIET_S
+        await clock.close()
+
+    run(body())
+
+
+def test_a_fault_that_failed_is_not_waited_for() -> None:
+    swarm = Swarm()
+    swarm.node_of = lambda peer: 1 / 0  # type: ignore[assignment, method-assign]
+    plan = FaultPlan(
+        peers=4,
+        faults=(planned(0, "kill_node", "peer-1"), planned(1, "kill", "peer-2", at=At(round=9))),
+    )
+
+    async def body() -> None:
+        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock.start()
+        await until(clock, swarm, "fault_failed", "f0")
+        assert clock.over() and clock.problem() is not None
         await clock.close()
 
     run(body())

@@ -24,7 +24,7 @@ from rayhive.faults.generators.base import (
     unit_of,
 )
 from rayhive.faults.selectors import COUNTS
-from rayhive.plan import At
+from rayhive.plan import QUIET_S, At
 from rayhive.registry import FAULTS
 
 
@@ -113,7 +113,15 @@ class Chaos(Generator):
         ]
         insider = setting.draw("chaos", "insider").below(peers)
         pool = [n for n in range(peers) if n != insider or not any(map(is_inside, kinds))]
-        yield from self._outside(setting, [k for k in drawn if not is_inside(k)], pool)
+        quiet_s = 0.0
+        for draft in self._outside(setting, [k for k in drawn if not is_inside(k)], pool):
+            assert draft.at.seconds is not None
+            quiet_s = draft.at.seconds + (draft.heal_after_s or 0.0) + QUIET_S
+            yield draft
+        if quiet_s > setting.budget.seconds_per_replicate:
+            text = f"fewer, or with a budget.seconds_per_replicate of at least {quiet_s:.0f}: "
+            text += f"the last {QUIET_S:g} s stay quiet, so that what holds in the end can be seen"
+            self._refuse(setting, "faults", chaos.faults, text)
         inside = [kind for kind in drawn if is_inside(kind)]
         low, high = (int(end) for end in chaos.rounds.between)
         rounds = range(low, high + 1)
