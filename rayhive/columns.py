@@ -127,6 +127,7 @@ ROBUSTNESS = _group(
 PROVENANCE = _group(
     "provenance",
     ("git_revision", "", "Revision of the code that ran", None),
+    ("code", "", "Fingerprint of the user's own code and data", None),
     ("versions", "", "Versions of the packages that matter", None),
     ("hardware", "", "Machine that ran it", None),
     ("started", "", "Start of the first replicate (UTC)", None),

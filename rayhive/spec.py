@@ -24,6 +24,7 @@ class ReplicateSpec(Model):
         seed: Seed of data order and parameters; the same for all configurations of a replicate
             number, so that rows differ by configuration alone.
         folder: Absolute path of the replicate's folder on the driver's node.
+        code: Digest of the user's code and data; None where there is neither.
         git_revision: Of the driver's code, for the record: nodes may have it without its history.
         directory: Working directory of the driver, which is that of the peers, too, on every node
             that has it.
@@ -42,6 +43,7 @@ class ReplicateSpec(Model):
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
     folder: str
+    code: str | None = None
     git_revision: str | None = None
     directory: str | None = None
 

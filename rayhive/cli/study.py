@@ -46,6 +46,13 @@ def sweep(
     format: Annotated[
         str, typer.Option(help="How the results are printed: table, md, csv, json or latex.")
     ] = "table",
+    code: Annotated[
+        str,
+        typer.Option(
+            help="If the workload's code or data changed since the run folder was begun: refuse; "
+            "keep-apart, in rows of their own; or accept, as it does the same."
+        ),
+    ] = "refuse",
 ) -> None:
     """Run a study, or go on with it where it was interrupted, and print its results.
 
@@ -55,19 +62,22 @@ def sweep(
     study needs another name or --out; only budget.trials and replicates may grow.
     """
     from rayhive.cluster.address import in_job
+    from rayhive.sweep.code import CHOICES
     from rayhive.sweep.interruption import Interrupted, Interruption
     from rayhive.sweep.run import default_folder, preflight, run_sweep
     from rayhive.sweep.study import load_study
 
     check_format(format)
+    if code not in CHOICES:
+        raise ConfigError(unknown("--code", code, CHOICES))
     study = load_study(file, set_ or ())
     folder = out if out is not None else default_folder(study)
-    preflight(study, folder)
+    preflight(study, folder, code=code)
     if in_job():
         complain(f"this run is kept in {folder.absolute()} on {socket.gethostname()}")
     try:
         with Interruption() as interruption, _progress(study) as progress:
-            done = run_sweep(study, folder, progress, interruption, address)
+            done = run_sweep(study, folder, progress, interruption, address, code=code)
     except Interrupted as stop:
         _write_tables(folder)
         complain(f"{stop.reason}; what is finished is kept in {folder}. To go on:")

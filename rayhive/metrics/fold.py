@@ -14,10 +14,13 @@ from rayhive.metrics.stats import estimate, percentile
 from rayhive.metrics.timeline import FINISHED, UNCOUNTED
 
 #: Replicates under different conditions are never folded into one row.
-CONDITIONS: tuple[str, ...] = ("scenario", "workload", "peers", "link")
+CONDITIONS: tuple[str, ...] = ("scenario", "workload", "code", "peers", "link")
 #: What makes two replicates one row. ``data`` is left out: a replicate that failed early does not
 #: know it.
-KEY: tuple[str, ...] = tuple(column.name for column in CONFIGURATION if column.name != "data")
+KEY: tuple[str, ...] = (
+    *(column.name for column in CONFIGURATION if column.name != "data"),
+    "code",
+)
 #: Columns that ``columns.py`` does not have.
 EXTRA_COLUMNS: tuple[str, ...] = (
     "n_timed_out",
@@ -77,7 +80,7 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["state"] not in UNCOUNTED:
-            groups[json.dumps([row[name] for name in key])].append(row)
+            groups[json.dumps([row.get(name) for name in key])].append(row)
     return [_fold_group(group, key) for group in groups.values()]
 
 

@@ -15,6 +15,7 @@ class Provenance(MetricGroup):
     """Columns that say where the numbers come from.
 
     * ``git_revision``: of the driver's code, None where that is no checkout.
+    * ``code``: the fingerprint of the user's code and data, None where there is neither.
     * ``versions``: ``name version`` of the packages that matter, as the supervisor reports them
       or else the peers.
     * ``hardware``: of the machines, from the same source; several are joined.
@@ -24,6 +25,7 @@ class Provenance(MetricGroup):
 
     columns: ClassVar[tuple[str, ...]] = (
         "git_revision",
+        "code",
         "versions",
         "hardware",
         "started",
@@ -37,6 +39,7 @@ class Provenance(MetricGroup):
         ready = timeline.of("peer_ready")
         return {
             "git_revision": timeline.spec.git_revision,
+            "code": timeline.spec.code,
             "versions": _text(started, "versions") or _text(ready, "versions"),
             "hardware": _text(started, "hardware") or _text(ready, "hardware"),
             "started": _utc(started),

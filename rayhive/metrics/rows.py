@@ -22,6 +22,7 @@ _NOT_IDENTITY: dict[str, Any] = {
     "trial": True,
     "attempt": True,
     "folder": True,
+    "directory": True,
     "git_revision": True,
     "budget": {"trials"},
 }

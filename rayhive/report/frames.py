@@ -30,6 +30,7 @@ _TEXTS = frozenset(
         "state",
         "stop_reason",
         "git_revision",
+        "code",
         "versions",
         "hardware",
         "started",

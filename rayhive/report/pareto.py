@@ -30,7 +30,7 @@ def mark_front(rows: Sequence[Row], objectives: Mapping[str, str]) -> None:
 
 def comparable(a: Row, b: Row) -> bool:
     """Return whether two rows were measured under the same conditions."""
-    return all(a[name] == b[name] for name in CONDITIONS)
+    return all(a.get(name) == b.get(name) for name in CONDITIONS)
 
 
 def _dominates(a: Row, b: Row, objectives: Mapping[str, str]) -> bool:

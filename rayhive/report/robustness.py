@@ -53,7 +53,7 @@ def mark_robustness(
 def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        groups[json.dumps([row[name] for name in names])].append(row)
+        groups[json.dumps([row.get(name) for name in names])].append(row)
     return list(groups.values())
 
 

@@ -82,7 +82,7 @@ def make_sheet(results: Results, rows: Sequence[Row]) -> Sheet:
 
 def _keys(results: Results, rows: Sequence[Row]) -> list[Column]:
     names = list(results.by or ("configuration",))
-    names += [n for n in CONDITIONS if n not in names and len({row[n] for row in rows}) > 1]
+    names += [n for n in CONDITIONS if n not in names and len({row.get(n) for row in rows}) > 1]
     by_name = {column.name: column for column in COLUMNS}
     return [by_name[name] for name in names]
 

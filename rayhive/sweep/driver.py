@@ -19,6 +19,7 @@ from rayhive.faults.library import label
 from rayhive.metrics.rows import last_attempt, replicate_row
 from rayhive.metrics.twins import rows_with_twins
 from rayhive.spec import ReplicateSpec
+from rayhive.sweep.code import CodeWatch
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
@@ -75,6 +76,7 @@ class Driver:
         progress: Whoever wants to see.
         interruption: Ends it.
         measure: Makes a row of a finished replicate's folder.
+        code: Notices when the user's code or data change.
         poll_s: Seconds between two looks at a running replicate.
     """
 
@@ -88,6 +90,7 @@ class Driver:
         interruption: Interruption,
         measure: Callable[[Path], Row] = replicate_row,
         poll_s: float = POLL_S,
+        code: CodeWatch | None = None,
     ) -> None:
         self._config = study.config
         self._folder = folder
@@ -97,6 +100,7 @@ class Driver:
         self._measure = measure
         self._charges = Charges(study.config)
         self._size = book.size
+        self._code = code
         self._runner = ReplicateRunner(swarms, progress, interruption, poll_s)
 
     def run(self) -> Done:
@@ -179,7 +183,11 @@ class Driver:
 
     def _replicate(self, record: TrialRecord, scenario: str, number: int) -> Row:
         spec = self.spec(record, scenario, number)
+        if self._code is not None:
+            self._code.check()
         ran = self._runner.run(spec)
+        if not record.told and self._runner.of_other_code(spec):
+            ran = self._runner.run(spec)
         try:
             row = self._measure(Path(spec.folder))
         except DamagedError as error:
@@ -207,6 +215,7 @@ class Driver:
             budget=config.budget,
             evaluation=config.evaluation,
             folder=str(self._folder.replicate(record.number, replicate, name)),
+            code=None if self._code is None else self._code.digest,
             git_revision=code_revision(),
             directory=os.getcwd(),
         )

@@ -11,17 +11,23 @@ import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 from rayhive.config import SweepConfig
-from rayhive.errors import ConfigError, Problem, without_secrets
+from rayhive.errors import ConfigError, DamagedError, Problem, without_secrets
+from rayhive.events import read_events
 from rayhive.sweep.aside import set_aside
+from rayhive.sweep.code import Fingerprint, read_fingerprint
 from rayhive.sweep.files import write_atomically
 from rayhive.sweep.provenance import collect
 
 #: Keys that may grow when a study is continued; every other difference makes it another study.
 MAY_GROW = ("budget.trials", "replicates")
+
+#: States of a replicate that measured something of its configuration.
+MEASURED = ("completed", "timed_out", "diverged")
 
 SWEEP, PROVENANCE, LOCK = "sweep.yaml", "provenance.json", "driver.lock"
 
@@ -62,9 +68,56 @@ class RunFolder:
         elif self.path.exists() and {item.name for item in self.path.iterdir()} - {LOCK}:
             yield Problem("--out", str(self.path), "a run folder, or one that is empty or new")
 
+    def check_code(self, config: SweepConfig, now: Fingerprint) -> Iterator[Problem]:
+        """Find whether the run was begun with other code or data, and has measured with it."""
+        before = self._fingerprint()
+        differences = [] if before is None else now.differences(before)
+        if differences and self._has_measured():
+            by_name = config.workload.import_path is None
+            yield Problem(
+                "workload.name" if by_name else "workload.import",
+                config.workload.label,
+                f"the code and data that {self.path} was run with ({'; '.join(differences)}): put "
+                "it back, begin a new run with --out or another name, keep the two apart with "
+                "--code keep-apart, or say with --code accept that it does the same",
+            )
+
+    def continued(self, now: Fingerprint, accept: bool) -> Fingerprint:
+        """Return ``now``, under the digest of what was there before if it does the same.
+
+        Args:
+            now: What the workload is made of now.
+            accept: Whether the user says that it does the same.
+        """
+        before = self._fingerprint()
+        if before is None:
+            return now
+        if accept:
+            return replace(now, accepted=before.digest)
+        return now if now.differences(before) else replace(now, accepted=before.accepted)
+
+    def _fingerprint(self) -> Fingerprint | None:
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            found = json.loads((self.path / PROVENANCE).read_bytes())
+            return read_fingerprint(found.get("fingerprint"))
+        return None
+
+    def _has_measured(self) -> bool:
+        """Return whether any replicate came to a good end; without one nothing can be mixed."""
+        for log in self.path.glob("trials/*/*/events*.jsonl"):
+            with suppress(DamagedError):
+                for event in read_events(log):
+                    if event["kind"] == "replicate_finished" and event.get("state") in MEASURED:
+                        return True
+        return False
+
     @contextmanager
-    def opened(self, config: SweepConfig) -> Iterator[str]:
+    def opened(self, config: SweepConfig, code: Fingerprint | None = None) -> Iterator[str]:
         """Hold the folder for one driver, with ``sweep.yaml`` and ``provenance.json`` written.
+
+        Args:
+            config: The study.
+            code: Which code and data its workload is made of.
 
         Yields:
             The identity of the run: the same each time that this folder is opened.
@@ -84,17 +137,20 @@ class RunFolder:
             lock.seek(0)
             known = _RUN.search(lock.read())
             write_atomically(self.path / SWEEP, config.to_yaml())
-            run = self._write_provenance(config, None if known is None else known[1])
+            run = self._write_provenance(config, code, None if known is None else known[1])
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {os.uname().nodename}\n" + f'"run": "{run}"\n')
             lock.flush()
             yield run
 
-    def _write_provenance(self, config: SweepConfig, known: str | None) -> str:
+    def _write_provenance(
+        self, config: SweepConfig, code: Fingerprint | None, known: str | None
+    ) -> str:
         """Describe this session; what earlier ones said is kept if it differs.
 
         Args:
             config: The study.
+            code: Which code and data its workload is made of.
             known: The identity of the run, as the lock says, where the provenance is damaged.
         """
         file = self.path / PROVENANCE
@@ -102,6 +158,8 @@ class RunFolder:
         run = before.pop("run", None) or known or uuid.uuid4().hex
         earlier = before.pop("earlier", [])
         now = collect(config)
+        if code is not None:
+            now["fingerprint"] = code.as_dict()
         if before and _timeless(before) != _timeless(now):
             earlier = [*earlier, before]
         elif before:

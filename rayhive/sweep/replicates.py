@@ -161,6 +161,25 @@ class ReplicateRunner:
             f"kept as {new.name}{again}"
         )
 
+    def of_other_code(self, spec: ReplicateSpec) -> bool:
+        """Return whether a finished replicate ran with other code; it makes room, if so.
+
+        It keeps a row of its own, and what the sampler is told of a trial is of one code.
+        """
+        recorded = Path(spec.folder) / "spec.json"
+        try:
+            before = ReplicateSpec.model_validate_json(recorded.read_bytes())
+        except (OSError, ValueError):
+            return False
+        if before.code == spec.code:
+            return False
+        archive(Path(spec.folder))
+        self._watcher.note(
+            f"trial {spec.trial} r{spec.replicate} {spec.scenario} ran with other code, and its "
+            "trial has not ended: it is run again"
+        )
+        return True
+
     def _adopt(self, spec: ReplicateSpec, folder: Path) -> tuple[ReplicateSpec, Handle | None]:
         """Return the spec with its attempt, and the live replicate if there is one.
 

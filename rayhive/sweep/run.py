@@ -15,6 +15,7 @@ from rayhive.cluster import capabilities
 from rayhive.cluster.address import in_job, named
 from rayhive.config import SwarmConfig
 from rayhive.errors import ConfigError, Problem
+from rayhive.sweep.code import CodeWatch, Fingerprint, fingerprint_of
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
@@ -51,13 +52,17 @@ def default_folder(study: Study) -> Path:
     return (Path.home() if in_job() else Path()) / "runs" / study.config.name
 
 
-def preflight(study: Study, folder: Path, address: str | None = None) -> RunFolder:
+def preflight(
+    study: Study, folder: Path, address: str | None = None, code: str = "refuse"
+) -> RunFolder:
     """Check what can be checked before Ray is started; nothing is written.
 
     Args:
         study: The study.
         folder: Its run folder.
         address: The cluster that is named for it, if one is.
+        code: What is done if the run folder was begun with other code or data: ``refuse``,
+            ``keep-apart`` or ``accept``.
 
     Raises:
         ConfigError: The run cannot be started or continued in ``folder``, or its trials cannot be
@@ -65,6 +70,8 @@ def preflight(study: Study, folder: Path, address: str | None = None) -> RunFold
     """
     run = RunFolder(folder)
     problems = list(run.check(study.config))
+    if not problems and code == "refuse":
+        problems += run.check_code(study.config, fingerprint(study))
     if study.config.storage is not None:
         problems += check_storage(study.config.storage)
     needs = needs_of_study(study.config)
@@ -82,6 +89,7 @@ def run_sweep(
     interruption: Interruption,
     address: str | None = None,
     connect: Connect | None = None,
+    code: str = "refuse",
 ) -> Done:
     """Run or resume a study.
 
@@ -93,12 +101,15 @@ def run_sweep(
         address: Address of a Ray cluster; None starts one on this machine, unless the
             environment names one.
         connect: Makes the cluster; by default Ray's.
+        code: What is done if the run folder was begun with other code or data: ``refuse``;
+            ``keep-apart``, so that what is run from now on has rows of its own; or ``accept``, as
+            the user says that it does the same.
 
     Raises:
         ConfigError: Bad input, found before anything is written.
         Interrupted: It was told to end; nothing of it runs any more.
     """
-    run = preflight(study, folder, address)
+    run = preflight(study, folder, address, code)
     config, swarm = study.config, study.config.swarm
     needs = needs_of_study(config)
     host = host_of(needs, swarm, address, lambda: later(config))
@@ -107,9 +118,17 @@ def run_sweep(
         problems = [*cluster.check_room(swarm), *cluster.check_kinds(needs, swarm)]
         if problems:
             raise ConfigError(problems)
-        with run.opened(config) as identity:
+        now = run.continued(fingerprint(study), accept=code == "accept")
+        watched = CodeWatch(now, config.workload)
+        with run.opened(config, now) as identity:
             book = open_book(study, run, identity)
-            return Driver(study, run, book, cluster, progress, interruption).run()
+            driver = Driver(study, run, book, cluster, progress, interruption, code=watched)
+            return driver.run()
+
+
+def fingerprint(study: Study) -> Fingerprint:
+    """Return which code and data the workload of a study is made of."""
+    return fingerprint_of(study.config.workload, study.data_files, study.data)
 
 
 def open_book(study: Study, run: RunFolder, identity: str) -> TrialBook:

@@ -37,6 +37,7 @@ class Study:
         batch_size: Samples in one micro-batch of one peer.
         data: Whether the workload's data is ``real`` or ``generated``.
         twin_added: Whether the scenario ``none`` was added, as others are compared with it.
+        data_files: Files and folders of data that the workload names.
     """
 
     config: SweepConfig
@@ -44,6 +45,7 @@ class Study:
     batch_size: int
     data: str
     twin_added: bool = False
+    data_files: tuple[Path, ...] = ()
 
 
 def load_study(path: str | Path, overrides: Sequence[str] = ()) -> Study:
@@ -122,4 +124,5 @@ def _study(config: SweepConfig, check: _WorkloadCheck) -> Study:
         batch_size=config.swarm.batch_size or workload.default_batch_size,
         data=workload.data,
         twin_added=NO_FAULTS not in config.scenarios and NO_FAULTS in scenarios,
+        data_files=tuple(workload.data_files()),
     )

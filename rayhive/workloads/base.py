@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -105,6 +106,14 @@ class Workload(ABC):
         A swarm with more peers than that is refused before anything starts.
         """
         return None
+
+    def data_files(self) -> Sequence[Path]:
+        """Return the files and folders of data that decide what is measured.
+
+        A study keeps a fingerprint of their content and does not go on with other data. Those
+        that ``workload.args`` names are known; here belong the others.
+        """
+        return ()
 
     def extra_tensors(self, module: LightningModule) -> list[Tensor]:
         """Return the tensors besides parameters that peers should average with the state.

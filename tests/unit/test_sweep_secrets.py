@@ -139,14 +139,14 @@ def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
 def test_the_command_that_goes_on_tells_no_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(*arguments: object) -> None:
+    def stop(*arguments: object, code: str) -> None:
         raise Interrupted("interrupted by SIGINT", 2)
 
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump({"name": "a", "workload": {"name": "digits"}}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_run, "run_sweep", stop)
-    monkeypatch.setattr(sweep_run, "preflight", lambda *arguments: None)
+    monkeypatch.setattr(sweep_run, "preflight", lambda *arguments, code: None)
     command = ["sweep", str(file), "--set", f"storage={URL}"]
     monkeypatch.setattr(sys, "argv", ["rayhive", *command])
     assert study._command()[-1] == f"storage={URL}"

@@ -1,0 +1,212 @@
+"""Code and data of the user's: two versions of them never become one row."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.config import WorkloadConfig
+from rayhive.errors import ConfigError, RayhiveError
+from rayhive.report.results import load_results
+from rayhive.sweep import code
+from rayhive.sweep.code import Fingerprint, fingerprint_of, read_fingerprint
+from rayhive.sweep.interruption import Interrupted, Interruption
+from rayhive.sweep.run import run_sweep
+from rayhive.sweep.study import Study, make_study
+from tests.fixtures.logs import Log
+from tests.unit.sweep_fakes import Recorder, World
+
+MODULE = """
+from rayhive.workloads.digits import Digits
+import {package}.layers
+
+class Mine(Digits):
+    def __init__(self, *, corpus: str | None = None) -> None:
+        super().__init__()
+
+    def module(self, seed):
+        from .late import width
+        return super().module(seed)
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of the user's with a workload, beside a folder of data."""
+    name = f"mine_{abs(hash(tmp_path)):x}"
+    folder = tmp_path / "work" / name
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "layers.py").write_text("import torch, helper_of_mine\n")
+    (folder / "late.py").write_text("width = 1\n")
+    (folder / "unused.py").write_text("")
+    (folder / "model.py").write_text(MODULE.format(package=name))
+    (folder.parent / "helper_of_mine.py").write_text("x = 1\n")
+    (folder.parent / "corpus").mkdir()
+    (folder.parent / "corpus" / "train.txt").write_text("a b c")
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.syspath_prepend(str(folder.parent))
+    yield folder
+    for module in [m for m in sys.modules if m.startswith((name, "helper_of_mine"))]:
+        del sys.modules[module]
+
+
+def study(package: Path, **fields: Any) -> Study:
+    args = {"corpus": "corpus"}
+    return make_study(
+        {
+            "name": "study",
+            "workload": {"import": f"{package.name}.model:Mine", "args": args},
+            "space": {"codec": ["none", "float16"]},
+            "replicates": 1,
+            "budget": {"trials": 2, "seconds_per_replicate": 30},
+            "storage": f"journal:{package.parent}/study.log",
+            **fields,
+        }
+    )
+
+
+def sweep(given: Study, folder: Path, world: World | None = None, how: str = "refuse") -> Recorder:
+    progress, world = Recorder(), world or World()
+    with Interruption() as interruption:
+        run_sweep(given, folder, progress, interruption, connect=world.connect, code=how)
+    return progress
+
+
+def codes(run_dir: Path) -> dict[str, str]:
+    found = {path: json.loads(path.read_bytes()) for path in run_dir.glob("trials/*/*/spec.json")}
+    return {f"{spec['trial']}/{spec['replicate']}": spec["code"] for spec in found.values()}
+
+
+def test_what_a_module_imports_from_beside_it_is_its_code(package: Path) -> None:
+    found = fingerprint_of(study(package).config.workload)
+    name = package.name
+    assert sorted(found.code) == sorted(
+        ["helper_of_mine.py", *(f"{name}/{f}.py" for f in ("__init__", "layers", "late", "model"))]
+    )
+    assert list(found.data) == ["args.corpus/train.txt"]
+    assert found.digest is not None
+    assert read_fingerprint(json.loads(json.dumps(found.as_dict()))) == found
+
+
+def test_a_workload_of_rayhive_has_no_code_of_the_users() -> None:
+    found = fingerprint_of(WorkloadConfig(name="digits"), kind="real")
+    assert found == Fingerprint(kind="real") and found.digest is None
+    other = fingerprint_of(WorkloadConfig(name="digits"), kind="generated")
+    assert other.differences(found) == ["data was real and is generated"]
+
+
+@pytest.mark.parametrize("given", [None, 3, {}, {"code": 3, "data": {}}])
+def test_an_older_run_folder_keeps_no_fingerprint(given: object) -> None:
+    assert read_fingerprint(given) is None
+
+
+def edit(package: Path) -> None:
+    (package / "late.py").write_text("width = 2\n")
+
+
+def test_a_run_is_not_gone_on_with_other_code(package: Path, run_dir: Path) -> None:
+    sweep(study(package), run_dir)
+    sweep(study(package), run_dir)
+    edit(package)
+    (package.parent / "helper_of_mine.py").unlink()
+    (package.parent / "corpus" / "more.txt").write_text("d")
+    before = {path: path.read_bytes() for path in run_dir.rglob("*.json*")}
+    with pytest.raises(ConfigError) as caught:
+        sweep(study(package, replicates=2), run_dir)
+    (problem,) = caught.value.problems
+    assert problem.key == "workload.import"
+    assert f"changed: {package.name}/late.py" in problem.allowed
+    assert "gone: helper_of_mine.py" in problem.allowed
+    assert "new: args.corpus/more.txt" in problem.allowed
+    assert {path: path.read_bytes() for path in run_dir.rglob("*.json*")} == before
+
+
+def test_other_code_that_is_kept_apart_has_rows_of_its_own(package: Path, run_dir: Path) -> None:
+    sweep(study(package), run_dir)
+    (old,) = set(codes(run_dir).values())
+    edit(package)
+    progress = sweep(study(package, replicates=2), run_dir, how="keep-apart")
+    assert len(progress.of("started")) == 2
+    new = {code for name, code in codes(run_dir).items() if name.endswith("/1")}
+    assert len(new) == 1 and new != {old}
+    rows = load_results(run_dir).folded
+    assert len(rows) == 4 and {row["n"] for row in rows} == {1}
+    assert {row["code"] for row in rows} == {old, *new}
+    # from now on it is the code of the run
+    sweep(study(package, replicates=2), run_dir)
+
+
+def test_other_code_that_is_accepted_shares_its_rows(package: Path, run_dir: Path) -> None:
+    sweep(study(package), run_dir)
+    edit(package)
+    sweep(study(package, replicates=2), run_dir, how="accept")
+    sweep(study(package, replicates=3), run_dir)
+    assert len(set(codes(run_dir).values())) == 1
+    assert [row["n"] for row in load_results(run_dir).folded] == [3, 3]
+
+
+def test_an_unfinished_trial_is_told_of_one_code_only(package: Path, run_dir: Path) -> None:
+    given = study(package, replicates=2, budget={"trials": 1, "seconds_per_replicate": 30})
+
+    def tick() -> None:
+        if sum(world.starts.values()) == 2:
+            world.tick = lambda: None
+            raise Interrupted("enough")
+
+    world = World(tick=tick)
+    with pytest.raises(Interrupted):
+        sweep(given, run_dir, world)
+    edit(package)
+    progress = sweep(given, run_dir, World(), how="keep-apart")
+    assert any("ran with other code" in text for (text,) in progress.of("note"))
+    assert len(set(codes(run_dir).values())) == 1
+    rows = [(row["n"], row["code"]) for row in load_results(run_dir).folded]
+    assert sorted(n for n, _ in rows) == [1, 2]
+
+
+def test_a_run_that_measured_nothing_goes_on_with_mended_code(package: Path, run_dir: Path) -> None:
+    one = study(package, budget={"trials": 1, "seconds_per_replicate": 30})
+    sweep(one, run_dir, World(log=lambda spec: Log(spec, state="failed")))
+    edit(package)
+    sweep(study(package), run_dir)
+
+
+def test_code_that_changes_while_a_sweep_runs_ends_it(package: Path, run_dir: Path) -> None:
+    def tick() -> None:
+        if len(world.ends) == 1:
+            edit(package)
+
+    world = World(tick=tick)
+    with pytest.raises(RayhiveError, match=r"changed while the sweep ran \(changed: .*late\.py"):
+        sweep(study(package), run_dir, world)
+    assert sum(world.starts.values()) == 1
+
+
+def test_damaged_provenance_tells_no_code(package: Path, run_dir: Path) -> None:
+    sweep(study(package), run_dir)
+    (run_dir / "provenance.json").write_text('{"fingerprint": [')
+    edit(package)
+    sweep(study(package, replicates=2), run_dir)
+    assert len({row["code"] for row in load_results(run_dir).rows}) == 2
+
+
+def test_large_files_and_folders_are_told_by_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(code, "LARGE", 3)
+    monkeypatch.setattr(code, "MANY", 1)
+    (tmp_path / "many").mkdir()
+    for name in "ab":
+        (tmp_path / "many" / name).write_text(name)
+    (tmp_path / "file").write_text("long")
+    given = WorkloadConfig(name="digits", args={"deep": {"x": [str(tmp_path / "many"), 3, ""]}})
+    found = fingerprint_of(given, [tmp_path / "file", tmp_path / "no"])
+    assert list(found.data) == ["data_files/file", "args.deep.x"]
+    (tmp_path / "many" / "a").write_text("aa")
+    assert fingerprint_of(given, [tmp_path / "file"]).differences(found) == ["changed: args.deep.x"]
