@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rayhive.config import Budget, Configuration, Evaluation, Model, SwarmConfig, WorkloadConfig
+from rayhive.config import (
+    Budget,
+    Configuration,
+    Evaluation,
+    Model,
+    SwarmConfig,
+    Timeouts,
+    WorkloadConfig,
+)
 from rayhive.plan import FaultPlan, PlannedFault
 
 #: A replicate with faults trains at most this many times its seconds: faults may come late.
@@ -23,6 +31,7 @@ class ReplicateSpec(Model):
         plan: What it breaks; None if nothing.
         seed: Seed of data order and parameters; the same for all configurations of a replicate
             number, so that rows differ by configuration alone.
+        timeouts: Limits of the phases around training; they do not change what is measured.
         folder: Absolute path of the replicate's folder on the driver's node.
         code: Digest of the user's code and data; None where there is neither.
         git_revision: Of the driver's code, for the record: nodes may have it without its history.
@@ -42,6 +51,7 @@ class ReplicateSpec(Model):
     configuration: Configuration
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
+    timeouts: Timeouts = Timeouts()
     folder: str
     code: str | None = None
     git_revision: str | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
+import importlib
 import json
 import re
 import sys
@@ -64,6 +66,24 @@ def live(prefix_or_pattern: str | re.Pattern[str]) -> list[str]:
     return sorted(
         name for name in names if prefix_or_pattern.fullmatch(name) and not is_agent(name)
     )
+
+
+def pending(name: str) -> bool:
+    """Return whether Ray knows an actor of this name and has not made it yet."""
+    try:
+        actor = ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return False
+    # There is no public call for the state of an actor without Ray's dashboard.
+    state = importlib.import_module("ray._private.state").state
+    found = state.actor_table(actor._actor_id.hex())
+    return found.get("State") in ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
+
+
+def end(name: str) -> None:
+    """Kill an actor by its name, if there is one."""
+    with contextlib.suppress(ValueError):
+        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
 
 
 def leave() -> None:

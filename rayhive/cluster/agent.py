@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import tempfile
 import time
@@ -14,6 +15,7 @@ from typing import Any
 import ray
 
 from rayhive.cluster import actors, belongings, cgroups, machine
+from rayhive.cluster.calls import Once
 from rayhive.cluster.link_tools import LinkTools
 from rayhive.cluster.node_tools import NodeTools
 from rayhive.cluster.zygote_keeper import ZygoteKeeper, tail
@@ -55,7 +57,23 @@ class NodeAgent(NodeTools, LinkTools):
         self._used = time.monotonic()
         self._retiring = False
         self._ended = asyncio.Event()
+        self._calls = Once()
         self._housekeeping = asyncio.get_running_loop().create_task(self._keep_house())
+
+    async def call(self, key: str, method: str, *args: Any) -> Any:
+        """Call another method of the agent, once for each key.
+
+        Args:
+            key: The same when the call is repeated because it may not have arrived.
+            method: Name of the method.
+            args: Its arguments.
+        """
+
+        async def step() -> Any:
+            found = getattr(self, method)(*args)
+            return await found if inspect.isawaitable(found) else found
+
+        return await self._calls.do(key, step)
 
     async def prepare(self, run_id: str, peers: Sequence[str]) -> dict[str, Any]:
         """Get ready for peers of a replicate on this node.

@@ -13,11 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+)
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayhive.cluster import actors, asking, capabilities, placement
 from rayhive.cluster.address import KEY, Target, resolve
+from rayhive.cluster.calls import RETRY_EVERY
 from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handlers
 from rayhive.cluster.handle import ReplicateHandle
 from rayhive.cluster.supervisor import TrialSupervisor
@@ -29,7 +36,6 @@ from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem
 from rayhive.spec import ReplicateSpec
 
 _ANSWER_TIMEOUT = 15.0
-_FIRST_ANSWER_TIMEOUT = 60.0
 _STOP_TIMEOUT = 6.0
 _RETIRE_TIMEOUT = 4.0
 
@@ -39,22 +45,26 @@ class Cluster:
 
     Args:
         embedded: The Ray of our own, None on somebody else's.
-        timing: Bounds of the phases of replicates.
+        timing: Bounds of the phases of replicates; None for those of each replicate's study.
         zygote_command: Overrides rayhive's own zygote; for tests.
     """
 
     def __init__(
-        self, embedded: EmbeddedRay | None, timing: Timing, zygote_command: Sequence[str] | None
+        self,
+        embedded: EmbeddedRay | None,
+        timing: Timing | None,
+        zygote_command: Sequence[str] | None,
     ) -> None:
         self._embedded = embedded
         self._timing = timing
         self._agent_options = {
             "zygote_command": None if zygote_command is None else list(zygote_command),
             "directory": None if embedded is None else str(embedded.agents),
-            "idle": timing.agent_idle,
+            "idle": (timing or Timing()).agent_idle,
         }
         self._handles: dict[str, ReplicateHandle] = {}
         self._studies: set[str] = set()
+        self._pending: dict[str, float] = {}  # run id -> when it was first seen
         self._open = True
         atexit.register(self.close)
 
@@ -76,7 +86,7 @@ class Cluster:
             address: ``HOST:PORT`` or ``auto``; ``local`` for an embedded Ray in any case.
             namespace: Ray namespace of this driver; actors are always in rayhive's own.
             num_cpus: Logical CPUs of an embedded Ray; those of the machine if None.
-            timing: Bounds of the phases of replicates.
+            timing: Bounds of the phases of replicates; None for those of each replicate's study.
             zygote_command: Overrides rayhive's own zygote; for tests.
 
         Raises:
@@ -89,7 +99,7 @@ class Cluster:
         embedded = EmbeddedRay(namespace, num_cpus) if target is None else None
         if target is not None:
             _join(target, namespace)
-        return cls(embedded, timing or Timing(), zygote_command)
+        return cls(embedded, timing, zygote_command)
 
     def __enter__(self) -> Cluster:
         return self
@@ -146,8 +156,9 @@ class Cluster:
 
         Raises:
             ConfigError: A supervisor of this name runs something else.
-            ClusterError: The supervisor does not start.
+            ClusterError: The supervisor does not start in time; it is ended.
         """
+        bounds = timing or self._timing or Timing.of(spec.timeouts)
         self._studies.add(spec.study)
         node = ray.get_runtime_context().get_node_id()
         given = spec.model_dump(mode="json", by_alias=True)
@@ -161,13 +172,8 @@ class Cluster:
             max_restarts=0,
             # The events are written to the driver's disk.
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-        ).remote(given, timing or self._timing, self._agent_options)
-        try:
-            running = ray.get(actor.begin.remote(), timeout=_FIRST_ANSWER_TIMEOUT)
-        except RayError as error:
-            text = f"the supervisor of {spec.run_id} does not start: {error}"
-            raise ClusterError(text) from error
-        other = ReplicateSpec.model_validate(running)
+        ).remote(given, bounds, self._agent_options)
+        other = ReplicateSpec.model_validate(_first_answer(actor, spec.run_id, bounds.supervisor))
         if other != spec:
             text = f"a name that no other run on this cluster has; {other.folder} is running"
             raise ConfigError(Problem("name", spec.study, text))
@@ -180,6 +186,8 @@ class Cluster:
     def find(self, run_id: str, folder: str | Path | None = None) -> ReplicateHandle | None:
         """Return the replicate of this name if its supervisor lives.
 
+        A supervisor whose actor Ray has not made in time is ended: it never ran anything.
+
         Args:
             run_id: The name.
             folder: If given, a replicate that writes elsewhere is somebody else's: None.
@@ -187,7 +195,16 @@ class Cluster:
         Raises:
             NoAnswerError: Its supervisor lives but does not answer.
         """
-        handle = self.peek(run_id)
+        try:
+            handle = self.peek(run_id)
+        except NoAnswerError:
+            if not actors.pending(run_id):
+                raise
+            since = self._pending.setdefault(run_id, time.monotonic())
+            if time.monotonic() - since < (self._timing or Timing()).supervisor:
+                raise
+            actors.end(run_id)
+            return None
         if handle is None or (folder is not None and Path(handle.spec.folder) != Path(folder)):
             return None
         self._studies.add(handle.spec.study)
@@ -205,7 +222,7 @@ class Cluster:
             spec: Any = ray.get(actor.describe.remote(), timeout=_ANSWER_TIMEOUT)
         except (GetTimeoutError, ActorUnavailableError) as error:
             raise NoAnswerError(f"{run_id} does not answer: {error}") from error
-        except (ValueError, RayActorError):
+        except (ValueError, RayActorError, ActorUnschedulableError):
             return None
         return ReplicateHandle(ReplicateSpec.model_validate(spec), actor)
 
@@ -259,6 +276,29 @@ class Cluster:
         deadline = time.monotonic() + _STOP_TIMEOUT
         for handle in running:
             handle.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _first_answer(actor: Any, run_id: str, patience: float) -> Any:
+    """Return the spec that a new supervisor runs; end the actor if it does not answer in time.
+
+    Raises:
+        ClusterError: It does not start.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return ray.get(actor.describe.remote(), timeout=max(0.0, deadline - time.monotonic()))
+        except (GetTimeoutError, ActorUnavailableError) as error:
+            if time.monotonic() >= deadline:
+                ray.kill(actor)
+                text = (
+                    f"the supervisor of {run_id} did not start within {patience:g} s "
+                    "(timeouts.supervisor)"
+                )
+                raise ClusterError(text) from error
+            time.sleep(RETRY_EVERY)
+        except RayError as error:
+            raise ClusterError(f"the supervisor of {run_id} does not start: {error}") from error
 
 
 def _join(target: Target, namespace: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rayhive.cluster import belongings, machine
+from rayhive.cluster import actors, belongings, machine
 from rayhive.cluster.address import resolve
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.embedded import RUNS_FILE
@@ -78,12 +78,16 @@ def stop_study(address: str | None, study: str) -> list[str]:
     if resolve(address) is None:
         return _stop_embedded(study)
     with Cluster.connect(address) as cluster:
-        ours, silent = [], []
+        ours, silent, ended = [], [], []
         for run_id in cluster.supervisors(study):
             try:
                 handle = cluster.peek(run_id)
             except NoAnswerError as error:
-                silent.append(str(error))
+                if actors.pending(run_id):  # it has not begun, and nobody may start it any more
+                    actors.end(run_id)
+                    ended.append(run_id)
+                else:
+                    silent.append(str(error))
                 continue
             if handle is not None and handle.spec.study == study:
                 ours.append(handle)
@@ -98,7 +102,7 @@ def stop_study(address: str | None, study: str) -> list[str]:
         cluster.retire_agents([study])
         if silent:
             raise NoAnswerError("; ".join(silent))
-        return [handle.run_id for handle in running]
+        return [*(handle.run_id for handle in running), *ended]
 
 
 def _stop_embedded(study: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
+from rayhive.cluster.calls import RETRY_EVERY
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.events import read_events
 from rayhive.spec import ReplicateSpec
@@ -52,8 +53,12 @@ class ReplicateHandle:
                 self._outcome = ray.get(
                     self._actor.outcome.remote(max(0.0, left)), timeout=left + _ANSWER_TIMEOUT
                 )
-            except (GetTimeoutError, ActorUnavailableError):
-                pass  # it is busy; a supervisor that died is noticed by Ray
+            except (GetTimeoutError, ActorUnavailableError) as error:
+                # It is busy or out of reach; a supervisor that died is noticed by Ray.
+                if isinstance(error, ActorUnavailableError):
+                    if self._reason is not None:  # the request to stop may not have arrived
+                        self._actor.stop.remote(self._reason)
+                    time.sleep(RETRY_EVERY if left > RETRY_EVERY else max(0.0, left))
             except RayActorError as error:
                 self._outcome = settle(Path(self.spec.folder), str(error).splitlines()[0])
             if self._outcome is None and deadline is not None and time.monotonic() >= deadline:

@@ -19,6 +19,7 @@ from typing import Any
 
 from rayhive.cluster import actors
 from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
+from rayhive.cluster.calls import Once
 from rayhive.errors import PeerError
 from rayhive.events import Event, load_event
 
@@ -51,11 +52,12 @@ class PeerActor:
         self._exit_code: int | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._pidfd: int | None = None
+        self._calls = Once()
 
     async def start(
         self, spec: Mapping[str, Any], zygote: str, log: str, temporary: str, gpus: bool
     ) -> dict[str, Any]:
-        """Start the peer process.
+        """Start the peer process; asked again, return what came of the first time.
 
         Args:
             spec: The PeerSpec as a JSON object.
@@ -70,6 +72,13 @@ class PeerActor:
         Raises:
             PeerError: The zygote is gone or did not fork.
         """
+        return await self._calls.do(
+            "start", lambda: self._start(spec, zygote, log, temporary, gpus)
+        )
+
+    async def _start(
+        self, spec: Mapping[str, Any], zygote: str, log: str, temporary: str, gpus: bool
+    ) -> dict[str, Any]:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
         env = {"TMPDIR": temporary, "CUDA_VISIBLE_DEVICES": devices}
         self._owned.folder = temporary
@@ -163,8 +172,19 @@ class PeerActor:
             self._taken = max(after, self._taken)
             return list(self._events)
 
-    async def command(self, command: Mapping[str, Any]) -> bool:
-        """Send a command to the peer; return whether there was a peer to send it to."""
+    async def command(self, command: Mapping[str, Any], key: str) -> bool:
+        """Send a command to the peer, once for each key.
+
+        Args:
+            command: What the peer is to do.
+            key: The same when the command is repeated because it may not have arrived.
+
+        Returns:
+            Whether there was a peer to send it to.
+        """
+        return await self._calls.do(key, lambda: self._command(command))
+
+    async def _command(self, command: Mapping[str, Any]) -> bool:
         if self._writer is None or self._death.is_set():
             return False
         try:

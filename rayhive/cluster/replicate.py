@@ -47,7 +47,7 @@ class Replicate:
         self.outcome: Outcome | None = None
         self._spec = spec
         self._timing = timing
-        self._swarm = Swarm(spec, agent_options, self._heard)
+        self._swarm = Swarm(spec, agent_options, self._heard, timing.unreachable)
         self._ledger = Ledger(self._swarm.names)
         self._phase = "placing"
         self._created = time.monotonic()
@@ -139,10 +139,17 @@ class Replicate:
 
         first, *others = swarm.names
         await swarm.command([first], "start", initial_peers=[])
-        await self._until(lambda: bool(ledger.peers[first].addresses), startup, "its DHT")
+        await self._until(
+            lambda: bool(ledger.peers[first].addresses),
+            startup,
+            f"its DHT within {timing.startup:g} s (timeouts.starting)",
+        )
+        barrier = time.monotonic() + timing.barrier
         addresses = ledger.peers[first].addresses
         await swarm.command(others, "start", initial_peers=addresses)
-        await self._until(ledger.all_ready, startup, "the barrier")
+        await self._until(
+            ledger.all_ready, barrier, f"the barrier within {timing.barrier:g} s (timeouts.barrier)"
+        )
         if self._clock is not None:
             await self._unless_stopped(self._clock.setup())
 
@@ -232,7 +239,7 @@ class Replicate:
         try:
             task.result()
         except asyncio.TimeoutError:
-            text = f"the peers did not start within {self._timing.startup:g} s"
+            text = f"the peers did not start within {self._timing.startup:g} s (timeouts.starting)"
             raise _Ended(Outcome("failed", text)) from None
 
     async def _until(self, reached: Callable[[], bool], deadline: float, what: str) -> None:
@@ -248,8 +255,7 @@ class Replicate:
         self._raise_trouble()
         if not done:
             late = ", ".join(ledger.missing("ready"))
-            text = f"{late} did not reach {what} within {self._timing.startup:g} s"
-            raise _Ended(Outcome("failed", text))
+            raise _Ended(Outcome("failed", f"{late} did not reach {what}"))
 
     def _trouble(self) -> str | None:
         return self._disk_error or self._ledger.trouble()

@@ -1,4 +1,8 @@
-"""The detached actor that owns one running replicate and outlives the driver."""
+"""The detached actor that owns one running replicate and outlives the driver.
+
+The replicate starts with the actor, not by a call of the driver's: a driver that dies between the
+two would leave an actor that waits for ever, and that the next driver adopts.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +37,9 @@ class TrialSupervisor:
         self._spec = ReplicateSpec.model_validate(spec)
         self._timing = timing
         self._replicate = Replicate(self._spec, timing, agent_options)
-        self._task: asyncio.Task[None] | None = None
         self._finished = asyncio.Event()
         self._released = asyncio.Event()
-
-    async def begin(self) -> dict[str, Any]:
-        """Start the replicate unless it was started before; return its spec."""
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-        return self._spec.model_dump(mode="json", by_alias=True)
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
         await self._replicate.run()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
@@ -23,6 +26,7 @@ from ray.util.scheduling_strategies import (
 
 from rayhive.cluster import actors, nodes
 from rayhive.cluster.agent import NodeAgent
+from rayhive.cluster.calls import RETRY_EVERY, repeated
 from rayhive.cluster.peer_actor import EXITED, PeerActor
 from rayhive.cluster.placement import Bundle, Room, bundles
 from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
@@ -76,14 +80,21 @@ class Swarm:
         spec: The replicate.
         agent_options: Arguments of the agents that have to be made.
         listener: Gets every event.
+        patience: How long an actor may be unavailable before it counts as lost [s].
     """
 
     def __init__(
-        self, spec: ReplicateSpec, agent_options: Mapping[str, Any], listener: Listener
+        self,
+        spec: ReplicateSpec,
+        agent_options: Mapping[str, Any],
+        listener: Listener,
+        patience: float = 60.0,
     ) -> None:
         self._spec = spec
         self._agent_options = dict(agent_options)
         self._listener = listener
+        self._patience = patience
+        self._numbers = itertools.count()
         self._specs: list[PeerSpec] = [spec.peer_spec(i) for i in range(spec.swarm.peers)]
         self._bundles: list[Bundle] = []
         self._reserved: list[str] = []  # node of each bundle
@@ -211,13 +222,15 @@ class Swarm:
             }
         )
         at_home = node == self._home
-        answer = await self._actors[peer.name].start.remote(
+        given = (
             own.model_dump(mode="json", by_alias=True),
             ready["zygote"],
             str(self.log_of(peer.name)) if at_home else ready["logs"][peer.name],
             ready["temporary"][peer.name],
             bool(bundle.gpus),
         )
+        start = self._actors[peer.name].start
+        answer = await repeated(lambda: start.remote(*given), self._patience)
         started(peer, {**answer, "node": node})
         self._pumps.append(asyncio.create_task(self._pump(peer.name)))
 
@@ -243,7 +256,9 @@ class Swarm:
         for last_try in (False, True):
             agent = await asyncio.to_thread(self._agent, name, node)
             try:
-                answer: dict[str, Any] = await agent.prepare.remote(self._spec.run_id, list(peers))
+                answer: dict[str, Any] = await repeated(
+                    partial(agent.prepare.remote, self._spec.run_id, list(peers)), self._patience
+                )
             except (RayActorError, RuntimeError):
                 if last_try:  # once it may have been an agent on its way out
                     raise
@@ -264,14 +279,23 @@ class Swarm:
         ).remote(**self._agent_options)
 
     async def _pump(self, name: str) -> None:
-        actor, taken = self._actors[name], 0
+        actor, taken, silent = self._actors[name], 0, 0.0
         while True:
             try:
                 events: list[Event] = await actor.next_events.remote(taken, _POLL)
             except RayActorError as error:
-                reason = f"its actor died: {str(error).strip().splitlines()[0]}"
+                if isinstance(error, ActorUnavailableError):
+                    # It may come back, and keeps its events until they are asked for again.
+                    silent = silent or time.monotonic()
+                    if time.monotonic() - silent < self._patience:
+                        await asyncio.sleep(RETRY_EVERY)
+                        continue
+                    reason = f"its actor could not be reached for {self._patience:g} s"
+                else:
+                    reason = f"its actor died: {str(error).strip().splitlines()[0]}"
                 await self._listener(name, {"kind": EXITED, "exit_code": None, "reason": reason})
                 return
+            silent = 0.0
             taken += len(events)
             for event in events:
                 await self._listener(name, event)
@@ -280,22 +304,24 @@ class Swarm:
 
     async def command(self, who: Sequence[str], do: str, **fields: Any) -> None:
         """Send a command to some peers; dead ones are passed over, their death is an event."""
+        key = f"{do}-{next(self._numbers)}"
 
         async def send(name: str) -> None:
-            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
-                answer = self._actors[name].command.remote({"do": do, **fields})
-                await asyncio.wait_for(answer, _ANSWER_TIMEOUT)
+            send_once = partial(self._actors[name].command.remote, {"do": do, **fields}, key)
+            await self._attempt(send_once)
 
         await asyncio.gather(*(send(name) for name in who if name in self._actors))
 
+    @staticmethod
+    async def _attempt(call: Callable[[], Awaitable[Any]]) -> None:
+        """Make a call that an unavailable actor gets again and a dead one does not need."""
+        with contextlib.suppress(RayActorError, asyncio.TimeoutError):
+            await asyncio.wait_for(repeated(call, _ANSWER_TIMEOUT), _ANSWER_TIMEOUT)
+
     async def kill(self, who: Sequence[str]) -> None:
         """Kill the process groups of some peers."""
-
-        async def kill(name: str) -> None:
-            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._actors[name].kill.remote(), _ANSWER_TIMEOUT)
-
-        await asyncio.gather(*(kill(name) for name in who if name in self._actors))
+        calls = [self._actors[name].kill.remote for name in who if name in self._actors]
+        await asyncio.gather(*(self._attempt(call) for call in calls))
 
     @staticmethod
     async def _close(actor: Any) -> None:
@@ -308,7 +334,10 @@ class Swarm:
         """Call a method of the agent of a node, by Ray's id of the node."""
         if node not in self._agents:
             raise ClusterError(f"there is no agent on node {node}")
-        answer = getattr(self._agents[node], method).remote(*args)
+        key = f"{self._spec.run_id}-{next(self._numbers)}"
+        answer = repeated(
+            partial(self._agents[node].call.remote, key, method, *args), _ANSWER_TIMEOUT
+        )
         try:
             return (await _all([asyncio.wait_for(answer, _ANSWER_TIMEOUT)]))[0]
         except (RayActorError, asyncio.TimeoutError) as error:

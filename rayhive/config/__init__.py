@@ -23,6 +23,7 @@ from rayhive.config.models import (
     Space,
     SwarmConfig,
     SweepConfig,
+    Timeouts,
     WorkloadConfig,
     is_path,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "Space",
     "SwarmConfig",
     "SweepConfig",
+    "Timeouts",
     "WorkloadConfig",
     "apply_overrides",
     "as_problem",

@@ -218,6 +218,33 @@ class Evaluation(Model):
     every_samples: int = Field(default=2048, ge=1)
 
 
+#: A limit of a phase [s]; at most a week, which every clock that waits for it can hold.
+Limit = Annotated[float, Field(gt=0, le=604_800)]
+
+
+class Timeouts(Model):
+    """How long what surrounds the training of a replicate may take, all in seconds.
+
+    Attributes:
+        placing: Wait for room on the cluster.
+        supervisor: From the start of the replicate's supervisor to its first answer.
+        starting: From the first peer's start to its DHT: imports, and a process for every peer.
+        barrier: From the first peer's DHT until every peer is ready: data, model, DHT.
+        stopping: From the command to stop to the end of training; the swarm's
+            ``averaging_timeout`` is added.
+        teardown: From the command to shut down to the exit of the last peer.
+        unreachable: How long an actor may be unavailable before it counts as lost.
+    """
+
+    placing: Limit = 600.0
+    supervisor: Limit = 60.0
+    starting: Limit = 120.0
+    barrier: Limit = 120.0
+    stopping: Limit = 15.0
+    teardown: Limit = 15.0
+    unreachable: Limit = 60.0
+
+
 def is_path(scenario: str) -> bool:
     """Return whether a scenario is given by the path of its file, and not by name."""
     return "/" in scenario or scenario.endswith((".yaml", ".yml"))
@@ -242,6 +269,8 @@ class SweepConfig(Model):
         budget: When to stop.
         evaluation: When to evaluate.
         interleave: Suggested configurations whose replicates are run in turn.
+        timeouts: Limits of the phases around training.
+        retries: Further attempts at a replicate that was lost to the infrastructure.
         seed: Of the sampler and of all replicates.
         storage: Where trials are kept; None is the run folder. ``${NAME}`` in it stands for a
             variable of the environment.
@@ -263,6 +292,8 @@ class SweepConfig(Model):
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
     interleave: int = Field(default=4, ge=1, le=1000)
+    timeouts: Timeouts = Timeouts()
+    retries: int = Field(default=2, ge=0, le=100)
     seed: int = Field(default=0, ge=0)
     storage: str | None = Field(default=None, repr=False)
 

@@ -24,6 +24,7 @@ _NOT_IDENTITY: dict[str, Any] = {
     "folder": True,
     "directory": True,
     "git_revision": True,
+    "timeouts": True,
     "budget": {"trials"},
 }
 

@@ -214,6 +214,7 @@ class Driver:
             configuration=record.configuration,
             budget=config.budget,
             evaluation=config.evaluation,
+            timeouts=config.timeouts,
             folder=str(self._folder.replicate(record.number, replicate, name)),
             code=None if self._code is None else self._code.digest,
             git_revision=code_revision(),

@@ -190,7 +190,7 @@ def test_a_full_disk_fails_the_replicate(cluster: Cluster, tmp_path: Path) -> No
 
 def test_a_peer_that_is_never_ready_fails_the_replicate(cluster: Cluster, tmp_path: Path) -> None:
     spec = replicate(tmp_path, peers={"1": {"startup_s": 60.0}})
-    outcome = run(cluster, spec, Timing(startup=5.0, hurry=0.5))
+    outcome = run(cluster, spec, Timing(barrier=5.0, hurry=0.5))
     assert outcome == {
         "state": "failed",
         "stop_reason": "peer-1 did not reach the barrier within 5 s",

@@ -11,8 +11,8 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RaySystemError
 
-from rayhive.cluster import control
-from rayhive.cluster.cluster import Cluster
+from rayhive.cluster import actors, control
+from rayhive.cluster.cluster import Cluster, _first_answer
 from rayhive.cluster.handle import ReplicateHandle
 from rayhive.cluster.timing import Timing
 from rayhive.config import SwarmConfig
@@ -35,6 +35,7 @@ SILENT = [GetTimeoutError("15 s"), ActorUnavailableError("a broken link", b"0" *
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return a cluster that every supervisor can be found on."""
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: _Asked())
+    monkeypatch.setattr(actors, "pending", lambda name: False)
     found = Cluster(None, Timing(), None)
     yield found
     found.close()
@@ -94,6 +95,60 @@ def test_a_broken_cluster_is_no_lost_supervisor(
         cluster.find(SPEC.run_id)
 
 
+def test_a_supervisor_that_ray_never_made_is_given_up_and_ended(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    answering(monkeypatch, GetTimeoutError("15 s"))
+    monkeypatch.setattr(actors, "pending", lambda name: True)
+    monkeypatch.setattr(actors, "end", ended.append)
+    with pytest.raises(NoAnswerError):  # it may be on its way
+        cluster.find(SPEC.run_id, SPEC.folder)
+    assert ended == []
+    hasty = Cluster(None, Timing(supervisor=0.0), None)
+    assert hasty.find(SPEC.run_id, SPEC.folder) is None
+    assert ended == [SPEC.run_id]
+    hasty.close()
+
+
+def test_the_first_answer_of_a_supervisor_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers: list[Any] = [ActorUnavailableError("a broken link", b"0" * 16), {"study": "s"}]
+    killed: list[Any] = []
+
+    def get(reference: Any, timeout: float) -> Any:
+        answer = answers.pop(0) if answers else GetTimeoutError("late")
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    assert _first_answer(_Asked(), "a-run", 60.0) == {"study": "s"}
+    with pytest.raises(ClusterError, match=r"a-run did not start within 0 s \(timeouts.superv"):
+        _first_answer(_Asked(), "a-run", 0.0)
+    assert len(killed) == 1
+
+
+def test_a_request_to_stop_that_may_not_have_arrived_is_repeated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    class Supervisor:
+        """Cannot be reached."""
+
+        def __getattr__(self, name: str) -> Any:
+            return SimpleNamespace(remote=lambda *arguments: asked.append(name))
+
+    answering(monkeypatch, ActorUnavailableError("a broken link", b"0" * 16))
+    handle = ReplicateHandle(SPEC, Supervisor())
+    assert handle.wait(0.01) is None and asked.count("stop") == 0
+    handle.stop("enough")
+    assert handle.wait(0.01) is None and asked.count("stop") > 1
+
+
 class _Handle:
     """A replicate that ends when it is told to."""
 
@@ -133,6 +188,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Handle]:
             retire_agents=lambda studies: None,
         )
 
+    monkeypatch.setattr(actors, "pending", lambda name: False)
     monkeypatch.setattr(control, "resolve", lambda address: address)
     monkeypatch.setattr(Cluster, "connect", connect)
     return handles
@@ -141,6 +197,16 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Handle]:
 def test_the_status_of_a_cluster_says_who_does_not_answer(handles: dict[str, _Handle]) -> None:
     found = {status["run_id"]: status["phase"] for status in control.cluster_status("a:1")}
     assert found == {"first": "training", "silent": "does not answer", "last": "training"}
+
+
+def test_stopping_ends_a_supervisor_that_has_not_begun(
+    handles: dict[str, _Handle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(actors, "pending", lambda name: name == "silent")
+    monkeypatch.setattr(actors, "end", ended.append)
+    assert control.stop_study("a:1", "study") == ["first", "ended", "last", "silent"]
+    assert ended == ["silent"]
 
 
 def test_stopping_names_who_does_not_answer_and_ends_the_rest(

@@ -1,0 +1,236 @@
+"""A driver that is killed while a replicate starts on a shared cluster: the next one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import optuna
+import pytest
+
+from rayhive.events import read_events
+from tests.integration.cluster_harness import (
+    FAKE_ZYGOTE,
+    Driver,
+    Head,
+    driver,
+    ray_head,
+    users_of,
+)
+
+pytestmark = [pytest.mark.cluster]
+
+#: Ends by itself well within this, on a machine that has other work too [s].
+PATIENCE = 40.0
+#: Instants at which the slow test kills a driver; the environment may ask for others.
+INSTANTS = int(os.environ.get("RAYHIVE_TEST_KILLS", "40"))
+REPLICATES = 2
+
+SWEEP = """
+import json, os, sys
+from contextlib import contextmanager
+from pathlib import Path
+import ray
+from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.supervisor import TrialSupervisor
+from rayhive.config import SweepConfig
+from rayhive.sweep import replicates
+from rayhive.sweep.interruption import Interrupted, Interruption
+from rayhive.sweep.progress import PlainProgress
+from rayhive.sweep.run import run_sweep
+from rayhive.sweep.study import Study
+
+address, folder, zygote, point, number = sys.argv[1:]
+folder, number = Path(folder), int(number)
+config = SweepConfig(
+    name=folder.name,
+    workload={"name": "pretended", "args": {"fake": {"rounds": 3}}},
+    swarm={"peers": 2, "matchmaking_time": 0.5, "averaging_timeout": 1.0},
+    replicates=REPLICATES,
+    objectives={"samples_per_s": "maximize"},
+    budget={"trials": 1, "seconds_per_replicate": 30, "samples_per_replicate": 40},
+    storage=f"journal:{folder}.log",
+)
+study = Study(config, ((2, 3),), batch_size=4, data="real")
+
+
+def die():
+    os.kill(os.getpid(), number)
+
+
+def prepare(spec, before=replicates.prepare):
+    found = before(spec)
+    if point == "prepared":
+        die()
+    return found
+
+
+class Supervisors:
+    # stands for ray.remote(TrialSupervisor)
+    def __init__(self, remote):
+        self.remote_class = remote
+
+    def options(self, **options):
+        self.remote_class = self.remote_class.options(**options)
+        return self
+
+    def remote(self, *arguments):
+        actor = self.remote_class.remote(*arguments)
+        if point == "created":
+            ray.get(actor.describe.remote(), timeout=60)
+        if point in ("registered", "created"):
+            die()
+        return actor
+
+
+def remote(*arguments, before=ray.remote, **options):
+    found = before(*arguments, **options)
+    return Supervisors(found) if arguments == (TrialSupervisor,) else found
+
+
+def start(self, spec, before=Cluster.start):
+    ray.remote = remote
+    handle = before(self, spec)
+    if point == "started":
+        die()
+    return handle
+
+
+replicates.prepare, Cluster.start = prepare, start
+
+
+@contextmanager
+def connect(address):
+    with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
+        print("connected", flush=True)
+        yield cluster
+
+
+try:
+    with Interruption() as interruption:
+        done = run_sweep(
+            study, folder, PlainProgress(config, sys.stdout), interruption, address, connect
+        )
+except Interrupted as stop:
+    sys.exit(stop.exit_code)
+print("done", done.trials, done.failed, flush=True)
+""".replace("REPLICATES", str(REPLICATES))
+
+STOP = """
+import json, sys
+from rayhive.cluster.control import stop_study
+print("stopped", json.dumps(stop_study(*sys.argv[1:])), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    try:
+        with ray_head(path) as head:
+            yield head
+        assert users_of(path) == []
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def sweep(head: Head, folder: Path, point: str = "", number: int = signal.SIGKILL) -> list[str]:
+    """Return the arguments of a driver that gets a signal at a named point of a start."""
+    return [SWEEP, head.address, str(folder), json.dumps(FAKE_ZYGOTE), point, str(int(number))]
+
+
+def finish(running: Driver) -> str:
+    """Return what a driver printed, once it has ended by itself."""
+    try:
+        out, _ = running.process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the driver still runs after {PATIENCE:g} s")
+    return out
+
+
+def check_counted_once(folder: Path) -> None:
+    """Check that the trial was told once, and that each replicate counts once."""
+    journal = optuna.storages.journal.JournalFileBackend(f"{folder}.log")
+    study = optuna.load_study(
+        study_name=folder.name, storage=optuna.storages.JournalStorage(journal)
+    )
+    (trial,) = study.get_trials()
+    assert trial.state.name == "COMPLETE"
+    places = sorted(folder.glob("trials/0/*"))
+    assert [place.name for place in places] == [f"r{n}-none" for n in range(REPLICATES)]
+    for place in places:
+        ends = [
+            event["state"]
+            for log in place.glob("events*.jsonl")
+            for event in read_events(log)
+            if event["kind"] == "replicate_finished"
+        ]
+        assert ends.count("completed") == 1 and set(ends) <= {"completed", "stopped"}, ends
+
+
+@pytest.mark.parametrize(
+    ("point", "number"),
+    [
+        ("prepared", signal.SIGKILL),
+        ("registered", signal.SIGKILL),
+        ("created", signal.SIGKILL),
+        ("started", signal.SIGKILL),
+        ("created", signal.SIGTERM),
+        ("created", signal.SIGINT),
+    ],
+)
+def test_a_driver_killed_during_a_start_goes_on(
+    head: Head, tmp_path: Path, point: str, number: signal.Signals
+) -> None:
+    folder = tmp_path / f"killed-{point}-{number.name}"
+    with driver(*sweep(head, folder, point, number), **head.environment) as first:
+        finish(first)
+        code = first.process.returncode
+        assert code == (-number if number == signal.SIGKILL else 128 + number)
+    with driver(*sweep(head, folder), **head.environment) as second:
+        assert "done 1 0" in finish(second)
+    check_counted_once(folder)
+
+
+def test_a_supervisor_whose_driver_was_killed_can_be_stopped(head: Head, tmp_path: Path) -> None:
+    folder = tmp_path / "stopped"
+    with driver(*sweep(head, folder, "created"), **head.environment) as first:
+        finish(first)
+    with driver(STOP, head.address, "stopped", **head.environment) as stopper:
+        stopped = json.loads(stopper.line("stopped"))
+        assert stopper.process.wait(30) == 0
+    # it may have come to its end by itself, for nobody has to tell it to begin
+    assert stopped in (["stopped-t0-r0-none-a0"], [])
+    (log,) = folder.glob("trials/0/*/events.jsonl")
+    assert [e["state"] for e in read_events(log) if e["kind"] == "replicate_finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_driver_killed_at_any_instant_of_a_start_goes_on(head: Head, tmp_path: Path) -> None:
+    draw = random.Random(10)
+    others = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    for index in range(INSTANTS):
+        folder = tmp_path / f"instant-{index}"
+        number = others[index // 4 % len(others)] if index % 4 == 3 else signal.SIGKILL
+        delay = 4.0 * (index + draw.random()) / INSTANTS
+        with driver(*sweep(head, folder), **head.environment) as first:
+            first.line("connected")
+            time.sleep(delay)  # the instant is the point of the test
+            os.kill(first.process.pid, number)
+            finish(first)
+        began = time.monotonic()
+        with driver(*sweep(head, folder), **head.environment) as second:
+            out = finish(second)
+            assert "done 1 0" in out, f"{number.name} after {delay:.2f} s:\n{out}"
+        check_counted_once(folder)
+        took = time.monotonic() - began
+        print(f"{index:2d} {number.name:7s} after {delay:.2f} s: went on in {took:.1f} s")
