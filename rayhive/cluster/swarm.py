@@ -42,6 +42,9 @@ _CLOSE_TIMEOUT = 3.0
 #: What an actor without work of its own asks for.
 _LIGHT = {"num_cpus": 0, "max_restarts": 0}
 
+#: Tells the calls of this process apart, for actors that do a repeated call once.
+_NUMBERS = itertools.count()
+
 T = TypeVar("T")
 #: Takes a peer's name and one of its events, the last of kind ``exited``.
 Listener = Callable[[str, Event], Awaitable[None]]
@@ -94,7 +97,6 @@ class Swarm:
         self._agent_options = dict(agent_options)
         self._listener = listener
         self._patience = patience
-        self._numbers = itertools.count()
         self._specs: list[PeerSpec] = [spec.peer_spec(i) for i in range(spec.swarm.peers)]
         self._bundles: list[Bundle] = []
         self._reserved: list[str] = []  # node of each bundle
@@ -304,7 +306,7 @@ class Swarm:
 
     async def command(self, who: Sequence[str], do: str, **fields: Any) -> None:
         """Send a command to some peers; dead ones are passed over, their death is an event."""
-        key = f"{do}-{next(self._numbers)}"
+        key = f"{do}-{next(_NUMBERS)}"
 
         async def send(name: str) -> None:
             send_once = partial(self._actors[name].command.remote, {"do": do, **fields}, key)
@@ -334,7 +336,7 @@ class Swarm:
         """Call a method of the agent of a node, by Ray's id of the node."""
         if node not in self._agents:
             raise ClusterError(f"there is no agent on node {node}")
-        key = f"{self._spec.run_id}-{next(self._numbers)}"
+        key = f"{self._spec.run_id}-{next(_NUMBERS)}"
         answer = repeated(
             partial(self._agents[node].call.remote, key, method, *args), _ANSWER_TIMEOUT
         )

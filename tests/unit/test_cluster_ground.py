@@ -107,13 +107,13 @@ def test_a_peer_has_a_node_from_the_moment_on_when_it_is_about_to_start() -> Non
     assert seen == ["after"]
 
 
-def _method(answer: Any) -> Any:
-    async def call(*_: Any) -> Any:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+def _agent(**answers: Any) -> Any:
+    async def call(key: str, method: str, *_: Any) -> Any:
+        if isinstance(answers[method], Exception):
+            raise answers[method]
+        return answers[method]
 
-    return SimpleNamespace(remote=call)
+    return SimpleNamespace(call=SimpleNamespace(remote=call))
 
 
 @pytest.mark.parametrize(("alive", "left"), [(["n"], 1), ([], 0)])
@@ -124,8 +124,8 @@ def test_an_agent_that_does_not_answer_has_cleared_nothing(
     made: Any = Swarm.__new__(Swarm)
     made._actors, made._pumps, made._nodes, made._group = {}, [], {}, None
     made._spec = make_spec()
-    silent = SimpleNamespace(cleanup=_method(asyncio.TimeoutError()), orphans=_method([]))
-    tidy = SimpleNamespace(cleanup=_method([]), orphans=_method(["/dev/shm/x"]))
+    silent = _agent(cleanup=asyncio.TimeoutError(), orphans=[])
+    tidy = _agent(cleanup=[], orphans=["/dev/shm/x"])
     made._agents = {"n": silent, "m": tidy}
     found = asyncio.run(made.clear())
     assert len(found) == left + 1 and found[-1] == "/dev/shm/x"

@@ -75,17 +75,17 @@ async def until(actor: PeerActor, kind: str, taken: int = 0) -> list[Event]:
 def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
     async def body(zygote: str, actor: PeerActor) -> None:
         assert await actor.next_events(0, 0.05) == []
-        assert await actor.command({"do": "start", "initial_peers": []})
+        assert await actor.command({"do": "start", "initial_peers": []}, "1")
         first = await until(actor, "peer_ready")
         assert first[0]["kind"] == "dht_ready"
         assert await actor.next_events(len(first), 0.05) == []
         assert await actor.next_events(0, 0.05) == []  # what arrived is forgotten
         for do in ("train", "shutdown"):
-            await actor.command({"do": do})
+            await actor.command({"do": do}, "2")
         rest = await until(actor, EXITED, len(first))
         assert rest[-1]["exit_code"] == 0
         assert [event["round"] for event in rest if event["kind"] == "round"] == [1, 2, 3]
-        assert not await actor.command({"do": "train"})
+        assert not await actor.command({"do": "train"}, "3")
         status = await actor.status()
         assert (status["running"], status["exit_code"]) == (False, 0)
 
@@ -107,7 +107,7 @@ def test_a_death_is_told_even_if_nobody_knows_how_and_forks_hold_the_line(
     monkeypatch.setenv("FAKE_ZYGOTE_IS_SILENT", "1")
 
     async def body(zygote: str, actor: PeerActor) -> None:
-        await actor.command({"do": "start", "initial_peers": []})
+        await actor.command({"do": "start", "initial_peers": []}, "4")
         taken = len(await until(actor, "peer_ready"))
         pid = (await actor.status())["pid"]
         os.kill(pid, signal.SIGKILL)  # the peer alone: its fork lives on
