@@ -13,7 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from rayhive.columns import BY_NAME, OBJECTIVES
-from rayhive.config import DELAYS, Configuration, Range, is_path
+from rayhive.config import DELAYS, MOST, Configuration, Range, is_path
 from rayhive.errors import Problem, nearest, unknown
 from rayhive.registry import CODECS, SCENARIOS
 
@@ -199,14 +199,15 @@ def _shown(axis: Any) -> object:
 
 def _check_threshold(key: str, axis: Any) -> Iterator[Problem]:
     for value in _points(axis):
-        if not _whole(value) or value < 1:
-            yield Problem(key, value, "a whole number of elements, at least 1")
+        if not _whole(value) or not 1 <= value <= MOST:
+            yield Problem(key, value, f"a whole number of elements, from 1 to {MOST}")
 
 
 def _check_rank(key: str, axis: Any) -> Iterator[Problem]:
     for value in _points(axis):
-        if value is not None and (not _whole(value) or value < 1):
-            yield Problem(key, value, "a whole number, at least 1, or null for no PowerSGD")
+        if value is not None and (not _whole(value) or not 1 <= value <= MOST):
+            allowed = f"a whole number, at least 1 and at most {MOST}, or null for no PowerSGD"
+            yield Problem(key, value, allowed)
 
 
 def _check_ratio(key: str, axis: Any) -> Iterator[Problem]:
@@ -262,6 +263,13 @@ def check_configuration(
 
 def _check_choices(config: SweepConfig) -> Iterator[Problem]:
     yield from _check_scenarios(config)
+    samples, target = config.budget.samples_per_replicate, config.swarm.target_batch_size
+    if samples is not None and samples < target:
+        yield Problem(
+            "swarm.target_batch_size",
+            target,
+            f"at most budget.samples_per_replicate ({samples}), which is at least one round",
+        )
     if config.budget.trials < len(config.enqueue):
         yield Problem(
             "budget.trials",

@@ -24,6 +24,19 @@ class RayhiveError(Exception):
     exit_code: int = 1
 
 
+#: Characters of a value that a message shows; the middle of a longer one is left out.
+SHOWN = 200
+
+
+def _shown(value: object) -> str:
+    """Return ``value`` as a message shows it: on one line, and not much longer than that."""
+    try:
+        text = without_secrets(repr(value))  # before it is cut
+    except (ValueError, RecursionError):  # an integer of thousands of digits has none
+        return f"this {type(value).__name__}"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
+
+
 @dataclass(frozen=True)
 class Problem:
     """One mistake in what the user gave.
@@ -42,7 +55,9 @@ class Problem:
 
     def __str__(self) -> str:
         hint = f"; did you mean {self.nearest!r}?" if self.nearest is not None else ""
-        return without_secrets(f"{self.key}: {self.value!r} is not valid: {self.allowed}{hint}")
+        text = f"{self.key}: {_shown(self.value)} is not valid: {self.allowed}{hint}"
+        text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+        return without_secrets(text)
 
 
 class ConfigError(RayhiveError):
@@ -104,7 +119,7 @@ class NoAnswerError(ClusterError):
 #: What stands for a password.
 MASK = "***"
 # What a variable of the environment stands for is no secret of the text that names it.
-_PASSWORD = re.compile(r"(\w[\w+.-]*://[^\s:@/?'\"]*):(?!\$\{\w+\}@)([^\s?'\"]*)@")
+_PASSWORD = re.compile(r"((?<![\w+.-])[\w+.-]+://[^\s:@/?'\"]*):(?!\$\{\w+\}@)([^\s?'\"]*)@")
 _SECRET_FIELD = re.compile(
     r"([?&][^=&\s]*(?:pass|pwd|secret|token)[^=&\s]*=)(?!\$\{\w+\})([^&\s'\"]+)", re.IGNORECASE
 )
@@ -117,7 +132,8 @@ def without_secrets(text: str) -> str:
 
 def nearest(value: object, choices: Sequence[str]) -> str | None:
     """Return the choice that is spelled most like ``value``, or None if none is close."""
-    found = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+    text = value if isinstance(value, str) else _shown(value)
+    found = difflib.get_close_matches(text[:SHOWN], choices, n=1, cutoff=0.5)
     return found[0] if found else None
 
 

@@ -6,9 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 
 from rayhive.columns import Direction
+from rayhive.config.scalars import as_written
 from rayhive.errors import without_secrets
 
 Delay = Literal["none", "state", "optimizer", "gradients"]
@@ -20,12 +29,35 @@ DEFAULT_THRESHOLD = 2**16 + 1
 DEFAULT_MIN_COMPRESSION_RATIO = 0.5
 
 
+#: Most peers of a swarm: more are a slip of the keyboard.
+MOST_PEERS = 100_000
+#: Most samples, rounds and the like: what a double counts exactly.
+MOST = 2**53
+#: Longest time [s]: ten years.
+LONGEST_S = 3.2e8
+
+#: A name or a label in the syntax of Kubernetes, which Ray's labels follow.
+WORD = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+LabelKey = Annotated[str, StringConstraints(pattern=rf"^([a-z0-9.-]{{1,253}}/)?{WORD}$")]
+LabelValue = Annotated[str, StringConstraints(pattern=rf"^({WORD})?$")]
+ClassName = Annotated[str, StringConstraints(pattern=rf"^{WORD}$")]
+
+
 class Model(BaseModel):
-    """Base of every model that crosses a boundary: frozen, and strict about unknown keys."""
+    """Base of every model that crosses a boundary: frozen, and strict about keys and types.
+
+    A number is not read out of a truth value (``peers: yes``) or of text, but for ``1e-3`` and
+    the like, which YAML 1.1 takes for text.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, populate_by_name=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any, info: ValidationInfo) -> Any:
+        return as_written(value, cls.model_fields[str(info.field_name)].annotation)
 
 
 class Range(Model):
@@ -70,8 +102,8 @@ class WorkloadConfig(Model):
 class Link(Model):
     """Shaping of a node's link."""
 
-    rate_mbit: float | None = Field(default=None, gt=0)
-    delay_ms: float = Field(default=0.0, ge=0)
+    rate_mbit: float | None = Field(default=None, ge=1e-3, le=1e7)
+    delay_ms: float = Field(default=0.0, ge=0, le=1e6)
     loss: float = Field(default=0.0, ge=0, lt=1)
 
 
@@ -87,10 +119,10 @@ class NodeClass(Model):
         preemptible: Whether the cloud may take the node away.
     """
 
-    count: int = Field(ge=1)
-    labels: dict[str, str] = Field(default_factory=dict)
-    gpus: float = Field(default=0.0, ge=0)
-    cpu_share: float = Field(default=1.0, gt=0)
+    count: int = Field(ge=1, le=MOST_PEERS)
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    gpus: float = Field(default=0.0, ge=0, le=1024)
+    cpu_share: float = Field(default=1.0, ge=0.01, le=1024)
     link: Link | None = None
     preemptible: bool = False
 
@@ -118,18 +150,18 @@ class SwarmConfig(Model):
         node_classes: Where peers go, by the name of the class.
     """
 
-    peers: int = Field(default=2, ge=1)
-    target_batch_size: int = Field(default=256, ge=1)
-    batch_size: int | None = Field(default=None, ge=1)
-    average_state_every: int = Field(default=1, ge=1)
-    matchmaking_time: float = Field(default=5.0, gt=0)
-    averaging_timeout: float = Field(default=30.0, gt=0)
-    metadata_expiration: float = Field(default=4.0, gt=0)
+    peers: int = Field(default=2, ge=1, le=MOST_PEERS)
+    target_batch_size: int = Field(default=256, ge=1, le=MOST)
+    batch_size: int | None = Field(default=None, ge=1, le=MOST)
+    average_state_every: int = Field(default=1, ge=1, le=MOST)
+    matchmaking_time: float = Field(default=5.0, ge=0.01, le=LONGEST_S)
+    averaging_timeout: float = Field(default=30.0, ge=0.01, le=LONGEST_S)
+    metadata_expiration: float = Field(default=4.0, ge=0.01, le=LONGEST_S)
     state_codec: str = "none"
     use_local_updates: bool = False
-    threads_per_peer: int = Field(default=1, ge=1)
-    gpus_per_peer: float = Field(default=0.0, ge=0)
-    node_classes: dict[str, NodeClass] | None = None
+    threads_per_peer: int = Field(default=1, ge=1, le=1024)
+    gpus_per_peer: float = Field(default=0.0, ge=0, le=1024)
+    node_classes: dict[ClassName, NodeClass] | None = None
 
     def rate_of(self, peer: int) -> float | None:
         """Return the link rate that reducers of a peer's group are weighed by [Mbit/s].
@@ -202,9 +234,9 @@ class Budget(Model):
         stop_at_target: End a replicate when its target is reached.
     """
 
-    trials: int = Field(default=24, ge=1)
-    seconds_per_replicate: float = Field(default=120.0, gt=0)
-    samples_per_replicate: int | None = Field(default=None, ge=1)
+    trials: int = Field(default=24, ge=1, le=1_000_000)
+    seconds_per_replicate: float = Field(default=120.0, ge=0.1, le=LONGEST_S)
+    samples_per_replicate: int | None = Field(default=None, ge=1, le=MOST)
     stop_at_target: bool = False
 
 
@@ -215,7 +247,7 @@ class Evaluation(Model):
         every_samples: Committed samples between two evaluations.
     """
 
-    every_samples: int = Field(default=2048, ge=1)
+    every_samples: int = Field(default=2048, ge=1, le=MOST)
 
 
 #: A limit of a phase [s]; at most a week, which every clock that waits for it can hold.
@@ -284,7 +316,7 @@ class SweepConfig(Model):
     scenarios: tuple[str, ...] = Field(default=("none",), min_length=1)
     scenario_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
     across_scenarios: Literal["mean", "worst"] = "mean"
-    replicates: int = Field(default=3, ge=1)
+    replicates: int = Field(default=3, ge=1, le=1000)
     objectives: dict[str, Direction] = Field(
         default={"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"},
         min_length=1,

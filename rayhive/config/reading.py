@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rayhive.config.models import SweepConfig
+from rayhive.config.models import WORD, SweepConfig
+from rayhive.config.plain import plain
+from rayhive.config.yaml_text import parse
 from rayhive.errors import ConfigError, Problem, nearest
 
 #: Finds what is wrong with a study whose structure is right.
@@ -21,14 +23,16 @@ _BRANCHES = ("Range", "tuple[any, ...]", "[key]")
 _PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "workload": {"name": None}}
 # Stand-ins for list entries that are wrong: the ones after them keep their numbers.
 _ENTRIES: dict[str, Any] = {"enqueue": {}, "scenarios": "none"}
-# What the pattern of names asks for.
+# What the patterns of names and labels ask for.
 _NAME_WORDS = "letters, digits, '.', '_' and '-', the first a letter or a digit"
+_LABEL_WORDS = "at most 63 letters, digits, '.', '_' and '-', a letter or a digit at both ends"
 # Kinds of findings whose text does not speak of patterns and types.
 _WORDS = {
     "too_short": "at least one entry",
     "model_type": "a mapping of keys to values",
     "dict_type": "a mapping of keys to values",
     "tuple_type": "a list",
+    "int_parsing_size": "an integer of at most 64 bits",
 }
 
 
@@ -71,7 +75,7 @@ def validate_sweep(
     from rayhive.checks import check_sweep
 
     found = list(problems)
-    config = _validate(data, found)
+    config = _validate(plain(data, found), found)
     if config is not None:
         structural = tuple(found)
         for check in (check_sweep, *checks):
@@ -86,18 +90,17 @@ def _follows(problem: Problem, known: Iterable[Problem]) -> bool:
     return any(item.key == problem.key or item.key.startswith(problem.key + ".") for item in known)
 
 
-def _validate(data: Mapping[str, Any], problems: list[Problem]) -> SweepConfig | None:
-    """Validate; on mistakes note them, drop what is wrong and go on with the rest."""
-    rest: Any = _copy(data)
+def _validate(data: dict[str, Any], problems: list[Problem]) -> SweepConfig | None:
+    """Validate; on mistakes note them, drop what is wrong from ``data`` and go on."""
     for _ in range(8):
         try:
-            return SweepConfig.model_validate(rest)
+            return SweepConfig.model_validate(data)
         except ValidationError as error:
             for item in error.errors():
                 problem = as_problem(item)
                 if not _follows(problem, problems):
                     problems.append(problem)
-                _mend(rest, item)
+                _mend(data, item)
     return None
 
 
@@ -151,8 +154,9 @@ def as_problem(item: Any, model: type[BaseModel] = SweepConfig) -> Problem:
         # "'a', 'b' or 'c'": what stands between quotes is every other piece.
         close = nearest(item["input"], item["ctx"]["expected"].split("'")[1::2])
     text = _WORDS.get(item["type"], str(item["msg"]).removeprefix("Input should be "))
-    if item["type"] == "string_pattern_mismatch" and location == ["name"]:
-        text = _NAME_WORDS
+    if item["type"] == "string_pattern_mismatch":
+        label = WORD in item["ctx"]["pattern"]
+        text = _LABEL_WORDS if label else _NAME_WORDS if location == ["name"] else text
     return Problem(key, item["input"], text[:1].lower() + text[1:], close)
 
 
@@ -175,57 +179,33 @@ def _flatten(annotation: Any) -> list[Any]:
     return [annotation, *(leaf for argument in arguments for leaf in _flatten(argument))]
 
 
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value
-
-
-class _Loader(yaml.SafeLoader):
-    """Notes keys that stand twice, of which YAML would silently take the last."""
-
-    repeated: list[Problem]
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Build a mapping as the base class does, after looking for repeated keys."""
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
-                line = key.start_mark.line + 1
-                self.repeated.append(Problem(str(key.value), f"line {line}", "given once"))
-            if isinstance(key, yaml.ScalarNode):
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def read_mapping(file: Path, problems: list[Problem]) -> dict[str, Any]:
     """Read a YAML file that holds keys and values.
 
     Args:
         file: The file.
-        problems: Gets one for each key that stands twice.
+        problems: Gets one for each key that stands twice, and each value that no study holds.
 
     Raises:
         ConfigError: It cannot be read, or holds something else.
     """
     try:
-        loader = _Loader(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(
-            Problem("FILE", str(file), f"a readable YAML file ({error.strerror})", _sibling(file))
-        ) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise ConfigError(Problem("FILE", str(file), f"a text file in UTF-8: {error}")) from error
-    loader.repeated = problems
+    except (OSError, ValueError) as error:  # a path may hold what no file name does
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            Problem("FILE", str(file), f"a readable YAML file ({reason})", _sibling(file))
+        ) from error
     try:
-        data = loader.get_single_data()
+        data = parse(text, problems)
     except yaml.YAMLError as error:
         raise ConfigError(Problem("FILE", str(file), f"valid YAML: {error}")) from error
-    finally:
-        loader.dispose()
     if not isinstance(data, dict):
         raise ConfigError(Problem("FILE", str(file), "a mapping of keys to values"))
-    return data
+    found: dict[str, Any] = plain(data, problems)
+    return found
 
 
 def apply_overrides(
@@ -244,7 +224,7 @@ def apply_overrides(
             problems.append(Problem("--set", override, "KEY=VALUE, for example replicates=2"))
             continue
         try:
-            value = yaml.safe_load(text)
+            value = parse(text, problems)
         except yaml.YAMLError as error:
             problems.append(Problem(f"--set {key}", text, f"a YAML value: {error}"))
             continue

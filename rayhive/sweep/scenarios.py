@@ -9,7 +9,7 @@ from rayhive.cluster import capabilities
 from rayhive.config import SwarmConfig, SweepConfig, is_path
 from rayhive.errors import ConfigError, Problem
 from rayhive.faults.effects import needs_of
-from rayhive.faults.library import label, load_scenario, plan_of, with_members
+from rayhive.faults.library import label, load_scenario, plan_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.plan import FaultPlan
 from rayhive.registry import SCENARIOS
@@ -23,6 +23,28 @@ def with_twin(scenarios: Sequence[str]) -> tuple[str, ...]:
     nothing breaks; without it there would be no retention and no penalty.
     """
     return tuple(scenarios) if NO_FAULTS in scenarios else (NO_FAULTS, *scenarios)
+
+
+def expanded(config: SweepConfig) -> SweepConfig:
+    """Return a study in which each grid of scenarios is replaced by its members.
+
+    Parameters that are given for a grid are given to each member. A grid whose own parameter is
+    given is one scenario, that with this value.
+    """
+    names: list[str] = []
+    args = dict(config.scenario_args)
+    for name in config.scenarios:
+        by_name = not is_path(name) and name in SCENARIOS
+        scenario = load_scenario(name) if by_name else None
+        given = args.get(name, {})
+        if scenario is None or not scenario.members or set(scenario.file.grid) & set(given):
+            names.append(name)
+            continue
+        names.extend(scenario.members)
+        if args.pop(name, None):
+            args |= {member: {**given, **args.get(member, {})} for member in scenario.members}
+    update = {"scenarios": tuple(dict.fromkeys(names)), "scenario_args": args}
+    return config.model_copy(update=update)
 
 
 def replicate_plan(config: SweepConfig, scenario: str, seed: int) -> FaultPlan | None:
@@ -50,7 +72,8 @@ def replicate_plan(config: SweepConfig, scenario: str, seed: int) -> FaultPlan |
 
 def check_scenarios(config: SweepConfig) -> Iterator[Problem]:
     """Plan every replicate of a study, and find what is wrong with that."""
-    for name in with_members(config.scenarios):
+    config = expanded(config)
+    for name in config.scenarios:
         if not is_path(name) and name not in SCENARIOS:
             continue  # that was told
         told: set[str] = set()

@@ -18,10 +18,9 @@ from rayhive.config import (
     validate_sweep,
 )
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.library import with_members
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.registry import CODECS
-from rayhive.sweep.scenarios import check_scenarios, with_twin
+from rayhive.sweep.scenarios import check_scenarios, expanded, with_twin
 
 if TYPE_CHECKING:
     from rayhive.workloads.base import Workload
@@ -117,9 +116,10 @@ def _study(config: SweepConfig, check: _WorkloadCheck) -> Study:
     if workload is None:  # the check has run and found nothing wrong
         raise RuntimeError("a study was accepted without a workload")
     enqueue = tuple(completed(configuration) for configuration in config.enqueue)
-    scenarios = with_twin(with_members(config.scenarios))
+    whole = expanded(config)
+    scenarios = with_twin(whole.scenarios)
     return Study(
-        config=config.model_copy(update={"enqueue": enqueue, "scenarios": scenarios}),
+        config=whole.model_copy(update={"enqueue": enqueue, "scenarios": scenarios}),
         shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
         batch_size=config.swarm.batch_size or workload.default_batch_size,
         data=workload.data,

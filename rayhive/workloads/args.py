@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
+from rayhive.config.scalars import exponent
 from rayhive.errors import ConfigError, Problem, nearest, unknown
 
 KEY = "workload.args"
-EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 class WorkloadArgs(BaseModel):
@@ -26,11 +25,7 @@ class WorkloadArgs(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _exponent(cls, value: Any) -> Any:
-        """Read ``1e-3``, which YAML 1.1 takes for text, as the number that is meant."""
-        if not isinstance(value, str) or EXPONENT.fullmatch(value) is None:
-            return value
-        number = float(value)
-        return int(number) if number.is_integer() else number
+        return exponent(value)
 
 
 A = TypeVar("A", bound=WorkloadArgs)

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import Any, cast, get_args
+from typing import Any, cast, get_args, get_type_hints
 
 from rayhive.errors import ConfigError, Problem, nearest, unknown
 from rayhive.registry import WORKLOADS
@@ -18,7 +18,7 @@ from rayhive.workloads.data import IndexedWorkload
 IMPORT_KEY = "workload.import"
 ARGS_KEY = "workload.args"
 _BASES = (Workload, IndexedWorkload)
-FORM = "package.module:Attribute, a Workload subclass or a callable that returns a Workload"
+FORM = "package.module:Attribute, a Workload subclass or a function annotated to return one"
 
 
 def load_workload(
@@ -29,7 +29,8 @@ def load_workload(
     Args:
         name: A registered name; exactly one of this and ``import_path`` is given.
         import_path: ``my_pkg.my_mod:MyWorkload``, importable from the environment or the current
-            folder: a subclass of :class:`Workload`, or a callable that returns one.
+            folder: a subclass of :class:`Workload`, or a function whose annotation says that it
+            returns one. Importing a module runs it; nothing else in it is called.
         args: Keyword arguments of the workload.
 
     Raises:
@@ -55,34 +56,56 @@ def _find(path: str) -> Callable[..., object]:
     # As with `python -m`: somebody's module lies beside the study, wherever rayhive is installed.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise ConfigError(Problem(IMPORT_KEY, path, FORM))
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # importing runs somebody's code
+    except (Exception, SystemExit) as error:  # importing runs somebody's code
         allowed = f"a module that imports; {module_name}: {type(error).__name__}: {error}"
         raise ConfigError(Problem(IMPORT_KEY, path, allowed)) from error
     if not hasattr(module, attribute):
         allowed = f"an attribute of {module_name}: {', '.join(_offers(module)) or 'it has none'}"
-        hint = nearest(attribute, _offers(module))
-        problem = Problem(IMPORT_KEY, path, allowed, hint and f"{module_name}:{hint}")
-        raise ConfigError(problem)
+        raise ConfigError(Problem(IMPORT_KEY, path, allowed, _nearest(module, attribute)))
     found = getattr(module, attribute)
-    if not callable(found) or (inspect.isclass(found) and not issubclass(found, Workload)):
-        raise ConfigError(Problem(IMPORT_KEY, path, FORM))
+    if not _makes_workload(found):
+        allowed = FORM
+        if inspect.isclass(found) and any(b.__name__ == "LightningModule" for b in found.__mro__):
+            allowed += "; a LightningModule has no target: a Workload of yours returns it"
+        raise ConfigError(Problem(IMPORT_KEY, path, allowed, _nearest(module, attribute)))
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise ConfigError(Problem(IMPORT_KEY, path, f"a Workload that implements {missing}"))
     return cast(Callable[..., object], found)
 
 
+def _makes_workload(found: object) -> bool:
+    """Return whether something is a Workload class or a function annotated to return one.
+
+    Only what says so is called: a study that names ``os:system`` must not run a command.
+    """
+    if inspect.isclass(found):
+        return issubclass(found, Workload)
+    if not inspect.isfunction(found):
+        return False
+    try:
+        returned = get_type_hints(found).get("return")
+    except Exception:  # an annotation may name what is not there
+        return False
+    return inspect.isclass(returned) and issubclass(returned, Workload)
+
+
 def _offers(module: ModuleType) -> list[str]:
-    """Return the names in ``module`` that could be meant: its workloads, else its callables."""
-    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
-    workloads = [
+    """Return the public names of the workloads in ``module``."""
+    return sorted(
         name
-        for name, value in public.items()
-        if inspect.isclass(value) and issubclass(value, Workload) and value not in _BASES
-    ]
-    return sorted(workloads or (name for name, value in public.items() if callable(value)))
+        for name, value in vars(module).items()
+        if not name.startswith("_") and value not in _BASES and _makes_workload(value)
+    )
+
+
+def _nearest(module: ModuleType, attribute: str) -> str | None:
+    hint = nearest(attribute, _offers(module))
+    return hint and f"{module.__name__}:{hint}"
 
 
 def _make(maker: Callable[..., object], path: str, given: dict[str, Any]) -> object:
@@ -91,7 +114,7 @@ def _make(maker: Callable[..., object], path: str, given: dict[str, Any]) -> obj
         return maker(**given)
     except ConfigError:
         raise
-    except Exception as error:  # somebody's constructor
+    except (Exception, SystemExit) as error:  # somebody's constructor
         allowed = f"what {path} accepts; it raised {type(error).__name__}: {error}"
         raise ConfigError(Problem(ARGS_KEY, given, allowed)) from error
 

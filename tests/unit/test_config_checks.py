@@ -41,6 +41,8 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
     [
         ({"swarm": {"target_batch_size": 16, "batch_size": 17}}, "swarm.target_batch_size"),
         ({"swarm": {"matchmaking_time": 30}}, "swarm.matchmaking_time"),
+        ({"budget": {"samples_per_replicate": 255}}, "swarm.target_batch_size"),
+        ({"space": {"powersgd_rank": 2**60}}, "space.powersgd_rank"),
         ({"swarm": {"state_codec": "flote16"}}, "swarm.state_codec"),
         ({"swarm": {"state_codec": "size_adaptive"}}, "swarm.state_codec"),
         ({"swarm": {"peers": 3, "node_classes": {"a": {"count": 2}}}}, "swarm.peers"),

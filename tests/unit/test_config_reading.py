@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +133,89 @@ def test_an_unknown_key_names_the_nearest(data: dict[str, Any], key: str, neares
         ({"enqueue": [3]}, "enqueue.0", "a mapping of keys to values"),
         ({"enqueue": [{"delay": "gradient"}]}, "enqueue.0.delay", "'gradients'"),
         ({1: 2}, "1", "string"),
+        # a number is not read out of a truth value or text, a truth value not out of a number
+        ({"swarm": {"peers": True}}, "swarm.peers", "an integer"),
+        ({"swarm": {"peers": "2"}}, "swarm.peers", "an integer"),
+        ({"swarm": {"matchmaking_time": True}}, "swarm.matchmaking_time", "a number"),
+        ({"swarm": {"use_local_updates": 1}}, "swarm.use_local_updates", "true or false"),
+        ({"swarm": {"use_local_updates": "yes"}}, "swarm.use_local_updates", "true or false"),
+        ({"swarm": {"target_batch_size": 1e30}}, "swarm.target_batch_size", "at most 64 bits"),
+        ({"budget": {"seconds_per_replicate": 1e-9}}, None, "greater than or equal to 0.1"),
+        ({"budget": {"seconds_per_replicate": "1e-9"}}, None, "greater than or equal to 0.1"),
+        ({"replicates": 10_000_000}, "replicates", "less than or equal to 1000"),
+        ({"seed": 2**63}, "seed", "64 bits"),
+        ({"seed": 10**5000}, "seed", "64 bits"),
+        ({"storage": "a\0b"}, "storage", "without control characters"),
+        ({"storage": "\ud800"}, "storage", "without control characters"),
+        ({"workload": {"name": "digits", "args": {"x": b"y"}}}, "workload.args.x", "not bytes"),
+        ({"workload": {"args": {"x": date(2001, 1, 1)}}}, "workload.args.x", "in quotes"),
+        ({"workload": {"args": {"x": {2: 1}}}}, "workload.args.x.2", "in quotes"),
+        (
+            {"swarm": {"node_classes": {"a": {"count": 2, "labels": {"zone": "a\nb"}}}}},
+            "swarm.node_classes.a.labels.zone",
+            "letters, digits",
+        ),
+        (
+            {"swarm": {"node_classes": {"a": {"count": 2, "labels": {"the zone": "a"}}}}},
+            "swarm.node_classes.a.labels.the zone",
+            "letters, digits",
+        ),
     ],
 )
 def test_structure(data: Any, key: str | None, allowed: str) -> None:
     found = problems(data)
-    assert list(found) == [key or "budget.seconds_per_replicate"]
+    assert len(found) == 1 and key in (None, *found)
     assert allowed in next(iter(found.values())).allowed
+
+
+@pytest.mark.parametrize("name", ["a b", "a\n", "", "-a", "a" * 64])
+def test_a_node_class_has_a_name_that_a_label_can_carry(name: str) -> None:
+    found = problems({"swarm": {"peers": 2, "node_classes": {name: {"count": 2}, "b": {}}}})
+    assert any("letters, digits" in p.allowed or "printable" in p.allowed for p in found.values())
+
+
+def test_numbers_with_an_exponent_are_numbers_and_labels_may_be_as_rays_are() -> None:
+    labels = {"ray.io/accelerator-type": "A100", "zone": "eu-west_1.b", "empty": ""}
+    classes = {"fast-1": {"count": 2, "labels": labels}}
+    config = validate_sweep(
+        {**BASE, "swarm": {"matchmaking_time": "1e-1", "node_classes": classes}}
+    )
+    assert config.swarm.matchmaking_time == 0.1
+    assert config.swarm.node_classes is not None
+    assert config.swarm.node_classes["fast-1"].labels == labels
+
+
+def test_data_that_contains_itself_is_refused_under_its_key() -> None:
+    args: dict[str, Any] = {"deep": []}
+    args["deep"].append(args)
+    assert list(problems({"workload": {"name": "digits", "args": args}})) == [
+        "workload.args.deep.0"
+    ]
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    (problem,) = problems({"enqueue": deep}).values()
+    assert "levels" in problem.allowed
+    many: list[Any] = [0] * 10
+    for _ in range(12):  # 10 ** 13 values, for who counts each place of an alias
+        many = [many] * 10
+    assert any("values" in p.allowed for p in problems({"enqueue": many}).values())
+
+
+def test_an_override_of_one_alias_leaves_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "name: a\nworkload: {name: digits}\nswarm:\n  peers: 3\n"
+        "  node_classes: {a: &one {count: 1}, b: *one}\n"
+    )
+    config = load_sweep(file, ["swarm.node_classes.b.count=2"])
+    assert config.swarm.node_classes is not None
+    assert [item.count for item in config.swarm.node_classes.values()] == [1, 2]
+
+
+def test_a_message_stays_short_and_on_its_line() -> None:
+    told = str(problems({"storage": "x" * 10**6 + "\x1b[31m\n"})["storage"])
+    assert len(told) < 400 and told.isprintable()
 
 
 def test_a_missing_name_and_workload_do_not_hide_the_rest() -> None:

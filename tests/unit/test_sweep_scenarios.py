@@ -14,6 +14,7 @@ from rayhive.cluster import capabilities
 from rayhive.config import SweepConfig
 from rayhive.errors import ConfigError
 from rayhive.faults.library import plan_of
+from rayhive.plan import FaultPlan
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.objectives import NoValue, objective_values
@@ -21,8 +22,8 @@ from rayhive.sweep.plan import make_plan
 from rayhive.sweep.replay import recorded_spec
 from rayhive.sweep.replicates import replicate_seed
 from rayhive.sweep.run import run_sweep
-from rayhive.sweep.scenarios import with_twin
-from rayhive.sweep.study import make_study
+from rayhive.sweep.scenarios import replicate_plan, with_twin
+from rayhive.sweep.study import Study, make_study
 from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -63,6 +64,25 @@ def test_a_faulted_scenario_brings_its_twin() -> None:
     assert not make_study({**STUDY, "scenarios": ["none", "kill-one"]}).twin_added
     again = make_study(yaml.safe_load(study.config.to_yaml()))
     assert again.config == study.config and not again.twin_added
+
+
+def test_parameters_of_a_grid_are_those_of_its_members_or_make_it_one_scenario() -> None:
+    """They were ignored, and the study that was written down could not be read back."""
+    one = {**STUDY, "scenarios": ["none", "preempt-notice"]}
+    study = make_study({**one, "scenario_args": {"preempt-notice": {"notice_s": 2}}})
+    assert study.config.scenarios == ("none", "preempt-notice")
+    (fault,) = plans_of(study, "preempt-notice")[0].faults
+    assert fault.args["notice_s"] == 2
+    again = make_study(yaml.safe_load(study.config.to_yaml()))
+    assert again.config == study.config
+    with pytest.raises(ConfigError, match=r"preempt-notice-\d+: args.faults"):
+        make_study({**one, "scenario_args": {"preempt-notice": {"faults": 2}}})
+
+
+def plans_of(study: Study, scenario: str) -> list[FaultPlan]:
+    seeds = [replicate_seed(study.config.seed, number) for number in range(2)]
+    plans = [replicate_plan(study.config, scenario, seed) for seed in seeds]
+    return [plan for plan in plans if plan is not None]
 
 
 def test_every_replicate_has_the_plan_of_its_seed_and_its_twin_has_the_seed(

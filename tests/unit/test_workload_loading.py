@@ -12,8 +12,9 @@ from rayhive.errors import ConfigError, Problem
 from rayhive.workloads.loading import load_workload
 
 SOURCE = """
-from functools import partial
 from typing import Any
+
+from lightning.pytorch import LightningModule
 
 from rayhive.workloads.base import Target, Workload
 from rayhive.workloads.digits import Digits
@@ -43,7 +44,11 @@ class Nameless(Digits):
 def make(width: int = 8) -> Workload:
     return Tiny(width=width)
 
-small = partial(Tiny, width=4)
+def unannotated(width: int = 8):
+    raise AssertionError("it was called")
+
+class Module(LightningModule):
+    pass
 
 def other() -> int:
     return 3
@@ -54,11 +59,12 @@ def other() -> int:
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A module in the current folder, as a user has it beside the study."""
     (tmp_path / "my_workloads.py").write_text(SOURCE)
+    (tmp_path / "exiting.py").write_text("raise SystemExit(3)")
     (tmp_path / "broken_workloads.py").write_text("raise OSError('no such disk')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
-    for name in ("my_workloads", "broken_workloads"):
+    for name in ("my_workloads", "broken_workloads", "exiting"):
         sys.modules.pop(name, None)
 
 
@@ -68,8 +74,8 @@ def problems(import_path: str, **args: object) -> tuple[Problem, ...]:
     return caught.value.problems
 
 
-@pytest.mark.parametrize("attribute", ["Tiny", "make", "small"])
-def test_a_class_or_a_callable_makes_a_workload(attribute: str) -> None:
+@pytest.mark.parametrize("attribute", ["Tiny", "make"])
+def test_a_class_or_an_annotated_function_makes_a_workload(attribute: str) -> None:
     workload = load_workload(None, f"my_workloads:{attribute}", {"width": 12})
     assert workload.name == "tiny"
     assert workload.parameter_shapes()[0] == (12, 1, 3, 3)
@@ -95,10 +101,15 @@ def test_exactly_one_of_name_and_import_is_given(pair: tuple[str | None, str | N
         (":Tiny", "package.module:Attribute"),
         ("my_worklods:Tiny", "No module named 'my_worklods'"),
         ("broken_workloads:Tiny", "OSError: no such disk"),
-        ("my_workloads:LIMIT", "a Workload subclass or a callable"),
-        ("my_workloads:Target", "a Workload subclass or a callable"),
+        ("my_workloads:LIMIT", "a Workload subclass or a function annotated"),
+        ("my_workloads:Target", "a Workload subclass or a function annotated"),
+        ("my_workloads:unannotated", "a Workload subclass or a function annotated"),
+        ("my_workloads:Module", "a LightningModule has no target"),
+        ("os:system", "a Workload subclass or a function annotated"),
+        ("os.path:join\n", "package.module:Attribute"),
+        ("exiting:Tiny", "SystemExit: 3"),
         ("my_workloads:Half", "implements evaluate, train_loader"),
-        ("my_workloads:other", "it gave a int"),
+        ("my_workloads:other", "a Workload subclass or a function annotated"),
         ("my_workloads:Nameless", "name, a string; target, a Target; data, 'real' or"),
     ],
 )
@@ -109,10 +120,17 @@ def test_an_import_that_fails_says_why(path: str, words: str) -> None:
     assert words in problem.allowed
 
 
+def test_an_import_names_what_to_call_and_nothing_else_is_called(tmp_path: Path) -> None:
+    """Planning a study with ``import: os:system`` used to run the command."""
+    (problem,) = problems("os:system", command=f"touch {tmp_path}/ran")
+    assert problem.key == "workload.import"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_wrong_attribute_names_the_nearest_workload() -> None:
     (problem,) = problems("my_workloads:Tinny")
     assert problem.nearest == "my_workloads:Tiny"
-    assert "Digits, Half, Nameless, Strict, Tiny" in problem.allowed
+    assert "Digits, Half, Nameless, Strict, Tiny, make" in problem.allowed
 
 
 def test_arguments_are_checked_against_the_signature() -> None:

@@ -1,0 +1,105 @@
+"""Plain data: what a study may be made of before its keys mean anything.
+
+A study travels as JSON, as YAML, in SQL and through actors. Values that one of them does not
+carry are refused here, under their key: dates, bytes, integers of more than 64 bits, control
+characters, containers that contain themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from rayhive.errors import Problem
+
+#: Levels of mappings and lists within each other.
+DEPTH = 32
+#: Values of one study, each place of an alias counted.
+VALUES = 100_000
+#: The range of a 64-bit integer, which is what databases and tensors hold.
+INTEGERS = range(-(2**63), 2**63)
+
+_WRONG = object()
+_KINDS = "text, a number, true, false, null, a list or a mapping"
+
+
+def plain(value: Any, problems: list[Problem]) -> Any:
+    """Return a copy of ``value`` that is made of mappings, lists and JSON's scalars.
+
+    Args:
+        value: A mapping, as a file or a caller gives it.
+        problems: Gets one for each value that is something else. Such a value is left out of its
+            mapping, and None stands for it in its list, so that the rest can be looked at.
+    """
+    found = _Copy(problems).of(value, (), ())
+    return {} if found is _WRONG else found
+
+
+@dataclass
+class _Copy:
+    """One pass over nested data."""
+
+    problems: list[Problem]
+    count: int = field(default=0, init=False)
+
+    def of(self, value: Any, key: tuple[str, ...], holders: tuple[int, ...]) -> Any:
+        """Return a copy of what ``key`` holds; ``holders`` are the ids of what it is part of."""
+        self.count += 1
+        if self.count == VALUES + 1:
+            return self._wrong(key, value, f"at most {VALUES:,} values, aliases counted")
+        if self.count > VALUES:
+            return _WRONG
+        if isinstance(value, BaseModel):
+            return value
+        if isinstance(value, Mapping) or (
+            isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+        ):
+            if id(value) in holders:
+                return self._wrong(key, "...", "a value that does not contain itself")
+            if len(holders) == DEPTH:
+                return self._wrong(key, "...", f"at most {DEPTH} levels")
+            inner = (*holders, id(value))
+            if isinstance(value, Mapping):
+                return self._mapping(value, key, inner)
+            items = [self.of(item, (*key, str(i)), inner) for i, item in enumerate(value)]
+            return [None if item is _WRONG else item for item in items]
+        return self._scalar(value, key)
+
+    def _mapping(self, value: Mapping[Any, Any], key: tuple[str, ...], inner: Any) -> Any:
+        found = {}
+        for name, item in value.items():
+            if not isinstance(name, str):
+                self._wrong((*key, str(name)[:40]), name, "a key that is a string: in quotes")
+            elif not name.isprintable():
+                self._wrong((*key, repr(name[:40])), name, "a key of printable characters")
+            else:
+                copied = self.of(item, (*key, name), inner)
+                if copied is not _WRONG:
+                    found[name] = copied
+        return found
+
+    def _scalar(self, value: Any, key: tuple[str, ...]) -> Any:
+        if value is None or isinstance(value, (bool, float)):
+            return value
+        if isinstance(value, int):
+            return value if value in INTEGERS else self._wrong(key, value, "at most 64 bits")
+        if not isinstance(value, str):
+            kind = type(value).__name__
+            return self._wrong(key, value, f"{_KINDS}, not {kind}: in quotes it is text")
+        if all(map(_is_text, value)):
+            return value
+        return self._wrong(key, value, "text without control characters")
+
+    def _wrong(self, key: tuple[str, ...], value: Any, allowed: str) -> Any:
+        self.problems.append(Problem(".".join(key) or "FILE", value, allowed))
+        return _WRONG
+
+
+def _is_text(character: str) -> bool:
+    """Return whether a character is no control character and no half of a surrogate pair."""
+    if character in "\t\n\r" or " " <= character <= "~":
+        return True
+    return ord(character) >= 0xA0 and not 0xD800 <= ord(character) <= 0xDFFF
