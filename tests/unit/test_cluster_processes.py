@@ -81,7 +81,7 @@ def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
         assert await actor.next_events(len(first), 0.05) == []
         assert await actor.next_events(0, 0.05) == []  # what arrived is forgotten
         for do in ("train", "shutdown"):
-            await actor.command({"do": do}, "2")
+            await actor.command({"do": do}, do)
         rest = await until(actor, EXITED, len(first))
         assert rest[-1]["exit_code"] == 0
         assert [event["round"] for event in rest if event["kind"] == "round"] == [1, 2, 3]
