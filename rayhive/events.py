@@ -49,7 +49,8 @@ KINDS: dict[str, str] = {
     # by a peer
     "spawned": "pid",
     "dht_ready": "peer_id, addresses",
-    "peer_ready": "shapes (of the parameters in order), dense_payload_bytes, "
+    "peer_ready": "shapes (of the parameters in order), dense_payload_bytes, dense_state_bytes (of "
+    "all that state averaging averages, as float32), "
     "predicted_payload_bytes_per_round, payload_exact, compressed_tensors, batch_size, target "
     "(metric, value, mode), data, versions, hardware, device, processes (role -> pid)",
     "training_started": "",
@@ -58,7 +59,7 @@ KINDS: dict[str, str] = {
     "(averaged, partial, local, skipped, alone), accumulating_s (since the last transition), "
     "background_s (of these, spent waiting for the previous round's background work), "
     "clock_s (training time since training_started, without evaluation), loss (mean over the "
-    "peer's batches); of a group also group_size, fraction (of "
+    "peer's batches); of a group also group_size, group (peer_id of its members), fraction (of "
     "the parts that were averaged), retries, waited_s (for the result), matchmaking_s, "
     "averaging_s, phases, banned, failures, wasted_bytes (of attempts that failed), sent_bytes, "
     "received_bytes, counts_complete (whether the bytes are exact). With delayed gradients it "
@@ -67,7 +68,8 @@ KINDS: dict[str, str] = {
     "(optimizer and state averaging, as far as they are waited for), clock_s, computed: the peer "
     "goes on with the next round",
     "progress": "computed (own samples so far): now and then, between transitions",
-    "state_round": "round, group_size, outcome, fraction, sent_bytes, received_bytes, averaging_s",
+    "state_round": "round, group_size, group, outcome, fraction, sent_bytes, received_bytes, "
+    "averaging_s",
     "weights": "round, norm, sketch (64 numbers: see rayhive.peer.sketch), finite",
     "evaluation": "round, samples (own, computed so far), clock_s, values (metric -> number), "
     "final (whether it is the one after the last round)",
@@ -79,7 +81,8 @@ KINDS: dict[str, str] = {
     "sabotaged": "fault, round, what (what was done to this peer's part in the round)",
     "rejected": "round, offender (peer_id), reason (not_finite, norm, ...), norm, bound: this peer "
     "refused what another one sent, before it reached its own average",
-    "notice": "deadline_s (how long until it is taken away)",
+    "notice": "deadline_s (how long until it is taken away), fault (id of the one that told it; "
+    "null for a signal)",
     "left": "round, handed_over (samples that were averaged after the notice), lost (samples "
     "computed and thrown away)",
     "checkpoint": "round, path, ok, bytes, seconds, error (such as ENOSPC, or null): it was asked "

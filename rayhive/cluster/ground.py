@@ -230,7 +230,7 @@ class SwarmGround:
 
     async def command(self, peer: str, do: str, **fields: Any) -> None:
         """See :class:`~rayhive.faults.ground.Ground`."""
-        await self._swarm.command([self.life(peer)], do, **fields)
+        await self._swarm.command([self.life(peer)], do, fault=CAUSE.get(), **fields)
 
     async def start(self, peer: str, node: str | None = None) -> str:
         """See :class:`~rayhive.faults.ground.Ground`."""

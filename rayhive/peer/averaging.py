@@ -49,6 +49,7 @@ def round_fields(result: Any, seconds: float) -> dict[str, Any]:
     """Return the fields of a ``round`` event that the averager's result holds."""
     return {
         "group_size": len(result),
+        "group": sorted(map(str, result)),
         "fraction": getattr(result, "fraction", 1.0),
         "retries": max(0, getattr(result, "attempts", 1) - 1),
         "banned": list(getattr(result, "banned", ())),

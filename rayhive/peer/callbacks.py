@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from rayhive.compression.accounting import ELEMENT_BYTES
 from rayhive.peer.channel import Channel
 from rayhive.peer.checkpoints import save_checkpoint
 from rayhive.peer.clock import TrainingClock
@@ -112,6 +113,7 @@ class MeasuredTraining(Callback):
         self.channel.emit(
             "peer_ready",
             **payload_fields(self.spec, parameters),
+            dense_state_bytes=ELEMENT_BYTES * optimizer.state_averager.total_size,
             batch_size=self.spec.swarm.batch_size or self.workload.default_batch_size,
             target={"metric": target.metric, "value": target.value, "mode": target.mode},
             data=self.workload.data,

@@ -72,18 +72,19 @@ class Channel:
             if message["do"] == "leave" and command != "shutdown":
                 raise GivenNotice
 
-    def give_notice(self, deadline_s: float | None) -> None:
+    def give_notice(self, deadline_s: float | None, fault: str | None = None) -> None:
         """Take notice that this peer will be taken away; the first word and the earliest count.
 
         Args:
             deadline_s: In how long [s]; None if it is to leave in its own time.
+            fault: Id of the fault on whose behalf it is told; None for a signal.
         """
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if self.notice is None or deadline < self.notice:
             self.notice = deadline
             self._commands.put({"do": "leave"})  # for whom it finds waiting
             # a signal may have interrupted this very thread while it was sending
-            told = {"deadline_s": deadline_s}
+            told = {"deadline_s": deadline_s, "fault": fault}
             threading.Thread(target=self.emit, args=("notice",), kwargs=told, daemon=True).start()
 
     def fail(self, error: BaseException) -> None:
@@ -109,9 +110,9 @@ class Channel:
                 if message["do"] == "stop":
                     self.stop_reason = str(message.get("reason", "stop"))
                 elif message["do"] == "notice":
-                    self.give_notice(float(message["deadline_s"]))
+                    self.give_notice(float(message["deadline_s"]), message.get("fault"))
                 elif message["do"] == "leave":
-                    self.give_notice(None)
+                    self.give_notice(None, message.get("fault"))
                 elif message["do"] == "checkpoint":
                     self.checkpoint_asked = True
                 else:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayhive.cluster import link_tools, nodes, swarm
-from rayhive.cluster.ground import SwarmGround
+from rayhive.cluster.ground import CAUSE, SwarmGround
 from rayhive.cluster.link_tools import LinkTools
 from rayhive.cluster.swarm import Swarm
 from rayhive.cluster.testbed import cuts
@@ -192,3 +192,19 @@ def test_whatever_was_done_to_a_link_is_undone(monkeypatch: pytest.MonkeyPatch) 
             return None, None
 
     asyncio.run(Elsewhere().heal_link())
+
+
+def test_a_command_names_the_fault_on_whose_behalf_it_is_given() -> None:
+    sent: list[tuple[list[str], str, dict[str, Any]]] = []
+
+    async def command(names: list[str], do: str, **fields: Any) -> None:
+        sent.append((names, do, fields))
+
+    async def body() -> None:
+        peers = ground(a=("training", 1.0))
+        peers._swarm = SimpleNamespace(command=command)
+        CAUSE.set("f3")
+        await asyncio.gather(peers.command("a", "notice", deadline_s=2.0))
+
+    asyncio.run(body())
+    assert sent == [(["a.1"], "notice", {"fault": "f3", "deadline_s": 2.0})]
