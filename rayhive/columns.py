@@ -20,6 +20,8 @@ class Column:
         better: The direction that is an improvement, where there is one; only such columns
             can be objectives.
         interval: Whether ``NAME_low`` and ``NAME_high`` bound its 95 % interval.
+        exact: Whether shapes and settings determine it, so that replicates which agree on it
+            leave no doubt.
     """
 
     name: str
@@ -28,11 +30,16 @@ class Column:
     about: str
     better: Direction | None = None
     interval: bool = False
+    exact: bool = False
+
+
+#: Columns that shapes and settings determine, where replicates sent what was predicted.
+_EXACT = frozenset({"payload_bytes_per_round", "gradient_compression_ratio"})
 
 
 def _group(group: str, *rows: tuple[str, str, str, Direction | None]) -> tuple[Column, ...]:
     return tuple(
-        Column(name, group, unit, about, better, interval=better is not None)
+        Column(name, group, unit, about, better, better is not None, name in _EXACT)
         for name, unit, about, better in rows
     )
 
@@ -82,7 +89,8 @@ COMMUNICATION = _group(
     ("state_bytes_per_round", "B", "State-averaging payload sent per peer and round", "minimize"),
     ("wire_bytes_per_round", "B", "Bytes on the interface, where a testbed counts them", None),
     ("payload_bytes_per_sample", "B", "All payload per committed sample", "minimize"),
-    ("compression_ratio", "x", "Dense gradient payload / measured", "maximize"),
+    ("compression_ratio", "x", "All payload if nothing were compressed / measured", "maximize"),
+    ("gradient_compression_ratio", "x", "The same of gradients alone", "maximize"),
     ("averaging_p50_s", "s", "Median time of a gradient all-reduce", "minimize"),
     ("averaging_p95_s", "s", "95th percentile of the same", "minimize"),
     ("rounds", "", "Rounds committed", None),
@@ -97,6 +105,8 @@ FAULTS = _group(
     ("faults_verified", "", "Faults proved to have taken effect", None),
     ("detect_p50_s", "s", "Fault to first survivor's progress", None),
     ("detect_p95_s", "s", "95th percentile of the same", None),
+    ("stall_p50_s", "s", "Longest time that a survivor went without a round", None),
+    ("stall_p95_s", "s", "95th percentile of the same", None),
     ("recover_p50_s", "s", "Fault to 90 % of live-capacity throughput", None),
     ("recover_p95_s", "s", "95th percentile of the same", None),
     ("rejoin_p50_s", "s", "Peer start to its first accepted contribution", None),

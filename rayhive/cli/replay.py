@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -49,4 +50,6 @@ def replay(
     except Interrupted as stop:
         complain(f"{stop.reason}; what was written is in {target}")
         raise typer.Exit(stop.exit_code) from None
-    raise typer.Exit(1 if tell(target) else 0)
+    wrong = tell(target, always=True)
+    print(f"all columns: {shlex.join(['rayhive', 'results', str(target)])}")
+    raise typer.Exit(1 if wrong else 0)

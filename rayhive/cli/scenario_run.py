@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from rayhive.spec import ReplicateSpec
     from rayhive.sweep.study import Study
 
-#: What a faulted replicate's summary shows, where it is known.
-FIGURES = (
+#: What a replicate's summary shows, where it is known.
+FIGURES = ("final_loss", "time_to_target_s", "samples_per_s", "round_p50_s")
+#: What that of a faulted one shows besides.
+FAULTED_FIGURES = (
     "detect_p95_s",
+    "stall_p95_s",
     "recover_p95_s",
     "rejoin_p95_s",
     "censored",
@@ -142,12 +145,13 @@ def _tell(row: Mapping[str, Any], folder: Path) -> bool:
     return tell(RunFolder(folder).replicate(row["trial"], row["replicate"], row["scenario"]), row)
 
 
-def tell(place: Path, row: Mapping[str, Any] | None = None) -> bool:
+def tell(place: Path, row: Mapping[str, Any] | None = None, always: bool = False) -> bool:
     """Print the story of one replicate; return whether something is wrong.
 
     Args:
         place: Its folder.
         row: Its row; made of its events if it is not given.
+        always: Print it also of a replicate in which nothing was to break and nothing did.
     """
     from rayhive.metrics.rows import replicate_row
     from rayhive.metrics.timeline import FINISHED
@@ -156,28 +160,30 @@ def tell(place: Path, row: Mapping[str, Any] | None = None) -> bool:
     row = replicate_row(place) if row is None else row
     violated = [e for e in last_timeline(place).of("invariant") if not e["ok"]]
     wrong = row["state"] not in FINISHED or bool(violated)
-    if row["scenario"] == "none" and not wrong:
+    if row["scenario"] == "none" and not wrong and not always:
         return False
     print()
     for line in timeline_lines(place):
         print(line)
-    told = [f"{name} {_figure(name, row[name])}" for name in FIGURES if _known(row.get(name))]
+    names = FIGURES if row["scenario"] == "none" else FAULTED_FIGURES
+    found = ((name, _figure(row, name)) for name in names)
+    told = [f"{name} {text}" for name, text in found if text is not None]
     if told:
         print(f"\n{', '.join(told)}")
     _draw(place)
     return wrong
 
 
-def _known(value: Any) -> bool:
+def _figure(row: Mapping[str, Any], name: str) -> str | None:
+    """Print a number, or what is known of one that was not seen; None where nothing is."""
     import pandas as pd
 
-    return value is not None and not bool(pd.isna(value))
-
-
-def _figure(name: str, value: Any) -> str:
+    from rayhive.report.sheet import bound_text
     from rayhive.sweep.progress import figure
 
-    return figure(name, float(value))
+    known = {key: None if pd.isna(value) else value for key, value in row.items()}
+    value = known.get(name)
+    return bound_text(known, name) if value is None else figure(name, float(value))
 
 
 def _draw(place: Path) -> None:

@@ -126,7 +126,7 @@ def _print_plan(found: Plan, format: str) -> None:
             "configuration": "configuration",
             "enqueued": "enqueued",
             "payload_bytes_per_round_predicted": "payload/peer/round [B]>",
-            "compression_ratio": "ratio [x]>",
+            "gradient_compression_ratio": "ratio [x]>",
             "compressed_tensors": "factorised>",
             "exact": "exact",
         },
@@ -232,7 +232,7 @@ def _plan_rows(plan: Plan) -> list[dict[str, object]]:
             **row.configuration.model_dump(mode="json"),
             "enqueued": row.enqueued,
             "payload_bytes_per_round_predicted": row.bytes_per_round,
-            "compression_ratio": row.ratio,
+            "gradient_compression_ratio": row.ratio,
             "compressed_tensors": row.compressed,
             "exact": row.exact,
         }

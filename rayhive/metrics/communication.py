@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from rayhive.events import Event
+from rayhive.events import GROUPED, Event
 from rayhive.metrics.group import MetricGroup, Row, ratio
 from rayhive.metrics.stats import estimate, percentile
 from rayhive.metrics.timeline import Timeline
@@ -33,7 +33,11 @@ class Communication(MetricGroup):
       no testbed counts it, or a node was gone in between.
     * ``payload_bytes_per_sample`` [B]: gradient and state payload of all peers / committed
       samples.
-    * ``compression_ratio`` [x]: 2(N-1)/N of the dense float32 gradients' bytes /
+    * ``compression_ratio`` [x]: what a peer would send per round if nothing were compressed,
+      gradients and state, / (``payload_bytes_per_round`` + ``state_bytes_per_round``). A state
+      averaging in a group of g peers counts as 2(g-1)/g of the dense float32 bytes of all that it
+      averages: parameters, optimizer statistics and extra tensors. None where nothing was sent.
+    * ``gradient_compression_ratio`` [x]: 2(N-1)/N of the dense float32 gradients' bytes /
       ``payload_bytes_per_round``. None where nothing was sent.
     * ``averaging_p50_s``, ``averaging_p95_s`` [s]: percentiles of the time that a gradient
       all-reduce took, of all peers and all rounds with a group together, each peer's first left
@@ -58,6 +62,7 @@ class Communication(MetricGroup):
         "wire_bytes_per_round",
         "payload_bytes_per_sample",
         "compression_ratio",
+        "gradient_compression_ratio",
         "averaging_p50_s",
         "averaging_p95_s",
         "rounds",
@@ -72,20 +77,26 @@ class Communication(MetricGroup):
         gradients, states = timeline.of("round"), timeline.of("state_round")
         sent = [_sent(events) for events in timeline.complete_rounds.values()]
         measured = ratio(sum(sent), len(sent) * peers)  # one division, of whole numbers: exact
-        dense = _mean_told(timeline, "dense_payload_bytes")
+        dense = _allreduced(_mean_told(timeline, "dense_payload_bytes"), peers)
         steps = {(e["peer"], e["round"]) for e in (*gradients, *timeline.of("transition"))}
         averaging = _averaging_seconds(timeline)
+        state, dense_state = (ratio(x, len(steps)) for x in (_sent(states), _dense_state(timeline)))
+        if timeline.spec.swarm.use_local_updates:
+            all_dense, everything = dense_state, state
+        else:
+            all_dense, everything = _plus(dense, dense_state), _plus(measured, state)
         return {
             "payload_bytes_per_round": measured,
             "payload_bytes_per_round_predicted": _mean_told(
                 timeline, "predicted_payload_bytes_per_round"
             ),
-            "state_bytes_per_round": ratio(_sent(states), len(steps)),
+            "state_bytes_per_round": state,
             "wire_bytes_per_round": ratio(_on_the_wire(timeline), len(steps)),
             "payload_bytes_per_sample": ratio(
                 _sent(gradients) + _sent(states), timeline.committed()
             ),
-            "compression_ratio": ratio(_allreduced(dense, peers), measured),
+            "compression_ratio": ratio(all_dense, everything),
+            "gradient_compression_ratio": ratio(dense, measured),
             "averaging_p50_s": percentile(averaging, 50),
             "averaging_p95_s": percentile(averaging, 95),
             **_rounds(timeline),
@@ -112,6 +123,20 @@ def _mean_told(timeline: Timeline, field: str) -> float | None:
 def _allreduced(payload: float | None, peers: int) -> float | None:
     """Return what each of N peers sends in an all-reduce of so many bytes: 2(N-1)/N of them."""
     return None if payload is None else 2 * (peers - 1) * payload / peers
+
+
+def _dense_state(timeline: Timeline) -> float | None:
+    """Return the bytes of all state averagings if nothing were compressed; None if not known."""
+    grouped = [event for event in timeline.of("state_round") if event["outcome"] in GROUPED]
+    told = _mean_told(timeline, "dense_state_bytes")
+    if told is None:  # a log from before peers told it
+        return float(_sent(grouped)) if timeline.spec.swarm.state_codec == "none" else None
+    sizes = [event.get("group_size") or 1 for event in grouped]
+    return math.fsum(2 * (size - 1) * told / size for size in sizes)
+
+
+def _plus(a: float | None, b: float | None) -> float | None:
+    return None if a is None or b is None else a + b
 
 
 def _averaging_seconds(timeline: Timeline) -> list[float]:

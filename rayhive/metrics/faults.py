@@ -9,8 +9,11 @@ from rayhive.columns import FAULTS
 from rayhive.metrics.group import MetricGroup, Row
 from rayhive.metrics.impact import impacts, rejoins
 from rayhive.metrics.losses import samples_lost
-from rayhive.metrics.stats import percentile
+from rayhive.metrics.stats import Time, censored_percentile
 from rayhive.metrics.timeline import Timeline
+
+#: Times of single faults, of which a row has percentiles over all of them.
+TIMES: tuple[str, ...] = ("detect", "stall", "recover", "rejoin")
 
 
 class Faults(MetricGroup):
@@ -18,9 +21,11 @@ class Faults(MetricGroup):
 
     * ``faults_planned``, ``faults_fired``, ``faults_verified``: faults in the plan, those with a
       ``fault_fired``, those with a ``fault_verified`` that is ok.
-    * ``detect_p50_s``, ``detect_p95_s``, ``recover_p50_s``, ``recover_p95_s`` [s]: percentiles
-      over the faults that fired and of which it was seen; see
-      :func:`rayhive.metrics.impact.impacts`.
+    * ``detect_p50_s``, ``detect_p95_s``, ``stall_p50_s``, ``stall_p95_s``, ``recover_p50_s``,
+      ``recover_p95_s`` [s]: percentiles over all faults that fired; see
+      :func:`rayhive.metrics.impact.impacts`. What was not seen before the end took longer than
+      it was looked for; where a percentile depends on how much longer, it is None
+      (:func:`rayhive.metrics.stats.censored_percentile`).
     * ``rejoin_p50_s``, ``rejoin_p95_s`` [s]: the same over the peers that came while the others
       trained; see :func:`rayhive.metrics.impact.rejoins`.
     * ``censored``: faults of which the detection, the recovery or the rejoin of a peer that they
@@ -33,12 +38,13 @@ class Faults(MetricGroup):
 
     Of a replicate only:
 
-    * ``detect_s``, ``recover_s``, ``rejoin_s``: the seconds that the percentiles are of, in the
-      order of time, separated by spaces, so that those of several replicates can be pooled.
+    * ``detect_s``, ``stall_s``, ``recover_s``, ``rejoin_s``: the seconds that the percentiles are
+      of, in the order of time, separated by spaces, so that those of several replicates can be
+      pooled. ``>`` marks what was not seen until then.
     """
 
     columns: ClassVar[tuple[str, ...]] = tuple(column.name for column in FAULTS)
-    replicate_columns: ClassVar[tuple[str, ...]] = ("detect_s", "recover_s", "rejoin_s")
+    replicate_columns: ClassVar[tuple[str, ...]] = tuple(f"{name}_s" for name in TIMES)
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
@@ -58,32 +64,43 @@ class Faults(MetricGroup):
             "faults_planned": None if plan is None else len(plan.faults),
             "faults_fired": len({event["fault"] for event in fired}),
             "faults_verified": len(verified),
-            **_percentiles("detect", (item.detect_s for item in faults)),
-            **_percentiles("recover", (item.recover_s for item in faults)),
-            **_percentiles("rejoin", (item.seconds for item in joined)),
+            **percentiles("detect", (_time(item.detect_s, item.observed_s) for item in faults)),
+            **percentiles("stall", (item.stall for item in faults)),
+            **percentiles("recover", (_time(item.recover_s, item.observed_s) for item in faults)),
+            **percentiles("rejoin", (_time(item.seconds, item.observed_s) for item in joined)),
             "censored": len(unseen),
             "samples_lost": samples_lost(timeline),
             "state_transfer_bytes": _transferred(timeline),
         }
 
 
-def _percentiles(name: str, found: Iterable[float | None]) -> Row:
-    seconds = [value for value in found if value is not None]
-    return {
-        f"{name}_s": seconds_text(seconds),
-        f"{name}_p50_s": percentile(seconds, 50),
-        f"{name}_p95_s": percentile(seconds, 95),
-    }
+def percentiles(name: str, found: Iterable[Time | None]) -> Row:
+    """Return the columns of one kind of time: the times themselves, p50 and p95."""
+    times = [time for time in found if time is not None]
+    row: Row = {f"{name}_s": times_text(times)}
+    for percent in (50, 95):
+        value = censored_percentile(times, percent)
+        known = value is not None and not value.censored
+        row[f"{name}_p{percent}_s"] = value.seconds if value is not None and known else None
+    return row
 
 
-def seconds_text(seconds: Iterable[float]) -> str | None:
-    """Return seconds as a text that :func:`text_seconds` reads back; None of none."""
-    return " ".join(map(repr, seconds)) or None
+def _time(seconds: float | None, observed_s: float) -> Time:
+    return Time(observed_s, censored=True) if seconds is None else Time(seconds)
 
 
-def text_seconds(texts: Iterable[str]) -> list[float]:
-    """Return the seconds of all texts together."""
-    return [float(item) for text in texts for item in text.split()]
+def times_text(times: Iterable[Time]) -> str | None:
+    """Return times as a text that :func:`text_times` reads back; None of none."""
+    return " ".join(f"{'>' * time.censored}{time.seconds!r}" for time in times) or None
+
+
+def text_times(texts: Iterable[str]) -> list[Time]:
+    """Return the times of all texts together."""
+    return [
+        Time(float(item.removeprefix(">")), censored=item.startswith(">"))
+        for text in texts
+        for item in text.split()
+    ]
 
 
 def _transferred(timeline: Timeline) -> int | None:

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from rayhive.columns import BY_NAME, COLUMNS, CONFIGURATION, FOLDED_ONLY
-from rayhive.metrics.faults import text_seconds
+from rayhive.columns import BY_NAME, COLUMNS, CONFIGURATION, FOLDED_ONLY, Column
+from rayhive.metrics.faults import TIMES, percentiles, text_times
 from rayhive.metrics.group import Row, Value
-from rayhive.metrics.stats import estimate, percentile
+from rayhive.metrics.stats import estimate
 from rayhive.metrics.timeline import FINISHED, UNCOUNTED
 
 #: Replicates under different conditions are never folded into one row.
@@ -27,12 +27,8 @@ EXTRA_COLUMNS: tuple[str, ...] = (
     "rounds_complete",
     "payload_matches",
     "live_share",
-    "detect_s",
-    "recover_s",
-    "rejoin_s",
+    *(f"{name}_s" for name in TIMES),
 )
-#: Times of single faults, of which a row has the percentiles over all its replicates together.
-POOLED: tuple[str, ...] = ("detect", "recover", "rejoin")
 #: Counts of which a row has the sum over its replicates.
 ADDED_UP: tuple[str, ...] = (
     "rounds",
@@ -63,10 +59,12 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
     Numbers become means with 95 % intervals (:func:`rayhive.metrics.stats.estimate`) in ``NAME``,
     ``NAME_low`` and ``NAME_high``; rounds, faults and lost samples are added up; of
     ``weights_distance_max`` the largest stays; ``reached`` counts; the percentiles of ``detect``,
-    ``recover`` and ``rejoin`` are over the faults of all replicates together; texts are kept where
-    equal and joined where not; a yes-or-no is yes if it is for all. Where not all replicates
-    reached the target, ``time_to_target_s`` and ``samples_to_target`` are means over those that
-    did, without an interval: they are lower bounds.
+    ``stall``, ``recover`` and ``rejoin`` are over the faults of all replicates together; texts are
+    kept where equal and joined where not; a yes-or-no is yes if it is for all. Where not all
+    replicates, those that failed among them, reached the target, ``time_to_target_s`` and
+    ``samples_to_target`` are means over those that did, without an interval: they are lower
+    bounds. Measured numbers that agree exactly have no interval either: that they are whole
+    numbers, or sampled coarsely, does not make the mean certain.
 
     Args:
         rows: What :func:`rayhive.metrics.rows.timeline_row` returned, each replicate once.
@@ -95,10 +93,10 @@ def _fold_group(rows: list[Row], key: Sequence[str]) -> Row:
         if column.group in ("configuration", "provenance"):
             fold_all = _FOLDS.get(name)
             folded[name] = fold_all(_values(rows, name)) if fold_all else _same(rows, name)
-        elif name in WHOLE and len(_values(finished, name)) < len(finished):
+        elif name in WHOLE and len(_values(finished, name)) < len(rows):
             folded[name] = None
         elif column.interval:
-            folded.update(_estimates(finished, name))
+            folded.update(_estimates(finished, column, len(rows)))
         else:
             folded[name] = _FOLDS.get(name, _mean)(_values(finished, name))
     folded |= {
@@ -109,30 +107,34 @@ def _fold_group(rows: list[Row], key: Sequence[str]) -> Row:
         "payload_matches": _all(_values(finished, "payload_matches")),
         "live_share": _mean(_values(finished, "live_share")),
     }
-    for name in POOLED:
-        folded |= _pooled(name, _values(finished, f"{name}_s"))
+    for name in TIMES:  # percentiles are over the faults of all replicates together
+        folded |= percentiles(name, text_times(_values(finished, f"{name}_s")))
     return folded
-
-
-def _pooled(name: str, texts: list[str]) -> Row:
-    seconds = text_seconds(texts)
-    return {
-        f"{name}_s": " ".join(texts) or None,
-        f"{name}_p50_s": percentile(seconds, 50),
-        f"{name}_p95_s": percentile(seconds, 95),
-    }
 
 
 def _values(rows: Iterable[Row], name: str) -> list[Any]:
     return [row[name] for row in rows if row[name] is not None]
 
 
-def _estimates(rows: list[Row], name: str) -> Row:
+def _estimates(rows: list[Row], column: Column, ran: int) -> Row:
+    """Return a mean with its interval.
+
+    Replicates that agree exactly have an interval (without width) only in a column that is exact,
+    and only if they sent what was predicted.
+
+    Args:
+        rows: Replicates that finished.
+        column: The column.
+        ran: Number of replicates, those that failed included.
+    """
+    name = column.name
     values = _values(rows, name)
     found = estimate(values)
     if found is None:
         return {name: None, f"{name}_low": None, f"{name}_high": None}
-    known = name not in CENSORED or len(values) == len(rows)
+    known = name not in CENSORED or len(values) == ran
+    if found.low == found.high:
+        known = known and column.exact and _all(_values(rows, "payload_matches")) is True
     return {
         name: found.mean,
         f"{name}_low": found.low if known else None,
@@ -169,15 +171,23 @@ _FOLDS: dict[str, Callable[[list[Any]], Value]] = {
 }
 
 
+def ran(row: Row) -> int:
+    """Return how many replicates a folded row stands for, those that failed included."""
+    return int(row["n"] or 0) + int(row["n_failed"] or 0)
+
+
 def is_censored(row: Row, name: str) -> bool:
-    """Return whether a folded number stands for only some of its row's replicates."""
-    reached, n = row["reached"], row["n"]
-    return name in CENSORED and reached is not None and reached != n
+    """Return whether a folded time to the target is known of only some of its row's replicates."""
+    reached = row["reached"]
+    return name in CENSORED and reached is not None and reached != ran(row)
 
 
 def objectives_known(row: Row, objectives: Iterable[str]) -> bool:
-    """Return whether a folded row has every objective, of all its replicates."""
-    return all(
+    """Return whether a folded row has every objective, of all its replicates.
+
+    It has none of a replicate that failed, so a row with such has not.
+    """
+    return not row["n_failed"] and all(
         name in BY_NAME and row[name] is not None and not is_censored(row, name)
         for name in objectives
     )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from operator import itemgetter
 from statistics import median
 
 from rayhive.events import GROUPED, Event
 from rayhive.metrics.capacity import Capacity
+from rayhive.metrics.progress import Progress, Strike
+from rayhive.metrics.stats import Time
 from rayhive.metrics.timeline import Timeline
 
 #: Rounds over which throughput is measured.
@@ -33,7 +32,9 @@ class Impact:
         healed: When it was taken back; None if it was not.
         ok: Whether it was proved to have taken effect; None if nobody looked.
         detect_s: Seconds to the first survivor's progress; None if that was not seen.
+        stall: Longest time that a survivor went without a round; None if no survivor can tell.
         recover_s: Seconds until throughput was back; None if that was not seen.
+        observed_s: Seconds from the fault to the end of training.
     """
 
     fault: str
@@ -43,7 +44,9 @@ class Impact:
     healed: float | None
     ok: bool | None
     detect_s: float | None
+    stall: Time | None
     recover_s: float | None
+    observed_s: float
 
 
 @dataclass(frozen=True)
@@ -55,12 +58,14 @@ class Rejoin:
         cause: The fault that asked for it.
         spawned: When its process ran [s, Unix time].
         seconds: Until its first accepted contribution; None if there was none.
+        observed_s: Seconds from its start to its end, or to that of training.
     """
 
     life: str
     cause: str | None
     spawned: float
     seconds: float | None
+    observed_s: float
 
 
 @dataclass(frozen=True)
@@ -103,53 +108,60 @@ def impacts(timeline: Timeline) -> tuple[Impact, ...]:
 
     A fault begins when it takes effect: with ``fault_fired``, or, for
 
-    * a peer that was told beforehand (``notice``), when the first such target is gone;
+    * a peer that this fault told beforehand (``notice``), when the first such target is gone;
     * a target that was gone before all were hit and ``fault_fired`` was written, then;
     * what a peer does itself, with its first ``sabotaged``.
 
-    Let R be the last round that a target had reported when the fault fired, and a *survivor* a
-    peer that trained then and is not a target (every peer that trained then, if all are targets).
+    Survivors, and which of their rounds count as progress without the targets:
+    :meth:`rayhive.metrics.progress.Progress.steps`.
 
-    * *detect*: from the fault to the first ``round`` that a survivor applied, or the first
-      ``transition`` of a survivor, that comes after the fault and is of a round after R: a round
-      that the target still took part in does not count.
-    * *recover*: from the fault to the end of the first round n that comes after the fault, is
-      after R, and is followed by :data:`ROUNDS` (3) rounds whose committed samples per second of
-      training clock are at least :data:`SHARE` (0.9) of what the live peers should do. That is:
-      peers live in these rounds, on average over time, x the samples per second and live peer
-      before the first fault of the replicate (from the end of its first round to that of its last
-      one before the fault; at least :data:`BASELINE_ROUNDS` rounds, or recovery can't be told).
+    * *detect*: from the fault to the first round that counts.
+    * *stall*: see :meth:`rayhive.metrics.progress.Progress.stall`.
+    * *recover*: from the fault to the first report of the first round that counts and is
+      followed by :data:`ROUNDS` (3) rounds whose committed samples per second of training clock
+      are at least :data:`SHARE` (0.9) of what the live peers should do. That is: peers live in
+      these rounds, on average over time, x the samples per second and live peer before the first
+      fault of the replicate (from the end of its first round to that of its last one before the
+      fault; at least :data:`BASELINE_ROUNDS` rounds, or recovery can't be told).
 
     Live are peers that train and are neither stopped nor cut off by a fault; a peer that is
     starting is not. What is not seen before the replicate ends is None.
     """
     rounds, capacity = swarm_rounds(timeline), Capacity(timeline, from_start=True)
-    fired = [(_took_effect(timeline, event), event) for event in timeline.of("fault_fired")]
-    fired.sort(key=lambda item: item[0])
+    progress, end = Progress(timeline, capacity), _end(timeline)
+    begins = _took_effect(timeline)
+    fired = sorted(zip(begins, timeline.of("fault_fired"), strict=True), key=lambda item: item[0])
     baseline = _baseline(rounds, capacity, fired[0][0]) if fired else None
-    steps = (*timeline.of("transition"), *filter(timeline.applied, timeline.of("round")))
-    progress = sorted((e["t"], e["peer"], e["round"]) for e in steps)
     healed = {event["fault"]: event["t"] for event in timeline.of("fault_healed")}
     verified = {event["fault"]: bool(event["ok"]) for event in timeline.of("fault_verified")}
     found = []
     for moment, event in fired:
         targets = frozenset(event.get("lives") or ())
-        last = _last_round(timeline, targets, moment)
-        detected = _progress(progress, capacity, targets, moment, last)
-        recovered = _recovered(rounds, capacity, baseline, moment, last)
+        strike = Strike(moment, healed.get(event["fault"]), event["effect"], targets)
+        reports: dict[int, float] = {}
+        for step in progress.steps(strike):
+            if step.counts:
+                reports.setdefault(step.round, step.moment)
+        recovered = _recovered(rounds, capacity, baseline, reports)
         found.append(
             Impact(
                 fault=event["fault"],
                 kind=event["fault_kind"],
                 lives=tuple(sorted(targets)),
                 fired=moment,
-                healed=healed.get(event["fault"]),
+                healed=strike.healed,
                 ok=verified.get(event["fault"]),
-                detect_s=None if detected is None else detected - moment,
+                detect_s=min(reports.values()) - moment if reports else None,
+                stall=progress.stall(strike),
                 recover_s=None if recovered is None else recovered - moment,
+                observed_s=max(0.0, end - moment),
             )
         )
     return tuple(found)
+
+
+def _end(timeline: Timeline) -> float:
+    return 0.0 if timeline.span is None else timeline.span[1]
 
 
 def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
@@ -166,7 +178,9 @@ def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
         if life.spawned is not None and life.spawned > timeline.span[0]:
             accepted = next((e for e in rounds.get(life.name, ()) if is_contribution(e)), None)
             seconds = None if accepted is None else accepted["t"] - life.spawned
-            found.append(Rejoin(life.name, life.cause, life.spawned, seconds))
+            until = _end(timeline) if life.ended is None else min(life.ended, _end(timeline))
+            observed = max(0.0, until - life.spawned)
+            found.append(Rejoin(life.name, life.cause, life.spawned, seconds, observed))
     return tuple(sorted(found, key=lambda item: item.spawned))
 
 
@@ -175,39 +189,52 @@ def is_contribution(event: Event) -> bool:
     return event["outcome"] in GROUPED and event["samples"] > 0
 
 
-def _took_effect(timeline: Timeline, fired: Event) -> float:
-    """Return when a fault took effect [s, Unix time]."""
+def _took_effect(timeline: Timeline) -> list[float]:
+    """Return when each fault took effect [s, Unix time], in the order of the log."""
+    fired = timeline.of("fault_fired")
+    told: dict[str, set[str]] = {event["fault"]: set() for event in fired}
+    for notice in timeline.of("notice"):
+        fault = _told_by(notice, fired)
+        if fault in told:
+            told[fault].add(notice["peer"])
+    return [_begin(timeline, event, told[event["fault"]]) for event in fired]
+
+
+def _told_by(notice: Event, fired: Sequence[Event]) -> str | None:
+    """Return the fault that a ``notice`` belongs to.
+
+    A notice that came as SIGTERM, or one of an older log, does not name it: then it is the last
+    fault that began before and takes this peer away.
+    """
+    if notice.get("fault") is not None:
+        return str(notice["fault"])
+    earlier = [
+        (_asked(event), event["fault"])
+        for event in fired
+        if event["effect"] == "gone"
+        and notice["peer"] in (event.get("lives") or ())
+        and _asked(event) <= notice["t"]
+    ]
+    return max(earlier)[1] if earlier else None
+
+
+def _asked(fired: Event) -> float:
+    return float(fired.get("began") or fired["t"])
+
+
+def _begin(timeline: Timeline, fired: Event, told: set[str]) -> float:
     own = [e["t"] for e in timeline.of("sabotaged") if e.get("fault") == fired["fault"]]
     if own:
         return float(min(own))
-    targets = frozenset(fired.get("lives") or ())
-    begin, end = float(fired.get("began") or fired["t"]), float(fired["t"])
-    told = {e["peer"] for e in timeline.of("notice") if e["t"] >= begin} & targets
+    begin, end = _asked(fired), float(fired["t"])
+    lives = [timeline.lives[name] for name in fired.get("lives") or () if name in timeline.lives]
     gone = [
         life.ended
-        for life in timeline.lives.values()
-        if life.name in targets and life.ended is not None and life.end != "peer_finished"
-        if life.name in told or begin <= life.ended < end
+        for life in lives
+        if life.ended is not None and life.ended >= begin and life.end != "peer_finished"
+        if life.name in told or life.ended < end
     ]
     return min(gone, default=end)
-
-
-def _last_round(timeline: Timeline, targets: frozenset[str], fired: float) -> int:
-    reported = (e for e in timeline.of("round") if e["peer"] in targets and e["t"] <= fired)
-    return max((event["round"] for event in reported), default=0)
-
-
-def _progress(
-    steps: Sequence[tuple[float, str, int]],
-    capacity: Capacity,
-    targets: frozenset[str],
-    fired: float,
-    last: int,
-) -> float | None:
-    there = capacity.present(fired)
-    survivors = there - targets or there
-    after = islice(steps, bisect_right(steps, fired, key=itemgetter(0)), None)
-    return next((t for t, peer, round_ in after if peer in survivors and round_ > last), None)
 
 
 def _baseline(rounds: Sequence[SwarmRound], capacity: Capacity, fault: float) -> float | None:
@@ -230,14 +257,13 @@ def _recovered(
     rounds: Sequence[SwarmRound],
     capacity: Capacity,
     baseline: float | None,
-    fired: float,
-    last: int,
+    reports: Mapping[int, float],
 ) -> float | None:
     if baseline is None:
         return None
     for index, item in enumerate(rounds[: len(rounds) - ROUNDS]):
-        if item.moment > fired and item.number > last:
+        if item.number in reports:
             rate = _per_peer(item, rounds[index + 1 : index + 1 + ROUNDS], capacity)
             if rate is not None and rate >= SHARE * baseline:
-                return item.moment
+                return reports[item.number]
     return None

@@ -59,5 +59,28 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     ordered = sorted(values)
     rank = percent / 100 * (len(ordered) - 1)
     below = math.floor(rank)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (rank - below) * (ordered[above] - ordered[below])
+    if rank == below or ordered[below] == ordered[below + 1]:
+        return ordered[below]
+    return ordered[below] + (rank - below) * (ordered[below + 1] - ordered[below])
+
+
+@dataclass(frozen=True)
+class Time:
+    """A time until something was seen [s]; if ``censored``, it was not, and took longer."""
+
+    seconds: float
+    censored: bool = False
+
+
+def censored_percentile(times: Sequence[Time], percent: float) -> Time | None:
+    """Return a percentile of times of which some are censored; None of no times.
+
+    It is taken twice, with every censored time as short as it can be (what was seen of it) and as
+    long (infinite). Where both agree, the percentile is known; else it is censored, and at least
+    the first.
+    """
+    low = percentile([time.seconds for time in times], percent)
+    if low is None:
+        return None
+    high = percentile([math.inf if time.censored else time.seconds for time in times], percent)
+    return Time(low, censored=low != high)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rayhive.columns import COLUMNS, FOLDED_ONLY, REPLICATE_COLUMNS
 from rayhive.metrics import METRICS
+from rayhive.metrics.faults import TIMES
 from rayhive.metrics.fold import ADDED_UP, EXTRA_COLUMNS
 from rayhive.metrics.group import Row
 
@@ -35,9 +36,7 @@ _TEXTS = frozenset(
         "hardware",
         "started",
         "ended",
-        "detect_s",
-        "recover_s",
-        "rejoin_s",
+        *(f"{name}_s" for name in TIMES),
     }
 )
 _COUNTS = frozenset(

@@ -25,7 +25,7 @@ def number_text(value: float) -> str:
 def estimate_text(mean: float, half: float | None) -> str:
     """Return ``mean ± half`` to two significant digits of the half-width.
 
-    An interval without width belongs to replicates that agree exactly; the number stands alone.
+    An interval without width belongs to an exact quantity; the number stands alone.
     """
     if half is None or half == 0 or not math.isfinite(half):
         return number_text(mean)

@@ -13,8 +13,9 @@ def mark_front(rows: Sequence[Row], objectives: Mapping[str, str]) -> None:
 
     A row dominates another if it is at least as good in every objective and better in one. Only
     rows under the same conditions (scenario, workload, peers, link) are compared. A row that lacks
-    an objective, or knows it of only some of its replicates, is not on the front and dominates
-    nobody. Without objectives there is no front: ``pareto`` is None.
+    an objective, or knows it of only some of its replicates because the others missed the target
+    or failed, is not on the front and dominates nobody. Without objectives there is no front:
+    ``pareto`` is None.
 
     Args:
         rows: Folded rows, changed in place.

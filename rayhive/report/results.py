@@ -72,15 +72,15 @@ def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
     named and left out.
 
     Args:
-        folder: The run folder.
+        folder: The run folder, or the folder of one replicate, such as a replay's.
         by: Configuration columns that make a row; by default all of them.
 
     Raises:
-        ConfigError: ``folder`` is no run folder.
+        ConfigError: ``folder`` is neither.
         DamagedError: Its study cannot be read.
     """
     folder = Path(folder)
-    if not _is_run(folder):
+    if not _is_run(folder) and not _is_replicate(folder):
         raise ConfigError(_no_run(folder))
     study = _study(folder)
     rows, damaged = _rows(folder)
@@ -97,8 +97,9 @@ def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """Return one row a replicate, and what is wrong with those that have none."""
     best: dict[str, Attempt] = {}
     damaged: list[str] = []
-    for path in sorted((folder / "trials").glob("*/*/")):
-        if (path / "spec.json").exists() or (path / "events.jsonl").exists():
+    places = sorted((folder / "trials").glob("*/*/")) if _is_run(folder) else [folder]
+    for path in places:
+        if _is_replicate(path):
             try:
                 for attempt in read_attempts(path):
                     rival = best.setdefault(attempt.identity, attempt)
@@ -130,6 +131,10 @@ def _is_run(folder: Path) -> bool:
     return (folder / "sweep.yaml").is_file() or (folder / "trials").is_dir()
 
 
+def _is_replicate(folder: Path) -> bool:
+    return (folder / "spec.json").is_file() or (folder / "events.jsonl").is_file()
+
+
 def _no_run(folder: Path) -> Problem:
     """Say which runs there are nearby."""
     places = (folder, folder.parent, Path("runs"))
@@ -145,6 +150,6 @@ def _no_run(folder: Path) -> Problem:
     return Problem(
         "DIR",
         str(folder),
-        f"a run folder, with a sweep.yaml or trials in it{listed}",
+        f"a run folder, with a sweep.yaml or trials in it, or a replicate's{listed}",
         None if close is None else runs[close],
     )

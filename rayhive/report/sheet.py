@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rayhive.columns import COLUMNS, PROVENANCE, Column
-from rayhive.metrics.fold import CONDITIONS, is_censored
+from rayhive.metrics.faults import TIMES, text_times
+from rayhive.metrics.fold import CONDITIONS, is_censored, ran
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.metrics.stats import censored_percentile
 from rayhive.metrics.timeline import UNCOUNTED
 from rayhive.report.numbers import estimate_text, number_text
 from rayhive.report.pareto import comparable, describe
@@ -64,7 +66,7 @@ def make_sheet(results: Results, rows: Sequence[Row]) -> Sheet:
     """
     keys = _keys(results, rows)
     wanted = [column for column in COLUMNS if _shown(column, results)]
-    full = [column for column in wanted if any(row[column.name] is not None for row in rows)]
+    full = [column for column in wanted if any(_text(row, column) != EMPTY for row in rows)]
     columns = [*keys, *(column for column in full if column not in keys)]
     cells = [
         tuple(_cell(row, rows, column, first=column is columns[0]) for column in columns)
@@ -103,7 +105,7 @@ def is_faulted(results: Results) -> bool:
 
 
 def _title(results: Results, rows: Sequence[Row]) -> str:
-    replicates = sum(int(row["n"] or 0) + int(row["n_failed"] or 0) for row in rows)
+    replicates = sum(map(ran, rows))
     return f"{results.name}: {_count(len(rows), 'row')} of {_count(replicates, 'replicate')}"
 
 
@@ -124,9 +126,9 @@ def _cell(row: Row, rows: Sequence[Row], column: Column, first: bool) -> Cell:
 def _text(row: Row, column: Column) -> str:
     name, value = column.name, row[column.name]
     if value is None:
-        return EMPTY
+        return bound_text(row, name) or EMPTY
     if name == "reached":
-        return f"{value}/{row['n']}"
+        return f"{value}/{ran(row)}"
     if name == "n" and row["n_timed_out"]:
         return f"{value} ({row['n_timed_out']}{DAGGER})"
     if isinstance(value, str):
@@ -134,8 +136,24 @@ def _text(row: Row, column: Column) -> str:
     if column.group == "configuration" and isinstance(value, float):
         return f"{value:.6g}"
     if is_censored(row, name):
-        return f"≥ {number_text(value)} ({row['reached']}/{row['n']})"
+        return f"≥ {number_text(value)} ({row['reached']}/{ran(row)})"
     return estimate_text(value, _half_width(row, name) if column.interval else None)
+
+
+def bound_text(row: Row, name: str) -> str | None:
+    """Return what is known of a percentile that depends on times which were not seen to end.
+
+    None where nothing is known, or ``name`` is no such percentile.
+    """
+    time, _, percent = name.removesuffix("_s").rpartition("_p")
+    if time not in TIMES or not percent.isdigit():
+        return None
+    times = text_times([str(row[f"{time}_s"])] if row[f"{time}_s"] is not None else [])
+    bound = censored_percentile(times, int(percent))
+    if bound is None:
+        return None
+    censored = sum(each.censored for each in times)
+    return f"> {number_text(round(bound.seconds, 3))} ({censored} of {len(times)} censored)"
 
 
 def _half_width(row: Row, name: str) -> float | None:
@@ -148,9 +166,10 @@ def separates(row: Row, rows: Sequence[Row], column: Column) -> bool:
 
     Compared are rows under the same conditions that have a value in the column. One of them
     without an interval could lie anywhere, so nothing separates from it; and a row with nothing
-    to compare with is not marked.
+    to compare with is not marked. Nor is one of which a replicate failed: its values are only of
+    those that did not.
     """
-    if column.better is None or not column.interval:
+    if column.better is None or not column.interval or row["n_failed"]:
         return False
     name = column.name
     rivals = [
@@ -192,7 +211,17 @@ def _notes(
     if any(" ± " in text for text in texts):
         yield "± half of the 95 % t-interval of the mean over the n replicates that finished."
     if any(text.startswith("≥") for text in texts):
-        yield "≥ x (k/n): mean over the k of n replicates that reached the target."
+        yield (
+            "≥ x (k/n): mean over the k of n replicates that reached the target; the others missed "
+            "it or failed."
+        )
+    if any(text.startswith(">") for text in texts):
+        yield (
+            "> x (c of m censored): the percentile of m times, of which c had not ended when the "
+            "training did, is larger than x."
+        )
+    if any(row["n_failed"] and row["n"] for row in rows):
+        yield "Rows with failed replicates (n_failed) show the others' values, and get no mark."
     if any(row["n_timed_out"] for row in rows):
         yield f"{DAGGER} ended by the time limit; counted in n and in the means."
     yield from _warnings(results, rows)
@@ -217,8 +246,8 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     censored = sum(int(row["censored"] or 0) for row in rows)
     if censored:
         yield (
-            f"{_count(censored, 'fault')} did not heal before the end (censored): detect, recover "
-            "and rejoin are of the others."
+            f"Of {_count(censored, 'fault')} the detection, recovery or rejoin was not seen before "
+            "the end (censored)."
         )
     violated = [row for row in rows if row["invariants_violated"]]
     if violated:

@@ -30,7 +30,7 @@ COLOURS: dict[str, str] = {
 }
 _FAULT, _GREY = "#d62828", "#555555"
 #: Heights at which marks are named, so that those of one fault do not hide each other.
-_PLACES = {"detected": 0.72, "recovered": 0.69, "back": 0.66}
+_PLACES = {"detected": 0.72, "throughput back": 0.69, "back": 0.66}
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,8 @@ def _draw_faults(figure: Any, timeline: Timeline) -> None:
         end = impact.healed if impact.healed is not None else over
         shapes.append(_window(begin, (ended if end is None else min(end, ended)) - began))
         notes.append(_note(begin, 1.0, f"{impact.fault} {impact.kind}", _FAULT))
-        for word, seconds in (("detected", impact.detect_s), ("recovered", impact.recover_s)):
+        seen = (("detected", impact.detect_s), ("throughput back", impact.recover_s))
+        for word, seconds in seen:
             if seconds is not None:
                 shapes.append(_line(begin + seconds, "dot" if word == "detected" else "dash"))
                 height = _PLACES[word]

@@ -13,6 +13,7 @@ from rayhive.metrics.badput import time_spent
 from rayhive.metrics.group import ratio
 from rayhive.metrics.impact import Impact, Rejoin, impacts, rejoins, swarm_rounds
 from rayhive.metrics.losses import samples_lost
+from rayhive.metrics.stats import Time
 from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines
 from rayhive.report.numbers import number_text
 
@@ -176,26 +177,42 @@ def _faults(timeline: Timeline) -> Iterator[str]:
     for planned in () if plan is None else plan.faults:
         if planned.id not in fired:
             yield f"{planned.id} {planned.kind} ({planned.at}): did not fire"
+    by_name = {impact.fault: impact for impact in faults}
     for item in rejoins(timeline):
-        yield _rejoin(item)
+        yield _rejoin(item, by_name)
     if not faults and not (plan and plan.faults):
         yield "Nothing was to be broken."
 
 
 def _impact(impact: Impact) -> str:
     proof = {True: "verified", False: "NOT VERIFIED", None: "without proof"}[impact.ok]
-    return (
-        f"{impact.fault} {impact.kind} ({', '.join(impact.lives) or 'nobody'}): {proof}, "
-        f"{_after('detected', impact.detect_s)}, {_after('recovered', impact.recover_s)}"
+    went_on = _after("survivors went on", impact.detect_s, impact.observed_s)
+    recovered = _after(
+        "throughput of the live peers recovered", impact.recover_s, impact.observed_s
     )
+    stall = "" if impact.stall is None else f" (longest stall {_stall(impact.stall)})"
+    who = ", ".join(impact.lives) or "nobody"
+    return f"{impact.fault} {impact.kind} ({who}): {proof}; {went_on}{stall}; {recovered}"
 
 
-def _rejoin(item: Rejoin) -> str:
-    return f"{item.life}: {_after('contributing', item.seconds)}"
+def _after(what: str, seconds: float | None, observed_s: float) -> str:
+    if seconds is None:
+        return f"not seen within {observed_s:.2f} s: {what}"
+    return f"{what} after {seconds:.2f} s"
 
 
-def _after(what: str, seconds: float | None) -> str:
-    return f"not seen {what}" if seconds is None else f"{what} after {seconds:.2f} s"
+def _stall(stall: Time) -> str:
+    return f"{'more than ' if stall.censored else ''}{stall.seconds:.2f} s"
+
+
+def _rejoin(item: Rejoin, faults: Mapping[str, Impact]) -> str:
+    if item.seconds is None:
+        return f"{item.life}: not seen contributing within {item.observed_s:.2f} s of its start"
+    cause = faults.get(item.cause or "")
+    text = f"{item.life}: contributing {item.seconds:.2f} s after its start"
+    if cause is None:
+        return text
+    return f"{text}, {item.spawned + item.seconds - cause.fired:.2f} s after {cause.fault}"
 
 
 def _time(timeline: Timeline) -> Iterator[str]:

@@ -134,12 +134,59 @@ def test_communication(plain: Row) -> None:
     assert plain["payload_matches"] is True
     assert plain["state_bytes_per_round"] == 1000.0
     assert plain["payload_bytes_per_sample"] == (4 * 8000 + 8 * 1000) / 512
-    assert plain["compression_ratio"] == 4.0
+    assert plain["gradient_compression_ratio"] == 4.0
+    # all that was sent: parameters travel in full, so 16000 + 1000 B became 4000 + 1000 B
+    assert plain["compression_ratio"] == 17 / 5
     # 0.2 0.21 0.3 0.31 0.4 0.41: without each peer's first
     assert plain["averaging_p50_s"] == pytest.approx(0.305)
     assert plain["averaging_p95_s"] == pytest.approx(0.4075)
     assert (plain["rounds"], plain["rounds_failed"], plain["rounds_partial"]) == (4, 0, 0)
     assert plain["wire_bytes_per_round"] is None
+
+
+def test_factors_of_rank_one_shrink_all_that_is_sent_less_than_by_half() -> None:
+    """The quickstart's digits model: 71.83 times fewer bytes of gradients, parameters in full."""
+    log, dense, factors = Log(payload=8436), 605_992, 8436
+    events = log.events()
+    for event in events:
+        if event["kind"] == "peer_ready":
+            event |= {"dense_payload_bytes": dense, "dense_state_bytes": dense}
+        if event["kind"] == "state_round":
+            event["sent_bytes"] = dense  # 2(N-1)/N of it, N = 2
+    columns = timeline_row(Timeline(log.spec, events))
+    assert columns["gradient_compression_ratio"] == pytest.approx(71.83, abs=0.005)
+    assert columns["compression_ratio"] == pytest.approx(2 * dense / (factors + dense))
+    assert columns["compression_ratio"] == pytest.approx(1.97, abs=0.005)
+
+
+@pytest.mark.parametrize(("every", "codec"), [(1, "none"), (1, "float16"), (2, "float16")])
+def test_the_ratio_of_all_payload_counts_what_state_averaging_saves(every: int, codec: str) -> None:
+    """Three peers, statistics beside the parameters, every round or every other one."""
+    swarm = SwarmConfig(
+        peers=3, target_batch_size=128, state_codec=codec, average_state_every=every
+    )
+    log, state = Log(spec=make_spec(swarm=swarm), payload=4000), 30_000
+    events = [
+        event
+        for event in log.events()
+        if event["kind"] != "state_round" or event["round"] % every == 0
+    ]
+    sent = 4 / 3 * state / (2 if codec == "float16" else 1)  # 2(N-1)/N
+    for event in events:
+        if event["kind"] == "peer_ready":
+            event["dense_state_bytes"] = state
+        if event["kind"] == "state_round":
+            event |= {"group_size": 3, "sent_bytes": sent}
+    columns = timeline_row(Timeline(log.spec, events))
+    dense = 4 / 3 * 16_000 + 4 / 3 * state / every
+    assert columns["compression_ratio"] == pytest.approx(dense / (4 / 3 * 4000 + sent / every))
+    assert columns["gradient_compression_ratio"] == pytest.approx(4.0)
+
+
+def test_older_logs_know_the_ratio_where_state_was_not_compressed() -> None:
+    swarm = SwarmConfig(peers=2, target_batch_size=128, state_codec="float16")
+    assert row(Log(spec=make_spec(swarm=swarm)))["compression_ratio"] is None
+    assert row(Log())["compression_ratio"] == 17 / 5
 
 
 @pytest.mark.parametrize("peers", [1, 2, 3, 4])
@@ -152,7 +199,8 @@ def test_measured_equals_predicted_to_the_bit(peers: int) -> None:
     assert columns["payload_bytes_per_round"] == columns["payload_bytes_per_round_predicted"]
     assert columns["payload_bytes_per_round"] == 2 * (peers - 1) * 4000 / peers
     assert columns["payload_matches"] is True
-    assert columns["compression_ratio"] == (None if peers == 1 else pytest.approx(4.0))
+    ratio = None if peers == 1 else pytest.approx(4.0)
+    assert columns["gradient_compression_ratio"] == ratio
 
 
 def test_one_byte_too_many_is_noticed() -> None:

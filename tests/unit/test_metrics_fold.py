@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rayhive.config import Configuration
-from rayhive.metrics.fold import fold
+from rayhive.metrics.fold import fold, is_censored, objectives_known
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import timeline_row
 from rayhive.metrics.timeline import Timeline
@@ -31,6 +31,61 @@ def test_replicates_become_a_mean_with_an_interval() -> None:
     assert row["rounds_complete"] == 8
     assert row["reached"] == 2
     assert (row["payload_bytes_per_round_low"], row["payload_bytes_per_round_high"]) == (4000, 4000)
+
+
+def test_measured_numbers_that_agree_leave_no_interval() -> None:
+    """Both replicates reach the target at the same evaluation: twice 4.1 s is no certainty."""
+    (row,) = fold(rows(*replicates(2)))
+    for name in ("time_to_target_s", "samples_to_target", "samples_per_s", "goodput"):
+        assert row[name] is not None
+        assert (row[f"{name}_low"], row[f"{name}_high"]) == (None, None)
+    for name in ("payload_bytes_per_round", "gradient_compression_ratio"):
+        assert row[f"{name}_low"] == row[name] == row[f"{name}_high"]
+
+
+def test_bytes_that_agree_are_exact_only_as_predicted() -> None:
+    (estimated,) = fold(rows(*replicates(2, exact=False)))
+    (wrong,) = fold(rows(*replicates(2, rounds={(2, 1): {"sent_bytes": 1}})))
+    for row in (estimated, wrong):
+        assert row["payload_bytes_per_round"] is not None
+        assert row["payload_bytes_per_round_low"] is None
+
+
+@pytest.mark.parametrize("state", ["diverged", "failed", "invalid"])
+def test_failing_counts_as_missing_the_target(state: str) -> None:
+    """One of five reached it; whether the others missed it or failed makes no difference."""
+    failing, missing = replicates(5), replicates(5)
+    for log in failing[1:]:
+        log.state = state
+    for log in missing[1:]:
+        log.accuracies = (0.1, 0.2)
+    for logs in (failing, missing):
+        (row,) = fold(rows(*logs))
+        assert row["reached"] == 1
+        assert is_censored(row, "time_to_target_s")
+        assert row["time_to_target_s_low"] is None
+        assert not objectives_known(row, ["time_to_target_s"])
+
+
+def test_an_objective_is_not_known_of_a_replicate_that_failed() -> None:
+    logs = replicates(5)
+    for log in logs[1:]:
+        log.state = "diverged"
+    (row,) = fold(rows(*logs))
+    assert row["final_loss"] == pytest.approx(0.51)
+    assert not objectives_known(row, ["final_loss"])
+    (row,) = fold(rows(*replicates(5)))
+    assert objectives_known(row, ["final_loss"])
+
+
+def test_a_penalty_is_not_that_of_those_that_did_not_fail() -> None:
+    logs = replicates(3)
+    logs[2].state = "failed"
+    found = rows(*logs)
+    for row in found:
+        row["convergence_penalty"] = 512
+    (row,) = fold(found)
+    assert row["convergence_penalty"] is None
 
 
 def test_one_replicate_has_no_interval() -> None:
@@ -84,6 +139,7 @@ def test_what_did_not_come_to_its_end_counts_nowhere(state: str | None) -> None:
 
 def test_a_censored_time_is_of_those_that_reached_and_has_no_interval() -> None:
     logs = replicates(3)
+    logs[1].losses = (1.0, 0.7)
     logs[2].accuracies = (0.1, 0.2)
     (row,) = fold(rows(*logs))
     assert row["reached"] == 2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayhive.metrics.stats import Estimate, estimate, percentile
+from rayhive.metrics.stats import Estimate, Time, censored_percentile, estimate, percentile
 
 numbers = st.floats(min_value=-1e9, max_value=1e9)
 
@@ -60,3 +60,32 @@ def test_percentiles_agree_with_numpy(values: list[float], percent: float) -> No
 
     expected = np.percentile(values, percent, method="linear")
     assert percentile(values, percent) == pytest.approx(expected, rel=1e-9, abs=1e-6)
+
+
+def test_a_percentile_that_no_censored_time_can_move_is_known() -> None:
+    times = [Time(0.1), Time(0.2), Time(0.3), Time(40.0, censored=True)]
+    assert censored_percentile(times[:3], 50) == Time(0.2)
+    assert censored_percentile([*times[:3], Time(0.4), times[3]], 50) == Time(0.3)
+    assert censored_percentile(times, 50) == Time(pytest.approx(0.25))
+    assert censored_percentile(times, 95) == Time(pytest.approx(34.045), censored=True)
+    assert censored_percentile([], 50) is None
+
+
+def test_nine_of_ten_censored_times_bound_the_median() -> None:
+    times = [Time(0.2), *(Time(40.0 + n, censored=True) for n in range(9))]
+    assert censored_percentile(times, 50) == Time(43.5, censored=True)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.booleans(), st.floats(0, 100)), min_size=1),
+    st.sampled_from([0, 5, 50, 95, 100]),
+)
+def test_a_percentile_of_censored_times_is_a_bound_of_the_true_one(drawn, percent) -> None:  # type: ignore[no-untyped-def]
+    """Each time is known, or cut by how long it was looked for."""
+    found = censored_percentile([Time(time, censored) for time, censored, _ in drawn], percent)
+    truth = percentile([time + more * cut for time, cut, more in drawn], percent)
+    assert found is not None and truth is not None
+    if found.censored:
+        assert found.seconds <= truth + 1e-9
+    else:
+        assert found.seconds == pytest.approx(truth)

@@ -12,6 +12,7 @@ from rayhive.config import Configuration, SwarmConfig
 from rayhive.errors import ConfigError
 from rayhive.report.frames import configuration_columns
 from rayhive.report.render import results_text
+from tests.fixtures.faulted import ALL, REST, Story, planned
 from tests.fixtures.logs import Log, make_spec, write_run
 
 CONFIGURATIONS = (
@@ -135,7 +136,11 @@ def test_only_what_separates_from_every_other_row_is_marked(run: Path) -> None:
     payload = column("payload_bytes_per_round")
     assert payload == ["4,000", "2,000", "1,000", "**500**", "-"]
     assert not [cell for cell in column("final_loss") if "**" in cell]  # all alike
-    assert [bool("**" in cell) for cell in column("samples_per_s")] == [True, *[False] * 4]
+    # the first row is the fastest, but both replicates measured the same to the bit: that is no
+    # interval without width, and nothing is known to separate from it
+    speeds = column("samples_per_s")
+    assert "±" not in speeds[0] and all("±" in cell for cell in speeds[1:4])
+    assert not [cell for cell in speeds if "**" in cell]
     predicted = column("payload_bytes_per_round_predicted")
     assert not [cell for cell in predicted if "**" in cell]  # no better or worse
 
@@ -244,3 +249,76 @@ def test_a_round_that_was_not_whole_and_a_wrong_prediction_are_pointed_out(tmp_p
     text = results_text(write_run(tmp_path / "run", logs), console_width=1000)
     assert "In 1 row not every round was averaged by all peers" in text
     assert "In 1 row the payload differs from the exact prediction." in text
+
+
+def losses(trial: int, *values: float, **fields: object) -> list[Log]:
+    """Return replicates of one configuration that end at these losses."""
+    spec = {"trial": trial, "configuration": CONFIGURATIONS[trial]}
+    return [
+        Log(spec=make_spec(replicate=number, **spec), losses=(1.0, value), **fields)  # type: ignore[arg-type]
+        for number, value in enumerate(values)
+    ]
+
+
+def test_what_separates_is_marked_unless_replicates_failed(tmp_path: Path) -> None:
+    """Of five replicates of float16, four diverge: its low loss is that of the one that did not."""
+    good, bad = losses(0, 0.50, 0.51, 0.49), losses(1, 0.10, 0.11, 0.09, 0.5, 0.5)
+    objectives = {"final_loss": "minimize"}
+    text = results_text(write_run(tmp_path / "a", [*good, *bad[:3]], objectives), "md")
+    assert "**0.110 ± 0.025**" in text and "★ float16" in text and "★ none" not in text
+    for log in bad[3:]:
+        log.state = "diverged"
+    text = results_text(write_run(tmp_path / "b", [*good, *bad], objectives), "md")
+    assert "**0.110" not in text and "★ float16" not in text and "★ none" in text
+    assert (
+        "Rows with failed replicates (n\\_failed) show the others' values, and get no mark." in text
+    )
+
+
+@pytest.mark.parametrize("state", ["diverged", "completed"])
+def test_failing_is_not_better_than_missing(tmp_path: Path, state: str) -> None:
+    logs = [*losses(0, 0.5, 0.5, 0.5, 0.5, 0.5), *losses(1, 0.5, 0.5)]
+    for log in logs[1:5]:
+        log.state, log.accuracies = state, (0.1, 0.2)
+    text = results_text(write_run(tmp_path / "run", logs), console_width=1000)
+    assert "★ none" not in text and "★ float16" in text
+    assert "≥ 4.100 (1/5)" in text
+    assert " 1/5 " in text and " 2/2 " in text
+
+
+def storm(number: int, healed: bool) -> Story:
+    """Peer 1 of three is killed; the others go on 0.9 s later, or not within 40 s."""
+    story = Story([planned()], replicate=number, seed=number)
+    story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
+    story.fire(4.5, 0, ["peer-1"])
+    story.lose(4.6, "peer-1")
+    if healed:
+        story.rounds(5.5, 6.5, 7.5, 8.5, peers=REST)
+    story.finish(44.5, REST)
+    story.end(45.0)
+    return story
+
+
+@pytest.mark.parametrize("format", ["table", "md", "latex", "json", "csv"])
+def test_a_percentile_of_censored_times_is_printed_as_a_bound(tmp_path: Path, format: str) -> None:
+    """Nine of ten were not seen to recover: that is not what the tenth took."""
+    stories = [storm(number, healed=number == 0) for number in range(10)]
+    run = write_run(tmp_path / "run", stories)  # type: ignore[arg-type]
+    text = results_text(run, format, console_width=1000)
+    if format in ("json", "csv"):
+        rows = json.loads(text) if format == "json" else list(csv.DictReader(io.StringIO(text)))
+        assert rows[0]["recover_p50_s"] in (None, "")
+        assert re.fullmatch(r"0\.9\d*( >40\.0\d*){9}", rows[0]["recover_s"])
+    else:
+        sign = "$>$" if format == "latex" else ">"
+        assert f"{sign} 40 (9 of 10 censored)" in text
+        assert "0.9000" not in text
+        assert "c of m censored): the percentile of m times, of which c had not ended" in text
+
+
+def test_a_percentile_that_censoring_cannot_move_is_a_number(tmp_path: Path) -> None:
+    stories = [storm(number, healed=number > 0) for number in range(10)]
+    text = results_text(write_run(tmp_path / "run", stories), "json")  # type: ignore[arg-type]
+    (row,) = json.loads(text)
+    assert row["recover_p50_s"] == pytest.approx(0.9, abs=1e-5)
+    assert row["recover_p95_s"] is None

@@ -163,6 +163,7 @@ def test_no_run_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def row(time: float | None, payload: float, **fields: object) -> dict[str, object]:
     conditions = {"scenario": "none", "workload": "digits", "peers": 2, "link": None}
     row = {"time_to_target_s": time, "payload_bytes_per_sample": payload, "n": 2, "reached": 2}
+    row["n_failed"] = 0
     return {**conditions, **row, **fields}
 
 

@@ -207,7 +207,7 @@ def test_what_did_not_heal_or_hold_is_pointed_out(tmp_path: Path) -> None:
     calm_run = write_run(tmp_path / "calm", [calm(), stormy()])  # type: ignore[list-item]
     run = write_run(tmp_path / "run", [calm(), story])  # type: ignore[list-item]
     text = results_text(run, console_width=1000)
-    assert "1 fault did not heal before the end (censored)" in text
+    assert "Of 1 fault the detection, recovery or rejoin was not seen before the end (cens" in text
     assert "In 1 row an invariant was violated." in text
     assert "censored)" not in results_text(calm_run, console_width=1000)
     assert "was violated." not in results_text(calm_run, console_width=1000)
