@@ -103,12 +103,12 @@ FIELDS: dict[str, str] = {
         "number": "clock_s seconds accumulating_s background_s update_s waited_s loss "
         "matchmaking_s averaging_s fraction norm bound deadline_s slip_s slip_rounds sent_bytes "
         "received_bytes wasted_bytes bytes exit_code dense_payload_bytes "
-        "predicted_payload_bytes_per_round",
-        "text": "kind peer outcome state stop_reason slot host data name when effect fault_kind "
+        "dense_state_bytes predicted_payload_bytes_per_round",
+        "text": "kind peer peer_id fault outcome state stop_reason slot host data name when effect fault_kind "
         "phase error traceback reason choice",
         "yes or no": "final finite ok payload_exact counts_complete",
         "mapping": "spec target nodes processes",
-        "list": "shapes violations lives who addresses",
+        "list": "shapes violations lives who addresses group",
         "list or mapping of numbers": "values sketch",
     }.items()
     for name in names.split()
