@@ -104,8 +104,8 @@ FIELDS: dict[str, str] = {
         "matchmaking_s averaging_s fraction norm bound deadline_s slip_s slip_rounds sent_bytes "
         "received_bytes wasted_bytes bytes exit_code dense_payload_bytes "
         "dense_state_bytes predicted_payload_bytes_per_round",
-        "text": "kind peer peer_id fault outcome state stop_reason slot host data name when effect fault_kind "
-        "phase error traceback reason choice",
+        "text": "kind peer peer_id fault outcome state stop_reason slot host data name when effect "
+        "fault_kind phase error traceback reason choice",
         "yes or no": "final finite ok payload_exact counts_complete",
         "mapping": "spec target nodes processes",
         "list": "shapes violations lives who addresses group",

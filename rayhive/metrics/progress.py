@@ -72,7 +72,7 @@ class Groups:
         if own is None or own["outcome"] not in GROUPED:
             return False
         if own.get("group") is not None:
-            return not {self._ids.get(name) for name in targets}.isdisjoint(own["group"])
+            return any(self._ids.get(name) in own["group"] for name in targets)
         size = own.get("group_size") or 0
         others = {
             event["peer"]
