@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from rayhive.columns import CONFIGURATION
 from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.metrics.fold import is_censored
 from rayhive.metrics.group import Row, Value
 from rayhive.report.formats import FORMATS
 from rayhive.report.frames import configuration_columns
@@ -68,11 +70,20 @@ def _problems(format: str, by: Sequence[str], sort: str | None) -> list[Problem]
 
 
 def sorted_rows(rows: Sequence[Row], sort: str) -> list[Row]:
-    """Return rows in the order of a column, ``-COLUMN`` for descending, empty cells last."""
+    """Return rows in the order of a column, ``-COLUMN`` for descending, empty cells last.
+
+    Times to a target that not all replicates reached are lower bounds: they come behind the others.
+    """
     name = sort.removeprefix("-")
     full = [row for row in rows if row[name] is not None]
     empty = [row for row in rows if row[name] is None]
-    return [*sorted(full, key=lambda row: _rank(row[name]), reverse=sort != name), *empty]
+    known = [row for row in full if not is_censored(row, name)]
+    bounds = [row for row in full if is_censored(row, name)]
+    ordered = (
+        sorted(part, key=lambda row: _rank(row[name]), reverse=sort != name)
+        for part in (known, bounds)
+    )
+    return [*chain(*ordered), *empty]
 
 
 def _rank(value: Value) -> tuple[float, str]:

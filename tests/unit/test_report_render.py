@@ -189,6 +189,20 @@ def test_sorting(run: Path) -> None:
     assert order("-pareto")[:3] == ["none", "size_adaptive", "none"]
 
 
+def test_a_time_that_some_missed_comes_behind_those_that_all_reached(tmp_path: Path) -> None:
+    quick, slow = losses(0, 0.5, 0.5, 0.5), losses(1, 0.5, 0.5)
+    for log in quick[1:]:
+        log.state = "diverged"
+    for log in slow:
+        log.accuracies = (0.1, 0.96)
+    quick[0].accuracies = (0.95, 0.96)  # one of three, at the first evaluation
+    run = write_run(tmp_path / "run", [*quick, *slow])
+    for sort in ("time_to_target_s", "-time_to_target_s"):
+        rows = json.loads(results_text(run, "json", sort=sort))
+        assert [row["codec"] for row in rows] == ["float16", "none"]
+        assert rows[1]["time_to_target_s"] < rows[0]["time_to_target_s"]
+
+
 def test_by_makes_one_row_per_value(run: Path) -> None:
     rows = json.loads(results_text(run, "json", by=["codec"]))
     assert {row["codec"]: row["n"] for row in rows} == {
