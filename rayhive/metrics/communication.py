@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
@@ -131,8 +132,9 @@ def _dense_state(timeline: Timeline) -> float | None:
     told = _mean_told(timeline, "dense_state_bytes")
     if told is None:  # a log from before peers told it
         return float(_sent(grouped)) if timeline.spec.swarm.state_codec == "none" else None
-    sizes = [event.get("group_size") or 1 for event in grouped]
-    return math.fsum(2 * (size - 1) * told / size for size in sizes)
+    sizes = Counter(event.get("group_size") or 1 for event in grouped)
+    # one division a size, of whole numbers where all members report: exact
+    return math.fsum(2 * (size - 1) * count * told / size for size, count in sizes.items())
 
 
 def _plus(a: float | None, b: float | None) -> float | None:

@@ -183,6 +183,22 @@ def test_the_ratio_of_all_payload_counts_what_state_averaging_saves(every: int, 
     assert columns["gradient_compression_ratio"] == pytest.approx(4.0)
 
 
+@pytest.mark.parametrize("peers", [2, 3, 5, 7])
+def test_without_a_codec_the_ratio_is_one_to_the_bit(peers: int) -> None:
+    swarm = SwarmConfig(peers=peers, target_batch_size=128)
+    log = Log(spec=make_spec(swarm=swarm), payload=16_000)
+    events, state = log.events(), 30_001
+    whole = 2 * (peers - 1) * state  # of the swarm, shared out unevenly
+    for event in events:
+        if event["kind"] == "peer_ready":
+            event["dense_state_bytes"] = state
+        if event["kind"] == "state_round":
+            rest = whole % peers if event["peer"] == "peer-0" else 0
+            event |= {"group_size": peers, "sent_bytes": whole // peers + rest}
+    columns = timeline_row(Timeline(log.spec, events))
+    assert columns["compression_ratio"] == columns["gradient_compression_ratio"] == 1.0
+
+
 def test_older_logs_know_the_ratio_where_state_was_not_compressed() -> None:
     swarm = SwarmConfig(peers=2, target_batch_size=128, state_codec="float16")
     assert row(Log(spec=make_spec(swarm=swarm)))["compression_ratio"] is None
