@@ -17,7 +17,7 @@ from rayhive.errors import ConfigError
 from rayhive.faults.library import plan_of
 from rayhive.faults.traces import TRACE_FORMATS
 from rayhive.faults.traces.folding import fold
-from rayhive.faults.traces.trace import SHIPPED, Trace, assemble, read_trace
+from rayhive.faults.traces.trace import SHIPPED, Step, Trace, assemble, read_trace
 from rayhive.plan import FaultPlan
 from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.test_fault_plans import write
@@ -361,3 +361,40 @@ def test_folding_adds_up(counts: list[int], slots: int) -> None:
         assert level.gone >= 0 and level.come >= 0 and level.gone + level.come > 0
         live += level.come - level.gone
         assert live == level.live >= 1
+
+
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        ("bamboo", "0,add,a\n1" + "0" * 400 + ",add,b\n"),
+        ("live-counts", "2024-03-01, 23:59:00, 4\n2024-03-02, 00:00:00, 1" + "0" * 5000 + "\n"),
+        ("live-counts", "2024-03-01, 23:59:00, 4\n2024-03-02, 00:00:00, 1" + "0" * 17 + "\n"),
+        ("parcae", '[0, "add", {"nodes": ["a"]}]\n[1e400, "add", {"nodes": ["b"]}]\n'),
+        ("parcae", '[0, "add", {"nodes": ["a"]}]\n[1' + "0" * 400 + ', "add", {"nodes": ["b"]}]\n'),
+        ("parcae", '[0, "add", {"nodes": ["a"]}]\n' + "[" * 100_000 + "\n"),
+        ("skypilot", '{"metadata": {"gap_seconds": 1e308}, "data": [1, 2, 3]}'),
+        ("skypilot", '{"metadata": {"gap_seconds": 1' + "0" * 400 + '}, "data": [1, 2]}'),
+        ("skypilot", '{"metadata": {"gap_seconds": 1}, "data": [1, 1' + "0" * 40 + "]}"),
+        ("skypilot", "[" * 100_000),
+    ],
+)
+def test_a_number_that_would_become_infinite_is_a_row_that_is_wrong(
+    tmp_path: Path, format: str, text: str
+) -> None:
+    assert refused(tmp_path, text, format)
+
+
+def test_the_peak_is_found_in_one_pass() -> None:
+    """Every step used to look through all steps."""
+
+    class Counted(tuple):  # type: ignore[type-arg]
+        passes = 0
+
+        def __iter__(self) -> Any:
+            Counted.passes += 1
+            return super().__iter__()
+
+    steps = Counted(Step(float(i), 1, 0, min(i, 400), (i,)) for i in range(1, 500))
+    trace = Trace("x", "bamboo", steps, {}, ())
+    assert (trace.peak_s, trace.peak) == (400.0, 400)
+    assert Counted.passes == 2

@@ -38,7 +38,7 @@ class Ingredient(Model):
         args: Parameters of the kind; a value may be ``{between: [a, b]}`` or ``{choose: [...]}``.
     """
 
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = Field(default=1.0, ge=1e-6, le=1e6)
     size: Literal["one", "minority"] = "one"
     heal_after_s: Span | None = None
     args: DrawnArgs = Field(default_factory=dict)
@@ -63,7 +63,7 @@ class ChaosSettings(Model):
         available_only: Leave out kinds that the machine can't do; such a plan depends on it.
     """
 
-    faults: int = Field(ge=1)
+    faults: int = Field(ge=1, le=10_000)
     kinds: dict[str, Ingredient] = Field(min_length=1)
     first_s: Span = _seconds(8, 8)
     spacing_s: Span = _seconds(4, 8)

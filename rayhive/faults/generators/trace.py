@@ -8,12 +8,12 @@ from typing import Any
 
 from pydantic import Field
 
-from rayhive.config import Model
+from rayhive.config import LONGEST_S, Model
 from rayhive.errors import ConfigError, Problem
 from rayhive.faults.effects import gives_notice
 from rayhive.faults.generators.base import Draft, Generator, Setting, unit_of
 from rayhive.faults.traces.folding import Level, Scale, fold
-from rayhive.faults.traces.trace import find_trace, read_trace
+from rayhive.faults.traces.trace import MOST_S, find_trace, read_trace
 from rayhive.plan import At
 
 
@@ -39,14 +39,14 @@ class TraceSettings(Model):
 
     file: str
     format: str | None = None
-    compression: float = Field(default=60.0, gt=0)
-    start_s: float | None = Field(default=None, ge=0)
-    minutes: float | None = Field(default=None, gt=0)
+    compression: float = Field(default=60.0, ge=1e-3, le=1e9)
+    start_s: float | None = Field(default=None, ge=0, le=MOST_S)
+    minutes: float | None = Field(default=None, gt=0, le=MOST_S)
     scale: Scale = "peak"
     remove: str = "preempt"
-    notice_s: float = Field(default=0.0, ge=0)
+    notice_s: float = Field(default=0.0, ge=0, le=LONGEST_S)
     args: dict[str, Any] = Field(default_factory=dict)
-    steady_s: float = Field(default=5.0, ge=0)
+    steady_s: float = Field(default=5.0, ge=0, le=LONGEST_S)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 
 from rayhive.faults.traces.trace import Record, RowError, TraceFormat, numbered_lines
 
-_ROW = re.compile(r"(\d{4}-\d{2}-\d{2})\s*,\s*(\d{1,2}:\d{2}:\d{2})\s*,\s*(\d+)")
+_ROW = re.compile(r"(\d{4}-\d{2}-\d{2})\s*,\s*(\d{1,2}:\d{2}:\d{2})\s*,\s*(\d{1,18})")
 _HEADER = re.compile(r"[A-Za-z_ ]+(,[A-Za-z_ ]+){2}")
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from rayhive.faults.traces.trace import Record, RowError, TraceFormat, numbered_lines
+from rayhive.faults.traces.trace import MOST_S, Record, RowError, TraceFormat, numbered_lines
 
 #: Operations that change no node: a strategy of theirs moves work between nodes.
 _IDLE = ("no-op", "migration")
@@ -49,7 +48,7 @@ class Parcae(TraceFormat):
 def _read(line: str) -> tuple[float, str, tuple[str, ...]] | None:
     try:
         row: Any = json.loads(line, parse_constant=lambda text: None)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not (isinstance(row, list) and len(row) == 3 and isinstance(row[2], dict)):
         return None
@@ -57,7 +56,7 @@ def _read(line: str) -> tuple[float, str, tuple[str, ...]] | None:
     nodes = more.get("nodes")
     if isinstance(t_ms, bool) or not isinstance(t_ms, (int, float)):
         return None
-    if not 0 <= t_ms < math.inf:
+    if not 0 <= t_ms <= 1000 * MOST_S:
         return None
     if operation not in ("add", "remove", *_IDLE):
         return None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
-from rayhive.faults.traces.trace import Record, RowError, TraceFormat
+from rayhive.faults.traces.trace import MOST_S, Record, RowError, TraceFormat
 
 
 class SkyPilot(TraceFormat):
@@ -29,8 +28,8 @@ class SkyPilot(TraceFormat):
         metadata = found.get("metadata") if isinstance(found, dict) else None
         gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
         data = found.get("data") if isinstance(found, dict) else None
-        if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 < gap < math.inf:
-            yield RowError(1, gap, "metadata.gap_seconds, a number above 0")
+        if isinstance(gap, bool) or not isinstance(gap, (int, float)) or not 0 < gap <= MOST_S:
+            yield RowError(1, gap, f"metadata.gap_seconds, above 0 and at most {MOST_S:g}")
             return
         if not isinstance(data, list):
             yield RowError(1, data, "data, a list of live counts")
@@ -45,5 +44,5 @@ class SkyPilot(TraceFormat):
 def _read(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=lambda name: None)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

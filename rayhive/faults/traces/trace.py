@@ -14,6 +14,9 @@ from rayhive.faults.traces import TRACE_FORMATS
 
 #: Problems of one file that are told; beyond them it is another format, or no trace.
 TOLD = 20
+#: Greatest time and count of a row; beyond them it is a slip, or becomes infinite.
+MOST_S = 1e10
+MOST_NODES = 10**9
 #: Traces that come with rayhive.
 SHIPPED = Path(__file__).parent / "data"
 
@@ -84,7 +87,7 @@ class Trace:
     @property
     def peak_s(self) -> float:
         """When most nodes lived for the first time [s]."""
-        return next(step.t_s for step in self.steps if step.live == self.peak)
+        return max(self.steps, key=lambda step: step.live).t_s  # the first of several
 
     @property
     def length_s(self) -> float:
@@ -152,7 +155,7 @@ def read_trace(path: str | Path, format: str | None = None) -> Trace:
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             Problem("file", str(file), f"a readable text file ({error})", _shipped_like(file))
         ) from error
@@ -208,6 +211,7 @@ def assemble(
     Raises:
         ConfigError: With every row that cannot be read or contradicts another.
     """
+    rows = [_bounded(row) for row in rows]
     errors = [row for row in rows if isinstance(row, RowError)]
     records = [row for row in rows if isinstance(row, Record) and row.skipped is None]
     problems = [Problem(f"row {e.row}", e.value, e.allowed) for e in errors]
@@ -241,6 +245,17 @@ def assemble(
         },
         warnings=tuple(warnings),
     )
+
+
+def _bounded(row: Record | RowError) -> Record | RowError:
+    """Return a row, or what is wrong with it if its numbers are beyond all traces."""
+    if isinstance(row, RowError):
+        return row
+    if not abs(row.t_s) <= MOST_S:
+        return RowError(row.row, row.t_s, f"a time of at most {MOST_S:g} s")
+    if row.live is not None and row.live > MOST_NODES:
+        return RowError(row.row, row.live, f"at most {MOST_NODES:,} nodes")
+    return row
 
 
 def _late(records: Iterable[Record]) -> Iterator[int]:
