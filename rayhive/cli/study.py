@@ -72,7 +72,7 @@ def sweep(
         raise ConfigError(unknown("--code", code, CHOICES))
     study = load_study(file, set_ or ())
     folder = out if out is not None else default_folder(study)
-    preflight(study, folder, code=code)
+    preflight(study, folder, address, code)
     if in_job():
         complain(f"this run is kept in {folder.absolute()} on {socket.gethostname()}")
     try:
@@ -94,22 +94,34 @@ def plan(
     file: File,
     set_: Sets = None,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster that the study is for: this machine is not checked then, and "
+            "nothing is asked of the cluster.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Say what a study would run: trials, bytes and time. Starts nothing, writes nothing.
 
     Example: `rayhive plan experiments/quickstart.yaml`
+
+    What `sweep` would refuse is refused here too: the storage, and without an address the faults
+    that this machine can't commit and the GPUs that it does not have.
     """
-    from rayhive.cluster.capabilities import here, missing
     from rayhive.sweep.plan import make_plan
+    from rayhive.sweep.run import check_machine
     from rayhive.sweep.study import load_study
 
     if format not in ("table", "json"):
         raise ConfigError(unknown("--format", format, ("table", "json")))
-    found = make_plan(load_study(file, set_ or ()))
+    study = load_study(file, set_ or ())
+    found = make_plan(study)
     _print_plan(found, format)
-    refused = missing(found.needs, here() if found.needs else {})
+    refused = list(check_machine(study, address))
     if refused:
-        complain("this machine can't run it:")
+        complain("it can't be run from this machine:")
         raise ConfigError(refused)
 
 

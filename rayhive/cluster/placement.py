@@ -8,9 +8,11 @@ needs all cores thus has the cluster to itself, and others wait.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rayhive.cluster import machine
 from rayhive.cluster.testbed.config import CLASS_LABEL, shape_labels
 from rayhive.config import NodeClass, SwarmConfig
 from rayhive.errors import Problem, nearest
@@ -116,21 +118,63 @@ def _scales(wanted: Sequence[Bundle], rooms: Sequence[Room]) -> Iterator[float]:
     yield GRAIN / largest
 
 
+def this_machine() -> Room:
+    """Return what an embedded Ray would have here."""
+    found = machine.facts()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = len(found["gpus"])
+    if visible is not None:
+        gpus = min(gpus, len([name for name in visible.split(",") if name.strip()]))
+    return Room("this machine", float(found["cores"]), float(gpus))
+
+
+class _Devices:
+    """The GPUs of one node: a share is one of a single device, and a whole one is undivided."""
+
+    def __init__(self, gpus: float) -> None:
+        rest = gpus - int(gpus)
+        self._free = [1.0] * int(gpus) + ([rest] if rest > GRAIN else [])
+
+    def take(self, gpus: float) -> bool:
+        """Take a share, from the fullest device that has it, or whole devices."""
+        if gpus <= GRAIN / 2:
+            return True
+        if gpus < 1:
+            open_ = [i for i, free in enumerate(self._free) if free + GRAIN / 2 >= gpus]
+            if not open_:
+                return False
+            self._free[min(open_, key=lambda i: self._free[i])] -= gpus
+            return True
+        whole = [i for i, free in enumerate(self._free) if free + GRAIN / 2 >= 1]
+        if len(whole) + GRAIN < gpus:
+            return False
+        for index in whole[: round(gpus)]:
+            self._free[index] = 0.0
+        return True
+
+    def slots(self, gpus: float) -> int:
+        """Return how many peers with such a share the free devices hold."""
+        if gpus < 1:
+            return sum(int((free + GRAIN / 2) / gpus) for free in self._free)
+        return int(sum(free + GRAIN / 2 >= 1 for free in self._free) // gpus)
+
+
 def fits(asked: Sequence[Bundle], rooms: Sequence[Room]) -> bool:
     """Return whether all bundles fit at once, the most demanding placed first.
 
     First fit is not optimal, but peers of one class are equal and classes few.
     """
-    left = [[room.cpus, room.gpus] for room in rooms]
+    cores = [room.cpus for room in rooms]
+    devices = [_Devices(room.gpus) for room in rooms]
     order = sorted(asked, key=lambda b: (len(b.labels), b.gpus, b.cpus), reverse=True)
     for bundle in order:
         # GPU nodes are kept for those who need them.
-        choice = sorted(range(len(rooms)), key=lambda i: (rooms[i].gpus, -left[i][0]))
+        choice = sorted(range(len(rooms)), key=lambda i: (rooms[i].gpus, -cores[i]))
         for index in choice:
-            cpus, gpus = left[index]
-            enough = cpus + GRAIN / 2 >= bundle.cpus and gpus + GRAIN / 2 >= bundle.gpus
-            if enough and rooms[index].carries(bundle.labels):
-                left[index] = [cpus - bundle.cpus, gpus - bundle.gpus]
+            enough = cores[index] + GRAIN / 2 >= bundle.cpus
+            carries = rooms[index].carries(bundle.labels)
+            if enough and carries and devices[index].take(bundle.gpus):
+                cores[index] -= bundle.cpus
                 break
         else:
             return False
@@ -170,20 +214,30 @@ def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
     return found
 
 
+def gpu_problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> Iterator[Problem]:
+    """Find demands for GPUs that these nodes can't meet, wherever labels put the peers."""
+    if swarm.node_classes is None:
+        yield from _gpu_problems("swarm.gpus_per_peer", swarm.gpus_per_peer, swarm.peers, rooms)
+        return
+    for name, item in swarm.node_classes.items():
+        key = f"swarm.node_classes.{name}.gpus"
+        yield from _gpu_problems(key, item.gpus, item.count, rooms)
+
+
 def _gpu_problems(key: str, gpus: float, peers: int, rooms: Sequence[Room]) -> Iterator[Problem]:
     if gpus == 0:
         return
     if gpus > 1 and gpus != int(gpus):
         yield Problem(key, gpus, "a fraction below 1, or a whole number of GPUs")
         return
-    slots = sum(int((room.gpus + GRAIN / 2) / gpus) for room in rooms)
+    slots = sum(_Devices(room.gpus).slots(gpus) for room in rooms)
     if slots < peers:
         total = sum(room.gpus for room in rooms)
         yield Problem(
             key,
             gpus,
             f"a demand that {peers} peers can have: the nodes have {total:g} GPUs in all, "
-            f"room for {slots} such peers",
+            f"room for {slots} such peers (a share is one of a single GPU)",
         )
 
 

@@ -6,6 +6,7 @@ import ipaddress
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 #: Environment variables that hold initial peers, comma separated; the first that is set counts.
@@ -67,8 +68,10 @@ def same_command(interpreter: Sequence[str], arguments: Sequence[str]) -> str:
         arguments: ``sys.argv``.
     """
     script = arguments[0] if arguments else ""
-    if "-c" in interpreter or script in ("", "-c", "-"):
+    options = list(takewhile(lambda text: text.startswith("-"), interpreter[1:]))
+    if script in ("", "-c", "-") or "-c" in options:
         return "python ..."
-    if os.path.dirname(script) == os.path.dirname(interpreter[0]):  # an installed command
+    # An installed command is started by its full path, in the folder of its interpreter.
+    if os.path.isabs(script) and os.path.dirname(script) == os.path.dirname(interpreter[0]):
         return shlex.join([os.path.basename(script), *arguments[1:]])
     return shlex.join(["python", *interpreter[1:]])

@@ -6,13 +6,14 @@ passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
 from rayhive.cluster import capabilities
 from rayhive.cluster.address import in_job, named
+from rayhive.cluster.placement import gpu_problems, this_machine
 from rayhive.config import SwarmConfig
 from rayhive.errors import ConfigError, Problem
 from rayhive.sweep.code import CodeWatch, Fingerprint, fingerprint_of
@@ -72,14 +73,28 @@ def preflight(
     problems = list(run.check(study.config))
     if not problems and code == "refuse":
         problems += run.check_code(study.config, fingerprint(study))
-    if study.config.storage is not None:
-        problems += check_storage(study.config.storage)
-    needs = needs_of_study(study.config)
-    if needs and not named(address):
-        problems += capabilities.missing(needs, capabilities.here())
+    problems += check_machine(study, address)
     if problems:
         raise ConfigError(problems)
     return run
+
+
+def check_machine(study: Study, address: str | None = None) -> Iterator[Problem]:
+    """Find what the study asks for and this machine, or the storage, does not have.
+
+    Args:
+        study: The study.
+        address: The cluster that is named for the study, if one is: then its nodes are what
+            counts, and they are asked once it is joined.
+    """
+    if study.config.storage is not None:
+        yield from check_storage(study.config.storage)
+    if named(address):
+        return
+    needs = needs_of_study(study.config)
+    if needs:
+        yield from capabilities.missing(needs, capabilities.here())
+    yield from gpu_problems(study.config.swarm, [this_machine()])
 
 
 def run_sweep(

@@ -18,8 +18,9 @@ import yaml
 import rayhive.sweep.run
 from rayhive.cli import main
 from rayhive.cli.study import with_default_file
-from rayhive.cluster import control, doctor
+from rayhive.cluster import capabilities, control, doctor, machine
 from rayhive.errors import ClusterError
+from rayhive.faults.ground import CAPABILITIES
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, FakeHandle, World
 
@@ -194,6 +195,43 @@ def test_a_plan_starts_and_writes_nothing(place: Path, capsys: pytest.CaptureFix
     assert rows[0]["payload_bytes_per_round_predicted"] == 605_992
     assert main(["plan", "study.yaml", "--format", "csv"]) == 2
     assert sorted(path.name for path in place.iterdir()) == ["study.yaml"]
+
+
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_what_this_machine_lacks_is_refused_before_anything_starts(
+    command: str, place: Path, world: World, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(machine, "facts", lambda: {"cores": 2, "gpus": ["A100", "A100"]})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    sets = ["swarm.peers=3", "swarm.gpus_per_peer=0.6", "storage=oracle://somewhere/db"]
+    given = [word for text in sets for word in ("--set", text)]
+    assert main([command, "study.yaml", *given]) == 2
+    err = capsys.readouterr().err
+    assert "storage: 'oracle://somewhere/db' is not valid" in err
+    assert "swarm.gpus_per_peer: 0.6 is not valid" in err and "room for 2 such peers" in err
+    assert not world.starts
+    assert main([command, "study.yaml", *given[:-2], "--set", "swarm.peers=2"]) == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert main([command, "study.yaml", *given[:-2], "--set", "swarm.peers=2"]) == 2
+
+
+@pytest.mark.parametrize("command", ["plan", "sweep"])
+def test_with_an_address_the_cluster_counts_and_not_the_machine_of_the_driver(
+    command: str, place: Path, world: World, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    lacking = dict.fromkeys(CAPABILITIES, "not on this machine")
+    monkeypatch.setattr(capabilities, "here", lambda: lacking)
+    monkeypatch.setattr(machine, "facts", lambda: {"cores": 2, "gpus": []})
+    sets = ["scenarios=[straggler]", "swarm.gpus_per_peer=1", "budget.seconds_per_replicate=90"]
+    given = [word for text in sets for word in ("--set", text)]
+    assert main([command, "study.yaml", *given]) == 2
+    assert "not on this machine" in capsys.readouterr().err
+    assert main([command, "study.yaml", *given, "--address", "10.0.0.1:6379"]) == 0
+    assert "not on this machine" not in capsys.readouterr().err
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert main([command, "study.yaml", *given]) == 0
 
 
 RUNNING = {

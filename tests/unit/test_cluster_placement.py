@@ -67,7 +67,19 @@ def test_node_classes_take_the_peers_in_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "peers", "have", "slots"),
-    [(0.5, 2, [1.0], None), (0.5, 3, [1.0], 2), (1.0, 2, [1.0, 1.0], None), (1.0, 1, [], 0)],
+    [
+        (0.5, 2, [1.0], None),
+        (0.5, 3, [1.0], 2),
+        (1.0, 2, [1.0, 1.0], None),
+        (1.0, 1, [], 0),
+        # a share is one of a single device: 2 x 0.6 leave 0.4 on each, which nobody can join
+        (0.6, 2, [2.0], None),
+        (0.6, 3, [2.0], 2),
+        (0.4, 4, [2.0], None),
+        (0.4, 5, [2.0], 4),
+        (2.0, 2, [3.0], 1),
+        (2.0, 2, [3.0, 2.0], None),
+    ],
 )
 def test_fractions_of_gpus_share_one_and_too_many_are_told(
     gpus: float, peers: int, have: list[float], slots: int | None
@@ -79,6 +91,37 @@ def test_fractions_of_gpus_share_one_and_too_many_are_told(
     else:
         assert [p.key for p in found] == ["swarm.gpus_per_peer"]
         assert f"room for {slots} such peers" in found[0].allowed
+
+
+@given(
+    shares=st.lists(st.sampled_from([0.2, 0.25, 0.3, 0.5, 0.6, 0.75, 1.0, 2.0]), max_size=6),
+    gpus=st.integers(0, 4),
+)
+def test_shares_that_fit_can_be_assigned_to_devices(shares: list[float], gpus: int) -> None:
+    """Whatever is said to fit does, by trying every assignment; equal shares also conversely."""
+
+    def assign(left: list[float], rest: list[float]) -> bool:
+        if not rest:
+            return True
+        share, *others = rest
+        if share >= 1:
+            whole = [i for i, free in enumerate(left) if free == 1.0]
+            if len(whole) < share:
+                return False
+            return assign(
+                [0.0 if i in whole[: int(share)] else f for i, f in enumerate(left)], others
+            )
+        return any(
+            assign([f - share if j == i else f for j, f in enumerate(left)], others)
+            for i, free in enumerate(left)
+            if free + 1e-9 >= share
+        )
+
+    possible = assign([1.0] * gpus, sorted(shares, reverse=True))
+    found = fits([Bundle(0.0, share) for share in shares], [Room("a", 1.0, float(gpus))])
+    assert possible or not found
+    if len(set(shares)) == 1:
+        assert found == possible
 
 
 def test_a_fraction_above_one_gpu_is_told() -> None:

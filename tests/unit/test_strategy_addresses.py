@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -93,6 +98,10 @@ def test_the_message_can_be_pasted() -> None:
     ("interpreter", "arguments", "expected"),
     [
         (["/v/bin/python", "train.py", "--a", "b c"], ["train.py"], "python train.py --a 'b c'"),
+        (["python", "train.py"], ["train.py"], "python train.py"),
+        (["python", "train.py", "-c", "x"], ["train.py", "-c", "x"], "python train.py -c x"),
+        (["./python", "./train.py"], ["./train.py"], "python ./train.py"),
+        (["python", "-u", "src/train.py"], ["src/train.py"], "python -u src/train.py"),
         (["/v/bin/python", "-m", "pkg", "x"], ["/pkg/__main__.py", "x"], "python -m pkg x"),
         (["/v/bin/python", "/v/bin/tool", "x"], ["/v/bin/tool", "x"], "tool x"),
         (["/v/bin/python", "-c", "a\nb"], ["-c"], "python ..."),
@@ -103,3 +112,25 @@ def test_the_command_is_the_one_that_was_given(
     interpreter: list[str], arguments: list[str], expected: str
 ) -> None:
     assert same_command(interpreter, arguments) == expected
+
+
+def test_the_line_of_the_documented_example_starts_it_again(tmp_path: Path) -> None:
+    """`python train.py`, found on the PATH, in the folder of the script."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nfrom rayhive.peer.addresses import same_command\n"
+        "print(same_command(sys.orig_argv, sys.argv))\n"
+    )
+    folder = Path(sys.executable).parent
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+
+    def run(command: list[str]) -> str:
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    told = run(["python", "train.py", "--rounds", "3"])
+    assert told == "python train.py --rounds 3"
+    assert run(shlex.split(told)) == told
