@@ -8,7 +8,10 @@ run that failed (1).
 from __future__ import annotations
 
 import difflib
+import functools
 import re
+import sysconfig
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,6 +131,38 @@ _SECRET_FIELD = re.compile(
 def without_secrets(text: str) -> str:
     """Return ``text`` with the passwords in its URLs masked, also those in their queries."""
     return _SECRET_FIELD.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
+
+
+def described(error: BaseException) -> str:
+    """Return an exception with the line of the user's code that it came from, if it did."""
+    return f"{error!r}{user_line(error)}"
+
+
+def user_line(error: BaseException) -> str:
+    """Return the line of the user's code that an exception came from, as ``" (FILE, line N)"``.
+
+    That is the innermost line outside of rayhive, installed packages and Python itself; empty if
+    there is none.
+    """
+    frames: list[tuple[str, int | None, str]] = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        frames.append((frame.filename, frame.lineno, f", in {frame.name}"))
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        frames.append((error.filename, error.lineno, ""))
+    for file, line, where in reversed(frames):
+        path = Path(file).resolve()
+        if path.is_file() and not any(path.is_relative_to(place) for place in _not_the_users()):
+            here = Path.cwd()
+            shown = path.relative_to(here) if path.is_relative_to(here) else path
+            return f" ({shown}, line {line}{where})"
+    return ""
+
+
+@functools.cache
+def _not_the_users() -> tuple[Path, ...]:
+    paths = sysconfig.get_paths()
+    installed = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return tuple(place.resolve() for place in (*installed, Path(__file__).parent))
 
 
 def nearest(value: object, choices: Sequence[str]) -> str | None:

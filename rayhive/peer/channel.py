@@ -14,6 +14,7 @@ import time
 import traceback
 from typing import Any
 
+from rayhive.errors import described
 from rayhive.events import dump_event, make_event
 
 
@@ -92,7 +93,7 @@ class Channel:
         if not self.has_failed:
             self.has_failed = True
             lines = traceback.format_exception(type(error), error, error.__traceback__)
-            self.emit("peer_failed", error=repr(error), traceback="".join(lines))
+            self.emit("peer_failed", error=described(error), traceback="".join(lines))
 
     def say_goodbye(
         self, *, round_: int, samples: int, clock_s: float, handed_over: int, lost: int

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,13 +20,22 @@ from rayhive.faults.library import label
 from rayhive.metrics.rows import last_attempt, replicate_row
 from rayhive.metrics.twins import rows_with_twins
 from rayhive.spec import ReplicateSpec
+from rayhive.sweep.aside import archive
 from rayhive.sweep.code import CodeWatch
+from rayhive.sweep.early import EarlyFailures
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
 from rayhive.sweep.order import batch_end, run_order
 from rayhive.sweep.provenance import code_revision
-from rayhive.sweep.replicates import POLL_S, ReplicateRunner, Swarms, Watcher, replicate_seed
+from rayhive.sweep.replicates import (
+    POLL_S,
+    ReplicateRunner,
+    Swarms,
+    Watcher,
+    finished_event,
+    replicate_seed,
+)
 from rayhive.sweep.scenarios import replicate_plan
 from rayhive.sweep.study import Study
 from rayhive.sweep.trials import TrialBook, TrialRecord
@@ -101,6 +111,7 @@ class Driver:
         self._charges = Charges(study.config)
         self._size = book.size
         self._code = code
+        self._early = EarlyFailures()
         self._runner = ReplicateRunner(swarms, progress, interruption, poll_s)
 
     def run(self) -> Done:
@@ -108,9 +119,11 @@ class Driver:
 
         Raises:
             Interrupted: It was told to end; run again, it goes on.
+            RayhiveError: The first replicates failed alike.
         """
         config = self._config
         self._progress.began(config.budget.trials, len(config.scenarios) * config.replicates)
+        self._mend()
         start, exhausted = 0, False
         while not exhausted and start < max(config.budget.trials, len(self._book.records)):
             batch, exhausted = self._batch(start)
@@ -141,6 +154,20 @@ class Driver:
         exhausted = len(self._book.records) < wanted
         return batch, exhausted
 
+    def _mend(self) -> None:
+        """Let failed replicates of open trials run again, if nothing has been measured yet.
+
+        The sweep may have ended at early failures, whose cause is mended by now.
+        """
+        if self._folder.has_measured:
+            return
+        for record in self._book.records:
+            for folder in [] if record.told else self._folder.replicates(record.number):
+                with suppress(DamagedError):
+                    finished = finished_event(folder)
+                    if finished is not None and finished["state"] == "failed":
+                        archive(folder)
+
     def _run_batch(self, start: int, batch: Sequence[TrialRecord]) -> None:
         """Finish what is missing of some trials; each is told when its last replicate is there.
 
@@ -148,12 +175,20 @@ class Driver:
         """
         rows: dict[int, list[Row]] = {record.number: [] for record in batch}
         each = len(self._config.scenarios) * self._config.replicates
+        whole: list[TrialRecord] = []
         for record, scenario, number in run_order(self._config, start, batch):
             self._interruption.check()
             done = rows[record.number]
             done.append(self._replicate(record, scenario, number))
+            folder = self._folder.replicate(record.number, number, label(scenario))
+            self._early.take(record.number, done[-1], folder)
             if len(done) == each:
-                self._tell(record, done)
+                whole.append(record)
+            while whole and not self._early.undecided:
+                first = whole.pop(0)
+                self._tell(first, rows[first.number])
+        for record in whole:
+            self._tell(record, rows[record.number])
 
     def _tell(self, record: TrialRecord, rows: list[Row]) -> None:
         rows = list(self._with_twins(record, rows))

@@ -72,7 +72,7 @@ class RunFolder:
         """Find whether the run was begun with other code or data, and has measured with it."""
         before = self._fingerprint()
         differences = [] if before is None else now.differences(before)
-        if differences and self._has_measured():
+        if differences and self.has_measured:
             by_name = config.workload.import_path is None
             yield Problem(
                 "workload.name" if by_name else "workload.import",
@@ -102,7 +102,12 @@ class RunFolder:
             return read_fingerprint(found.get("fingerprint"))
         return None
 
-    def _has_measured(self) -> bool:
+    def replicates(self, trial: int) -> list[Path]:
+        """Return the folders of a trial's replicates that there are."""
+        return sorted((self.path / "trials" / str(trial)).glob("r*-*/"))
+
+    @property
+    def has_measured(self) -> bool:
         """Return whether any replicate came to a good end; without one nothing can be mixed."""
         for log in self.path.glob("trials/*/*/events*.jsonl"):
             with suppress(DamagedError):

@@ -17,7 +17,7 @@ from rayhive.config import (
     load_sweep,
     validate_sweep,
 )
-from rayhive.errors import ConfigError, Problem
+from rayhive.errors import ConfigError, Problem, described
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.registry import CODECS
 from rayhive.sweep.scenarios import check_scenarios, expanded, with_twin
@@ -86,6 +86,8 @@ class _WorkloadCheck:
     """Checks the workload of a study and keeps it, so that it is made once."""
 
     workload: Workload | None = field(default=None, init=False)
+    shapes: tuple[tuple[int, ...], ...] = field(default=(), init=False)
+    data_files: tuple[Path, ...] = field(default=(), init=False)
 
     def __call__(self, config: SweepConfig) -> Iterator[Problem]:
         from rayhive.workloads.loading import load_workload
@@ -104,7 +106,19 @@ class _WorkloadCheck:
                 f"at least one peer's batch size, by default {needed} with this workload: "
                 "a smaller round is over before it began",
             )
-        size, peers = self.workload.train_size(), config.swarm.peers
+        peers = config.swarm.peers
+        try:
+            size = self.workload.train_size()
+            self.shapes = tuple(tuple(shape) for shape in self.workload.parameter_shapes())
+            self.data_files = tuple(self.workload.data_files())
+        except ConfigError as error:
+            yield from error.problems
+            return
+        except Exception as error:  # somebody's methods
+            key = "workload.name" if given.import_path is None else "workload.import"
+            allowed = f"a workload that works; it raised {described(error)}"
+            yield Problem(key, given.label, allowed)
+            return
         if size is not None and peers > size:
             yield Problem(
                 "swarm.peers", peers, f"at most the {size} samples that the workload trains on"
@@ -120,9 +134,9 @@ def _study(config: SweepConfig, check: _WorkloadCheck) -> Study:
     scenarios = with_twin(whole.scenarios)
     return Study(
         config=whole.model_copy(update={"enqueue": enqueue, "scenarios": scenarios}),
-        shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
+        shapes=check.shapes,
         batch_size=config.swarm.batch_size or workload.default_batch_size,
         data=workload.data,
         twin_added=NO_FAULTS not in config.scenarios and NO_FAULTS in scenarios,
-        data_files=tuple(workload.data_files()),
+        data_files=check.data_files,
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, cast, get_args, get_type_hints
 
-from rayhive.errors import ConfigError, Problem, nearest, unknown
+from rayhive.errors import ConfigError, Problem, nearest, unknown, user_line
 from rayhive.registry import WORKLOADS
 from rayhive.workloads.base import DataKind, Target, Workload
 from rayhive.workloads.data import IndexedWorkload
@@ -62,6 +62,7 @@ def _find(path: str) -> Callable[..., object]:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # importing runs somebody's code
         allowed = f"a module that imports; {module_name}: {type(error).__name__}: {error}"
+        allowed += user_line(error)
         raise ConfigError(Problem(IMPORT_KEY, path, allowed)) from error
     if not hasattr(module, attribute):
         allowed = f"an attribute of {module_name}: {', '.join(_offers(module)) or 'it has none'}"
@@ -116,6 +117,7 @@ def _make(maker: Callable[..., object], path: str, given: dict[str, Any]) -> obj
         raise
     except (Exception, SystemExit) as error:  # somebody's constructor
         allowed = f"what {path} accepts; it raised {type(error).__name__}: {error}"
+        allowed += user_line(error)
         raise ConfigError(Problem(ARGS_KEY, given, allowed)) from error
 
 
