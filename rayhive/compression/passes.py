@@ -18,6 +18,7 @@ class TorchPasses:
 
     @staticmethod
     def begin(
+        scale: float,
         owed: torch.Tensor,
         new: torch.Tensor,
         total: torch.Tensor,
@@ -26,12 +27,12 @@ class TorchPasses:
         q: torch.Tensor,
         p: torch.Tensor,
     ) -> None:
-        """Set the total to ``owed + new - left @ right``, and P to ``q @ total.T``."""
+        """Set the total to ``scale * owed + new - left @ right``, and P to ``q @ total.T``."""
         rows, columns = total.shape
         height = max(1, BLOCK // columns)
         for row in range(0, rows, height):
             at = slice(row, row + height)
-            block = torch.add(owed[at], new[at], out=total[at])
+            block = torch.add(new[at], owed[at], alpha=scale, out=total[at])
             block.addmm_(left[at], right, alpha=-1)
             torch.mm(q, block.t(), out=p[:, at])
 

@@ -23,9 +23,16 @@ WIDTH = 4
 _READ, _WRITTEN = array(float32, 2), array(float32, 2, written=True)
 
 
-@compiled(_READ, _READ, _WRITTEN, _READ, _READ, _READ, _WRITTEN, fastmath=ANY_ORDER)
+@compiled(float32, _READ, _READ, _WRITTEN, _READ, _READ, _READ, _WRITTEN, fastmath=ANY_ORDER)
 def _begin(
-    owed: Matrix, new: Matrix, total: Matrix, left: Matrix, right: Matrix, q: Matrix, p: Matrix
+    scale: np.float32,
+    owed: Matrix,
+    new: Matrix,
+    total: Matrix,
+    left: Matrix,
+    right: Matrix,
+    q: Matrix,
+    p: Matrix,
 ) -> None:
     rows, columns = total.shape
     for i in range(rows):
@@ -34,7 +41,7 @@ def _begin(
             a, b, c, d = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
             w, x, y, z = right[k], right[k + 1], right[k + 2], right[k + 3]
             for j in range(columns):
-                before = old[j] + fresh[j] if k == 0 else row[j]
+                before = scale * old[j] + fresh[j] if k == 0 else row[j]
                 row[j] = before - (a * w[j] + b * x[j] + c * y[j] + d * z[j])
         for k in range(0, len(q), 4):
             w, x, y, z = q[k], q[k + 1], q[k + 2], q[k + 3]
@@ -81,6 +88,7 @@ class CompiledPasses(TorchPasses):
 
     @staticmethod
     def begin(
+        scale: float,
         owed: torch.Tensor,
         new: torch.Tensor,
         total: torch.Tensor,
@@ -89,10 +97,10 @@ class CompiledPasses(TorchPasses):
         q: torch.Tensor,
         p: torch.Tensor,
     ) -> None:
-        """Set the total to ``owed + new - left @ right``, and P to ``q @ total.T``."""
+        """Set the total to ``scale * owed + new - left @ right``, and P to ``q @ total.T``."""
         found = _padded(p, 0)
         factors = _padded(left, 1), _padded(right, 0), _padded(q, 0)
-        _begin(_array(owed), _array(new), _array(total), *factors, found)
+        _begin(np.float32(scale), _array(owed), _array(new), _array(total), *factors, found)
         p.copy_(torch.from_numpy(found[: len(p)]))
 
     @staticmethod

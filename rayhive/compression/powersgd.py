@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -44,8 +45,11 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
     * A round changes gradients, Q and error feedback at its end or not at all; a step that the
       trainer had given up by then is taken back. hivemind adds the gradient to the feedback
       first: after a failure the retry would apply it twice.
+    * The error feedback is the error of the peer's own factors, counted by samples, so that
+      peers may have unequal weights, which change, and may come and go. hivemind subtracts the
+      group's approximation: the difference between a peer's gradient and the group's piles up.
     * A round fails when this peer did not get all of P: with a P of its own it would ruin whole
-      matrices. A partial Q only makes for a worse approximation, and its error is fed back.
+      matrices. A partial Q only makes for a worse approximation.
     * A gradient that is not finite passes, and leaves nothing behind.
     * Factors are computed in a thread, not in the event loop that serves the network.
 
@@ -135,7 +139,7 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
 
     @property
     def _contributes(self) -> bool:
-        """Whether anything of this peer is in the round; else what it owes stays."""
+        """Whether this peer counts; else its error feedback neither enters nor changes."""
         return True
 
     @property
@@ -230,6 +234,8 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         large = [gradients[index] for index in self.compressed]
         small = [gradients[index] for index in sorted(self._uncompressed_gradients_indexes)]
         averaged = [_copy(gradient) for gradient in small]
+        weight = options.get("weight", 1.0) if self._contributes else 0.0
+        begin = partial(self._factors.begin, weight=weight)
         qs: list[torch.Tensor] = []
         for phase in self._phases:
             allreduce_id = _allreduce_id(group_info, phase)
@@ -237,7 +243,7 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
                 if qs:
                     ps = await self._in_thread(self._factors.project, qs)
                 else:
-                    ps = await self._in_thread(self._factors.begin, large)
+                    ps = await self._in_thread(begin, large)
                 sent = self._factors.unstacked(ps)
             else:
                 qs = await self._in_thread(self._factors.backproject, ps)
@@ -261,7 +267,7 @@ class TransactionalPowerSGD(PowerSGDGradientAverager):
         small: list[torch.Tensor],
         averaged: list[torch.Tensor],
     ) -> None:
-        self._factors.commit(large, ps, qs, owing=self._contributes)
+        self._factors.commit(large, ps, qs)
         for gradient, new in zip(small, averaged, strict=True):
             gradient.copy_(new)
 

@@ -1,11 +1,18 @@
-"""PowerSGD's arithmetic for one peer: error feedback, factors, and what a round makes of them.
+"""PowerSGD's arithmetic for one peer: error feedback, factors, and the approximated gradients.
 
-A round is bound by memory, so that what counts is how often a dense array is read or written. What
-is owed is kept as a dense buffer less a product of factors, those that were applied last: the
-product is subtracted where the next round reads the buffer anyway. The sum of what is owed and the
-gradient goes into a second buffer; a commit only lets the buffers change places. So a round changes
-nothing until :meth:`Factors.commit`, and the step back is possible until the next round, for a
-caller that hears late that its round did not count.
+The error feedback of a peer is the error of its own factors: its update less P times its own Q,
+from before Q is averaged. (The error of the group's factors would also hold the difference between
+its gradient and the group's, which grows for ever and cancels between peers only while their
+weights are equal and nobody leaves.) The factors enter the average with the weight of the round,
+the samples of the peer; so does the error that they leave, which therefore counts as a sum over
+samples: in a round of another weight it is scaled by the ratio of the two.
+
+A round is bound by memory: the cost is the number of times that a dense array is read or written.
+The error feedback is kept as a dense buffer less a product of factors, which is subtracted where
+the next round reads the buffer anyway. The sum of feedback and gradient goes into a second buffer;
+a commit only lets the buffers change places. So a round changes nothing until
+:meth:`Factors.commit`, and can be undone until the next one, for a caller that hears late that its
+round did not count.
 """
 
 from __future__ import annotations
@@ -53,38 +60,49 @@ class Stack:
         # What is owed is the buffer less their product.
         self._left = torch.zeros(count, rows, self._rank, device=self._device)
         self._right = torch.zeros(count, self._rank, columns, device=self._device)
+        self._own = self._right  # the Q of this peer alone, transposed
+        self._scale = 1.0
         self._ready = True
 
     @property
     def owed(self) -> torch.Tensor:
-        """Error feedback: gradients that no round has applied yet, (k, n, m) in float32.
+        """Error feedback: the part of past updates that this peer's factors missed, (k, n, m).
 
-        Once rounds have begun it is what the next one reads, and can be written.
+        In float32, per sample of the last round that this peer was in. Once rounds have begun it
+        is the memory that the next one reads, and can be written.
         """
         if not self._ready:
             return torch.zeros(len(self.members), *self._shape)
+        self._write_out()
+        return self._buffer
+
+    def _write_out(self) -> None:
+        """Subtract from the buffer the product that it stands without."""
         self._buffer.baddbmm_(self._left, self._right, alpha=-1)
         # New ones: the step back may need the old.
         self._left, self._right = torch.zeros_like(self._left), torch.zeros_like(self._right)
-        return self._buffer
 
-    def begin(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Take a round's gradients, of any shape with as many elements; return P (k, n, r)."""
+    def begin(self, gradients: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
+        """Take a round's gradients and the scale of the feedback; return P (k, n, r).
+
+        The gradients may have any shape with as many elements.
+        """
         if not self._ready:
             self._make_ready()
+        self._scale = scale
         matrices = [
             gradient.to(self._device, torch.float32).reshape(self._shape).contiguous()
             for gradient in gradients
         ]
         if self._passes is None:
-            torch.add(self._buffer, torch.stack(matrices), out=self._total)
-            self._total.baddbmm_(self._left, self._right, alpha=-1)
+            torch.add(torch.stack(matrices), self._buffer, alpha=scale, out=self._total)
+            self._total.baddbmm_(self._left, self._right, alpha=-scale)
             return self.project(self.q)
         q = _transposed(self.q)
         p = torch.empty(len(q), q.shape[1], self._shape[0])
         dense = (self._buffer, matrices, self._total)
-        for work in zip(*dense, self._left, self._right, q, p, strict=True):
-            self._passes.begin(*work)
+        for work in zip(*dense, scale * self._left, self._right, q, p, strict=True):
+            self._passes.begin(scale, *work)
         return _transposed(p)
 
     def project(self, q: torch.Tensor) -> torch.Tensor:
@@ -96,47 +114,67 @@ class Stack:
         """Return Q (k, m, r): the transposed matrices times P."""
         rows = _transposed(p)
         if self._passes is None:
-            return _transposed(torch.bmm(rows.to(self._device), self._total).cpu())
-        q = torch.empty(*rows.shape[:2], self._shape[1])
-        for work in zip(rows, self._total, q, strict=True):
+            self._own = torch.bmm(rows.to(self._device), self._total)
+            return _transposed(self._own.cpu())
+        self._own = torch.empty(*rows.shape[:2], self._shape[1])
+        for work in zip(rows, self._total, self._own, strict=True):
             self._passes.backproject(*work)
-        return _transposed(q)
+        return _transposed(self._own)
 
-    def commit(self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor) -> None:
-        """Replace gradients by what the factors stand for, and owe what they miss."""
+    def commit(
+        self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor, *, owing: bool
+    ) -> None:
+        """Replace gradients by the product of the factors, and owe what the own ones miss.
+
+        Args:
+            gradients: Those of the round.
+            p: The P of the last :meth:`backproject`.
+            q: The averaged Q.
+            owing: False if this peer's factors are not in the average: the feedback stays.
+        """
         columns = _transposed(q)
         sizes = columns.abs().amax(2)
         finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
         found = (sizes > 0) & finite[:, None]  # columns of Q that stand for something
+        known = finite & self._own.sum((1, 2)).isfinite().cpu()
         left, right = p.to(self._device), columns.to(self._device)
-        for at, (gradient, total, good) in enumerate(
-            zip(gradients, self._total, finite.tolist(), strict=True)
-        ):
-            if good and gradient.dtype == total.dtype and gradient.is_contiguous():
-                matrix = gradient.view(total.shape)
-                if matrix.device == total.device:
-                    (self._passes or TorchPasses).multiply(left[at], right[at], matrix)
-                else:
-                    matrix.copy_(left[at] @ right[at])
-                continue
-            if good:
-                gradient.copy_((left[at] @ right[at]).reshape(gradient.shape))
-                # What rounding took away is owed too.
-                total.sub_(gradient.to(total.device, total.dtype).reshape(total.shape))
+        for at, gradient in enumerate(gradients):
+            if finite[at]:
+                self._apply(at, gradient, left[at], right[at])
             else:  # somebody's gradient blew up: that is told, and not remembered
                 gradient.fill_(torch.nan)
-                total.copy_(self.owed[at])
-            left[at], right[at] = 0.0, 0.0  # nothing is left to subtract
-        self._before = (self._left, self._right, self.q.clone())
-        self._left, self._right = left, right
-        self._buffer, self._total = self._total, self._buffer
-        # A column of zeros would stay one for ever: what found nothing now may find it next time.
+        if not (owing and known.all()):
+            self._write_out()  # it is read below, or stays
+        self._before = (self._buffer, self._total, self._left, self._right, self.q.clone())
+        if owing:
+            for at in (~known).nonzero().flatten().tolist():
+                torch.mul(self._buffer[at], self._scale, out=self._total[at])
+                left[at], self._own[at] = 0.0, 0.0  # nothing is left to subtract
+            self._left, self._right = left, self._own
+            self._buffer, self._total = self._total, self._buffer
+        # A column of zeros would stay one for ever: it may find something next time.
         self.q.copy_(q if found.all() else torch.where(found[:, None], q, self.q))
+
+    def _apply(
+        self, at: int, gradient: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+    ) -> None:
+        """Replace one gradient by the product of its factors."""
+        total = self._total[at]
+        if gradient.dtype == total.dtype and gradient.is_contiguous():
+            matrix = gradient.view(total.shape)
+            if matrix.device == total.device:
+                (self._passes or TorchPasses).multiply(left, right, matrix)
+            else:
+                matrix.copy_(left @ right)
+            return
+        product = left @ right
+        gradient.copy_(product.reshape(gradient.shape))
+        if gradient.dtype != total.dtype:  # what rounding took away is owed too
+            total.add_(product).sub_(gradient.to(total.device, total.dtype).reshape(total.shape))
 
     def undo(self) -> None:
         """Take back the last commit, except what it made of the gradients."""
-        self._buffer, self._total = self._total, self._buffer
-        self._left, self._right, q = self._before
+        self._buffer, self._total, self._left, self._right, q = self._before
         self.q.copy_(q)
 
 
@@ -168,6 +206,8 @@ class Factors:
             Stack(tuple(members), (rows, columns), factor_rank((rows, columns), rank), device)
             for (rows, columns), members in groupby(ordered, key=lambda at: dims[at])
         ]
+        self._weight = self._former_weight = 1.0  # of the feedback, now and before the last commit
+        self._entering = 1.0  # of the round under way
         generator = torch.Generator().manual_seed(seed)
         for q in self.qs:
             q.normal_(generator=generator)
@@ -200,9 +240,17 @@ class Factors:
         return [gradients[at] for at in stack.members]
 
     @torch.no_grad()
-    def begin(self, gradients: Sequence[torch.Tensor]) -> Tensors:
-        """Take a round's gradients; return P of every stack."""
-        return [stack.begin(self._of(stack, gradients)) for stack in self._stacks]
+    def begin(self, gradients: Sequence[torch.Tensor], *, weight: float = 1.0) -> Tensors:
+        """Take a round's gradients; return P of every stack.
+
+        Args:
+            gradients: Means over the samples of this peer.
+            weight: Weight of this peer in the averages of the round, as a rule its samples. With
+                0 its factors are not in them: error feedback neither enters nor changes.
+        """
+        self._entering = weight
+        scale = self._weight / weight if weight else 0.0
+        return [stack.begin(self._of(stack, gradients), scale) for stack in self._stacks]
 
     @torch.no_grad()
     def project(self, qs: Tensors) -> Tensors:
@@ -225,31 +273,30 @@ class Factors:
         return [stack.backproject(p) for stack, p in pairs][::-1]
 
     @torch.no_grad()
-    def commit(
-        self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors, *, owing: bool = True
-    ) -> None:
-        """Replace gradients by what the factors stand for, and owe what they miss.
+    def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
+        """Replace gradients by the product of the factors, and owe what the own ones miss.
 
-        A matrix whose factors are not finite becomes NaN, as it would without PowerSGD; what is
-        owed for it and its Q stay, so that the next round is not the worse for it.
+        A matrix whose factors are not finite becomes NaN, as it would without PowerSGD; its error
+        feedback and its Q stay, so that the next round is not the worse for it.
 
         Args:
             gradients: Those of the round.
-            ps: What the group's P are.
-            qs: What the group's Q are.
-            owing: False for gradients that are not in the factors: what was owed before stays.
+            ps: The P of the last :meth:`backproject`.
+            qs: The averaged Q.
         """
+        owing = self._entering > 0
         for stack, p, q in zip(self._stacks, ps, qs, strict=True):
-            before = None if owing else stack.owed.clone()
-            stack.commit(self._of(stack, gradients), p, q)
-            if before is not None:
-                stack.owed.copy_(before)
+            stack.commit(self._of(stack, gradients), p, q, owing=owing)
+        self._former_weight = self._weight
+        if owing:
+            self._weight = self._entering
 
     @torch.no_grad()
     def undo(self) -> None:
         """Owe again what was owed before the last commit, and begin with the same Q."""
         for stack in self._stacks:
             stack.undo()
+        self._weight = self._former_weight
 
     def close(self) -> None:
         """End what works for the factors: here, nothing does."""
@@ -263,4 +310,4 @@ def _alike(ps: Tensors) -> list[Tensors]:
 
 def _transposed(matrices: torch.Tensor) -> torch.Tensor:
     """Return a transposed copy of factors in host memory; torch needs eight times as long."""
-    return torch.from_numpy(np.ascontiguousarray(matrices.numpy().swapaxes(1, 2)))
+    return torch.from_numpy(np.array(matrices.numpy().swapaxes(1, 2), order="C"))

@@ -63,9 +63,9 @@ class ServedFactors(Factors):
         self._server = threading.Thread(target=self._serve, name="powersgd", daemon=True)
         self._server.start()
 
-    def begin(self, gradients: Sequence[torch.Tensor]) -> Tensors:
-        """Take a round's gradients; return P of every stack."""
-        return self._tensors("begin")
+    def begin(self, gradients: Sequence[torch.Tensor], *, weight: float = 1.0) -> Tensors:
+        """Take a round's gradients and this peer's weight; return P of every stack."""
+        return self._tensors("begin", weight=weight)
 
     def project(self, qs: Tensors) -> Tensors:
         """Return P of every stack for another Q, in a further iteration."""
@@ -74,11 +74,9 @@ class ServedFactors(Factors):
     def _backproject(self, ps: Tensors) -> Tensors:
         return self._tensors("_backproject", ps)
 
-    def commit(
-        self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors, *, owing: bool = True
-    ) -> None:
-        """Replace gradients by what the factors stand for, and owe what they miss."""
-        self._ask("commit", ps, qs, owing=owing)
+    def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
+        """Replace gradients by the product of the factors, and owe what the own ones miss."""
+        self._ask("commit", ps, qs)
 
     def undo(self) -> None:
         """Owe again what was owed before the last commit, and begin with the same Q."""
@@ -98,8 +96,8 @@ class ServedFactors(Factors):
             end.shutdown(socket.SHUT_RDWR)
         self._server.join(GOODBYE_S)
 
-    def _tensors(self, name: str, *arguments: Tensors) -> Tensors:
-        return [torch.from_numpy(array) for array in self._ask(name, *arguments)]
+    def _tensors(self, name: str, *arguments: Tensors, **options: Any) -> Tensors:
+        return [torch.from_numpy(array) for array in self._ask(name, *arguments, **options)]
 
     def _ask(self, name: str, *arguments: Tensors, **options: Any) -> Any:
         try:

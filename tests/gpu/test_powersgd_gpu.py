@@ -29,7 +29,7 @@ def factors(device: str) -> Factors:
 
 
 def played(device: str, kept_on: str, dtype: torch.dtype) -> tuple[Factors, list[torch.Tensor]]:
-    """Play rounds, one with a NaN and one taken back; return the factors and all gradients."""
+    """Play rounds of unequal weights: a NaN, one taken back, one with weight 0; return all."""
     made, seen = factors(device), []
     for seed in range(6):
         generator = torch.Generator().manual_seed(seed)
@@ -37,11 +37,13 @@ def played(device: str, kept_on: str, dtype: torch.dtype) -> tuple[Factors, list
         if seed == 2:
             new[1][3, 4] = torch.nan
         gradients = [gradient.to(kept_on, dtype) for gradient in new]
-        ps = made.begin(gradients)
+        ps = made.begin(gradients, weight=(3, 1, 2, 0, 1, 2)[seed])
         qs = made.backproject(ps)
         ps = made.project(qs)
         qs = made.backproject(ps)
         assert all(factor.device.type == "cpu" for factor in (*ps, *qs)), "they are sent"
+        for q in qs:
+            q.add_(0.1)  # others' gradients are in the average
         made.commit(gradients, ps, qs)
         if seed == 4:
             made.undo()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,12 +24,25 @@ class Room:
         trouble: What happens, by peer and phase: ``before`` and ``after`` fail before and after
             the tensors were averaged, ``hang`` never ends, ``partial`` keeps every second tensor
             from being averaged.
+        weights: Weights of the peers in the averages, by default equal.
+        codec: What encoding and decoding make of a tensor on its way, both there and back.
+
+    Attributes:
+        given: What entered the average of a phase, by peer.
     """
 
-    def __init__(self, size: int, trouble: Mapping[tuple[int, str], str] | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        trouble: Mapping[tuple[int, str], str] | None = None,
+        weights: Sequence[float] | None = None,
+        codec: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+    ) -> None:
+        self.codec = codec
         self.trouble = dict(trouble or {})
+        self.weights = [1.0] * size if weights is None else list(weights)
         self.size, self._live = size, set(range(size))
-        self._here: dict[str, dict[int, Sequence[torch.Tensor]]] = {}
+        self.given: dict[str, dict[int, Sequence[torch.Tensor]]] = {}
         self._means: dict[str, asyncio.Future[list[torch.Tensor]]] = {}
         self.hanging = asyncio.Event()
         self.phases: list[str] = []
@@ -38,26 +51,33 @@ class Room:
 
     def leave(self, peer: int) -> None:
         self._live.discard(peer)
-        for phase in self._here:
+        for phase in self.given:
             self._average(phase)
 
     def _average(self, phase: str) -> None:
-        here, mean = self._here[phase], self._means[phase]
+        here, mean = self.given[phase], self._means[phase]
         if self._live <= set(here) and here and not mean.done():
-            columns = zip(*here.values(), strict=True)
-            mean.set_result([torch.stack(list(column)).mean(0) for column in columns])
+            mean.set_result(self.mean(phase))
+
+    def mean(self, phase: str) -> list[torch.Tensor]:
+        """Return the weighted means of what a phase was given; zeros without any weight."""
+        given = self.given[phase]
+        weights = torch.tensor([float(self.weights[peer]) for peer in given])
+        weights /= weights.sum() or 1.0
+        columns = [torch.stack(column) for column in zip(*given.values(), strict=True)]
+        return [torch.tensordot(weights.to(column.dtype), column, 1) for column in columns]
 
     async def allreduce(self, peer: int, phase: str, tensors: Sequence[torch.Tensor]) -> float:
         """Average in place among all who are still there; return the fraction."""
         what = self.trouble.get((peer, phase))
         if what == "before":
             raise RuntimeError("the network is gone")
-        if phase not in self._here:
+        if phase not in self.given:
             self.phases.append(phase)
             self.sent.append((phase, tuple(tensor.numel() for tensor in tensors)))
-            self._here[phase] = {}
+            self.given[phase] = {}
             self._means[phase] = asyncio.get_running_loop().create_future()
-        self._here[phase][peer] = [tensor.clone() for tensor in tensors]
+        self.given[phase][peer] = [self.codec(tensor) for tensor in tensors]
         self._average(phase)
         if what == "hang":
             self.hanging.set()
@@ -65,10 +85,10 @@ class Room:
         for index, (tensor, mean) in enumerate(zip(tensors, await self._means[phase], strict=True)):
             assert tensor.is_contiguous()
             if what != "partial" or index % 2:
-                tensor.copy_(mean)
+                tensor.copy_(self.codec(mean))
         if what == "after":
             raise RuntimeError("the network is gone")
-        everybody = len(self._here[phase]) == self.size
+        everybody = len(self.given[phase]) == self.size
         return 1.0 if everybody and what != "partial" else 0.5
 
 
@@ -118,6 +138,8 @@ async def attempt(
     *,
     gathered: Any = None,
     given_up: Sequence[int] = (),
+    weights: Sequence[float] | None = None,
+    codec: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
 ) -> Room:
     """Let a group try one round; peers that fail leave it.
 
@@ -126,11 +148,13 @@ async def attempt(
         trouble: As for :class:`Room`.
         gathered: What every peer has gathered.
         given_up: Peers whose trainer gives the step up when the round is just done.
+        weights: Samples of the peers, by default equal.
+        codec: As for :class:`Room`.
 
     Returns:
         The room, in which ``succeeded`` says it for every peer.
     """
-    room = Room(len(group), trouble)
+    room = Room(len(group), trouble, weights, codec)
     dumps = MSGPackSerializer.dumps
     everybody = tuple(range(len(group)))
     told = tuple(dumps([None, 0, dumps(gathered)]) for _ in group)
@@ -146,7 +170,8 @@ async def attempt(
         STEP.set(step)
         with averager._register_allreduce_group(info):
             try:
-                await averager._aggregate_with_group(info, min_vector_size=0)
+                weight = room.weights[position]
+                await averager._aggregate_with_group(info, min_vector_size=0, weight=weight)
                 return True
             except MatchmakingException:
                 return False

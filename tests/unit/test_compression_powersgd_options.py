@@ -20,7 +20,7 @@ from rayhive.compression.averagers import RayhivePowerSGDAverager
 from rayhive.compression.guard import STALE_WEIGHT
 from rayhive.compression.matchmaking import TRACE, StepTrace
 from rayhive.compression.orthogonalise import METHODS
-from rayhive.compression.powersgd import STEP, _device
+from rayhive.compression.powersgd import STEP, TransactionalPowerSGD, _device
 from rayhive.compression.powersgd_shapes import (
     MAX_ITERATIONS,
     ORTHOGONALISATIONS,
@@ -28,7 +28,7 @@ from rayhive.compression.powersgd_shapes import (
     phase_names,
 )
 from rayhive.errors import ConfigError
-from tests.unit.compression_fakes import unstarted
+from tests.unit.compression_fakes import group_of_one, unstarted
 from tests.unit.powersgd_fakes import InMemory, attempt, give, gradients_of, peers, state
 
 SHAPES = [(12, 10), (5,), (12, 10), (6, 4, 3, 3)]
@@ -202,26 +202,43 @@ def test_what_rounding_takes_from_half_precision_is_owed() -> None:
     torch.testing.assert_close(averager._ms[0], total, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("why", ["corrupt", "stale"])
-def test_a_peer_that_is_not_in_the_round_owes_what_it_owed(why: str) -> None:
-    """The others' average is applied, and nothing of its own gradient is remembered."""
-    averager = unstarted(RayhivePowerSGDAverager, SHAPES, **RANK)
-    factors = averager._factors
-    for seed, excluded in enumerate([False, True, False]):
-        before = [owed.clone() for owed in averager._ms]
+class Sending(RayhivePowerSGDAverager):
+    """A peer without company that keeps the P it sent."""
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Any, group_info: Any, group_id: bytes, **_: Any
+    ) -> None:
+        if group_id.endswith(b"PHASE_P"):
+            self.sent = [tensor.clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("why", ["corrupt", "stale", "no samples"])
+def test_a_peer_that_does_not_count_keeps_its_error_feedback(why: str) -> None:
+    """It applies the others' average; its feedback neither enters the average nor changes."""
+    averager = unstarted(Sending, SHAPES, **RANK)
+    for seed, excluded in enumerate([False, True, False, True, True, False]):
+        before, qs = [owed.clone() for owed in averager._ms], [q.clone() for q in averager._qs]
         large = [gradient for gradient in gradients(seed) if gradient.ndim > 1]
-        given = [gradient.clone() for gradient in large]
-        ps = factors.begin(large)
-        qs = factors.backproject(ps)
+        weight = {"stale": STALE_WEIGHT}.get(why, 0.0) if excluded else 1.0
         TRACE.set(StepTrace(excluded=excluded and why == "corrupt"))
-        weight = STALE_WEIGHT if excluded and why == "stale" else 1.0
-        STEP.set(SimpleNamespace(weight=weight))  # type: ignore[arg-type]
-        asyncio.run(averager._in_thread(averager._commit, large, ps, qs, [], []))
-        for owed, was, new, applied in zip(averager._ms, before, given, large, strict=True):
+        ended = {"done": lambda: True, "cancelled": lambda: False, "exception": lambda: None}
+        STEP.set(SimpleNamespace(weight=weight, **ended))  # type: ignore[arg-type]
+        give(averager, gradients(seed))
+        asyncio.run(
+            TransactionalPowerSGD._aggregate_with_group(
+                averager, group_of_one(), min_vector_size=0, weight=weight
+            )
+        )
+        applied = [gradient for gradient in gradients_of(averager) if gradient.ndim > 1]
+        assert all(gradient.any() for gradient in applied)
+        rows = zip(averager.sent, averager._ms, before, large, qs, applied, strict=True)
+        for p, owed, was, new, q, mean in rows:
+            entered = new if excluded else was + new
+            torch.testing.assert_close(p, entered.reshape(len(p), -1) @ q, rtol=1e-4, atol=1e-4)
             if excluded:
                 assert torch.equal(owed, was)
-            else:
-                torch.testing.assert_close(owed, was + new - applied)
+            else:  # alone, the own factors are the group's
+                torch.testing.assert_close(owed, was + new - mean)
     TRACE.set(None)
     STEP.set(None)
 

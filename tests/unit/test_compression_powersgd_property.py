@@ -1,4 +1,4 @@
-"""Nothing is lost and nothing is applied twice, whatever happens to a round."""
+"""No gradient is lost or counted twice, whatever happens to a round and to the swarm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.powersgd_fakes import InMemory, attempt, give, gradients_of, peers, state
+from rayhive.compression.orthogonalise import gram_schmidt
+from rayhive.compression.powersgd_shapes import matrix_dims
+from tests.unit.powersgd_fakes import InMemory, Room, attempt, give, gradients_of, peers, state
 
 #: Two matrices of one shape, a convolution, and a vector that travels as it is.
 SHAPES = [(8, 6), (5,), (8, 6), (6, 2, 3, 3)]
@@ -18,6 +20,8 @@ LARGE = (0, 2, 3)
 RANK = {"averager_rank": 2, "min_compression_ratio": 0.2}
 PHASES = ("PHASE_P", "PHASE_Q")
 LATER = ("PHASE_P2", "PHASE_Q2")
+#: float32 over a few rounds, in which a sum over 64 samples may become the mean of one.
+CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 5e-3}
 
 
 def gradients(generator: torch.Generator) -> list[torch.Tensor]:
@@ -25,54 +29,111 @@ def gradients(generator: torch.Generator) -> list[torch.Tensor]:
 
 
 class Ledger:
-    """What a peer was given and what it has applied, of every matrix, in float64."""
+    """The sum over samples that a peer owes of every matrix, in float64.
+
+    The peer's average over samples is a mean, so a gradient that it computes of ``w`` samples
+    adds ``w`` times that; the factors that it puts into a round's average take ``w`` times their
+    product away. Whatever the others do, the rest is its error feedback, in the weight of the
+    last round that it was in.
+    """
 
     def __init__(self, averager: InMemory) -> None:
         self.averager = averager
-        self.balance = [torch.zeros(SHAPES[index], dtype=torch.float64) for index in LARGE]
-
-    def add(self, tensors: list[torch.Tensor], sign: int) -> None:
-        for total, index in zip(self.balance, LARGE, strict=True):
-            total.add_(tensors[index].double(), alpha=sign)
+        self.sums = [
+            torch.zeros(matrix_dims(SHAPES[index]), dtype=torch.float64) for index in LARGE
+        ]
+        self.weight = 1.0
 
     async def check(self) -> None:
         await self.averager._take_back()
-        for balance, owed in zip(self.balance, self.averager._ms, strict=True):
-            torch.testing.assert_close(owed.double(), balance, rtol=0, atol=2e-4)
+        for total, owed in zip(self.sums, self.averager._ms, strict=True):
+            expected = total / self.weight
+            torch.testing.assert_close(owed.double().view(total.shape), expected, **CLOSE)
 
 
-async def play(group: list[InMemory], rounds: list[dict[str, Any]], seed: int) -> None:
+def put_in(room: Room, iterations: int) -> dict[int, list[torch.Tensor]]:
+    """Return what every peer's factors in the last average stand for, by position, in float64."""
+    number = "" if iterations == 1 else str(iterations)
+    found = {}
+    for position, sent in room.given.get(f"PHASE_Q{number}", {}).items():
+        ps = [gram_schmidt(p[None])[0].double() for p in room.mean(f"PHASE_P{number}")]
+        pairs = zip(ps, sent, strict=False)  # behind the Q come tensors without factors
+        found[position] = [p @ q.double().T for p, q in pairs]
+    return found
+
+
+async def play(played: list[dict[str, Any]], iterations: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    ledgers = [Ledger(averager) for averager in group]
-    for played in rounds:
-        own = [gradients(generator) for _ in group]
-        for ledger, new in zip(ledgers, own, strict=True):
-            give(ledger.averager, new)
-            ledger.add(new, 1)
-        trying = list(range(len(group)))
-        for tried in played["attempts"]:
-            for averager in group:
-                await averager._take_back()  # as the next round does, to compare states
-            before = {at: state(group[at]) for at in trying}
-            given_up = played["given_up"] if tried is played["attempts"][-1] else ()
-            room = await attempt([group[at] for at in trying], tried, given_up=given_up)
-            succeeded = dict(zip(trying, room.succeeded, strict=True))
+    swarm: dict[int, Ledger] = {}
+    for round_ in played:
+        samples = {at: count for at, count in enumerate(round_["samples"]) if count is not None}
+        swarm = {at: ledger for at, ledger in swarm.items() if at in samples}  # others died
+        for at in samples.keys() - swarm.keys():
+            swarm[at] = await joiner(swarm, iterations)
+        own = {at: gradients(generator) for at in samples}
+        for at, ledger in swarm.items():
+            give(ledger.averager, own[at])
+        trying = sorted(samples)
+        for tried in round_["attempts"]:
+            for ledger in swarm.values():
+                await ledger.averager._take_back()  # as the next round does, to compare states
+            before = {at: state(swarm[at].averager) for at in trying}
+            last = tried is round_["attempts"][-1]
+            room = await attempt(
+                [swarm[at].averager for at in trying],
+                tried,
+                given_up=round_["given_up"] if last else (),
+                weights=[samples[at] for at in trying],
+            )
+            entered = put_in(room, iterations)
+            failed = []
             for position, at in enumerate(trying):
-                if succeeded[at] and position in given_up:
-                    continue  # neither a failure nor a success: see below
-                if succeeded[at]:
-                    ledgers[at].add(gradients_of(group[at]), -1)
-                else:
-                    for was, now in zip(before[at], state(group[at]), strict=True):
+                ledger, weight = swarm[at], samples[at]
+                if not room.succeeded[position]:
+                    failed.append(at)
+                    for was, now in zip(before[at], state(ledger.averager), strict=True):
                         assert torch.equal(was, now)
-            late = {at for position, at in enumerate(trying) if position in given_up}
-            trying = [at for at in trying if not succeeded[at] or at in late]
+                    continue
+                if last and position in round_["given_up"]:
+                    continue  # taken back
+                if weight:
+                    add(ledger, weight, own[at], entered[position])
+                if "partial" not in {tried.get((position, phase)) for phase in PHASES + LATER}:
+                    applied = gradients_of(ledger.averager)
+                    weights = {one: samples[trying[one]] for one in entered}
+                    check_average(applied, entered, weights)
+            trying = failed
             if not trying:
                 break
-        for at in trying:  # the trainer applies its own gradient
-            ledgers[at].add(own[at], -1)
-        for ledger in ledgers:
+        # Those that failed apply their own gradients, and owe what they owed.
+        for ledger in swarm.values():
             await ledger.check()
+
+
+async def joiner(swarm: dict[int, Ledger], iterations: int) -> Ledger:
+    """Return a peer that has downloaded Q, and owes nothing."""
+    (averager,) = peers(1, SHAPES, num_iters_per_step=iterations, **RANK)
+    for donor in list(swarm.values())[:1]:
+        for own, new in zip(averager._qs, donor.averager._qs, strict=True):
+            own.copy_(new)
+    return Ledger(averager)
+
+
+def add(ledger: Ledger, weight: float, own: list[torch.Tensor], put: list[torch.Tensor]) -> None:
+    """Note that a peer computed gradients, and that its factors entered an average."""
+    for total, index, contributed in zip(ledger.sums, LARGE, put, strict=True):
+        total += weight * (own[index].double().view(total.shape) - contributed)
+    ledger.weight = weight
+
+
+def check_average(
+    applied: list[torch.Tensor], entered: dict[int, list[torch.Tensor]], weights: dict[int, float]
+) -> None:
+    """Hold what a peer applied against the weighted mean of what everybody put in."""
+    for at, index in enumerate(LARGE):
+        total = sum(weights[one] * put[at] for one, put in entered.items())
+        mean = total / (sum(weights.values()) or 1.0)
+        torch.testing.assert_close(applied[index].double().view(mean.shape), mean, **CLOSE)
 
 
 troubles = st.dictionaries(
@@ -80,9 +141,12 @@ troubles = st.dictionaries(
     st.sampled_from(["before", "after", "hang", "partial"]),
     max_size=3,
 )
+#: Samples of a peer in a round; None while it is dead. After that comes another one.
+counts = st.one_of(st.none(), st.just(0), st.integers(1, 64))
 rounds = st.fixed_dictionaries(
     {
-        "attempts": st.lists(troubles, min_size=1, max_size=3),
+        "samples": st.tuples(st.integers(1, 64), counts, counts),
+        "attempts": st.lists(st.one_of(st.just({}), troubles), min_size=1, max_size=3),
         "given_up": st.lists(st.integers(0, 2), max_size=2),
     }
 )
@@ -90,17 +154,56 @@ rounds = st.fixed_dictionaries(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    count=st.integers(1, 3),
     played=st.lists(rounds, min_size=1, max_size=6),
     iterations=st.integers(1, 2),
     seed=st.integers(0, 2**31),
 )
-def test_what_was_applied_and_what_is_owed_add_up_to_all_gradients(
-    count: int, played: list[dict[str, Any]], iterations: int, seed: int
+def test_contributions_and_error_feedback_add_up_to_all_samples(
+    played: list[dict[str, Any]], iterations: int, seed: int
 ) -> None:
-    """Over rounds that fail in any phase, for any peer, are cancelled, retried or given up."""
-    group = peers(count, SHAPES, num_iters_per_step=iterations, **RANK)
-    asyncio.run(play(group, played, seed))
+    """Weights that change, joins, deaths, and rounds that fail in any phase or are given up.
+
+    With the weights w, the feedback M that is in the weight v of an earlier round, and the
+    product C of P and the peer's own Q, each peer that is in a round keeps
+    w C + w M' = v M + w g, and everybody applies the mean of C with the weights w.
+    """
+    asyncio.run(play(played, iterations, seed))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    samples=st.lists(st.lists(st.integers(1, 64), min_size=1, max_size=3), min_size=1, max_size=8),
+    seed=st.integers(0, 2**31),
+)
+def test_a_round_applies_and_owes_the_gradients_of_all_samples(
+    samples: list[list[int]], seed: int
+) -> None:
+    """The swarm as a whole: W a + sum of w M' = sum of v M + sum of w g, with W the sum of w.
+
+    Peers come and go; who is not in a round keeps what it owes.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    swarm = peers(3, SHAPES, **RANK)
+    sums = [torch.zeros(3, *SHAPES[index], dtype=torch.float64) for index in LARGE]
+    for weights in samples:
+        group = swarm[: len(weights)]
+        own = [gradients(generator) for _ in group]
+        for averager, new in zip(group, own, strict=True):
+            give(averager, new)
+        assert all(asyncio.run(attempt(group, weights=weights)).succeeded)
+        w = torch.tensor(weights, dtype=torch.float64).view(-1, 1, 1)
+        applied = gradients_of(group[0])
+        for at, index in enumerate(LARGE):
+            shape = (len(group), *SHAPES[index])
+            owed = torch.stack([averager._ms[at].double() for averager in group])
+            after = (w * owed.flatten(1).unsqueeze(1)).view(shape)
+            computed = torch.stack([new[index].double() for new in own])
+            computed = (w * computed.flatten(1).unsqueeze(1)).view(shape).sum(0)
+            kept = sums[at][: len(group)].sum(0)
+            total = w.sum() * applied[index].double() + after.sum(0)
+            scale = float(w.sum()) + float(kept.abs().max())
+            torch.testing.assert_close(total, kept + computed, rtol=0, atol=1e-5 * scale)
+            sums[at][: len(group)] = after
 
 
 @pytest.mark.parametrize("what", ["before", "after", "hang", "partial"])

@@ -39,7 +39,7 @@ def served(gradients: list[torch.Tensor]) -> Iterator[ServedFactors]:
 
 
 def play(factors: Factors, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Play rounds, one with a NaN, one taken back, one that does not count; return all of it."""
+    """Play rounds of unequal weights: a NaN, one taken back, one with weight 0; return all."""
     seen = []
     for seed in range(7):
         generator = torch.Generator().manual_seed(seed)
@@ -47,12 +47,14 @@ def play(factors: Factors, gradients: Sequence[torch.Tensor]) -> list[torch.Tens
             gradient.copy_(torch.randn(gradient.shape, generator=generator))
         if seed == 2:
             gradients[1][3, 4] = torch.nan
-        ps = factors.begin(gradients)
+        ps = factors.begin(gradients, weight=(3, 1, 2, 4, 1, 0, 2)[seed])
         qs = factors.backproject(ps)
         ps = factors.project(qs)
         qs = factors.backproject(ps)
         seen += [factor.clone() for factor in (*ps, *qs)]
-        factors.commit(gradients, ps, qs, owing=seed != 5)
+        for q in qs:
+            q.add_(0.1)  # others' gradients are in the average
+        factors.commit(gradients, ps, qs)
         if seed == 4:
             factors.undo()
         seen += [gradient.clone() for gradient in gradients]
