@@ -72,7 +72,7 @@ def one_round(
 
 
 @pytest.mark.parametrize("method", ["gram_schmidt", "qr"])
-@pytest.mark.parametrize(("rank", "iterations"), [(2, 1), (3, 1), (4, 2), (2, 3)])
+@pytest.mark.parametrize(("rank", "iterations"), [(1, 1), (2, 1), (3, 1), (4, 2), (2, 3)])
 @pytest.mark.parametrize("uneven", [False, True])
 def test_rounds_follow_algorithms_1_and_2(
     uneven: bool, rank: int, iterations: int, method: str
