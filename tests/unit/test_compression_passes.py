@@ -24,7 +24,10 @@ def normal(*shape: int) -> torch.Tensor:
 @BOTH
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_they_are_what_they_say(how: type[TorchPasses], shape: tuple[int, int], rank: int) -> None:
+@pytest.mark.parametrize("scale", [1.0, 0.375, 0.0])
+def test_they_are_what_they_say(
+    scale: float, how: type[TorchPasses], shape: tuple[int, int], rank: int
+) -> None:
     rows, columns = shape
     owed, new, total = normal(rows, columns), normal(rows, columns) * 2, torch.full(shape, 7.0)
     left, right, q = normal(rows, rank), normal(rank, columns), normal(rank, columns) * 3
@@ -35,8 +38,8 @@ def test_they_are_what_they_say(how: type[TorchPasses], shape: tuple[int, int], 
     )
     inputs = [tensor.clone() for tensor in (owed, new, left, right, q)]
 
-    how.begin(owed, new, total, left, right, q, p)
-    expected = owed.double() + new.double() - left.double() @ right.double()
+    how.begin(scale, owed, new, total, left, right, q, p)
+    expected = scale * owed.double() + new.double() - left.double() @ right.double()
     torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(p.double(), q.double() @ expected.T, rtol=1e-4, atol=1e-3)
 
@@ -57,7 +60,7 @@ def test_what_is_not_finite_is_not_lost(how: type[TorchPasses], bad: float) -> N
     new, total, p = normal(9, 33), torch.empty(9, 33), torch.empty(4, 9)
     new[5, 20] = bad
     zeros = torch.zeros(9, 4), torch.zeros(4, 33)
-    how.begin(torch.zeros(9, 33), new, total, *zeros, normal(4, 33), p)
+    how.begin(1.0, torch.zeros(9, 33), new, total, *zeros, normal(4, 33), p)
     assert (~p.isfinite()).any(0).tolist() == [row == 5 for row in range(9)]
     q = torch.empty(4, 33)
     how.backproject(normal(4, 9), total, q)
