@@ -137,7 +137,14 @@ def _text(row: Row, column: Column) -> str:
         return f"{value:.6g}"
     if is_censored(row, name):
         return f"≥ {number_text(value)} ({row['reached']}/{ran(row)})"
-    return estimate_text(value, _half_width(row, name) if column.interval else None)
+    text = estimate_text(value, _half_width(row, name) if column.interval else None)
+    # The best of a configuration that diverges would look like its mean.
+    return f"{text} ({row['n']}/{ran(row)})" if _of_survivors(row, name) else text
+
+
+def _of_survivors(row: Row, name: str) -> bool:
+    """Return whether a loss is only that of the replicates that did not diverge or fail."""
+    return name == "final_loss" and bool(row["n_failed"]) and row[name] is not None
 
 
 def bound_text(row: Row, name: str) -> str | None:
@@ -210,6 +217,11 @@ def _notes(
         yield f"{STAR} on the Pareto front of {', '.join(describe(results.objectives))}."
     if any(" ± " in text for text in texts):
         yield "± half of the 95 % t-interval of the mean over the n replicates that finished."
+    if any(_of_survivors(row, "final_loss") for row in rows):
+        yield (
+            "final_loss x (k/n): of the k of n replicates that finished; the others diverged, "
+            "failed or were invalid, and no loss of theirs is in it."
+        )
     if any(text.startswith("≥") for text in texts):
         yield (
             "≥ x (k/n): mean over the k of n replicates that reached the target; the others missed "

@@ -336,3 +336,12 @@ def test_a_percentile_that_censoring_cannot_move_is_a_number(tmp_path: Path) -> 
     (row,) = json.loads(text)
     assert row["recover_p50_s"] == pytest.approx(0.9, abs=1e-5)
     assert row["recover_p95_s"] is None
+
+
+def test_a_loss_without_those_that_diverged_says_so(tmp_path: Path) -> None:
+    logs = [Log(spec=make_spec(replicate=number)) for number in range(3)]
+    run = write_run(tmp_path / "whole", logs)
+    assert "final_loss x (k/n)" not in results_text(run)
+    logs[1].state = "diverged"
+    text = results_text(write_run(tmp_path / "run", logs))
+    assert "(2/3)" in text and "final_loss x (k/n): of the k of n" in text
