@@ -134,9 +134,15 @@ def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the pid of the driver and the status of each replicate on an embedded cluster."""
     for directory, pid in belongings.owned(Path(machine.short_temporary_directory())):
         path = directory / RUNS_FILE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = (
+            path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
+        )
         for line in lines:
-            status = status_from_disk(Path(json.loads(line)["folder"]))
+            try:
+                folder = Path(json.loads(line)["folder"])
+            except (ValueError, LookupError, TypeError):  # its writer died while it wrote
+                continue
+            status = status_from_disk(folder)
             if status is not None and status["outcome"] is None:
                 yield pid, status
 

@@ -1,4 +1,4 @@
-"""What can't be read is set aside: kept beside the rest under a name that nobody reads."""
+"""Archiving attempts at a replicate, and setting damaged files aside under another name."""
 
 from __future__ import annotations
 

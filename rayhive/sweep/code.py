@@ -1,4 +1,4 @@
-"""What a study's workload was made of: the user's own code, and the data that it names.
+"""Fingerprints of a workload: of the user's own code, and of the data that it names.
 
 A replicate says in ``code`` which it ran with, and replicates of different code never share a row.
 rayhive's own code is told by ``git_revision`` and ``versions`` instead.
@@ -23,7 +23,7 @@ from rayhive.errors import RayhiveError
 LARGE = 2**28
 #: Of a folder with more files than this only their names and sizes are told.
 MANY = 2000
-#: What may be done with a run folder whose code has changed.
+#: Choices of ``--code`` for a run folder whose code has changed.
 CHOICES = ("refuse", "keep-apart", "accept")
 
 
@@ -83,7 +83,7 @@ def read_fingerprint(given: object) -> Fingerprint | None:
 def fingerprint_of(
     workload: WorkloadConfig, data_files: Iterable[Path] = (), kind: str | None = None
 ) -> Fingerprint:
-    """Return what a workload is made of.
+    """Return the fingerprint of a workload.
 
     Args:
         workload: What a study says of it. Arguments that are paths of files or folders which
@@ -99,7 +99,7 @@ def fingerprint_of(
 
 
 class CodeWatch:
-    """Notices code that changes while a sweep runs.
+    """Check for code that changes while a sweep runs.
 
     Args:
         fingerprint: What it was when the sweep began.
@@ -112,7 +112,7 @@ class CodeWatch:
         self._workload = workload
 
     def check(self) -> None:
-        """Compare.
+        """Compare the code with what it was.
 
         Raises:
             RayhiveError: A file is not what it was.
@@ -135,7 +135,7 @@ def _code_digests(workload: WorkloadConfig) -> dict[str, str]:
 
 
 def _code(workload: WorkloadConfig) -> dict[str, Path]:
-    """Return the source files of a user's module and of what it imports from beside it."""
+    """Return the source files of a user's module and of the user's modules that it imports."""
     if workload.import_path is None:
         return {}
     found: dict[str, Path] = {}
@@ -196,7 +196,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _imports(path: Path, package: str) -> Iterator[str]:
-    """Yield what a source file imports, wherever in it: modules, and what may be ones."""
+    """Yield names that a source file imports anywhere: of modules, and what may be submodules."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -247,7 +247,7 @@ def _paths(given: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
                     continue
 
 
-#: Path, size and time of change -> digest: what did not change is not read again.
+#: Path, size and time of change -> digest, so that an unchanged file is read once.
 _READ: dict[tuple[str, int, int], str] = {}
 
 

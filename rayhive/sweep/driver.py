@@ -1,4 +1,4 @@
-"""The driver: asks for trials, brings their replicates to their end, tells what they measured.
+"""The driver: asks for trials, runs their replicates to the end, tells what they measured.
 
 It may die at any instant. What it needs to go on is in the storage and in the run folder: a trial
 says what it tries before its first replicate starts, and a replicate is finished when its log

@@ -32,7 +32,7 @@ class NoValue(RayhiveError):
 
 
 class Charges:
-    """What a replicate that diverged or failed is charged, for each objective.
+    """Charges for a replicate that diverged or failed, one for each objective.
 
     The charge is finite, as Optuna has no place for an infinite one, and worse than all that was
     measured so far:
