@@ -1,9 +1,14 @@
-"""What the guard of the averagers sees in honest training, and which corrupt gradients it tells.
+"""What the outlier filter refuses of honest and of broken peers, and what that costs in accuracy.
 
-Usage: ``python benchmarks/guard_rates.py [--rounds N]``. No network: in each round, four peers
-compute gradients of the same parameters on data of their own, which are judged as in a group and
-then averaged. Honest gradients must never be refused; a peer's gradient is then replaced in turn
-by a corrupt one, and judged again among the same others.
+Usage: ``python benchmarks/guard_rates.py [--rounds N] [--seeds N] [--quick]``. No network: in each
+round the peers compute gradients of the same parameters, each on data of its own (digits); each
+peer's filter announces, judges and learns as in a group, and the reducer's rule makes one gradient
+of what was accepted. The default is ``outlier_filter: norm`` with ``aggregation: mean``; the other
+rules are options. "none" is the mean without any filter.
+
+Honest peers differ in three ways: all have the same classes; *label skew*, where the last quarter
+of the peers (at least one) has the classes 5-9 and the others 0-4; *size skew*, where peer 0
+computes 8 times as many samples per round as the others, and its gradient counts for as much more.
 """
 
 from __future__ import annotations
@@ -11,202 +16,275 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections import deque
-from collections.abc import Iterator
-from statistics import fmean, median, median_low, quantiles
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import fmean
 
 import torch
+from torch.nn import functional as F
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import print_fact
-from rayhive.compression.guard import (
-    LEANING,
-    NORM_FACTOR,
-    REMEMBERED,
-    Announcement,
-    directions,
-    judge,
-    norm_of,
-)
-from rayhive.compression.sketching import Sketcher
-from rayhive.workloads.loading import load_workload
+from rayhive.compression.aggregation import RULES, weighted_mean
+from rayhive.compression.outlier_filter import OutlierFilter
+from rayhive.config import Aggregation, OutlierFilterRule
+from rayhive.workloads.digits import Digits
 
-PEERS, AGE = 4, 5
-#: Workload, its arguments, samples of a peer in a round, rounds if not said otherwise.
-CASES = (
-    ("digits", {}, 16, 300),
-    ("digits", {}, 64, 300),
-    ("source_lm", {}, 8, 60),
-)
+SIZES = (2, 3, 4, 6, 8)
+SKEWS = ("none", "labels", "sizes")
+BATCH, AGE = 16, 5
+#: From this round on the broken peer is broken: by then the filters have a memory.
+BROKEN_FROM = 21
+#: Classes from this one on are rare under label skew.
+RARE = 5
 Gradient = list[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a swarm does with gradients."""
+
+    name: str
+    outlier_filter: OutlierFilterRule | None
+    aggregation: Aggregation
+
+
+RULE_CHOICES = (
+    Rule("no filter", None, "mean"),
+    Rule("default", "norm", "mean"),
+    Rule("direction", "direction", "mean"),
+    Rule("centred clipping", "norm", "centered_clipping"),
+    Rule("trimmed mean", "norm", "trimmed_mean"),
+)
+
+
+@dataclass
+class Outcome:
+    """What came of one training.
+
+    Attributes:
+        honest: Honest gradients, and how many of them were refused.
+        broken: Broken gradients, and how many of them were refused.
+        accuracy: On all held-out images at the end.
+        rare: On those of the classes 5-9.
+    """
+
+    honest: Counter[bool] = field(default_factory=Counter)
+    broken: Counter[bool] = field(default_factory=Counter)
+    accuracy: float = math.nan
+    rare: float = math.nan
 
 
 class Swarm:
     """Peers in one process that always have the same parameters."""
 
-    def __init__(self, name: str, args: dict[str, object], batch: int, seed: int = 0) -> None:
-        workload = load_workload(name, None, args)
-        self.module = workload.module(seed)
-        configured = self.module.configure_optimizers()
-        self.optimizer = configured[0][0] if isinstance(configured, tuple) else configured
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.data = [
-            _forever(workload.train_loader(peer=peer, peers=PEERS, batch_size=batch, seed=seed))
-            for peer in range(PEERS)
-        ]
+    def __init__(self, peers: int, skew: str, optimizer: str, seed: int) -> None:
+        self.workload = Digits(width=8, optimizer=optimizer)
+        self.module = self.workload.module(seed)
+        self.optimizer = self.module.configure_optimizers()
+        self.parameters = list(self.module.parameters())
+        (images, labels), self.held_out = self.workload._splits
+        self.weights = [1.0] * peers
+        if skew == "sizes":
+            self.weights[0] = 8.0
+        rare = max(1, peers // 4)
+        self.data = []
+        for peer, weight in enumerate(self.weights):
+            own = torch.arange(len(labels))[peer::peers]
+            if skew == "labels":
+                own = torch.nonzero((labels >= RARE) == (peer >= peers - rare)).squeeze(1)
+            generator = torch.Generator().manual_seed(1000 * seed + peer)
+            batch = int(BATCH * weight)
+            self.data.append(_batches(images[own], labels[own], batch, generator))
 
     def gradients(self) -> list[Gradient]:
-        """Return every peer's gradient."""
+        """Return every peer's gradient, the mean over its samples."""
         found = []
         for data in self.data:
-            self.module.zero_grad()
-            loss = self.module.training_step(next(data), 0)
-            (loss["loss"] if isinstance(loss, dict) else loss).backward()
-            found.append([p.grad.detach().clone() for p in self.parameters])
+            images, labels = next(data)
+            loss = F.cross_entropy(self.module(images), labels)
+            found.append(list(torch.autograd.grad(loss, self.parameters)))
         return found
 
-    def step(self, gradients: list[Gradient]) -> None:
-        """Step with the mean of gradients."""
-        for parameter, *each in zip(self.parameters, *gradients, strict=True):
-            parameter.grad = torch.stack(each).mean(0)
+    def step(self, gradient: Gradient) -> None:
+        """Step with a gradient."""
+        for parameter, value in zip(self.parameters, gradient, strict=True):
+            parameter.grad = value.clone()
         self.optimizer.step()
 
+    def accuracies(self) -> tuple[float, float]:
+        """Return the accuracy on all held-out images, and on those of the rare classes."""
+        images, labels = self.held_out
+        with torch.no_grad():
+            hits = (self.module(images).argmax(1) == labels).float()
+        return hits.mean().item(), hits[labels >= RARE].mean().item()
 
-def _forever(loader: object) -> Iterator[object]:
+
+def _batches(
+    images: torch.Tensor, labels: torch.Tensor, batch: int, generator: torch.Generator
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     while True:
-        yield from loader  # type: ignore[misc]
+        index = torch.randint(len(labels), (batch,), generator=generator)
+        yield images[index], labels[index]
 
 
-def measure(name: str, args: dict[str, object], batch: int, rounds: int) -> None:
-    """Train for some rounds and print what the guard saw."""
-    torch.manual_seed(0)
-    swarm = Swarm(name, args, batch)
-    sketcher = Sketcher([p.numel() for p in swarm.parameters])
-    usual: deque[float] = deque(maxlen=REMEMBERED)
-    past: deque[Gradient] = deque(maxlen=AGE)
+class Broken:
+    """Breaks the gradients of peer 0."""
 
-    def announced(gradient: Gradient) -> Announcement:
-        norm = norm_of(gradient)
-        memory = float(median(usual)) if usual else None
-        sketch = (sketcher(gradient) / norm).half().numpy().tobytes() if norm > 0 else b""
-        return Announcement(norm, memory, sketch)
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._past: deque[Gradient] = deque(maxlen=AGE)
 
-    ratios: list[float] = []
-    seen: dict[str, list[float]] = {"honest": [], "flipped": [], "stale": []}
-    refused = {"honest": 0, "NaN": 0, "x1000": 0, "flipped": 0, "stale": 0}
-    tried = dict.fromkeys(refused, 0)
-    for _ in range(rounds):
-        gradients = swarm.gradients()
-        swarm.step(gradients)
-        said = dict(enumerate(map(announced, gradients)))
-        norms = [a.norm for a in said.values()]
-        ratios.append(max(norms) / max(median_low(norms), median(usual) if usual else 0.0))
-        seen["honest"] += directions(said).values()
-        tried["honest"] += PEERS
-        refused["honest"] += len(judge(said))
-        corrupt = {
-            "NaN": [torch.full_like(g, math.nan) for g in gradients[0]],
-            "x1000": [g * 1000 for g in gradients[0]],
-            "flipped": [-g for g in gradients[0]],
+    def __call__(self, gradient: Gradient) -> Gradient:
+        """Return what the broken peer sends in place of its gradient."""
+        acts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "NaN": lambda g: torch.full_like(g, math.nan),
+            "x1000": lambda g: 1000 * g,
+            "sign flip": lambda g: -g,
         }
-        if len(past) == AGE:
-            corrupt["stale"] = past[0]
-        for kind, gradient in corrupt.items():
-            told = {**said, 0: announced(gradient) if kind != "NaN" else Announcement(math.nan)}
-            tried[kind] += 1
-            verdict = judge(told)
-            refused[kind] += set(verdict) == {0}
-            refused["honest"] += len(verdict.keys() - {0})
-            if kind in seen:
-                seen[kind].append(directions(told)[0])
-        past.append(gradients[0])
-        usual.append(median_low(norms))
-
-    print(f"\n{name}, {PEERS} peers, {batch} samples each, {rounds} rounds")
-    print(f"  largest norm over the usual one: at most {max(ratios):.1f}, in the median "
-          f"{median(ratios):.2f} (refused from {NORM_FACTOR:g} on)")  # fmt: skip
-    for kind, values in seen.items():
-        cuts = quantiles(values, n=100)
-        print(f"  cosine with the others, {kind:8}: 1 % {cuts[0]:+.2f}, median {cuts[49]:+.2f}, "
-              f"99 % {cuts[98]:+.2f}, least {min(values):+.2f}")  # fmt: skip
-    for kind in refused:
-        print(f"  refused: {kind:8} {refused[kind]} of {tried[kind]}")
-    for threshold in (-0.2, -0.3, -0.4, -0.5):
-        shares = {k: sum(v < threshold for v in vs) / len(vs) for k, vs in seen.items()}
-        told_shares = ", ".join(f"{k} {share:.1%}" for k, share in shares.items())
-        print(f"  below a cosine of {threshold:+.1f}: {told_shares}")
-    where = f"{name}, {batch} samples"
-    print_fact(f"{where}: no honest gradient is refused", refused["honest"] == 0)
-    print_fact(f"{where}: every gradient that is NaN is refused", refused["NaN"] == tried["NaN"])
-    # one that is not refused was a twentieth of the usual one before, or less
-    share = refused["x1000"] / tried["x1000"]
-    print_fact(f"{where}: of those times 1000, 95 % or more are refused", share >= 0.95)
+        self._past.append(gradient)
+        return self._past[0] if self.kind == "stale" else [acts[self.kind](g) for g in gradient]
 
 
-def follow_a_flipper(
-    name: str, args: dict[str, object], batch: int, rounds: int, flips: bool, seed: int
-) -> tuple[int | None, int, int]:
-    """Train with one peer whose gradients are flipped, or with none.
+def train(
+    peers: int,
+    skew: str,
+    rule: Rule,
+    *,
+    rounds: int,
+    seed: int,
+    broken: str | None = None,
+    every: int = 1,
+    optimizer: str = "adam",
+) -> Outcome:
+    """Train a swarm, and return what was refused and what it learned.
 
-    Returns:
-        The rounds until it was refused, how many of its gradients were averaged all the same, and
-        how many honest ones were refused.
+    Args:
+        peers: How many.
+        skew: How their data differ, one of :data:`SKEWS`.
+        rule: What is done with gradients.
+        rounds: How many.
+        seed: Of data and parameters.
+        broken: How peer 0 is broken from round :data:`BROKEN_FROM` on; None if it is honest.
+        every: In which rounds it is: in every one, every second, ...
+        optimizer: Of the workload.
     """
-    torch.manual_seed(seed)
-    swarm = Swarm(name, args, batch, seed)
-    sketcher = Sketcher([p.numel() for p in swarm.parameters])
-    leans: list[deque[float]] = [deque(maxlen=LEANING) for _ in range(PEERS)]
-    first, averaged, honest = None, 0, 0
-    for number in range(rounds):
-        gradients = swarm.gradients()
-        if flips:
-            gradients[0] = [-g for g in gradients[0]]
-        said = {}
-        for peer, gradient in enumerate(gradients):
-            norm = norm_of(gradient)
-            lean = fmean(leans[peer]) if len(leans[peer]) == LEANING else None
-            sketch = (sketcher(gradient) / norm).half().numpy().tobytes()
-            said[peer] = Announcement(norm, None, sketch, lean)
-        for peer, value in directions(said).items():
-            leans[peer].append(value)
-        refused = judge(said)
-        honest += len(refused.keys() - ({0} if flips else set()))
-        if 0 in refused and first is None:
-            first = number + 1
-        averaged += 0 not in refused
-        swarm.step([g for peer, g in enumerate(gradients) if peer not in refused])
-    return first, averaged, honest
+    swarm, outcome = Swarm(peers, skew, optimizer, seed), Outcome()
+    filters = [OutlierFilter(rule.outlier_filter or "finite") for _ in range(peers)]
+    combine = RULES[rule.aggregation] or weighted_mean
+    breaks = None if broken is None else Broken(broken)
+    for number in range(1, rounds + 1):
+        gradients, breaking = swarm.gradients(), False
+        if breaks is not None:
+            sent = breaks(gradients[0])
+            breaking = number >= BROKEN_FROM and (number - BROKEN_FROM) % every == 0
+            gradients[0] = sent if breaking else gradients[0]
+        said = {peer: filters[peer].announce(gradient) for peer, gradient in enumerate(gradients)}
+        refused = {} if rule.outlier_filter is None else filters[0].judge(said)
+        for peer in said:
+            filters[peer].learn(said, peer)
+            kind = outcome.broken if breaking and peer == 0 else outcome.honest
+            kind[peer in refused] += 1
+        accepted = [peer for peer in said if peer not in refused]
+        weights = [swarm.weights[peer] for peer in accepted]
+        each = zip(*(gradients[peer] for peer in accepted), strict=True)
+        swarm.step([combine(weights, parts) for parts in each])
+    outcome.accuracy, outcome.rare = swarm.accuracies()
+    return outcome
 
 
-def measure_direction(name: str, args: dict[str, object], batch: int, rounds: int) -> None:
-    """Print how long a peer whose gradients are all flipped stays, and who is mistaken for one."""
-    seeds = range(3)
-    cases = {
-        flips: [follow_a_flipper(name, args, batch, rounds, flips, seed) for seed in seeds]
-        for flips in (False, True)
-    }
-    where = f"{name}, {batch} samples"
-    print(f"\n{where}, one peer of {PEERS} flipped in all of {rounds} rounds, seeds {list(seeds)}")
-    for first, averaged, honest in cases[True]:
-        print(f"  refused from round {first} on, {averaged} of {rounds} were averaged; "
-              f"{honest} honest gradients refused")  # fmt: skip
-    print(f"  without it: {[honest for *_, honest in cases[False]]} honest gradients refused")
-    mistaken = sum(honest for runs in cases.values() for *_, honest in runs)
-    print_fact(f"{where}: no honest gradient is taken for a flipped one", mistaken == 0)
-    caught = all(first is not None for first, *_ in cases[True])
-    print_fact(f"{where}: a peer that flips all its gradients is found", caught)
+def _share(counts: Counter[bool]) -> str:
+    return f"{counts[True]} of {counts.total()}"
+
+
+def compare_on_honest_peers(
+    rounds: int, seeds: int, sizes: tuple[int, ...], optimizer: str, rules: tuple[Rule, ...]
+) -> None:
+    """Print false refusals and accuracy of every rule, skew and size of the swarm."""
+    print(f"\nhonest peers, digits, {optimizer}, {rounds} rounds, {seeds} seeds; "
+          "refused, accuracy on all classes / on 5-9")  # fmt: skip
+    print(f"{'skew':8}{'peers':>6}" + "".join(f"{rule.name:>30}" for rule in rules))
+    honest: Counter[bool] = Counter()
+    worse: list[float] = []
+    for skew in SKEWS:
+        for peers in sizes:
+            cells, accuracy = [], {}
+            for rule in rules:
+                runs = [
+                    train(peers, skew, rule, rounds=rounds, seed=seed, optimizer=optimizer)
+                    for seed in range(seeds)
+                ]
+                counts = sum((run.honest for run in runs), Counter[bool]())
+                accuracy[rule.name] = fmean(run.accuracy for run in runs)
+                rare = fmean(run.rare for run in runs)
+                honest += counts if rule.name == "default" else Counter()
+                cells.append(f"{_share(counts)}, {accuracy[rule.name]:.3f}/{rare:.3f}")
+            worse.append(accuracy["no filter"] - accuracy["default"])
+            print(f"{skew:8}{peers:6}" + "".join(f"{cell:>30}" for cell in cells), flush=True)
+    print(f"  refused by the default filter: {_share(honest)}; accuracy lost to it: "
+          f"at most {max(worse):.4f}")  # fmt: skip
+    print_fact(f"{optimizer}: the default filter refuses at most 0.1 % of honest gradients, "
+               "whatever the skew", honest[True] <= 0.001 * honest.total())  # fmt: skip
+    print_fact(f"{optimizer}: the default filter costs at most 0.01 of accuracy, whatever the skew",
+               max(worse) <= 0.01)  # fmt: skip
+
+
+def compare_on_broken_peers(rounds: int, seeds: int) -> None:
+    """Print which broken gradients every rule refuses, and what is learned all the same."""
+    print(f"\none broken peer of 4, in every second round from {BROKEN_FROM} of {rounds} rounds, "
+          f"{seeds} seeds; broken refused, honest refused, accuracy")  # fmt: skip
+    print(f"{'broken':10}" + "".join(f"{rule.name:>36}" for rule in RULE_CHOICES))
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for broken in ("NaN", "x1000", "sign flip", "stale"):
+        cells = []
+        for rule in RULE_CHOICES:
+            runs = [
+                train(4, "none", rule, rounds=rounds, seed=s, broken=broken, every=2)
+                for s in range(seeds)
+            ]
+            counts = sum((run.broken for run in runs), Counter[bool]())
+            honest = sum((run.honest for run in runs), Counter[bool]())
+            found[broken, rule.name] = (counts[True], counts.total())
+            accuracy = fmean(run.accuracy for run in runs)
+            cells.append(f"{_share(counts)}, {honest[True]}, {accuracy:.3f}")
+        print(f"{broken:10}" + "".join(f"{cell:>36}" for cell in cells), flush=True)
+    for broken in ("NaN", "x1000"):
+        count, total = found[broken, "default"]
+        share = 1.0 if broken == "NaN" else 0.95
+        print_fact(f"the default filter refuses {share:.0%} or more of {broken}",
+                   count >= share * total)  # fmt: skip
+
+
+def follow_lasting_faults(rounds: int, seeds: int) -> None:
+    """Print how long a peer that is broken in every round is refused."""
+    print(f"\none broken peer of 4, in every round from {BROKEN_FROM} of {rounds} rounds on")
+    for broken in ("x1000", "sign flip"):
+        for rule in RULE_CHOICES:
+            runs = [
+                train(4, "none", rule, rounds=rounds, seed=s, broken=broken) for s in range(seeds)
+            ]
+            counts = sum((run.broken for run in runs), Counter[bool]())
+            honest = sum((run.honest for run in runs), Counter[bool]())
+            accuracy = fmean(run.accuracy for run in runs)
+            print(f"  {broken:10}{rule.name:>18}: refused {_share(counts)}, honest refused "
+                  f"{honest[True]}, accuracy {accuracy:.3f}", flush=True)  # fmt: skip
 
 
 def main() -> None:
     """Measure every case."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, help="rounds of each case")
+    parser.add_argument("--rounds", type=int, default=200, help="rounds of each training")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings of each case")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes of the swarm")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    for name, args, batch, rounds in CASES:
-        measure(name, dict(args), batch, asked.rounds or rounds)
-        measure_direction(name, dict(args), batch, asked.rounds or rounds)
+    sizes = (2, 4) if asked.quick else SIZES
+    compare_on_honest_peers(asked.rounds, asked.seeds, sizes, "adam", RULE_CHOICES)
+    compare_on_honest_peers(asked.rounds, asked.seeds, sizes, "sgd", RULE_CHOICES[:2])
+    compare_on_broken_peers(asked.rounds, asked.seeds)
+    follow_lasting_faults(asked.rounds, asked.seeds)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,12 @@ def check_swarm(swarm: SwarmConfig) -> Iterator[Problem]:
     elif CODECS.get(swarm.state_codec).uses_threshold:
         names = [name for name, codec in CODECS.items() if not codec.uses_threshold]
         yield Problem("swarm.state_codec", swarm.state_codec, f"one of {', '.join(names)}")
+    if swarm.aggregation != "mean" and swarm.use_local_updates:
+        yield Problem(
+            "swarm.aggregation",
+            swarm.aggregation,
+            "mean with swarm.use_local_updates: no gradients are averaged",
+        )
     if swarm.node_classes is not None:
         count = sum(node_class.count for node_class in swarm.node_classes.values())
         if count != swarm.peers:
@@ -122,6 +128,12 @@ def _check_space(space: Space, swarm: SwarmConfig) -> Iterator[Problem]:
         )
     if swarm.use_local_updates:
         yield from _check_local_updates(space)
+    if swarm.aggregation != "mean" and _differs(space.powersgd_rank, None):
+        yield Problem(
+            "space.powersgd_rank",
+            _shown(space.powersgd_rank),
+            f"null with swarm.aggregation {swarm.aggregation}: factors have to be averaged",
+        )
 
 
 def _check_choice(key: str, values: tuple[Any, ...]) -> Iterator[Problem]:
@@ -253,6 +265,13 @@ def check_configuration(
                 "absent without powersgd_rank",
             )
         yield from _check_ratio("min_compression_ratio", (configuration.min_compression_ratio,))
+    factorised = configuration.powersgd_rank is not None
+    if swarm is not None and swarm.aggregation != "mean" and factorised:
+        yield Problem(
+            "powersgd_rank",
+            configuration.powersgd_rank,
+            f"null with swarm.aggregation {swarm.aggregation}: factors have to be averaged",
+        )
     if swarm is not None and swarm.use_local_updates:
         from rayhive.config import Space
 

@@ -96,6 +96,8 @@ COMMUNICATION = _group(
     ("rounds", "", "Rounds committed", None),
     ("rounds_failed", "", "Rounds in which a peer fell back or skipped", None),
     ("rounds_partial", "", "Rounds in which some parts were not averaged", None),
+    ("rejected", "", "Gradients, parameters and states that peers refused", None),
+    ("rejected_peers", "", "Whose these were, with their counts", None),
     ("weights_distance_max", "", "Largest relative distance between replicas after a round", None),
 )
 FAULTS = _group(

@@ -60,10 +60,10 @@ KINDS: dict[str, str] = {
     "background_s (of these, spent waiting for the previous round's background work), "
     "clock_s (training time since training_started, without evaluation), loss (mean over the "
     "peer's batches); of a group also group_size, group (peer_id of its members), fraction (of "
-    "the parts that were averaged), retries, waited_s (for the result), matchmaking_s, "
-    "averaging_s, phases, banned, failures, wasted_bytes (of attempts that failed), sent_bytes, "
-    "received_bytes, counts_complete (whether the bytes are exact). With delayed gradients it "
-    "comes late",
+    "the parts that were averaged), excluded (whether the own gradients were refused), retries, "
+    "waited_s (for the result), matchmaking_s, averaging_s, phases, banned, failures, "
+    "wasted_bytes (of attempts that failed), sent_bytes, received_bytes, counts_complete (whether "
+    "the bytes are exact). With delayed gradients it comes late",
     "transition": "round, seconds (since the previous transition, without evaluation), update_s "
     "(optimizer and state averaging, as far as they are waited for), clock_s, computed: the peer "
     "goes on with the next round",
@@ -79,8 +79,9 @@ KINDS: dict[str, str] = {
     "lost peers who are here again; its parameters count for as much in the next averaging)",
     "fallback": "round, reason, choice (local, skip)",
     "sabotaged": "fault, round, what (what was done to this peer's part in the round)",
-    "rejected": "round, offender (peer_id), reason (not_finite, norm, ...), norm, bound: this peer "
-    "refused what another one sent, before it reached its own average",
+    "rejected": "round, offender (peer_id), tensors (gradients, parameters or state), reason "
+    "(not_finite, norm, direction, checksum, ...), norm, bound, lean (mean cosine with others): "
+    "what the offender sent did not reach this peer's average, or the state that it loaded",
     "notice": "deadline_s (how long until it is taken away), fault (id of the one that told it; "
     "null for a signal)",
     "left": "round, handed_over (samples that were averaged after the notice), lost (samples "
@@ -101,12 +102,12 @@ FIELDS: dict[str, str] = {
         "whole number": "round samples computed lost life group_size peers retries round_before "
         "round_of_state apart handed_over pending pid live_peers checked batch_size",
         "number": "clock_s seconds accumulating_s background_s update_s waited_s loss "
-        "matchmaking_s averaging_s fraction norm bound deadline_s slip_s slip_rounds sent_bytes "
+        "matchmaking_s averaging_s fraction norm bound lean deadline_s slip_s slip_rounds sent_bytes "
         "received_bytes wasted_bytes bytes exit_code dense_payload_bytes "
         "dense_state_bytes predicted_payload_bytes_per_round",
         "text": "kind peer peer_id fault outcome state stop_reason slot host data name when effect "
-        "fault_kind phase error traceback reason choice",
-        "yes or no": "final finite ok payload_exact counts_complete",
+        "fault_kind phase error traceback reason choice offender tensors",
+        "yes or no": "final finite ok payload_exact counts_complete excluded",
         "mapping": "spec target nodes processes",
         "list": "shapes violations lives who addresses group",
         "list or mapping of numbers": "values sketch",

@@ -23,7 +23,8 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, ValueWithExpiration, get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
-from rayhive.compression.guard import floats, norm_of
+from rayhive.compression.guard import floats
+from rayhive.compression.outlier_filter import norm_of
 from rayhive.compression.sketching import Sketcher
 
 logger = get_logger(__name__)

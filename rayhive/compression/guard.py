@@ -1,9 +1,9 @@
 """Corrupt tensors are refused before they reach another peer, and their sender is named.
 
-Before a group averages, each member announces what it is about to send: the norm, a sketch, and
-the norm that it is used to. It travels with what the group gathers anyway, so all members judge
-by the same numbers and come to the same verdict without another message. Who is refused knows it
-like everybody else: it contributes nothing, with weight 0, and takes the average of the others.
+Before a group averages, each member announces what it is about to send, as
+:mod:`rayhive.compression.outlier_filter` wants it. Announcements travel with what the group gathers
+anyway, so all members reach the same verdict without another message. A refused peer reaches it,
+too: it contributes nothing, with weight 0, and takes the average of the others.
 
 This is for peers that are broken, not for liars. Against these a reducer looks at every part once
 more (:mod:`rayhive.compression.reducer`), and nobody hands on an average that is not finite.
@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass
-from statistics import fmean, median, median_low
+from dataclasses import asdict, astuple
+from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
@@ -29,24 +29,16 @@ from hivemind.utils import MPFuture, MSGPackSerializer
 from hivemind.utils.asyncio import enter_asynchronously
 
 from rayhive.compression.matchmaking import TRACE, StepTrace
+from rayhive.compression.outlier_filter import Announcement, OutlierFilter, Refusal
 from rayhive.compression.powersgd import STEP
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.rounds import RoundResult
-from rayhive.compression.sketching import Sketcher, cosine
+from rayhive.config import Aggregation, OutlierFilterRule
 
 P = TypeVar("P", bound=Hashable)
 
-#: How many times as large as is usual in its group a tensor may be.
-NORM_FACTOR = 50.0
-#: Rounds whose norms say what is usual.
-REMEMBERED = 16
 #: From so many elements on, tensors are looked at in a thread and not in the event loop.
 LARGE = 1_000_000
-#: Rounds over which the direction of a peer's tensors is looked at: that of a single honest
-#: gradient may be anything.
-LEANING = 16
-#: Least mean cosine over these rounds: who is below it climbs where the others descend.
-LEAST_LEAN = -0.25
 #: What who did nothing without the others counts for; not 0, should all have done nothing.
 LEAST_ROUNDS = 1e-6
 #: Weight of tensors that must not count; not 0, should all of a group have it.
@@ -56,87 +48,6 @@ _KEY = "guard"
 
 class AverageNotFinite(Exception):
     """A round came out with an average that is not finite, though nothing that went in was."""
-
-
-@dataclass(frozen=True)
-class Announcement:
-    """What a peer says of what it is about to send.
-
-    Attributes:
-        norm: Euclidean norm of all tensors together; not finite if any element is not.
-        usual: The norm that it is used to; None before its first round.
-        sketch: Sketch of the tensors, in units of the norm; empty if that is not finite or 0.
-        lean: Mean cosine between its tensors and those of the others in its last rounds; None
-            before it was in :data:`LEANING` rounds of three peers or more.
-    """
-
-    norm: float
-    usual: float | None = None
-    sketch: bytes = b""
-    lean: float | None = None
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a peer's tensors do not enter an average.
-
-    Attributes:
-        reason: ``not_finite``, ``norm`` or ``direction``.
-        norm: Their norm; None if only a part was seen.
-        bound: The largest norm that would have been accepted, or the least lean; None if nothing
-            would have been.
-        lean: The lean that was too small, if that is the reason.
-    """
-
-    reason: str
-    norm: float | None = None
-    bound: float | None = None
-    lean: float | None = None
-
-
-def judge(said: Mapping[P, Announcement]) -> dict[P, Refusal]:
-    """Return who is refused, and why; the same for everybody who has heard the same.
-
-    A norm is too large if it is :data:`NORM_FACTOR` times the usual one, which is the larger of
-    the group's median and of what its members are used to: where all grow, nobody is refused,
-    and a group of two, which has no majority, has its memory. Peers that have nothing to
-    contribute (norm 0) say nothing of the others. A direction is refused only of a minority:
-    where half a group leans the other way, nobody can tell which half is wrong.
-    """
-    refused = {
-        p: Refusal("not_finite", a.norm) for p, a in said.items() if not math.isfinite(a.norm)
-    }
-    sizes = [a.norm for p, a in said.items() if p not in refused and a.norm > 0]
-    memories = [a.usual for a in said.values() if a.usual is not None and math.isfinite(a.usual)]
-    usual = [median_low(sizes)] if len(sizes) > 1 else []
-    if memories:
-        usual.append(median(memories))
-    bound = NORM_FACTOR * max(usual) if usual else math.inf
-    for peer, announcement in said.items():
-        if peer not in refused and announcement.norm > bound:
-            refused[peer] = Refusal("norm", announcement.norm, bound)
-    leaning = {
-        peer: Refusal("direction", a.norm, LEAST_LEAN, a.lean)
-        for peer, a in said.items()
-        if peer not in refused and a.lean is not None and a.lean < LEAST_LEAN
-    }
-    return refused | leaning if 2 * len(leaning) < len(said) - len(refused) else refused
-
-
-def directions(said: Mapping[P, Announcement]) -> dict[P, float]:
-    """Return the cosine between each peer's tensors and the sum of the others', each of norm 1.
-
-    Of two peers, each is as far from the other: then there are none.
-    """
-    sketches = {
-        peer: torch.frombuffer(bytearray(a.sketch), dtype=torch.float16).float()
-        for peer, a in said.items()
-        if a.sketch
-    }
-    if len(sketches) < 3:
-        return {}
-    total = torch.stack(list(sketches.values())).sum(0)
-    return {peer: cosine(own, total - own) for peer, own in sketches.items()}
 
 
 def weights(told: Mapping[P, tuple[tuple[str, ...], int | None]]) -> dict[P, float]:
@@ -167,15 +78,29 @@ class Guarded(DecentralizedAverager):
     It acts in rounds that meet by :class:`rayhive.compression.rendezvous.Rendezvous`; a group
     whose members announce nothing averages as ever. ``rejected`` of the round's result says what
     was refused: a list of peers, reasons, norms and bounds.
+
+    Args:
+        args: As the averager's.
+        outlier_filter: What is refused; the same for all peers of a swarm.
+        aggregation: What a reducer makes of gradients; the same for all peers of a swarm.
+        kwargs: As the averager's.
     """
 
-    #: Whether the way in which tensors point says something.
-    sketches = True
-    # These live in the averager's process.
-    _usual: deque[float] | None = None
-    _leans: deque[float] | None = None
-    _sketcher: Sketcher | None = None
+    #: Whether the direction of the tensors means anything, and other rules than the mean do.
+    gradients = True
     _matchmaking: Any
+
+    def __init__(
+        self,
+        *args: Any,
+        outlier_filter: OutlierFilterRule = "norm",
+        aggregation: Aggregation = "mean",
+        **kwargs: Any,
+    ) -> None:
+        # its memory lives in the averager's process
+        self._filter = OutlierFilter(outlier_filter, sketches=self.gradients)
+        self._aggregation: Aggregation = aggregation if self.gradients else "mean"
+        super().__init__(*args, **kwargs)
 
     async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
         self._matchmaking.announce = self._with_announcement
@@ -187,24 +112,11 @@ class Guarded(DecentralizedAverager):
         bandwidth, mode, gathered = self.serializer.loads(data_for_gather)
         tensors = floats(self._averaged_tensors)
         if sum(tensor.numel() for tensor in tensors) < LARGE:
-            said = self._announcement(tensors)
+            said = self._filter.announce(tensors)
         else:
             loop = asyncio.get_running_loop()
-            said = await loop.run_in_executor(None, self._announcement, tensors)
+            said = await loop.run_in_executor(None, self._filter.announce, tensors)
         return bytes(self.serializer.dumps([bandwidth, mode, _attached(gathered, said)]))
-
-    @torch.no_grad()
-    def _announcement(self, tensors: Sequence[torch.Tensor]) -> Announcement:
-        norm = norm_of(tensors)
-        usual = float(median(self._usual)) if self._usual else None
-        if not self.sketches or not math.isfinite(norm) or norm == 0:
-            return Announcement(norm, usual)
-        if self._sketcher is None:
-            self._sketcher = Sketcher([tensor.numel() for tensor in tensors])
-        direction = self._sketcher(tensors) / norm
-        sketch = direction.to(torch.float16).numpy().tobytes()
-        full = self._leans is not None and len(self._leans) == LEANING
-        return Announcement(norm, usual, sketch, fmean(self._leans or ()) if full else None)
 
     async def _aggregate_with_group(
         self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any
@@ -216,7 +128,7 @@ class Guarded(DecentralizedAverager):
             AverageNotFinite: What came out is not finite all the same.
         """
         group_info, said = self._detached(group_info)
-        refused = judge(said)
+        refused = self._filter.judge(said)
         trace = TRACE.get() or StepTrace()
         trace.excluded |= self.peer_id in refused
         if len(refused) == len(group_info.peer_ids):
@@ -227,8 +139,13 @@ class Guarded(DecentralizedAverager):
                 for tensor in floats(tensors):
                     tensor.zero_()
         result: RoundResult = await super()._aggregate_with_group(
-            group_info, min_vector_size, excluded=frozenset(refused), **kwargs
+            group_info,
+            min_vector_size,
+            excluded=frozenset(refused),
+            aggregation=self._aggregation,
+            **kwargs,
         )
+        self._filter.learn(said, self.peer_id)
         reducers: dict[Any, str] = {}
         for runner in self._runners(group_info.group_id).values():
             reducers.update(runner.refused())
@@ -239,8 +156,6 @@ class Guarded(DecentralizedAverager):
         result.excluded = trace.excluded
         if not math.isfinite(sum_of(floats(self._averaged_tensors))):
             raise AverageNotFinite("the average that came back is not finite")
-        norms = [a.norm for peer, a in said.items() if peer not in refused and a.norm > 0]
-        self._remember(norms, directions(said).get(self.peer_id))
         return result
 
     def _detached(self, group_info: GroupInfo) -> tuple[GroupInfo, dict[PeerID, Announcement]]:
@@ -254,14 +169,6 @@ class Guarded(DecentralizedAverager):
                 said[peer] = announcement
         return GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered)), said
 
-    def _remember(self, norms: list[float], own_cosine: float | None) -> None:
-        if self._usual is None or self._leans is None:
-            self._usual, self._leans = deque(maxlen=REMEMBERED), deque(maxlen=LEANING)
-        if norms:
-            self._usual.append(median_low(norms))
-        if own_cosine is not None:
-            self._leans.append(own_cosine)
-
 
 class GuardedState(Guarded):
     """The same for parameters, weighted by what peers did while they had lost each other.
@@ -269,7 +176,7 @@ class GuardedState(Guarded):
     They gather the round, who was with them, and how many rounds they did so; see :func:`weights`.
     """
 
-    sketches = False
+    gradients = False
 
     async def _aggregate_with_group(
         self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any
@@ -299,12 +206,6 @@ class GuardedFactors(Guarded):
 def floats(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return the tensors that can be corrupt in the ways that are looked for here, as they are."""
     return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-
-
-def norm_of(tensors: Sequence[torch.Tensor]) -> float:
-    """Return the Euclidean norm of all tensors together; inf or NaN if an element is."""
-    norms = (float(torch.linalg.vector_norm(t, dtype=torch.float32)) for t in tensors)
-    return math.sqrt(sum(norm * norm for norm in norms))
 
 
 def sum_of(tensors: Sequence[torch.Tensor]) -> float:

@@ -13,6 +13,8 @@ from hivemind.averaging.partition import (
     TensorPartReducer,
 )
 
+from rayhive.compression.aggregation import Rule
+
 
 class SteadyReducer(TensorPartReducer):
     """Averages the parts of which this peer is the reducer.
@@ -28,11 +30,16 @@ class SteadyReducer(TensorPartReducer):
     Attributes:
         excluded: Senders whose parts are answered, but count for nothing.
         refused: Senders that sent parts which are not finite.
+        rule: What is made of the parts in place of their mean; None for the mean, for which parts
+            are added up as they come and not kept.
     """
 
     denominator: float
+    accumulator: torch.Tensor
     excluded: frozenset[int] = frozenset()
     refused: frozenset[int] = frozenset()
+    rule: Rule | None = None
+    _parts: tuple[tuple[float, torch.Tensor], ...] = ()
 
     async def accumulate_part(
         self, sender_index: int, part_index: int, tensor_part: torch.Tensor, weight: float = 1.0
@@ -64,7 +71,9 @@ class SteadyReducer(TensorPartReducer):
         if part_index >= self.sender_failed_after[sender_index]:
             raise BannedException(f"sender {sender_index} was given up")
         average = self.current_part_future
-        if weight:  # 0 times NaN is NaN
+        if weight and self.rule is not None:
+            self._parts = (*self._parts, (weight, part))
+        elif weight:  # 0 times NaN is NaN
             self.accumulator.add_(part, alpha=weight)
         self.current_part_accumulated_from += 1
         self.denominator += weight
@@ -74,8 +83,12 @@ class SteadyReducer(TensorPartReducer):
         return result
 
     def check_current_part_finished(self) -> None:
-        """Average what is there once nothing more is expected; without weights that is 0."""
+        """Aggregate what is there once nothing more is expected; without weights that is 0."""
         complete = self.current_part_accumulated_from == self.num_current_senders
+        if complete and self.rule is not None and self._parts:
+            weights, parts = zip(*self._parts, strict=True)
+            self.accumulator, self.denominator = self.rule(weights, parts), 1.0
+            self._parts = ()
         if complete and self.denominator == 0.0:
             self.denominator = 1.0
         super().check_current_part_finished()

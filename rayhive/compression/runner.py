@@ -13,9 +13,11 @@ from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
+from rayhive.compression.aggregation import RULES
 from rayhive.compression.reducer import SteadyReducer
 from rayhive.compression.rounds import PhaseRecord
 from rayhive.compression.streams import PATIENCE, stay_open, until
+from rayhive.config import Aggregation
 
 #: Set in ``Tensor.chunks`` of every part by a sender that closes the stream after the last
 #: answer; hivemind leaves it at 0, does not read it here, and waits for the reducer to close.
@@ -38,6 +40,7 @@ class MeasuredRunner(AllReduceRunner):
     Args:
         excluded: Senders that take the average and must not count in it.
         absent: Ids of peers that were lost: nothing is sent to them or awaited.
+        aggregation: What this peer, as a reducer, makes of the senders' parts.
         kwargs: As hivemind's.
     """
 
@@ -47,6 +50,7 @@ class MeasuredRunner(AllReduceRunner):
         self,
         excluded: frozenset[PeerID] = frozenset(),
         absent: frozenset[bytes] = frozenset(),
+        aggregation: Aggregation = "mean",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -54,6 +58,7 @@ class MeasuredRunner(AllReduceRunner):
         self.tensor_part_reducer.excluded = frozenset(
             at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
         )
+        self.tensor_part_reducer.rule = RULES[aggregation]
         self.sent_bytes = 0
         self.received_bytes = 0
         self.failures: list[str] = []

@@ -8,11 +8,15 @@ three and reports every mistake at once.
 from __future__ import annotations
 
 from rayhive.config.models import (
+    AGGREGATIONS,
     DEFAULT_MIN_COMPRESSION_RATIO,
+    DEFAULT_RULES,
     DEFAULT_THRESHOLD,
     DELAYS,
     LONGEST_S,
     MOST,
+    OUTLIER_FILTERS,
+    Aggregation,
     Axis,
     Budget,
     Configuration,
@@ -21,6 +25,7 @@ from rayhive.config.models import (
     Link,
     Model,
     NodeClass,
+    OutlierFilterRule,
     Range,
     Space,
     SwarmConfig,
@@ -39,11 +44,15 @@ from rayhive.config.reading import (
 )
 
 __all__ = [
+    "AGGREGATIONS",
     "DEFAULT_MIN_COMPRESSION_RATIO",
+    "DEFAULT_RULES",
     "DEFAULT_THRESHOLD",
     "DELAYS",
     "LONGEST_S",
     "MOST",
+    "OUTLIER_FILTERS",
+    "Aggregation",
     "Axis",
     "Budget",
     "Check",
@@ -53,6 +62,7 @@ __all__ = [
     "Link",
     "Model",
     "NodeClass",
+    "OutlierFilterRule",
     "Range",
     "Space",
     "SwarmConfig",

@@ -22,6 +22,13 @@ from rayhive.errors import without_secrets
 
 Delay = Literal["none", "state", "optimizer", "gradients"]
 DELAYS: tuple[str, ...] = get_args(Delay)
+#: What is refused before a group averages; each rule refuses what those before it refuse.
+OutlierFilterRule = Literal["finite", "norm", "direction"]
+OUTLIER_FILTERS: tuple[str, ...] = get_args(OutlierFilterRule)
+#: What a reducer makes of the gradients of a group.
+Aggregation = Literal["mean", "centered_clipping", "trimmed_mean"]
+AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
+DEFAULT_RULES: dict[str, str] = {"outlier_filter": "norm", "aggregation": "mean"}
 
 #: hivemind's documented usage compresses tensors of more than 2**16 elements to 8 bits.
 DEFAULT_THRESHOLD = 2**16 + 1
@@ -145,6 +152,9 @@ class SwarmConfig(Model):
         metadata_expiration: Seconds after which a silent peer is no longer counted as live.
         state_codec: Codec of the averaging of parameters.
         use_local_updates: Step locally on every batch and average parameters only.
+        outlier_filter: What is refused before a group averages: what is not ``finite``, also an
+            absurd ``norm``, or also a lasting opposite ``direction``.
+        aggregation: What is made of a group's gradients; robust rules need three peers or more.
         threads_per_peer: Torch threads of one peer.
         gpus_per_peer: GPUs of one peer when there are no node classes.
         node_classes: Where peers go, by the name of the class.
@@ -159,6 +169,8 @@ class SwarmConfig(Model):
     metadata_expiration: float = Field(default=4.0, ge=0.01, le=LONGEST_S)
     state_codec: str = "none"
     use_local_updates: bool = False
+    outlier_filter: OutlierFilterRule = "norm"
+    aggregation: Aggregation = "mean"
     threads_per_peer: int = Field(default=1, ge=1, le=1024)
     gpus_per_peer: float = Field(default=0.0, ge=0, le=1024)
     node_classes: dict[ClassName, NodeClass] | None = None

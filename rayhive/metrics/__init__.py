@@ -13,6 +13,7 @@ METRICS.register_lazy("communication", "rayhive.metrics.communication:Communicat
 METRICS.register_lazy("convergence", "rayhive.metrics.convergence:Convergence")
 METRICS.register_lazy("faults", "rayhive.metrics.faults:Faults")
 METRICS.register_lazy("provenance", "rayhive.metrics.provenance:Provenance")
+METRICS.register_lazy("refusals", "rayhive.metrics.refusals:Refusals")
 METRICS.register_lazy("throughput", "rayhive.metrics.throughput:Throughput")
 METRICS.register_lazy("weights", "rayhive.metrics.weights:Weights")
 

@@ -10,6 +10,7 @@ from typing import Any
 from rayhive.columns import BY_NAME, COLUMNS, CONFIGURATION, FOLDED_ONLY, Column
 from rayhive.metrics.faults import TIMES, percentiles, text_times
 from rayhive.metrics.group import Row, Value
+from rayhive.metrics.refusals import add_counts
 from rayhive.metrics.stats import estimate
 from rayhive.metrics.timeline import FINISHED, UNCOUNTED
 
@@ -34,6 +35,7 @@ ADDED_UP: tuple[str, ...] = (
     "rounds",
     "rounds_failed",
     "rounds_partial",
+    "rejected",
     "faults_planned",
     "faults_fired",
     "faults_verified",
@@ -57,7 +59,7 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
     unfinished replicates say nothing about a configuration and count nowhere.
 
     Numbers become means with 95 % intervals (:func:`rayhive.metrics.stats.estimate`) in ``NAME``,
-    ``NAME_low`` and ``NAME_high``; rounds, faults and lost samples are added up; of
+    ``NAME_low`` and ``NAME_high``; rounds, refusals, faults and lost samples are added up; of
     ``weights_distance_max`` the largest stays; ``reached`` counts; the percentiles of ``detect``,
     ``stall``, ``recover`` and ``rejoin`` are over the faults of all replicates together; texts are
     kept where equal and joined where not; a yes-or-no is yes if it is for all. Where not all
@@ -165,6 +167,7 @@ def _all(values: list[Any]) -> Value:
 
 _FOLDS: dict[str, Callable[[list[Any]], Value]] = {
     **dict.fromkeys(("reached", *ADDED_UP), _sum),
+    "rejected_peers": add_counts,
     "weights_distance_max": lambda values: max(values, default=None),
     "started": lambda values: min(values, default=None),
     "ended": lambda values: max(values, default=None),

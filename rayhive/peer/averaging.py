@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,8 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
 from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
 from rayhive.compression.donors import CheckedDownloads
+from rayhive.compression.guard import Guarded
+from rayhive.errors import Problem
 
 #: What is used in place of hivemind's own averagers, which a user's factory may name.
 _OURS: dict[Any, Any] = {
@@ -30,6 +32,30 @@ def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
     if isinstance(factory, partial):
         return partial(_OURS.get(factory.func, factory.func), *factory.args, **factory.keywords)
     return _OURS.get(factory, factory)  # type: ignore[no-any-return]
+
+
+def takes_rules(factory: Any) -> bool:
+    """Say whether what a factory makes has an outlier filter and aggregation rules."""
+    made = factory.func if isinstance(factory, partial) else factory
+    return isinstance(made, type) and issubclass(made, Guarded)
+
+
+def factory_problems(factory: Any, outlier_filter: str, aggregation: str) -> Iterator[Problem]:
+    """Find rules that the gradient averager of a factory cannot follow."""
+    ours = with_our_averager(factory)
+    made = ours.func if isinstance(ours, partial) else ours
+    if not takes_rules(ours):
+        allowed = "{} with a grad_averager_factory of your own, which knows no other"
+        for name, value, default in (
+            ("outlier_filter", outlier_filter, "norm"),
+            ("aggregation", aggregation, "mean"),
+        ):
+            if value != default:
+                yield Problem(name, value, allowed.format(default))
+    elif made is RayhivePowerSGDAverager and aggregation != "mean":
+        yield Problem(
+            "aggregation", aggregation, "mean with PowerSGD: its factors have to be averaged"
+        )
 
 
 def takes_over_state(averager: type[DecentralizedAverager]) -> bool:
@@ -51,6 +77,7 @@ def round_fields(result: Any, seconds: float) -> dict[str, Any]:
         "group_size": len(result),
         "group": sorted(map(str, result)),
         "fraction": getattr(result, "fraction", 1.0),
+        "excluded": getattr(result, "excluded", False),
         "retries": max(0, getattr(result, "attempts", 1) - 1),
         "banned": list(getattr(result, "banned", ())),
         "phases": list(getattr(result, "phases", ())),

@@ -142,7 +142,7 @@ class CatchingUp(SwarmParts):
     def _emit_refused_states(self) -> None:
         refused = getattr(self.state_averager, "refused_states", [])
         while refused:
-            self._emit("rejected", round=self.local_epoch, **refused.pop(0))
+            self._refuse(self.local_epoch, "state", **refused.pop(0))
 
     def _go_on_from(self, loaded: int) -> None:
         """Stand where the others are, with the parameters of a round that may be older.

@@ -18,7 +18,9 @@ from hivemind.optim.optimizer import Optimizer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
+from rayhive.config import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.peer.averaging import factory_problems
 from rayhive.peer.optimizer import RayhiveOptimizer
 
 
@@ -148,6 +150,7 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
         codec = options.get(name)
         if codec is not None and not isinstance(codec, CompressionBase):
             yield Problem(name, codec, "an instance of a codec, for example Float16Compression()")
+    yield from _check_rules(options)
     for name, keys in (("averager_opts", _AVERAGER_KEYS), ("tracker_opts", _TRACKER_KEYS)):
         for key in sorted(set(options.get(name) or ()) & set(keys)):
             yield Problem(
@@ -162,6 +165,22 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
                 options["grad_averager_factory"],
                 "absent with use_local_updates: no gradients are averaged",
             )
+
+
+def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find rules of aggregation that do not exist, or that do not go with the averager."""
+    rules = {"outlier_filter": OUTLIER_FILTERS, "aggregation": AGGREGATIONS}
+    given = {name: options.get(name, DEFAULT_RULES[name]) for name in rules}
+    unknowns = [unknown(n, v, rules[n]) for n, v in given.items() if v not in rules[n]]
+    yield from unknowns
+    if options.get("use_local_updates") and given["aggregation"] != "mean" and not unknowns:
+        yield Problem(
+            "aggregation",
+            given["aggregation"],
+            "mean with use_local_updates: no gradients are averaged",
+        )
+    elif not unknowns:
+        yield from factory_problems(options.get("grad_averager_factory"), **given)
 
 
 def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:

@@ -13,14 +13,19 @@ from typing import Any
 import hivemind
 import torch
 from hivemind.optim.grad_averager import GradientAverager
+from hivemind.utils import get_logger
 
 from rayhive.compression.averagers import RayhiveStateAverager
-from rayhive.compression.guard import floats, norm_of
+from rayhive.compression.guard import floats
+from rayhive.compression.outlier_filter import norm_of
 from rayhive.compression.rendezvous import Member, NobodyElse
-from rayhive.peer.averaging import round_fields, with_our_averager
+from rayhive.config import Aggregation, OutlierFilterRule
+from rayhive.peer.averaging import round_fields, takes_rules, with_our_averager
 from rayhive.peer.children import descendants
 from rayhive.peer.tracker import LiveProgressTracker
 from rayhive.peer.watch import PeerProcessDied, ProcessWatch
+
+logger = get_logger(__name__)
 
 #: Longest wait for the end of a process that was killed [s].
 JOIN_S = 1.0
@@ -37,8 +42,14 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 class SwarmParts(hivemind.Optimizer):
     """A :class:`hivemind.Optimizer` that is built of rayhive's parts.
 
-    The class that derives from it sets ``_on_event`` and ``_averager_opts`` before it calls
-    hivemind's constructor.
+    The class that derives from it sets ``_on_event`` and ``_averager_opts`` before it calls this
+    constructor. It takes hivemind's arguments, and:
+
+    Args:
+        outlier_filter: What is refused before a group averages, see
+            :func:`rayhive.compression.outlier_filter.judge`.
+        aggregation: What a reducer makes of the gradients of a group, see
+            :mod:`rayhive.compression.aggregation`.
     """
 
     tracker: LiveProgressTracker
@@ -49,6 +60,16 @@ class SwarmParts(hivemind.Optimizer):
     _groups: deque[frozenset[bytes]]
     _on_event: OnEvent | None
     _averager_opts: dict[str, Any]
+
+    def __init__(
+        self,
+        *,
+        outlier_filter: OutlierFilterRule = "norm",
+        aggregation: Aggregation = "mean",
+        **kwargs: Any,
+    ) -> None:
+        self._outlier_filter, self._aggregation = outlier_filter, aggregation
+        super().__init__(**kwargs)
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> LiveProgressTracker:
         return LiveProgressTracker(
@@ -77,6 +98,7 @@ class SwarmParts(hivemind.Optimizer):
         return RayhiveStateAverager(
             **{
                 **self._averager_settings("state_averager"),
+                "outlier_filter": self._outlier_filter,
                 "offload_optimizer": self.offload_optimizer,
                 "custom_gradients": self.offload_optimizer,
                 "status_loglevel": self.status_loglevel,
@@ -87,8 +109,11 @@ class SwarmParts(hivemind.Optimizer):
     def _make_gradient_averager(
         self, factory: Callable[..., Any] | None, **kwargs: Any
     ) -> GradientAverager:
-        averager = with_our_averager(factory)(
+        factory = with_our_averager(factory)
+        robust = {"outlier_filter": self._outlier_filter, "aggregation": self._aggregation}
+        averager = factory(
             **{
+                **(robust if takes_rules(factory) else {}),
                 **self._averager_settings("grad_averager"),
                 "parameters": self.state_averager.main_parameters,
                 **self._averager_opts,
@@ -159,7 +184,7 @@ class SwarmParts(hivemind.Optimizer):
             )  # fmt: skip
             return False
         result = control.result()
-        self._emit_refusals(round_, result)
+        self._emit_refusals(round_, result, "parameters")
         self._diverged |= getattr(result, "excluded", False)
         fields = round_fields(result, seconds)
         outcome = "averaged" if fields["fraction"] >= 1.0 else "partial"
@@ -169,14 +194,25 @@ class SwarmParts(hivemind.Optimizer):
     def _read_result(self, record: dict[str, Any], result: Any) -> None:
         """Note what came of averaging gradients, and say what was refused."""
         record.update(round_fields(result, time.perf_counter() - record["began"]))
-        self._emit_refusals(record["round"], result)
+        self._emit_refusals(record["round"], result, "gradients")
         self._groups.append(frozenset(peer.to_bytes() for peer in result))
         if getattr(result, "excluded", False):
             record["samples"] = 0
 
-    def _emit_refusals(self, round_: int, result: Any) -> None:
+    def _emit_refusals(self, round_: int, result: Any, tensors: str) -> None:
         for refusal in getattr(result, "rejected", ()):
-            self._emit("rejected", round=round_, **refusal)
+            self._refuse(round_, tensors, **refusal)
+
+    def _refuse(self, round_: int, tensors: str, **refusal: Any) -> None:
+        """Log and report that a peer's tensors were refused."""
+        limit = "" if refusal.get("bound") is None else f" (bound {refusal['bound']:.4g})"
+        value = refusal.get("norm") if refusal.get("lean") is None else refusal["lean"]
+        measured = "" if value is None else f" {value:.4g}"
+        logger.warning(
+            f"round {round_}: the {tensors} of {refusal['offender']} are refused: "
+            f"{refusal['reason']}{measured}{limit}"
+        )
+        self._emit("rejected", round=round_, tensors=tensors, **refusal)
 
     def _refuses_own(self, record: dict[str, Any]) -> bool:
         """Say whether the gradients that this peer would apply on its own are not finite."""
@@ -185,7 +221,7 @@ class SwarmParts(hivemind.Optimizer):
         if math.isfinite(norm):
             return False
         refusal = {"offender": str(self.dht.peer_id), "reason": "not_finite", "norm": norm}
-        self._emit("rejected", round=record["round"], bound=None, **refusal)
+        self._refuse(record["round"], "gradients", bound=None, **refusal)
         record["samples"] = 0
         return True
 

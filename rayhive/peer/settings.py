@@ -69,6 +69,7 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "average_state_every": swarm.average_state_every,
         "state_averaging_compression": CODECS.get(swarm.state_codec)().build(None),
         "tracker_opts": {"silence": swarm.metadata_expiration},
+        "outlier_filter": swarm.outlier_filter,
         **DELAY_FLAGS[configuration.delay],
     }
     rate = swarm.rate_of(spec.peer)
@@ -77,6 +78,7 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
     if swarm.use_local_updates:
         arguments["use_local_updates"] = True
         return arguments
+    arguments["aggregation"] = swarm.aggregation
     arguments["grad_compression"] = CODECS.get(configuration.codec)().build(
         _threshold(configuration)
     )

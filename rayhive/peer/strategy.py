@@ -82,9 +82,9 @@ class HivemindStrategy(ReusableStrategy):
             summaries, results). If absent, the one that found nobody else in the run.
         load_initial_state: Whether to take the parameters of a peer that is no further, at the
             start. If absent, only a peer that joins others with a DHT of its own does.
-        **optimizer_kwargs: Further arguments of hivemind's optimizer, for example
-            ``grad_compression`` or ``grad_averager_factory``. ``extra_tensors`` may also be a
-            function of the module.
+        **optimizer_kwargs: Further arguments of the swarm's optimizer, for example
+            ``grad_compression``, ``grad_averager_factory``, ``outlier_filter`` or
+            ``aggregation``. ``extra_tensors`` may also be a function of the module.
 
     Raises:
         StrategyError: The arguments cannot work, or not together.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rayhive.metrics.badput import time_spent
 from rayhive.metrics.group import ratio
 from rayhive.metrics.impact import Impact, Rejoin, impacts, rejoins, swarm_rounds
 from rayhive.metrics.losses import samples_lost
+from rayhive.metrics.refusals import RefusedTensors, counts_text, refusals
 from rayhive.metrics.stats import Time
 from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines
 from rayhive.report.numbers import number_text
@@ -37,8 +40,10 @@ def timeline_lines(folder: str | Path, width: int = 100) -> list[str]:
     if timeline.span is None:
         return [*lines, "It never trained."]
     lines += _story(timeline)
-    for part in (_throughput(timeline, width), _faults(timeline), _time(timeline)):
-        lines += ["", *part]
+    parts = (_throughput(timeline, width), _faults(timeline), _refused(timeline), _time(timeline))
+    for part in parts:
+        told = list(part)
+        lines += ["", *told] if told else []
     return [*lines, "", *invariant_lines(timeline)]
 
 
@@ -69,9 +74,29 @@ def event_text(event: Event) -> str | None:
 
 def _story(timeline: Timeline) -> Iterator[str]:
     began = timeline.span[0] if timeline.span is not None else 0.0
-    told = [(event["t"] - began, event_text(event)) for event in timeline.events]
+    told = [
+        (event["t"] - began, event_text(event))
+        for event in timeline.events
+        if event["kind"] != "rejected"
+    ]
+    told += [(item.t - began, text) for item, text in _refusal_runs(timeline)]
     for seconds, text in sorted((s, text) for s, text in told if text is not None and s >= 0):
         yield f"{seconds:8.2f} s  {text}"
+
+
+def _refusal_runs(timeline: Timeline) -> Iterator[tuple[RefusedTensors, str]]:
+    """Yield refusals in words: each once, those of one peer in consecutive rounds together."""
+    kinds: dict[tuple[str, str, str], list[RefusedTensors]] = defaultdict(list)
+    for item in refusals(timeline.events):
+        kinds[item.offender, item.tensors, item.reason].append(item)
+    for (offender, tensors, reason), items in kinds.items():
+        items.sort(key=lambda item: item.round)
+        starts = [n for n, item in enumerate(items) if not n or item.round > items[n - 1].round + 1]
+        for start, end in pairwise([*starts, len(items)]):
+            run = items[start:end]
+            first, last = run[0].round, run[-1].round
+            when = f"round {first}" if first == last else f"rounds {first}-{last}"
+            yield run[0], f"the {tensors} of {offender} are refused in {when}: {reason}"
 
 
 def _short(value: Any) -> str:
@@ -119,7 +144,8 @@ _TELLERS: dict[str, Any] = {
         f"{e['peer']} says goodbye: {e['handed_over']} samples handed over, {e['lost']} lost"
     ),
     "rejected": lambda e: (
-        f"{e['peer']} rejects {e['offender']} in round {e['round']}: {e['reason']}"
+        f"{e['peer']} refuses the {e.get('tensors', 'gradients')} of {e['offender']} in round "
+        f"{e['round']}: {e['reason']}"
     ),
     "sabotaged": lambda e: f"{e['peer']} spoils round {e['round']}: {_short(e['what'])}",
     "state_loaded": lambda e: (
@@ -182,6 +208,14 @@ def _faults(timeline: Timeline) -> Iterator[str]:
         yield _rejoin(item, by_name)
     if not faults and not (plan and plan.faults):
         yield "Nothing was to be broken."
+
+
+def _refused(timeline: Timeline) -> Iterator[str]:
+    found = refusals(timeline.events)
+    if found:
+        total = counts_text(Counter(item.offender for item in found))
+        reasons = counts_text(Counter(item.reason for item in found))
+        yield f"refused: {total} ({reasons})"
 
 
 def _impact(impact: Impact) -> str:

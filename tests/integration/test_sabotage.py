@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.compression.guard import LEANING
+from rayhive.compression.outlier_filter import LEANING
 from rayhive.config import Budget
 from rayhive.peer.sketch import relative_distance
 from rayhive.plan import At, PlannedFault
@@ -43,9 +44,13 @@ def fault(number: int, kind: str, at: int, peer: int = 1, **args: Any) -> Planne
 
 
 def specs(
-    run_id: str, faults: tuple[PlannedFault, ...], peers: int = PEERS, **settings: Any
+    run_id: str,
+    faults: tuple[PlannedFault, ...],
+    peers: int = PEERS,
+    rules: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> list[PeerSpec]:
-    swarm = {"target_batch_size": TARGET, "batch_size": 16}
+    swarm = {"target_batch_size": TARGET, "batch_size": 16, **(rules or {})}
     return digits_peers(
         run_id,
         peers,
@@ -97,6 +102,10 @@ def test_corrupt_gradients_are_refused_by_everybody_and_the_offender_is_named(
             (NAN_IN, identity(offender), "not_finite"),
             (SCALED_IN, identity(offender), "norm"),
         ], line.story()
+        assert {e["tensors"] for e in line.of("rejected")} == {"gradients"}
+        log = line.log.read_text()
+        for reason in ("not_finite", "norm"):
+            assert re.search(f"gradients of {identity(offender)} are refused: {reason}", log)
         large = line.of("rejected")[1]
         assert large["norm"] > large["bound"] > 0
         assert {e["outcome"] for e in line.of("round")} == {"averaged"}, line.story()
@@ -105,6 +114,7 @@ def test_corrupt_gradients_are_refused_by_everybody_and_the_offender_is_named(
         assert losses[-1] < 2.3, "it has learned"
     for event in offender.of("round"):
         assert (event["samples"] == 0) == (event["round"] in (NAN_IN, SCALED_IN))
+        assert event["excluded"] == (event["samples"] == 0)
     assert_replicas_agree(lines, 1e-2 if settings is POWERSGD else 1e-5)
 
 
@@ -127,10 +137,13 @@ def test_of_two_peers_the_one_that_is_corrupt_is_refused(socket_path: str, tmp_p
     assert_replicas_agree(lines)
 
 
-def test_a_peer_that_keeps_climbing_is_found_out(socket_path: str, tmp_path: Path) -> None:
+def test_a_peer_that_keeps_climbing_is_found_out_by_option(
+    socket_path: str, tmp_path: Path
+) -> None:
+    rules = {"outlier_filter": "direction"}
     faults = (fault(0, "sign_flip", 1, rounds=10_000),)
     endless = {"budget": Budget(seconds_per_replicate=600, samples_per_replicate=None)}
-    swarm = [spec.model_copy(update=endless) for spec in specs("climbing", faults)]
+    swarm = [spec.model_copy(update=endless) for spec in specs("climbing", faults, rules=rules)]
     lines = start_swarm(socket_path, swarm, tmp_path)
     listen(lines, lambda: all(line.of("rejected") for line in lines))
     stop(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,18 +12,22 @@ import torch
 from hivemind.averaging.partition import BannedException
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.compression.guard import (
+from rayhive.compression.aggregation import RULES, Rule
+from rayhive.compression.guard import _attached, detached
+from rayhive.compression.outlier_filter import (
+    LEANING,
     LEAST_LEAN,
     NORM_FACTOR,
+    REMEMBERED,
     Announcement,
-    _attached,
-    detached,
+    OutlierFilter,
     directions,
     judge,
     norm_of,
 )
 from rayhive.compression.reducer import SteadyReducer
 from rayhive.compression.sketching import Sketcher, cosine
+from rayhive.config import OUTLIER_FILTERS, OutlierFilterRule
 
 
 def said(*norms: float, usual: float | None = None) -> dict[int, Announcement]:
@@ -31,8 +36,11 @@ def said(*norms: float, usual: float | None = None) -> dict[int, Announcement]:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("others", [(1.0,), (1.0, 2.0, 0.5), ()])
-def test_what_is_not_finite_is_refused(bad: float, others: tuple[float, ...]) -> None:
-    refused = judge(said(bad, *others))
+@pytest.mark.parametrize("rule", OUTLIER_FILTERS)
+def test_what_is_not_finite_is_refused(
+    bad: float, others: tuple[float, ...], rule: OutlierFilterRule
+) -> None:
+    refused = judge(said(bad, *others), rule)
     assert refused.keys() == {0} and refused[0].reason == "not_finite"
 
 
@@ -46,6 +54,7 @@ def test_what_is_not_finite_is_refused(bad: float, others: tuple[float, ...]) ->
         ((1000.0, 900.0), 1.0, set()),  # all grow
         ((1000.0, 900.0, 1.0), 1.0, set()),  # the median has grown
         ((10.0, 1.0), None, set()),
+        ((0.6, 0.01), None, set()),  # sixty times as large, and honest
         ((10.0, 0.0, 0.0, 0.0), None, set()),  # the others have computed nothing yet
         ((10.0, 0.0), 1.0, set()),
         ((1000.0, 0.0), 1.0, {0}),
@@ -71,6 +80,105 @@ def test_the_bound_is_a_multiple_of_what_is_usual() -> None:
 def test_a_corrupt_memory_does_not_count() -> None:
     told = {0: Announcement(1000.0, math.inf), 1: Announcement(1.0, 1.0), 2: Announcement(1.0, 1.0)}
     assert set(judge(told)) == {0}
+
+
+# -- what a peer remembers -------------------------------------------------------------------------
+
+
+def rounds_of(
+    filters: list[OutlierFilter], norms: Callable[[int], Sequence[float]], rounds: int
+) -> list[dict[int, Any]]:
+    """Run rounds without a network; return who was refused in each."""
+    verdicts = []
+    for number in range(rounds):
+        each = zip(filters, norms(number), strict=True)
+        told = {peer: f.announce([torch.tensor([norm])]) for peer, (f, norm) in enumerate(each)}
+        verdicts.append(filters[0].judge(told))
+        assert all(f.judge(told).keys() == verdicts[-1].keys() for f in filters), "one verdict"
+        for peer, each_filter in enumerate(filters):
+            each_filter.learn(told, peer)
+    return verdicts
+
+
+def refused_rounds(verdicts: list[dict[int, Any]], peer: int) -> list[int]:
+    return [number for number, verdict in enumerate(verdicts) if peer in verdict]
+
+
+def test_two_peers_with_very_different_norms_both_stay_in() -> None:
+    verdicts = rounds_of([OutlierFilter(), OutlierFilter()], lambda _: (0.01, 0.6), 200)
+    assert not any(verdicts)
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4])
+@pytest.mark.parametrize("factor", [150.0, 1e4])
+def test_a_change_of_scale_that_lasts_is_accepted_soon(peers: int, factor: float) -> None:
+    def norms(number: int) -> list[float]:
+        return [factor if number >= 20 else 1.0, *[1.0] * (peers - 1)]
+
+    verdicts = rounds_of([OutlierFilter() for _ in range(peers)], norms, 60)
+    assert refused_rounds(verdicts, 0) == list(range(20, 20 + REMEMBERED // 2 + 1))
+    assert not any(refused_rounds(verdicts, peer) for peer in range(1, peers))
+
+
+@pytest.mark.parametrize("peers", [2, 3, 4])
+@pytest.mark.parametrize("begins", [0, 1, 5, 30])
+def test_a_gradient_a_thousand_times_too_large_is_refused_whenever_it_comes(
+    peers: int, begins: int
+) -> None:
+    def norms(number: int) -> list[float]:
+        wobble = 1.5 ** (number % 5 - 2)
+        return [wobble * (1000.0 if begins <= number < begins + 3 else 1.0), *[1.0] * (peers - 1)]
+
+    verdicts = rounds_of([OutlierFilter() for _ in range(peers)], norms, 50)
+    assert refused_rounds(verdicts, 0) == [begins, begins + 1, begins + 2]
+
+
+def test_norms_that_all_grow_or_shrink_together_are_accepted() -> None:
+    for factor in (0.2, 3.0):
+        verdicts = rounds_of(
+            [OutlierFilter() for _ in range(3)],
+            lambda n, f=factor: [f**n, 2 * f**n, 0.5 * f**n],
+            20,
+        )
+        assert not any(verdicts)
+
+
+def test_a_joiner_without_a_memory_is_judged_by_the_groups_and_starts_with_it() -> None:
+    filters = [OutlierFilter() for _ in range(3)]
+    rounds_of(filters, lambda _: (1.0, 2.0, 0.5), 30)
+    filters.append(OutlierFilter())
+    # it has computed nothing at first, is 60 times as large as the others, and broken once
+    norms = [0.0, 60.0, 60.0, 60_000.0, *[60.0] * 10]
+    verdicts = rounds_of(filters, lambda n: (1.0, 2.0, 0.5, norms[n]), len(norms))
+    assert refused_rounds(verdicts, 3) == [3]
+    assert not any(refused_rounds(verdicts, peer) for peer in range(3))
+
+
+def test_a_peer_is_alone_with_its_own_norms_and_nobody_is_refused() -> None:
+    verdicts = rounds_of([OutlierFilter(), OutlierFilter()], lambda n: (10.0**n, 0.0), 6)
+    assert not refused_rounds(verdicts[:3], 0), "nothing said what is usual"
+
+
+def test_what_is_not_finite_leaves_nothing_in_the_memory() -> None:
+    filters = [OutlierFilter(), OutlierFilter()]
+    rounds_of(filters, lambda n: (math.nan if n % 2 else 1.0, 1.0), 40)
+    assert filters[0].announce([torch.ones(1)]).usual == 1.0
+
+
+@pytest.mark.parametrize(("rule", "refused"), [("norm", False), ("direction", True)])
+def test_the_direction_of_an_honest_outlier_is_refused_by_option_only(
+    rule: OutlierFilterRule, refused: bool
+) -> None:
+    """At a shared optimum the gradients of peers with different data sum to zero."""
+    gradients = [torch.tensor([1.0, side]) for side in (0.3, 0.0, -0.3)]
+    gradients.append(-torch.stack(gradients).sum(0))
+    filters, verdicts = [OutlierFilter(rule) for _ in range(4)], []
+    for _ in range(2 * LEANING):
+        told = {p: f.announce([gradients[p]]) for p, f in enumerate(filters)}
+        verdicts.append(filters[0].judge(told))
+        for peer, each in enumerate(filters):
+            each.learn(told, peer)
+    assert refused_rounds(verdicts, 3) == (list(range(LEANING, 2 * LEANING)) if refused else [])
 
 
 @pytest.mark.parametrize("content", [7, [7, True], None, {"a": 1}, []], ids=str)
@@ -135,7 +243,8 @@ def test_a_minority_that_has_leant_the_other_way_for_long_is_refused(
     leans: tuple[float | None, ...], refused: set[int]
 ) -> None:
     told = {peer: Announcement(1.0, 1.0, b"", lean) for peer, lean in enumerate(leans)}
-    found = judge(told)
+    assert not judge(told), "honest peers whose data differ lean so, too"
+    found = judge(told, "direction")
     assert set(found) == refused
     assert all((r.reason, r.lean) == ("direction", leans[peer]) for peer, r in found.items())
 
@@ -179,3 +288,14 @@ def test_one_that_is_excluded_is_answered_and_does_not_count(sent: float) -> Non
 def test_nothing_that_counts_averages_to_nothing() -> None:
     first, second, _ = average([torch.ones(2), torch.ones(2)], [0.0, 0.0])
     assert first.tolist() == second.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule is not None])
+def test_a_rule_gets_what_counts_and_everybody_gets_what_it_makes_of_it(rule: Rule) -> None:
+    values = [1.0, 1.1, 0.9, 1e6, math.nan]
+    parts = [torch.full((2,), value) for value in values]
+    excluded = frozenset({4})
+    *answers, refused = average(parts, [1.0, 2.0, 1.0, 1.0, 1.0], rule=rule, excluded=excluded)
+    expected = rule([1.0, 2.0, 1.0, 1.0], parts[:4])
+    assert all(torch.equal(answer, expected) for answer in answers) and not refused
+    assert 0.9 <= expected[0] <= 1.2, "the one that is far off has no say"

@@ -45,6 +45,18 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
         ({"space": {"powersgd_rank": 2**60}}, "space.powersgd_rank"),
         ({"swarm": {"state_codec": "flote16"}}, "swarm.state_codec"),
         ({"swarm": {"state_codec": "size_adaptive"}}, "swarm.state_codec"),
+        (
+            {"swarm": {"aggregation": "trimmed_mean", "use_local_updates": True}},
+            "swarm.aggregation",
+        ),
+        (
+            {"swarm": {"aggregation": "trimmed_mean"}, "space": {"powersgd_rank": [None, 2]}},
+            "space.powersgd_rank",
+        ),
+        (
+            {"swarm": {"aggregation": "centered_clipping"}, "enqueue": [{"powersgd_rank": 2}]},
+            "enqueue.0.powersgd_rank",
+        ),
         ({"swarm": {"peers": 3, "node_classes": {"a": {"count": 2}}}}, "swarm.peers"),
         ({"space": {"codec": []}}, "space.codec"),
         ({"space": {"codec": ["none", "none"]}}, "space.codec"),

@@ -85,7 +85,7 @@ def test_a_replicate_that_never_trained_is_told_too(tmp_path: Path) -> None:
          "peer-1 says goodbye: 9 samples handed over, 0 lost"),
         ({"kind": "notice", "peer": "peer-1", "deadline_s": 15.0}, "peer-1 has notice: 15 s"),
         ({"kind": "rejected", "peer": "peer-0", "offender": "Qm", "round": 3, "reason": "norm"},
-         "peer-0 rejects Qm in round 3: norm"),
+         "peer-0 refuses the gradients of Qm in round 3: norm"),
         ({"kind": "fault_failed", "peer": None, "fault": "f2", "phase": "heal", "error": "a\nb"},
          "f2 FAILED in heal: a b"),
         ({"kind": "fault_fired", "peer": None, "fault": "f2", "fault_kind": "pause",

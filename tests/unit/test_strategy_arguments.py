@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 from hivemind.compression import Float16Compression
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from rayhive.errors import ConfigError
@@ -85,6 +88,22 @@ def test_local_updates_go_with_nothing_that_needs_gradients() -> None:
     with mock.patch("hivemind.DHT", autospec=True):
         local = HivemindStrategy(64, use_local_updates=True, delay_state_averaging=True)
     assert not local._settings.delays.offload
+
+
+def test_rules_of_aggregation_go_with_averagers_that_know_them() -> None:
+    factorised = partial(PowerSGDGradientAverager, averager_rank=2)
+    robust = {"aggregation": "trimmed_mean"}
+    assert refused(outlier_filter="direktion").keys() == {"outlier_filter"}
+    assert refused(aggregation="median").keys() == {"aggregation"}
+    assert refused(aggregation=["mean"]).keys() == {"aggregation"}
+    assert "PowerSGD" in refused(**robust, grad_averager_factory=factorised)["aggregation"]
+    assert refused(**robust, use_local_updates=True).keys() == {"aggregation"}
+    own = refused(**robust, outlier_filter="finite", grad_averager_factory=print)
+    assert own.keys() == {"aggregation", "outlier_filter"}
+    with mock.patch("hivemind.DHT", autospec=True):
+        HivemindStrategy(64, grad_averager_factory=print)
+        HivemindStrategy(64, outlier_filter="direction", grad_averager_factory=factorised)
+        HivemindStrategy(64, **robust, grad_averager_factory=GradientAverager)
 
 
 def test_all_mistakes_are_told_at_once() -> None:

@@ -1,0 +1,76 @@
+"""Real peers whose data differ: none of them is refused, whatever the rule makes of gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.compression.outlier_filter import LEANING
+from rayhive.config import WorkloadConfig
+from rayhive.spec import PeerSpec
+from tests.integration.zygote_harness import (
+    PeerLine,
+    digits_peers,
+    finish_swarm,
+    start_swarm,
+    zygote,
+)
+
+pytestmark = [pytest.mark.swarm]
+
+PEERS, TARGET = 3, 96
+SKEWED = WorkloadConfig(import_path="tests.integration.skewed_digits:SkewedDigits")
+
+
+@pytest.fixture(scope="module")
+def socket_path() -> Iterator[str]:
+    with zygote() as path:
+        yield path
+
+
+def run(
+    socket_path: str, folder: Path, name: str, rounds: int, **rules: Any
+) -> tuple[list[PeerLine], list[PeerSpec]]:
+    """Train two peers with the classes 0-4 and one with 5-9."""
+    specs = [
+        spec.model_copy(update={"workload": SKEWED})
+        for spec in digits_peers(
+            name,
+            PEERS,
+            swarm={"target_batch_size": TARGET, "batch_size": 32, **rules},
+            configuration={},
+            evaluate_every=1000 * TARGET,
+            seconds=200,
+            samples=rounds * TARGET,
+        )
+    ]
+    lines = start_swarm(socket_path, specs, folder)
+    finish_swarm(lines, 240)
+    return lines, specs
+
+
+def test_an_honest_peer_whose_data_differ_is_not_refused(socket_path: str, tmp_path: Path) -> None:
+    # the direction rule refused it from the round after LEANING on
+    lines, _ = run(socket_path, tmp_path, "skewed", LEANING + 9)
+    for line in lines:
+        assert line.of("rejected") == [], line.story()
+        assert {e["outcome"] for e in line.of("round")} == {"averaged"}, line.story()
+        assert min(e["samples"] for e in line.of("round")) > 0
+        assert not any(e["excluded"] for e in line.of("round"))
+    assert lines[2].of("evaluation")[-1]["values"]["rare"] > 0.3, "5-9 are learned, too"
+
+
+@pytest.mark.parametrize("aggregation", ["trimmed_mean", "centered_clipping"])
+def test_a_robust_aggregation_gives_all_replicas_the_same_parameters(
+    socket_path: str, tmp_path: Path, aggregation: str
+) -> None:
+    lines, _ = run(socket_path, tmp_path, aggregation[:7], 5, aggregation=aggregation)
+    told = [{e["round"]: e for e in line.of("weights")} for line in lines]
+    for round_ in set.intersection(*(set(each) for each in told)):
+        norms = [each[round_]["norm"] for each in told]
+        assert max(norms) - min(norms) <= 1e-5 * max(norms)
+    for line in lines:
+        assert {e["outcome"] for e in line.of("round")} == {"averaged"}, line.story()
