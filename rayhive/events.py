@@ -102,8 +102,8 @@ FIELDS: dict[str, str] = {
         "whole number": "round samples computed lost life group_size peers retries round_before "
         "round_of_state apart handed_over pending pid live_peers checked batch_size",
         "number": "clock_s seconds accumulating_s background_s update_s waited_s loss "
-        "matchmaking_s averaging_s fraction norm bound lean deadline_s slip_s slip_rounds sent_bytes "
-        "received_bytes wasted_bytes bytes exit_code dense_payload_bytes "
+        "matchmaking_s averaging_s fraction norm bound lean deadline_s slip_s slip_rounds "
+        "sent_bytes received_bytes wasted_bytes bytes exit_code dense_payload_bytes "
         "dense_state_bytes predicted_payload_bytes_per_round",
         "text": "kind peer peer_id fault outcome state stop_reason slot host data name when effect "
         "fault_kind phase error traceback reason choice offender tensors",

@@ -60,7 +60,7 @@ def refusals(events: Iterable[Event]) -> list[RefusedTensors]:
         offender, round_ = event.get("offender"), event.get("round")
         if offender is None or round_ is None:
             continue
-        name = names.get(offender, offender)
+        name = names.get(str(offender), str(offender))
         # logs of earlier versions do not say what was refused
         tensors = event.get("tensors") or "gradients"
         item = RefusedTensors(name, round_, tensors, event.get("reason") or "unknown", event["t"])
