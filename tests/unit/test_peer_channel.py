@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,3 +43,36 @@ def test_a_notice_names_the_fault_that_told_it(
     event = json.loads(done.stdout)
     assert (event["kind"], event["peer"]) == ("notice", "peer-1")
     assert (event["deadline_s"], event["fault"]) == (deadline_s, fault)
+
+
+FAILING = """
+import os, runpy, socket, sys
+from rayhive.peer.channel import Channel
+ours, theirs = socket.socketpair()
+channel = Channel(theirs, "peer-1")
+try:
+    runpy.run_path(sys.argv[1])
+except Exception as error:
+    channel.fail(error)
+print(ours.makefile().readline(), end="", flush=True)
+os._exit(0)
+"""
+
+
+def test_a_failure_in_the_users_code_names_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import json\n\n\ndef step():\n    json.loads('{')\n\n\nstep()\n")
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        start_new_session=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    event = json.loads(done.stdout)
+    assert event["kind"] == "peer_failed"
+    assert event["error"].endswith("(mine.py, line 5, in step)")
+    assert event["error"].startswith("JSONDecodeError(")
+    assert "Traceback" in event["traceback"]
