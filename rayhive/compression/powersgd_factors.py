@@ -53,11 +53,11 @@ class Stack:
         self._ready = False
 
     def _make_ready(self) -> None:
-        """Make what is large, where the rounds run: before the fork a GPU must not be touched."""
+        """Allocate the dense buffers, after the fork: before it a GPU must not be used."""
         count, (rows, columns) = len(self.members), self._shape
         self._buffer = torch.zeros(count, rows, columns, device=self._device)
         self._total = torch.empty_like(self._buffer)
-        # What is owed is the buffer less their product.
+        # The error feedback is the buffer less their product.
         self._left = torch.zeros(count, rows, self._rank, device=self._device)
         self._right = torch.zeros(count, self._rank, columns, device=self._device)
         self._own = self._right  # the Q of this peer alone, transposed
@@ -124,7 +124,7 @@ class Stack:
     def commit(
         self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor, *, owing: bool
     ) -> None:
-        """Replace gradients by the product of the factors, and owe what the own ones miss.
+        """Replace gradients by the product of the factors; keep the error of the peer's own.
 
         Args:
             gradients: Those of the round.
@@ -136,18 +136,18 @@ class Stack:
         sizes = columns.abs().amax(2)
         finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
         found = (sizes > 0) & finite[:, None]  # columns of Q that stand for something
-        known = finite & self._own.sum((1, 2)).isfinite().cpu()
+        blown_up = (~finite).nonzero().flatten().tolist()
         left, right = p.to(self._device), columns.to(self._device)
         for at, gradient in enumerate(gradients):
-            if finite[at]:
-                self._apply(at, gradient, left[at], right[at])
-            else:  # somebody's gradient blew up: that is told, and not remembered
+            if at in blown_up:  # the trainer sees it, and no round remembers it
                 gradient.fill_(torch.nan)
-        if not (owing and known.all()):
+            else:
+                self._apply(at, gradient, left[at], right[at])
+        if blown_up or not owing:
             self._write_out()  # it is read below, or stays
         self._before = (self._buffer, self._total, self._left, self._right, self.q.clone())
         if owing:
-            for at in (~known).nonzero().flatten().tolist():
+            for at in blown_up:
                 torch.mul(self._buffer[at], self._scale, out=self._total[at])
                 left[at], self._own[at] = 0.0, 0.0  # nothing is left to subtract
             self._left, self._right = left, self._own
@@ -173,7 +173,7 @@ class Stack:
             total.add_(product).sub_(gradient.to(total.device, total.dtype).reshape(total.shape))
 
     def undo(self) -> None:
-        """Take back the last commit, except what it made of the gradients."""
+        """Take back the last commit, except for the gradients."""
         self._buffer, self._total, self._left, self._right, q = self._before
         self.q.copy_(q)
 
@@ -214,7 +214,7 @@ class Factors:
 
     @property
     def qs(self) -> Tensors:
-        """What the next round begins with, by matrix, (m, r) each."""
+        """Q that the next round begins with, by matrix, (m, r) each."""
         return self.unstacked([stack.q for stack in self._stacks])
 
     @property
@@ -268,13 +268,13 @@ class Factors:
 
     @torch.no_grad()
     def _backproject(self, ps: Tensors) -> Tensors:
-        # Backwards: what the projection read last is still near.
+        # Backwards: the matrix that the projection read last is still in a cache.
         pairs = zip(reversed(self._stacks), reversed(ps), strict=True)
         return [stack.backproject(p) for stack, p in pairs][::-1]
 
     @torch.no_grad()
     def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
-        """Replace gradients by the product of the factors, and owe what the own ones miss.
+        """Replace gradients by the product of the factors; keep the error of the peer's own.
 
         A matrix whose factors are not finite becomes NaN, as it would without PowerSGD; its error
         feedback and its Q stay, so that the next round is not the worse for it.
@@ -293,7 +293,7 @@ class Factors:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Owe again what was owed before the last commit, and begin with the same Q."""
+        """Restore the error feedback and the Q from before the last commit."""
         for stack in self._stacks:
             stack.undo()
         self._weight = self._former_weight

@@ -75,11 +75,11 @@ class ServedFactors(Factors):
         return self._tensors("_backproject", ps)
 
     def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
-        """Replace gradients by the product of the factors, and owe what the own ones miss."""
+        """Replace gradients by the product of the factors; keep the error of the peer's own."""
         self._ask("commit", ps, qs)
 
     def undo(self) -> None:
-        """Owe again what was owed before the last commit, and begin with the same Q."""
+        """Restore the error feedback and the Q from before the last commit."""
         self._ask("undo")
 
     def _owed(self) -> Tensors:
