@@ -62,6 +62,7 @@ REPLICATION = _group(
     "replication",
     ("n", "", "Replicates that finished", None),
     ("n_failed", "", "Replicates that diverged, failed or were invalid", None),
+    ("n_lost", "", "Replicates that the infrastructure lost in every attempt", None),
     ("pareto", "", "Whether no other configuration is better in every objective", None),
 )
 CONVERGENCE = _group(
@@ -159,7 +160,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 #: What the report adds to folded rows, which no replicate has by itself.
 FOLDED_ONLY: frozenset[str] = frozenset(
-    ("n", "n_failed", "pareto", *(column.name for column in ROBUSTNESS))
+    ("n", "n_failed", "n_lost", "pareto", *(column.name for column in ROBUSTNESS))
 )
 BY_NAME: dict[str, Column] = {column.name: column for column in COLUMNS}
 OBJECTIVES: tuple[str, ...] = tuple(column.name for column in COLUMNS if column.better)

@@ -115,6 +115,10 @@ class ClusterError(RayhiveError):
     """Ray could not be reached, or has no room for the swarm."""
 
 
+class SupervisorError(ClusterError):
+    """The supervisor of a replicate did not start: the replicate is lost, not its study."""
+
+
 class NoAnswerError(ClusterError):
     """A supervisor that is there does not answer in time: what it runs is not lost."""
 

@@ -44,7 +44,8 @@ KINDS: dict[str, str] = {
     "fault_healed": "fault, lives, done, seconds (since it fired)",
     "fault_failed": "fault, phase (setup, inject, verify, heal, teardown), error",
     "invariant": "name, ok, checked (number of things looked at), violations (texts)",
-    "replicate_finished": "state (completed, timed_out, diverged, failed, stopped, invalid), "
+    "outcome": "state, stop_reason: those of replicate_finished, which follows when all is cleared",
+    "replicate_finished": "state (completed, timed_out, diverged, failed, stopped, invalid, lost), "
     "stop_reason",
     # by a peer
     "spawned": "pid",

@@ -25,6 +25,7 @@ Try: `rayhive sweep experiments/quickstart.yaml`, then `rayhive results runs/qui
 Exit codes: 0 done, 1 failed, 2 bad input, 130 and 143 interrupted.""",
 )
 app.command("sweep")(study.sweep)
+app.command("retry")(study.retry)
 app.command("plan")(study.plan)
 app.command("results")(results.results)
 app.command("replay")(replay.replay)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rayhive.cli.text import Address, File, complain, print_json, print_rows
-from rayhive.errors import ConfigError, unknown
+from rayhive.errors import ConfigError, Problem, unknown
 
 if TYPE_CHECKING:
     from rayhive.sweep.driver import Done, Progress
@@ -59,25 +59,67 @@ def sweep(
     Example: `rayhive sweep experiments/quickstart.yaml --set budget.trials=4`
 
     Ctrl-C or SIGTERM stops what runs and leaves nothing behind; the same command goes on. Another
-    study needs another name or --out; only budget.trials and replicates may grow.
+    study needs another name or --out; only budget.trials and replicates may grow, and
+    timeouts and retries change.
     """
-    from rayhive.cluster.address import in_job
-    from rayhive.sweep.code import CHOICES
-    from rayhive.sweep.interruption import Interrupted, Interruption
-    from rayhive.sweep.run import default_folder, preflight, run_sweep
+    from rayhive.sweep.run import default_folder
     from rayhive.sweep.study import load_study
 
     check_format(format)
-    if code not in CHOICES:
-        raise ConfigError(unknown("--code", code, CHOICES))
     study = load_study(file, set_ or ())
     folder = out if out is not None else default_folder(study)
-    preflight(study, folder, address, code)
+    _run(study, folder, address, format, code)
+
+
+def retry(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="The run folder.", show_default=False)
+    ],
+    set_: Sets = None,
+    address: Address = None,
+    format: Annotated[
+        str, typer.Option(help="How the results are printed: table, md, csv, json or latex.")
+    ] = "table",
+) -> None:
+    """Run again what the infrastructure lost in every attempt, and go on with the study.
+
+    Example: `rayhive retry runs/quickstart --set timeouts.starting=300`
+
+    Replicates that were lost with their nodes, found no room in time or started too slowly get
+    their attempts once more. Failures of a configuration are results, and stay.
+    """
+    from rayhive.sweep.folder import SWEEP
+    from rayhive.sweep.study import load_study
+
+    check_format(format)
+    if not (folder / SWEEP).is_file():
+        raise ConfigError(Problem("DIR", str(folder), f"a run folder, which has a {SWEEP}"))
+    study = load_study(folder / SWEEP, set_ or ())
+    _run(study, folder, address, format, again=True)
+
+
+def _run(
+    study: Study,
+    folder: Path,
+    address: str | None,
+    format: str,
+    code: str = "refuse",
+    again: bool = False,
+) -> None:
+    """Run a study and print its results."""
+    from rayhive.cluster.address import in_job
+    from rayhive.sweep.code import CHOICES
+    from rayhive.sweep.interruption import Interrupted, Interruption
+    from rayhive.sweep.run import preflight, run_sweep
+
+    if code not in CHOICES:
+        raise ConfigError(unknown("--code", code, CHOICES))
+    preflight(study, folder, address, code=code)
     if in_job():
         complain(f"this run is kept in {folder.absolute()} on {socket.gethostname()}")
     try:
         with Interruption() as interruption, _progress(study) as progress:
-            done = run_sweep(study, folder, progress, interruption, address, code=code)
+            done = run_sweep(study, folder, progress, interruption, address, code=code, again=again)
     except Interrupted as stop:
         _write_tables(folder)
         complain(f"{stop.reason}; what is finished is kept in {folder}. To go on:")

@@ -75,6 +75,9 @@ class NodeAgent(NodeTools, LinkTools):
 
         return await self._calls.do(key, step)
 
+    async def ping(self) -> None:
+        """Answer: the node is there."""
+
     async def prepare(self, run_id: str, peers: Sequence[str]) -> dict[str, Any]:
         """Get ready for peers of a replicate on this node.
 

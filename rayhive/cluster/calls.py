@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 #: Seconds between two tries: nothing announces that an actor can be reached again.
 RETRY_EVERY = 0.5
@@ -61,3 +61,24 @@ class Once:
                 del self._results[next(iter(self._results))]
         found: T = await asyncio.shield(self._results[key])
         return found
+
+
+async def silent(agents: Mapping[str, Any], patience: float) -> dict[str, str]:
+    """Return the nodes whose agents are dead or do not answer in time, each with the reason.
+
+    Args:
+        agents: Agent of each node.
+        patience: How long one may take [s].
+    """
+
+    async def ask(agent: Any) -> str | None:
+        try:
+            await asyncio.wait_for(repeated(agent.ping.remote, patience), patience)
+        except asyncio.TimeoutError:
+            return f"no answer within {patience:g} s"
+        except RayActorError as error:
+            return str(error).strip().splitlines()[0]
+        return None
+
+    found = await asyncio.gather(*(ask(agent) for agent in agents.values()))
+    return {node: why for node, why in zip(agents, found, strict=True) if why is not None}

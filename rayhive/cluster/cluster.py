@@ -27,12 +27,12 @@ from rayhive.cluster.address import KEY, Target, resolve
 from rayhive.cluster.calls import RETRY_EVERY
 from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handlers
 from rayhive.cluster.handle import ReplicateHandle
+from rayhive.cluster.nodes import rooms
 from rayhive.cluster.supervisor import TrialSupervisor
-from rayhive.cluster.swarm import rooms
 from rayhive.cluster.testbed.config import NUMBER_LABEL
 from rayhive.cluster.timing import Timing
 from rayhive.config import SwarmConfig
-from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem
+from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem, SupervisorError
 from rayhive.spec import ReplicateSpec
 
 _ANSWER_TIMEOUT = 15.0
@@ -156,7 +156,7 @@ class Cluster:
 
         Raises:
             ConfigError: A supervisor of this name runs something else.
-            ClusterError: The supervisor does not start in time; it is ended.
+            SupervisorError: The supervisor does not start in time; it is ended.
         """
         bounds = timing or self._timing or Timing.of(spec.timeouts)
         self._studies.add(spec.study)
@@ -282,7 +282,7 @@ def _first_answer(actor: Any, run_id: str, patience: float) -> Any:
     """Return the spec that a new supervisor runs; end the actor if it does not answer in time.
 
     Raises:
-        ClusterError: It does not start.
+        SupervisorError: It does not start.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -295,10 +295,11 @@ def _first_answer(actor: Any, run_id: str, patience: float) -> Any:
                     f"the supervisor of {run_id} did not start within {patience:g} s "
                     "(timeouts.supervisor)"
                 )
-                raise ClusterError(text) from error
+                raise SupervisorError(text) from error
             time.sleep(RETRY_EVERY)
         except RayError as error:
-            raise ClusterError(f"the supervisor of {run_id} does not start: {error}") from error
+            text = f"the supervisor of {run_id} does not start: {str(error).strip()}"
+            raise SupervisorError(text) from error
 
 
 def _join(target: Target, namespace: str) -> None:

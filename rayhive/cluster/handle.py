@@ -44,7 +44,7 @@ class ReplicateHandle:
         Returns:
             ``state`` and ``stop_reason``, as in the ``replicate_finished`` event, which is on
             disk by then. If the supervisor is gone the outcome is read from there; if it died
-            before it wrote one, the state is ``failed`` and the events have no end.
+            before it wrote one, the state is ``lost`` and the events have no end.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._outcome is None:
@@ -109,4 +109,4 @@ def settle(folder: Path, reason: str) -> dict[str, str]:
         for event in read_events(folder / "events.jsonl"):
             if event["kind"] == "replicate_finished":
                 return {key: str(event[key]) for key in ("state", "stop_reason")}
-    return {"state": "failed", "stop_reason": f"the supervisor died: {reason}"}
+    return {"state": "lost", "stop_reason": f"the supervisor died: {reason}"}

@@ -16,7 +16,7 @@ from rayhive.events import Event
 PeerState = Literal[
     "placed", "starting", "dht", "ready", "training", "finished", "failed", "lost", "gone"
 ]
-State = Literal["completed", "timed_out", "diverged", "failed", "stopped", "invalid"]
+State = Literal["completed", "timed_out", "diverged", "failed", "stopped", "invalid", "lost"]
 
 #: Reasons to finish with which a peer says that the replicate's goal was reached.
 GOALS = ("rounds", "target")
@@ -57,6 +57,7 @@ class PeerRecord:
     addresses: list[str] = field(default_factory=list)
     processes: dict[str, int] = field(default_factory=dict)  # role -> pid
     doomed: bool = False  # its end is a fault's doing
+    uprooted: bool = False  # its actor is gone, and maybe its node
     late: bool = False  # it did not start together with the others
     heard: float = field(default_factory=time.monotonic)
 
@@ -125,10 +126,16 @@ class Ledger:
         peer.pid, peer.host, peer.state = pid, host, "starting"
         peer.heard = time.monotonic()
 
-    def lost(self, name: str, reason: str) -> None:
-        """Note that the peer died although it was not told to go."""
+    def lost(self, name: str, reason: str, uprooted: bool = False) -> None:
+        """Note that the peer died although it was not told to go.
+
+        Args:
+            name: The peer.
+            reason: What is known of its end.
+            uprooted: Whether its actor is gone, and not the peer's process alone.
+        """
         peer = self.peers[name]
-        peer.exited = True
+        peer.exited, peer.uprooted = True, uprooted
         if peer.state != "failed":
             peer.state = "lost"
             peer.error = reason
@@ -148,6 +155,14 @@ class Ledger:
         if all(peer.exited for peer in self.peers.values()) and self.first_finish() is None:
             return "no peer is left"
         return None
+
+    def uprooted(self) -> bool:
+        """Return whether a peer was lost with its actor, and no fault asked for it."""
+        return any(peer.uprooted and not peer.doomed for peer in self.peers.values())
+
+    def undoomed(self) -> list[str]:
+        """Return the names of the peers whose end no fault asks for."""
+        return [peer.name for peer in self.peers.values() if not peer.doomed]
 
     def all_ready(self) -> bool:
         """Return whether every peer waits at the barrier, or is past it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import ray
 
+from rayhive.cluster.placement import Room
 from rayhive.cluster.testbed.config import NUMBER_LABEL, TESTBED_VARIABLE
 from rayhive.errors import ClusterError
 
@@ -22,6 +23,20 @@ def all_nodes() -> list[dict[str, Any]]:
 def alive() -> list[str]:
     """Return the ids of the living nodes."""
     return [node["NodeID"] for node in all_nodes() if node["Alive"]]
+
+
+def rooms() -> list[Room]:
+    """Return the cluster's living nodes."""
+    return [
+        Room(
+            node=node["NodeID"],
+            cpus=float(node["Resources"].get("CPU", 0.0)),
+            gpus=float(node["Resources"].get("GPU", 0.0)),
+            labels=dict(node.get("Labels") or {}),
+        )
+        for node in all_nodes()
+        if node["Alive"]
+    ]
 
 
 def missing() -> list[int]:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import time
-import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from rayhive.cluster import machine
@@ -16,11 +13,12 @@ from rayhive.cluster.fault_clock import LATE_S, FaultClock
 from rayhive.cluster.ground import SwarmGround
 from rayhive.cluster.ledger import Ledger, Outcome
 from rayhive.cluster.peer_actor import EXITED
+from rayhive.cluster.replicate_log import ReplicateLog
 from rayhive.cluster.swarm import Started, Swarm
 from rayhive.cluster.timing import Timing
 from rayhive.cluster.zygote_keeper import tail
-from rayhive.errors import RayhiveError, ReplicateError
-from rayhive.events import Event, EventLog, make_event, read_events
+from rayhive.errors import RayhiveError
+from rayhive.events import Event, make_event, read_events
 from rayhive.faults.invariants import InvariantResult, check_all
 from rayhive.spec import LONGEST, PeerSpec, ReplicateSpec
 
@@ -56,49 +54,36 @@ class Replicate:
         self._stopped: str | None = None
         self._out_of_time = False
         self._news = asyncio.Event()
-        self._log: EventLog | None = None
-        self._disk_error: str | None = None
+        self._log = ReplicateLog(spec, self._news.set)
         self._ground: SwarmGround | None = None
         self._clock: FaultClock | None = None
 
     async def run(self) -> None:
         """Run to the end. Whatever happens, there is an outcome afterwards, and it is on disk."""
-        folder = Path(self._spec.folder)
         try:
-            self._open(folder)
+            self._log.open()
             outcome = await self._course()
         except _Ended as ended:
             outcome = ended.outcome
-        except RayhiveError as error:
-            outcome = Outcome("failed", str(error))
+        except RayhiveError as error:  # peers report their own failures as events
+            outcome = Outcome("lost", str(error))
         except Exception as error:
-            self._note_failure(folder)
-            outcome = Outcome("failed", f"the supervisor failed: {error!r}")
+            self._log.note_failure()
+            outcome = Outcome("lost", f"the supervisor failed: {error!r}")
         outcome = self._valid(outcome)
+        if outcome.state not in ("stopped", "lost"):
+            # what was measured counts, even if this process dies while it clears up
+            self._emit("outcome", **outcome.as_dict())
+            self._log.sync()
         try:
-            self._check(folder, await self._end(outcome))
+            self._check(await self._end(outcome))
         except Exception:
-            self._note_failure(folder)
+            self._log.note_failure()
         self._emit("replicate_finished", **outcome.as_dict())
-        try:
-            if self._log is not None:
-                self._log.close()
-        except OSError as error:
-            self._disk_error = f"events can't be written: {error}"
+        self._log.close()
         self._phase = "finished"
-        lost = self._disk_error
-        self.outcome = outcome if lost is None else Outcome("failed", lost)
-
-    def _open(self, folder: Path) -> None:
-        try:
-            (folder / "logs").mkdir(parents=True, exist_ok=True)
-            spec = self._spec.model_dump_json(by_alias=True, indent=1) + "\n"
-            _write(folder / "spec.json", spec)
-            if self._spec.plan is not None:
-                _write(folder / "plan.json", self._spec.plan.canonical())
-            self._log = EventLog(_fresh(folder / "events.jsonl"))
-        except OSError as error:
-            raise ReplicateError(f"{folder} can't be written: {error.strerror}") from error
+        broken = self._log.error
+        self.outcome = outcome if broken is None else Outcome("lost", broken)
 
     def stop(self, reason: str) -> None:
         """Ask for an early end."""
@@ -130,7 +115,7 @@ class Replicate:
         )
         await self._unless_stopped(swarm.place(timing.placement))
         if spec.plan is not None and spec.plan.faults:
-            self._ground = SwarmGround(spec, swarm, ledger, self._spawned, self._append)
+            self._ground = SwarmGround(spec, swarm, ledger, self._spawned, self._log.append)
             self._clock = FaultClock(spec.plan, self._ground, self._news.set)
         self._phase = "starting"
         startup = time.monotonic() + timing.startup
@@ -181,7 +166,7 @@ class Replicate:
             over = await self._follow_faults(self._clock, ended, deadline)
         if self._clock is not None:
             await self._clock.close()  # nobody can end while it is stopped or cut off
-        self._raise_trouble()
+        await self._raise_trouble()
         reason = ledger.first_finish()
         if self._stopped is None and over and reason == "rounds":
             # The others are in the same round: they end by themselves unless they hang.
@@ -189,7 +174,7 @@ class Replicate:
             await self._wait(
                 lambda: self._trouble() or ledger.all_finished() or self._stopped, until
             )
-            self._raise_trouble()
+            await self._raise_trouble()
         if ledger.all_finished():
             return
         self._out_of_time = not over
@@ -202,12 +187,12 @@ class Replicate:
             lambda: self._trouble() or ledger.all_finished(), time.monotonic() + patience
         )
         if self._stopped is None:
-            self._raise_trouble()
+            await self._raise_trouble()
         elif not ledger.all_finished():
             raise _Ended(Outcome("stopped", self._stopped))
         if not ledger.all_finished():
             hung = ", ".join(ledger.missing("finished", "gone"))
-            raise _Ended(Outcome("failed", f"{hung} did not stop within {patience:g} s"))
+            raise _Ended(await self._blamed(f"{hung} did not stop within {patience:g} s"))
 
     async def _follow_faults(
         self, clock: FaultClock, ended: Callable[[], object], deadline: float
@@ -240,7 +225,7 @@ class Replicate:
             task.result()
         except asyncio.TimeoutError:
             text = f"the peers did not start within {self._timing.startup:g} s (timeouts.starting)"
-            raise _Ended(Outcome("failed", text)) from None
+            raise _Ended(Outcome("lost", text)) from None
 
     async def _until(self, reached: Callable[[], bool], deadline: float, what: str) -> None:
         """Wait for a step of the startup.
@@ -252,18 +237,33 @@ class Replicate:
         done = await self._wait(lambda: reached() or self._trouble() or self._stopped, deadline)
         if self._stopped is not None:
             raise _Ended(Outcome("stopped", self._stopped))
-        self._raise_trouble()
+        await self._raise_trouble()
         if not done:
             late = ", ".join(ledger.missing("ready"))
-            raise _Ended(Outcome("failed", f"{late} did not reach {what}"))
+            raise _Ended(Outcome("lost", f"{late} did not reach {what}"))
 
     def _trouble(self) -> str | None:
-        return self._disk_error or self._ledger.trouble()
+        return self._log.error or self._ledger.trouble()
 
-    def _raise_trouble(self) -> None:
+    async def _raise_trouble(self) -> None:
         trouble = self._trouble()
         if trouble is not None:
-            raise _Ended(Outcome("failed", trouble))
+            raise _Ended(await self._blamed(trouble))
+
+    async def _blamed(self, trouble: str) -> Outcome:
+        """Return the outcome of a replicate that went wrong.
+
+        It is ``lost`` if a disk, an actor or a node is why, and else the configuration's own
+        failure. A node that goes takes its peers along before anybody knows: all of them are
+        asked.
+        """
+        if self._log.error is not None or self._ledger.uprooted():
+            return Outcome("lost", trouble)
+        gone = await self._swarm.silent_nodes(self._ledger.undoomed())
+        if not gone:
+            return Outcome("failed", trouble)
+        nodes = "; ".join(f"node {node[:8]} does not answer ({why})" for node, why in gone.items())
+        return Outcome("lost", f"{nodes}; {trouble}")
 
     async def _wait(self, condition: Callable[[], object], deadline: float) -> bool:
         """Return whether ``condition`` came true before ``deadline`` (of the monotonic clock)."""
@@ -278,16 +278,15 @@ class Replicate:
                 return bool(condition())
         return True
 
-    def _check(self, folder: Path, left: list[str]) -> None:
+    def _check(self, left: list[str]) -> None:
         """Write down which invariants held.
 
         Args:
-            folder: The replicate's folder.
-            left: What is left of it on the nodes.
+            left: What is left of the replicate on the nodes.
         """
         if self._released is None:
             return
-        results = check_all(self._spec, list(read_events(folder / "events.jsonl")))
+        results = check_all(self._spec, list(read_events(self._log.path)))
         nodes = len({peer.host for peer in self._ledger.peers.values()})
         for found in (*results, InvariantResult("no_orphans", not left, nodes, tuple(left))):
             self._emit("invariant", **dataclasses.asdict(found))
@@ -300,7 +299,7 @@ class Replicate:
             await self._clock.close()
         self._told_to_go = True
         patience = self._timing.shutdown
-        if outcome.state in ("failed", "stopped"):
+        if outcome.state in ("failed", "stopped", "lost"):
             # Before the barrier peers wait for other commands, and there is nothing to save.
             patience = self._timing.hurry if self._released is not None else 0.0
             await swarm.command(ledger.running(), "stop", reason=outcome.state)
@@ -336,7 +335,7 @@ class Replicate:
         if event["kind"] == EXITED:
             self._peer_exited(name, event.get("exit_code"), event.get("reason"))
         else:
-            self._append({**event, "peer": name})
+            self._log.append({**event, "peer": name})
             try:
                 self._ledger.take(name, event)
             except (KeyError, TypeError, ValueError) as error:
@@ -353,36 +352,16 @@ class Replicate:
             return
         text = reason or _describe_exit(code)
         known = self._ledger.peers[name].error
-        self._ledger.lost(name, f"{text}; its log ends with: {tail(self._swarm.log_of(name), 6)}")
+        end = tail(self._swarm.log_of(name), 6)
+        # only the loss of its actor has a reason of its own
+        self._ledger.lost(name, f"{text}; its log ends with: {end}", uprooted=reason is not None)
         self._emit("peer_lost", name, exit_code=code, reason=known or text)
 
     def _emit(self, kind: str, peer: str | None = None, **fields: Any) -> None:
         event = make_event(kind, peer, **fields)
-        self._append(event)
+        self._log.append(event)
         if self._ground is not None and peer is not None:
             self._ground.heard(peer, event)
-
-    def _append(self, event: Event) -> None:
-        if self._log is None or self._disk_error is not None:
-            return
-        try:
-            self._log.append(event)
-        except OSError as error:
-            self._disk_error = f"events can't be written: {error}"
-            self._news.set()
-
-    def _note_failure(self, folder: Path) -> None:
-        try:
-            with (folder / "logs" / "supervisor.log").open("a", encoding="utf-8") as file:
-                file.write(traceback.format_exc())
-        except OSError:
-            traceback.print_exc()
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 def _describe_exit(code: int | None) -> str:
@@ -391,13 +370,3 @@ def _describe_exit(code: int | None) -> str:
     if code < 0:
         return f"its process was killed by signal {-code}"
     return f"its process ended with exit code {code}"
-
-
-def _fresh(path: Path) -> Path:
-    """Set aside the events of an earlier attempt in the same folder; return ``path``."""
-    if path.exists() and path.stat().st_size:
-        number = 0
-        while (old := path.with_name(f"{path.stem}.attempt-{number}{path.suffix}")).exists():
-            number += 1
-        os.replace(path, old)
-    return path

@@ -26,9 +26,10 @@ from ray.util.scheduling_strategies import (
 
 from rayhive.cluster import actors, nodes
 from rayhive.cluster.agent import NodeAgent
-from rayhive.cluster.calls import RETRY_EVERY, repeated
+from rayhive.cluster.calls import RETRY_EVERY, repeated, silent
+from rayhive.cluster.nodes import rooms
 from rayhive.cluster.peer_actor import EXITED, PeerActor
-from rayhive.cluster.placement import Bundle, Room, bundles
+from rayhive.cluster.placement import Bundle, bundles
 from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
 from rayhive.errors import ClusterError, RayhiveError
 from rayhive.events import Event
@@ -50,20 +51,6 @@ T = TypeVar("T")
 Listener = Callable[[str, Event], Awaitable[None]]
 #: Takes a peer that was started and its ``pid``, ``host``, ``node`` and ``devices``.
 Started = Callable[[PeerSpec, Mapping[str, Any]], None]
-
-
-def rooms() -> list[Room]:
-    """Return the cluster's living nodes."""
-    return [
-        Room(
-            node=node["NodeID"],
-            cpus=float(node["Resources"].get("CPU", 0.0)),
-            gpus=float(node["Resources"].get("GPU", 0.0)),
-            labels=dict(node.get("Labels") or {}),
-        )
-        for node in nodes.all_nodes()
-        if node["Alive"]
-    ]
 
 
 async def _all(steps: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -131,17 +118,24 @@ class Swarm:
             numbers = ", ".join(map(str, down))
             raise ClusterError(f"node {numbers} of the testbed is down: take it down and up again")
         later = self._spec.slots - len(self._specs)
-        try:
-            self._bundles = bundles(self._spec.swarm, await asyncio.to_thread(rooms), later)
-        except ValueError as error:
-            raise ClusterError(str(error)) from error
+        waited = 0.0
+        while not self._bundles:
+            try:
+                self._bundles = bundles(self._spec.swarm, await asyncio.to_thread(rooms), later)
+            except ValueError as error:  # a node that is gone may come back
+                if waited >= timeout:
+                    raise ClusterError(
+                        f"{error} within {timeout:g} s (timeouts.placing)"
+                    ) from error
+                waited += _PLACEMENT_POLL
+                await asyncio.sleep(_PLACEMENT_POLL)
         several = len({room.node for room in await asyncio.to_thread(rooms)}) > 1
         group = await asyncio.to_thread(self._reserve, several)
-        waited = 0.0
         while not await asyncio.to_thread(group.wait, min(_PLACEMENT_POLL, timeout)):
             waited += _PLACEMENT_POLL
             if waited >= timeout:
-                raise ClusterError(f"no room for {len(self._specs)} peers within {timeout:g} s")
+                what = f"{len(self._specs)} peers within {timeout:g} s (timeouts.placing)"
+                raise ClusterError(f"no room for {what}")
         table = await asyncio.to_thread(placement_group_table, group)
         places = table["bundles_to_node_id"]
         self._reserved = [places[index] for index in range(len(self._bundles))]
@@ -345,6 +339,12 @@ class Swarm:
         except (RayActorError, asyncio.TimeoutError) as error:
             why = str(error).strip().splitlines()[0] if str(error) else "no answer in time"
             raise ClusterError(f"the agent on node {node} can't {method}: {why}") from error
+
+    async def silent_nodes(self, peers: Sequence[str]) -> dict[str, str]:
+        """Return the nodes of some peers that do not answer, each with the reason."""
+        at = {self._nodes[name] for name in peers if name in self._nodes}
+        asked = {node: self._agents[node] for node in sorted(at & self._agents.keys())}
+        return await silent(asked, self._patience)
 
     async def link_counters(self) -> dict[str, dict[str, int]]:
         """Return what has passed the interfaces that peers use, by node; of a testbed's nodes."""

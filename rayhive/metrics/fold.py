@@ -12,7 +12,7 @@ from rayhive.metrics.faults import TIMES, percentiles, text_times
 from rayhive.metrics.group import Row, Value
 from rayhive.metrics.refusals import add_counts
 from rayhive.metrics.stats import estimate
-from rayhive.metrics.timeline import FINISHED, UNCOUNTED
+from rayhive.metrics.timeline import FINISHED, LOST, UNCOUNTED
 
 #: Replicates under different conditions are never folded into one row.
 CONDITIONS: tuple[str, ...] = ("scenario", "workload", "code", "peers", "link")
@@ -54,7 +54,8 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
     """Fold replicates into one row per configuration and scenario.
 
     ``n`` counts the replicates that finished (completed or timed out) and every number is of
-    those; ``n_failed`` counts those that ended in any other way (diverged, failed, invalid);
+    those; ``n_failed`` counts those that ended in any other way (diverged, failed, invalid), and
+    ``n_lost`` those that the infrastructure lost, which is not the configuration's doing;
     ``n_timed_out`` says how many of the ``n`` were ended by the time limit. Stopped and
     unfinished replicates say nothing about a configuration and count nowhere.
 
@@ -86,6 +87,7 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
 
 def _fold_group(rows: list[Row], key: Sequence[str]) -> Row:
     finished = [row for row in rows if row["state"] in FINISHED]
+    lost = sum(row["state"] == LOST for row in rows)
     folded: Row = {}
     for column in COLUMNS:
         name = column.name
@@ -103,7 +105,8 @@ def _fold_group(rows: list[Row], key: Sequence[str]) -> Row:
             folded[name] = _FOLDS.get(name, _mean)(_values(finished, name))
     folded |= {
         "n": len(finished),
-        "n_failed": len(rows) - len(finished),
+        "n_failed": len(rows) - len(finished) - lost,
+        "n_lost": lost,
         "n_timed_out": sum(row["state"] == "timed_out" for row in finished),
         "rounds_complete": _sum(_values(finished, "rounds_complete")),
         "payload_matches": _all(_values(finished, "payload_matches")),

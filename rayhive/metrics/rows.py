@@ -13,7 +13,7 @@ from rayhive.config import Link, SwarmConfig
 from rayhive.errors import DamagedError
 from rayhive.metrics import METRICS
 from rayhive.metrics.group import Row
-from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines
+from rayhive.metrics.timeline import LOST, UNCOUNTED, Timeline, read_timelines
 
 #: The scenario that every other one is compared with.
 NO_FAULTS = "none"
@@ -37,14 +37,14 @@ class Attempt:
         identity: The same for all attempts at a replicate, of whatever trial: a trial that is
             run again after the driver died may get a new number.
         rank: Of several attempts the one with the highest rank counts: the last that finished
-            (one that was stopped has not), or else the last.
+            (one that was stopped has not), or else the last that was lost, or else the last.
         row: All its columns.
         twin: The identity of the replicate that it is compared with: the same with nothing broken.
             None if nothing was to be broken.
     """
 
     identity: str
-    rank: tuple[bool, int, float]
+    rank: tuple[int, int, float]
     row: Row
     twin: str | None = None
 
@@ -98,7 +98,7 @@ def _attempt(timeline: Timeline) -> Attempt:
     return Attempt(
         identity=json.dumps(spec, sort_keys=True),
         rank=(
-            timeline.state not in UNCOUNTED,
+            0 if timeline.state in UNCOUNTED else 1 if timeline.state == LOST else 2,
             timeline.spec.attempt,
             started["t"] if started is not None else 0.0,
         ),

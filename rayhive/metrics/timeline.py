@@ -23,7 +23,9 @@ APPLIED = frozenset({"averaged", "partial", "local", "alone"})
 _COUNTING = frozenset({"evaluation", "peer_finished"})
 #: States of a replicate whose numbers count; every other end is a failure ...
 FINISHED = frozenset({"completed", "timed_out"})
-#: ... except these: nothing can be said about the configuration (yet).
+#: ... except this, of a replicate whose every attempt lost a part of the cluster ...
+LOST = "lost"
+#: ... and these: nothing can be said about the configuration (yet).
 UNCOUNTED = frozenset({"stopped", "unfinished"})
 
 

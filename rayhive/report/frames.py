@@ -50,6 +50,7 @@ _COUNTS = frozenset(
         "peers",
         "n",
         "n_failed",
+        "n_lost",
         "n_timed_out",
         "rounds_complete",
         *ADDED_UP,

@@ -248,6 +248,12 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     if uncounted:
         listed = ", ".join(f"{count} {state}" for state, count in sorted(uncounted.items()))
         yield f"Replicates that are not counted: {listed}."
+    taken = sum(int(row["n_lost"] or 0) for row in rows)
+    if taken:
+        yield (
+            f"{_count(taken, 'replicate')} lost to the infrastructure (n_lost), in no number here: "
+            "`rayhive retry DIR` runs what was lost again."
+        )
     yield from (damage_note(text) for text in results.damaged)
     lost = [row for row in rows if (row["rounds_complete"] or 0) != (row["rounds"] or 0)]
     if lost:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from rayhive.errors import DamagedError
+from rayhive.errors import ClusterError, DamagedError
 from rayhive.faults.library import label
 from rayhive.metrics.rows import last_attempt, replicate_row
+from rayhive.metrics.timeline import LOST
 from rayhive.metrics.twins import rows_with_twins
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.aside import archive
@@ -41,6 +42,9 @@ from rayhive.sweep.study import Study
 from rayhive.sweep.trials import TrialBook, TrialRecord
 
 Row = Mapping[str, Any]
+
+#: Replicates in a row, each lost in all of its attempts, after which a sweep ends.
+LOSSES = 3
 
 
 class Progress(Watcher, Protocol):
@@ -88,6 +92,7 @@ class Driver:
         measure: Makes a row of a finished replicate's folder.
         code: Notices when the user's code or data change.
         poll_s: Seconds between two looks at a running replicate.
+        again: Whether replicates that were lost in every attempt get as many once more.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class Driver:
         measure: Callable[[Path], Row] = replicate_row,
         poll_s: float = POLL_S,
         code: CodeWatch | None = None,
+        again: bool = False,
     ) -> None:
         self._config = study.config
         self._folder = folder
@@ -112,7 +118,9 @@ class Driver:
         self._size = book.size
         self._code = code
         self._early = EarlyFailures()
-        self._runner = ReplicateRunner(swarms, progress, interruption, poll_s)
+        self._again = again
+        self._lost_in_a_row = 0
+        self._runner = ReplicateRunner(swarms, progress, interruption, poll_s, study.config.retries)
 
     def run(self) -> Done:
         """Bring every trial of the budget to its end.
@@ -120,6 +128,7 @@ class Driver:
         Raises:
             Interrupted: It was told to end; run again, it goes on.
             RayhiveError: The first replicates failed alike.
+            ClusterError: The infrastructure loses one replicate after the other.
         """
         config = self._config
         self._progress.began(config.budget.trials, len(config.scenarios) * config.replicates)
@@ -181,7 +190,8 @@ class Driver:
             done = rows[record.number]
             done.append(self._replicate(record, scenario, number))
             folder = self._folder.replicate(record.number, number, label(scenario))
-            self._early.take(record.number, done[-1], folder)
+            if done[-1]["state"] != LOST:
+                self._early.take(record.number, done[-1], folder)
             if len(done) == each:
                 whole.append(record)
             while whole and not self._early.undecided:
@@ -192,7 +202,7 @@ class Driver:
 
     def _tell(self, record: TrialRecord, rows: list[Row]) -> None:
         rows = list(self._with_twins(record, rows))
-        if record.told:
+        if record.told and not self._book.lost(record):
             self._charges.learn(rows)
         else:
             reason = failure(rows)
@@ -200,7 +210,9 @@ class Driver:
                 values = objective_values(self._config, rows, self._charges)
                 self._book.tell(record, values, reason)
             except NoValue as error:
-                self._book.tell(record, None, str(error))
+                lost = any(row["state"] == LOST for row in rows)
+                if not record.told:
+                    self._book.tell(record, None, str(error), lost)
         told, reason = self._book.values(record), self._book.failed(record)
         self._progress.trial_finished(record, told, reason)
 
@@ -220,7 +232,7 @@ class Driver:
         spec = self.spec(record, scenario, number)
         if self._code is not None:
             self._code.check()
-        ran = self._runner.run(spec)
+        ran = self._runner.run(spec, self._again)
         if not record.told and self._runner.of_other_code(spec):
             ran = self._runner.run(spec)
         try:
@@ -230,7 +242,23 @@ class Driver:
             ran = self._runner.run(spec) or ran
             row = self._measure(Path(spec.folder))
         self._progress.replicate_finished(spec, row, kept=not ran)
+        if ran:
+            self._count_losses(row)
         return row
+
+    def _count_losses(self, row: Row) -> None:
+        """End a sweep that would lose all of its replicates, one after the other.
+
+        Raises:
+            ClusterError: As many in a row were lost as :data:`LOSSES` says.
+        """
+        self._lost_in_a_row = self._lost_in_a_row + 1 if row["state"] == LOST else 0
+        if self._lost_in_a_row >= LOSSES:
+            raise ClusterError(
+                f"{LOSSES} replicates in a row were lost to the infrastructure, the last one: "
+                f"{row.get('stop_reason')}; once that is mended, `rayhive retry "
+                f"{self._folder.path}` runs them again and goes on"
+            )
 
     def spec(self, record: TrialRecord, scenario: str, replicate: int) -> ReplicateSpec:
         """Return what a replicate of a trial is; its attempt is chosen when it is run."""

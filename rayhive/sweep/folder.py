@@ -25,6 +25,8 @@ from rayhive.sweep.provenance import collect
 
 #: Keys that may grow when a study is continued; every other difference makes it another study.
 MAY_GROW = ("budget.trials", "replicates")
+#: Keys that say how patient a sweep is, and nothing of what is measured.
+MAY_CHANGE = re.compile(r"retries|timeouts\..+")
 
 #: States of a replicate that measured something of its configuration.
 MEASURED = ("completed", "timed_out", "diverged")
@@ -227,7 +229,7 @@ class RunFolder:
         old, new = _flat(_plain(existing)), _flat(_plain(config))
         for key in sorted(old.keys() | new.keys()):
             was, now = old.get(key), new.get(key)
-            if was == now or (key in MAY_GROW and now > was):  # type: ignore[operator]
+            if MAY_CHANGE.fullmatch(key) or was == now or (key in MAY_GROW and now > was):  # type: ignore[operator]
                 continue
             at_least = "at least " if key in MAY_GROW else ""
             yield Problem(

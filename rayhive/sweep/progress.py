@@ -10,6 +10,7 @@ from typing import IO, Any
 
 from rayhive.columns import BY_NAME
 from rayhive.config import SweepConfig
+from rayhive.metrics.timeline import LOST
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.eta import Eta, clock
 from rayhive.sweep.objectives import missed_charge
@@ -149,7 +150,9 @@ def finished_line(
     """Describe a finished replicate in one line."""
     state = str(row.get("state"))
     took = "" if seconds is None else f" in {clock(seconds)}"
-    reason = f" ({row['stop_reason']})" if state == "failed" and row.get("stop_reason") else ""
+    reason = (
+        f" ({row['stop_reason']})" if state in ("failed", LOST) and row.get("stop_reason") else ""
+    )
     names = dict.fromkeys((*KEY_FIGURES, *config.objectives))
     figures = [f"{name} {figure(name, row[name])}" for name in names if row.get(name) is not None]
     kept_mark = " (kept)" if kept else ""

@@ -1,4 +1,8 @@
-"""One replicate: kept if it is finished on disk, adopted if it still runs, else run."""
+"""One replicate: kept if it is finished on disk, adopted if it still runs, else run.
+
+A replicate that the infrastructure lost is run again as a further attempt, and only if every
+attempt is lost it stays so: it says nothing about its configuration.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem
+from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
 from rayhive.events import Event, EventLog, make_event, read_events
+from rayhive.metrics.timeline import LOST
 from rayhive.spec import ReplicateSpec
 from rayhive.sweep.aside import archive, current_attempt, set_aside
 from rayhive.sweep.files import write_atomically
@@ -21,8 +26,8 @@ from rayhive.sweep.interruption import Interrupted, Interruption
 POLL_S = 0.5
 #: Seconds that a supervisor gets to end its peers and write its last event.
 STOP_S = 30.0
-#: Attempts at a replicate whose supervisor dies; after them it counts as failed.
-ATTEMPTS = 3
+#: Further attempts at a replicate that was lost, unless the study says otherwise.
+RETRIES = 2
 
 
 class Handle(Protocol):
@@ -100,6 +105,7 @@ class ReplicateRunner:
         watcher: Whoever wants to see.
         interruption: Ends the running replicate.
         poll_s: Seconds between two looks at it.
+        retries: Further attempts at a replicate that was lost.
     """
 
     def __init__(
@@ -108,17 +114,20 @@ class ReplicateRunner:
         watcher: Watcher,
         interruption: Interruption,
         poll_s: float = POLL_S,
+        retries: int = RETRIES,
     ) -> None:
         self._swarms = swarms
         self._watcher = watcher
         self._interruption = interruption
         self._poll_s = poll_s
+        self._retries = retries
 
-    def run(self, spec: ReplicateSpec) -> bool:
+    def run(self, spec: ReplicateSpec, again: bool = False) -> bool:
         """Return once the replicate is finished on disk.
 
         Args:
             spec: The replicate; its ``attempt`` is chosen here.
+            again: Whether one that was lost in every attempt gets as many once more.
 
         Returns:
             Whether it was run now; False if a finished one was kept.
@@ -129,28 +138,37 @@ class ReplicateRunner:
         """
         folder = Path(spec.folder)
         ran = False
-        for _ in range(ATTEMPTS):
+        bound = self._retries + (lost_attempts(folder) if again else 0)
+        while True:
             self._interruption.check()
             spec, handle = self._adopt(spec, folder)
-            finished = handle is None and self._finished(spec, folder)
-            if finished or handle is not None:
+            end = None if handle is not None else self._finished(spec, folder)
+            if end is not None or handle is not None:
                 _check_plan(spec, folder)
-            if finished:
-                return ran
+            if end is not None:
+                if end["state"] != LOST or lost_attempts(folder) > bound:
+                    return ran
+                self._watcher.note(
+                    f"trial {spec.trial} r{spec.replicate} {spec.scenario} was lost "
+                    f"({end['stop_reason']}); it is tried again"
+                )
             ran = True
-            self._follow(spec, handle)
-            if self._finished(spec, folder):
-                return True
-        _record_failure(folder, f"its supervisor died {ATTEMPTS} times")
-        return True
+            reason = self._follow(spec, handle)
+            if self._finished(spec, folder) is None:
+                record_end(folder, LOST, reason)
 
-    def _finished(self, spec: ReplicateSpec, folder: Path) -> bool:
-        """Return whether a replicate is finished on disk; a damaged one is set aside."""
+    def _finished(self, spec: ReplicateSpec, folder: Path) -> Event | None:
+        """Return how a replicate ended, None if it did not; a damaged one is set aside."""
         try:
-            return finished_event(folder) is not None
+            found = finished_event(folder)
+            outcome = None if found is not None else _outcome(folder)
         except DamagedError as error:
             self.set_aside(spec, error)
-            return False
+            return None
+        if outcome is not None:  # its supervisor died while it cleared up
+            record_end(folder, outcome["state"], outcome["stop_reason"])
+            return outcome
+        return found
 
     def set_aside(self, spec: ReplicateSpec, error: DamagedError) -> None:
         """Put a damaged file of a replicate where nobody reads it, and say so."""
@@ -202,19 +220,23 @@ class ReplicateRunner:
                 told = True
             time.sleep(self._poll_s)
 
-    def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> None:
+    def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> str:
+        """Run a replicate, or wait for one that runs, and return why it ended."""
         adopted = handle is not None
         with self._interruption.held():
             if handle is None:
                 spec = prepare(spec)
-                handle = self._swarms.start(spec)
+                try:
+                    handle = self._swarms.start(spec)
+                except SupervisorError as error:
+                    return str(error)
             try:
                 self._watcher.replicate_started(spec, adopted)
-                self._wait(spec, handle)
+                return self._wait(spec, handle)
             finally:
                 handle.release()
 
-    def _wait(self, spec: ReplicateSpec, handle: Handle) -> None:
+    def _wait(self, spec: ReplicateSpec, handle: Handle) -> str:
         outcome = None
         try:
             while outcome is None:
@@ -230,6 +252,7 @@ class ReplicateRunner:
             raise
         if outcome["state"] == "stopped":
             raise Interrupted(f"stopped from outside: {outcome['stop_reason']}")
+        return str(outcome["stop_reason"])
 
 
 def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
@@ -266,8 +289,37 @@ def prepare(spec: ReplicateSpec) -> ReplicateSpec:
     return spec
 
 
-def _record_failure(folder: Path, reason: str) -> None:
+def lost_attempts(folder: Path) -> int:
+    """Return how many attempts at a replicate were lost to the infrastructure."""
+    logs = [path for path in folder.glob("events*.jsonl") if "damaged" not in path.name]
+    return sum(_lost(log) for log in logs)
+
+
+def _lost(log: Path) -> bool:
+    """Return whether the attempt of a log was lost; one that can't be read says nothing."""
+    state = None
+    with suppress(DamagedError, OSError):
+        for event in read_events(log):
+            if event["kind"] == "replicate_finished":
+                state = event.get("state")
+    return state == LOST
+
+
+def _outcome(folder: Path) -> Event | None:
+    """Return the outcome of a replicate whose log has no end, if it came to one."""
+    log, found = folder / "events.jsonl", None
+    for event in read_events(log) if log.exists() else ():
+        if event["kind"] == "replicate_finished":
+            return None
+        if event["kind"] == "outcome":
+            if not isinstance(event.get("state"), str):
+                raise DamagedError(log, "it does not say how the replicate ended")
+            found = event
+    return found
+
+
+def record_end(folder: Path, state: str, reason: str) -> None:
     """End a log whose writer is gone."""
     events = EventLog(folder / "events.jsonl")
-    events.append(make_event("replicate_finished", state="failed", stop_reason=reason))
+    events.append(make_event("replicate_finished", state=state, stop_reason=reason))
     events.close()

@@ -105,6 +105,7 @@ def run_sweep(
     address: str | None = None,
     connect: Connect | None = None,
     code: str = "refuse",
+    again: bool = False,
 ) -> Done:
     """Run or resume a study.
 
@@ -119,9 +120,11 @@ def run_sweep(
         code: What is done if the run folder was begun with other code or data: ``refuse``;
             ``keep-apart``, so that what is run from now on has rows of its own; or ``accept``, as
             the user says that it does the same.
+        again: Whether replicates that were lost in every attempt get as many once more.
 
     Raises:
         ConfigError: Bad input, found before anything is written.
+        ClusterError: The infrastructure loses one replicate after the other.
         Interrupted: It was told to end; nothing of it runs any more.
     """
     run = preflight(study, folder, address, code)
@@ -137,7 +140,9 @@ def run_sweep(
         watched = CodeWatch(now, config.workload)
         with run.opened(config, now) as identity:
             book = open_book(study, run, identity)
-            driver = Driver(study, run, book, cluster, progress, interruption, code=watched)
+            driver = Driver(
+                study, run, book, cluster, progress, interruption, code=watched, again=again
+            )
             return driver.run()
 
 

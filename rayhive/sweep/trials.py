@@ -30,6 +30,8 @@ CONFIGURATION = "configuration"
 ENQUEUED = "enqueued"
 DUPLICATE_OF = "duplicate_of"
 FAILED = "failed"
+LOST = "lost"
+AMENDS = "amends"
 ORPHAN = "orphan"
 
 
@@ -71,6 +73,7 @@ class TrialBook:
         self._seed = seed
         self._seen: dict[str, int] = {}
         self._records: list[TrialRecord] = []
+        self._amended: dict[int, int] = {}  # a lost trial -> the one with its values
         self.duplicates = 0
         for trial in self._trials():
             self._settle(trial)
@@ -107,18 +110,31 @@ class TrialBook:
         return len({self._space.key(item) for item in (*everything, *self._enqueue)})
 
     def tell(
-        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None = None
+        self,
+        record: TrialRecord,
+        values: Sequence[float] | None,
+        reason: str | None = None,
+        lost: bool = False,
     ) -> None:
-        """Finish a trial.
+        """Finish a trial, or one that was told as lost and has values by now.
+
+        Optuna keeps a finished trial as it is: the values go into another one, which stands for
+        it.
 
         Args:
             record: The trial.
             values: Those of its objectives; None if there is nothing to learn from it.
             reason: Why it failed, if it did: the sampler may learn from a failed trial, too.
+            lost: Whether it has no values because the infrastructure lost its replicates.
         """
+        if record.told:
+            self._amend(record, values, reason)
+            return
         if values is None or reason is not None:
             trial = optuna.Trial(self._study, self._id(record.number))
             trial.set_user_attr(FAILED, reason or "no value")
+            if lost:
+                trial.set_user_attr(LOST, True)
         if values is None:
             self._study.tell(record.number, state=TrialState.FAIL)
         else:
@@ -126,18 +142,47 @@ class TrialBook:
         at = self._records.index(record)
         self._records[at] = TrialRecord(record.number, record.configuration, told=True)
 
+    def _amend(
+        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
+    ) -> None:
+        before = self._trials()[record.number]
+        attributes: dict[str, Any] = {AMENDS: record.number}
+        if reason is not None:
+            attributes[FAILED] = reason
+        self._study.add_trial(
+            optuna.trial.create_trial(
+                state=TrialState.COMPLETE,
+                values=list(values or ()),
+                params=before.params,
+                distributions=before.distributions,
+                user_attrs=attributes,
+            )
+        )
+        self._amended[record.number] = len(self._trials()) - 1
+
+    def lost(self, record: TrialRecord) -> bool:
+        """Return whether a trial was told as lost to the infrastructure, and still is."""
+        return record.told and bool(self._told(record).user_attrs.get(LOST))
+
+    def _told(self, record: TrialRecord) -> FrozenTrial:
+        """Return the trial that holds what was told of another one, mostly itself."""
+        return self._trials()[self._amended.get(record.number, record.number)]
+
     def values(self, record: TrialRecord) -> tuple[float, ...] | None:
         """Return what a trial was told, None if it failed or has not been told."""
-        found = self._trials()[record.number]
+        found = self._told(record)
         return None if found.state != TrialState.COMPLETE else tuple(found.values)
 
     def failed(self, record: TrialRecord) -> str | None:
         """Return why a trial failed, None if it did not or has not been told."""
-        reason = self._trials()[record.number].user_attrs.get(FAILED)
+        reason = self._told(record).user_attrs.get(FAILED)
         return None if reason is None else str(reason)
 
     def _settle(self, trial: FrozenTrial) -> None:
         """Enter what a driver left behind, and finish what it can't have started."""
+        if AMENDS in trial.user_attrs:
+            self._amended[int(trial.user_attrs[AMENDS])] = trial.number
+            return
         given = trial.user_attrs.get(CONFIGURATION)
         if trial.state == TrialState.WAITING:
             return

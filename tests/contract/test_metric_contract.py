@@ -61,6 +61,6 @@ def test_it_says_none_where_it_cannot_know(group: type[MetricGroup], history: li
 def test_no_two_groups_claim_a_column_and_none_is_forgotten() -> None:
     claims = Counter(name for _, group in METRICS.items() for name in group.columns)
     assert not [name for name, count in claims.items() if count > 1]
-    folded = {"n", "n_failed", "pareto", "worst_case", "worst_retention", "regret"}
+    folded = {"n", "n_failed", "n_lost", "pareto", "worst_case", "worst_retention", "regret"}
     configuration = {column.name for column in COLUMNS if column.group == "configuration"}
     assert claims.keys() | folded | configuration == BY_NAME.keys()

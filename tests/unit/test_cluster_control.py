@@ -78,7 +78,7 @@ def test_a_supervisor_that_died_is_lost(cluster: Cluster, monkeypatch: pytest.Mo
         handle.status()
     assert not isinstance(caught.value, NoAnswerError)
     outcome = handle.wait(0.0)
-    assert outcome is not None and outcome["state"] == "failed"
+    assert outcome is not None and outcome["state"] == "lost"
 
     def nobody(name: str, namespace: str) -> Any:
         raise ValueError(name)

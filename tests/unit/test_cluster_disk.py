@@ -16,7 +16,7 @@ from rayhive.cluster.actors import is_agent, supervisor_pattern
 from rayhive.cluster.control import status_from_disk
 from rayhive.cluster.doctor import _within, doctor
 from rayhive.cluster.handle import settle
-from rayhive.cluster.replicate import _fresh
+from rayhive.cluster.replicate_log import _fresh
 from rayhive.cluster.small_disk import SmallDisk
 from rayhive.events import EventLog, make_event
 from rayhive.faults.ground import CAPABILITIES
@@ -32,11 +32,11 @@ def write(folder: Path, *events: dict[str, object]) -> None:
 
 def test_the_outcome_of_a_dead_supervisor_is_the_one_on_disk(tmp_path: Path) -> None:
     assert settle(tmp_path, "gone") == {
-        "state": "failed",
+        "state": "lost",
         "stop_reason": "the supervisor died: gone",
     }
     write(tmp_path, make_event("barrier_released", peers=2))
-    assert settle(tmp_path, "gone")["state"] == "failed"
+    assert settle(tmp_path, "gone")["state"] == "lost"
     write(tmp_path, make_event("replicate_finished", state="completed", stop_reason="rounds"))
     assert settle(tmp_path, "gone") == {"state": "completed", "stop_reason": "rounds"}
 

@@ -256,14 +256,16 @@ def test_a_supervisor_that_dies_is_tried_again(run_dir: Path) -> None:
     assert replicate_row(folder)["attempt"] == 1
 
 
-def test_a_supervisor_that_always_dies_is_a_failure(run_dir: Path) -> None:
+def test_a_replicate_that_is_lost_in_every_attempt_is_not_charged(run_dir: Path) -> None:
     study, world = make_study(budget={"trials": 1}, space={}, replicates=1), World()
     world.lose = {f"study-t0-r0-none-a{attempt}" for attempt in range(9)}
     done, _ = sweep(study, run_dir, world)
     assert done.failed == 1
     assert world.starts["0/0/none"] == 3
     finished = finished_event(run_dir / "trials/0/r0-none")
-    assert finished is not None and "3 times" in finished["stop_reason"]
+    assert finished is not None and finished["state"] == "lost"
+    (trial,) = stored(study, run_dir)
+    assert trial.state.name == "FAIL" and trial.user_attrs["lost"]
 
 
 def test_a_supervisor_that_does_not_answer_is_waited_for(run_dir: Path) -> None:

@@ -139,7 +139,7 @@ def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
 def test_the_command_that_goes_on_tells_no_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(*arguments: object, code: str) -> None:
+    def stop(*arguments: object, **options: object) -> None:
         raise Interrupted("interrupted by SIGINT", 2)
 
     file = tmp_path / "study.yaml"

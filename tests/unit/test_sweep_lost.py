@@ -1,0 +1,256 @@
+"""Losses of infrastructure: tried again up to a bound, never charged, and retried on request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+from ray.exceptions import ActorDiedError
+from typer.testing import CliRunner
+
+from rayhive.cli.main import app
+from rayhive.cluster.calls import silent
+from rayhive.cluster.ledger import Outcome
+from rayhive.cluster.replicate import Replicate
+from rayhive.cluster.timing import Timing
+from rayhive.config import Timeouts
+from rayhive.errors import ClusterError, SupervisorError
+from rayhive.metrics.fold import fold
+from rayhive.metrics.rows import replicate_row
+from rayhive.spec import ReplicateSpec
+from rayhive.sweep.driver import LOSSES, Done
+from rayhive.sweep.interruption import Interruption
+from rayhive.sweep.replicates import lost_attempts
+from rayhive.sweep.run import run_sweep
+from rayhive.sweep.study import Study
+from tests.fixtures.logs import Log
+from tests.unit.sweep_fakes import FakeCluster, Recorder, World
+from tests.unit.test_cluster_control import SPEC
+from tests.unit.test_sweep_driver import journalled, make_study, stored, sweep
+
+ONE = {"budget": {"trials": 1, "seconds_per_replicate": 30}, "space": {}, "replicates": 1}
+
+
+def losing(lost: Callable[[ReplicateSpec], bool]) -> Callable[[ReplicateSpec], Log]:
+    """Return what replicates write of which the infrastructure loses some."""
+    return lambda spec: Log(spec, state="lost" if lost(spec) else "completed")
+
+
+def again(study: Study, folder: Path, world: World) -> tuple[Done, Recorder]:
+    progress = Recorder()
+    with Interruption() as interruption:
+        study = journalled(study, folder)
+        done = run_sweep(study, folder, progress, interruption, connect=world.connect, again=True)
+    return done, progress
+
+
+def test_a_lost_replicate_is_run_again_and_only_the_good_attempt_counts(run_dir: Path) -> None:
+    world = World(log=losing(lambda spec: spec.attempt < 2))
+    done, progress = sweep(make_study(**ONE), run_dir, world)
+    assert done.failed == 0 and world.starts["0/0/none"] == 3
+    row = replicate_row(run_dir / "trials/0/r0-none")
+    assert (row["state"], row["attempt"]) == ("completed", 2)
+    (trial,) = stored(make_study(**ONE), run_dir)
+    assert trial.state.name == "COMPLETE" and trial.values[0] < 60.0  # and no charge
+    assert len(progress.of("note")) == 2
+
+
+@pytest.mark.parametrize("retries", [0, 1, 4])
+def test_a_study_bounds_the_attempts(run_dir: Path, retries: int) -> None:
+    world = World(log=losing(lambda spec: True))
+    done, progress = sweep(make_study(**ONE, retries=retries), run_dir, world)
+    assert world.starts["0/0/none"] == lost_attempts(run_dir / "trials/0/r0-none") == retries + 1
+    assert progress.of("trial") == [(0, None, "no replicate says what it does: lost")]
+    assert (done.trials, done.failed) == (1, 1)
+    (trial,) = stored(make_study(**ONE), run_dir)
+    assert trial.state.name == "FAIL" and trial.user_attrs["lost"] is True
+    # and a further sweep keeps it
+    sweep(make_study(**ONE, retries=retries), run_dir, world)
+    assert world.starts["0/0/none"] == retries + 1
+
+
+def test_the_bound_holds_over_drivers_that_die(run_dir: Path) -> None:
+    world = World(log=losing(lambda spec: True))
+    for attempt in range(2):  # each driver sees one loss
+        with pytest.raises(RuntimeError), Interruption() as interruption:
+            run_sweep(
+                journalled(make_study(**ONE), run_dir),
+                run_dir,
+                Dying(attempt),
+                interruption,
+                connect=world.connect,
+            )
+        assert world.starts["0/0/none"] == attempt + 1
+    sweep(make_study(**ONE), run_dir, world)
+    assert world.starts["0/0/none"] == 3
+
+
+class Dying(Recorder):
+    """Ends its driver when so many losses were noted."""
+
+    def __init__(self, left: int) -> None:
+        super().__init__()
+        self.left = left
+
+    def note(self, text: str) -> None:
+        if not self.left:
+            raise RuntimeError(text)
+        self.left -= 1
+
+
+def test_a_trial_is_told_what_its_other_replicates_measured(run_dir: Path) -> None:
+    study = make_study(budget={"trials": 1, "seconds_per_replicate": 30}, space={})
+    sweep(study, run_dir, World(log=losing(lambda spec: spec.replicate == 1)))
+    (trial,) = stored(study, run_dir)
+    good = replicate_row(run_dir / "trials/0/r0-none")
+    assert trial.values[0] == pytest.approx(good["time_to_target_s"])
+    rows = [replicate_row(path) for path in sorted(run_dir.glob("trials/0/*"))]
+    (row,) = fold(rows)
+    assert (row["n"], row["n_failed"], row["n_lost"]) == (1, 0, 1)
+
+
+def test_retry_runs_what_was_lost_and_tells_its_values(run_dir: Path) -> None:
+    healthy = False
+    world = World(log=losing(lambda spec: spec.trial == 0 and not healthy))
+    study = make_study(replicates=1)
+    done, _ = sweep(study, run_dir, world)
+    assert (done.trials, done.failed) == (3, 1)
+    before = dict(world.starts)
+
+    healthy = True
+    done, progress = again(study, run_dir, world)
+    assert (done.trials, done.failed) == (3, 0)
+    assert world.starts["0/0/none"] == 4
+    assert {k: v for k, v in world.starts.items() if k != "0/0/none"} == {
+        k: v for k, v in before.items() if k != "0/0/none"
+    }
+    values = progress.of("trial")[0][1]
+    assert values is not None
+    trials = stored(study, run_dir)
+    assert trials[0].state.name == "FAIL"  # Optuna keeps what it was told ...
+    (amended,) = [t for t in trials if t.user_attrs.get("amends") == 0]
+    assert amended.state.name == "COMPLETE"  # ... and learns from another trial
+    assert tuple(amended.values) == values and amended.params == trials[0].params
+
+    done, progress = again(study, run_dir, world)  # once more changes nothing
+    assert (done.trials, done.failed, len(stored(study, run_dir))) == (3, 0, len(trials))
+    assert all(kept for *_, kept in progress.of("finished"))
+
+
+def test_retry_of_what_is_lost_again_is_bounded_too(run_dir: Path) -> None:
+    world = World(log=losing(lambda spec: True))
+    sweep(make_study(**ONE), run_dir, world)
+    done, _ = again(make_study(**ONE), run_dir, world)
+    assert done.failed == 1 and world.starts["0/0/none"] == 6
+
+
+def test_a_sweep_that_only_loses_ends_and_says_how_to_go_on(run_dir: Path) -> None:
+    world = World(log=losing(lambda spec: True))
+    study = make_study(budget={"trials": 3, "seconds_per_replicate": 30}, retries=0)
+    with pytest.raises(ClusterError, match=rf"{LOSSES} replicates in a row .*rayhive retry"):
+        sweep(study, run_dir, world)
+    assert sum(world.starts.values()) == LOSSES
+
+
+def test_a_supervisor_that_does_not_start_loses_the_attempt_and_not_the_study(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, before = [2], FakeCluster.start
+
+    def start(self: FakeCluster, spec: ReplicateSpec) -> Any:
+        if refused[0]:
+            refused[0] -= 1
+            raise SupervisorError("it did not start within 60 s")
+        return before(self, spec)
+
+    monkeypatch.setattr(FakeCluster, "start", start)
+    done, _ = sweep(make_study(**ONE), run_dir, World())
+    assert done.failed == 0
+    assert replicate_row(run_dir / "trials/0/r0-none")["attempt"] == 2
+
+
+def test_an_outcome_counts_though_its_supervisor_died_while_it_cleared_up(run_dir: Path) -> None:
+    world = World()
+    sweep(make_study(**ONE), run_dir, world)
+    log = run_dir / "trials/0/r0-none/events.jsonl"
+    lines = log.read_text().splitlines()
+    assert '"replicate_finished"' in lines[-1]
+    outcome = lines[-1].replace("replicate_finished", "outcome")
+    log.write_text("\n".join([*lines[:-1], outcome]) + '\n{"kind":"inv')
+    done, progress = sweep(make_study(**ONE), run_dir, world)
+    assert done.failed == 0 and world.starts["0/0/none"] == 1
+    assert progress.of("finished") == [("0/0/none", "completed", True)]
+
+
+def test_patience_may_change_and_what_is_measured_may_not(run_dir: Path) -> None:
+    sweep(make_study(**ONE), run_dir, World())
+    patient = make_study(**ONE, retries=5, timeouts={"placing": 3600, "barrier": 900})
+    done, _ = sweep(patient, run_dir, World())
+    assert done.trials == 1
+
+
+def test_a_study_sets_the_limits_of_its_supervisors() -> None:
+    given = Timeouts(placing=1, supervisor=2, starting=3, barrier=4, stopping=5, teardown=6)
+    timing = Timing.of(given)
+    assert (timing.placement, timing.supervisor, timing.startup) == (1, 2, 3)
+    assert (timing.barrier, timing.stop, timing.shutdown, timing.unreachable) == (4, 5, 6, 60)
+    assert Timing.of(Timeouts()) == Timing()
+
+
+def _agent(error: Exception | None) -> Any:
+    async def ping() -> None:
+        if error is not None:
+            raise error
+
+    return SimpleNamespace(ping=SimpleNamespace(remote=ping))
+
+
+@pytest.mark.parametrize(
+    ("uprooted", "agents", "state"),
+    [(False, None, "failed"), (True, None, "lost"), (False, ActorDiedError(), "lost")],
+    ids=["its own failure", "its actor is gone", "its node is gone"],
+)
+def test_a_failure_is_the_configurations_unless_a_part_of_the_cluster_is_gone(
+    monkeypatch: pytest.MonkeyPatch, uprooted: bool, agents: Exception | None, state: str
+) -> None:
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    replicate = Replicate(SPEC, Timing(), {})
+    replicate._swarm._nodes = {"peer-0": "node", "peer-1": "node"}
+    replicate._swarm._agents = {"node": _agent(agents)}
+    replicate._ledger.lost("peer-1", "its process was killed by signal 9", uprooted)
+    outcome = asyncio.run(replicate._blamed("peer-1: killed"))
+    assert isinstance(outcome, Outcome) and outcome.state == state
+    assert "peer-1: killed" in outcome.stop_reason
+
+
+def test_a_node_whose_peers_a_fault_takes_is_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    replicate = Replicate(SPEC, Timing(), {})
+    replicate._swarm._nodes = {"peer-0": "a", "peer-1": "b"}
+    replicate._swarm._agents = {"a": _agent(None), "b": _agent(ActorDiedError())}
+    replicate._ledger.doom("peer-1")
+    replicate._ledger.lost("peer-1", "its actor died", uprooted=True)
+    assert asyncio.run(replicate._blamed("peer-0: an error")).state == "failed"
+
+
+def test_an_agent_that_hangs_is_silent() -> None:
+    async def ping() -> None:
+        await asyncio.sleep(60)
+
+    hanging = SimpleNamespace(ping=SimpleNamespace(remote=ping))
+    found = asyncio.run(silent({"n": hanging, "m": _agent(None)}, 0.05))
+    assert found == {"n": "no answer within 0.05 s"}
+
+
+def test_retry_wants_a_run_folder(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["retry", str(tmp_path)])
+    assert "a run folder, which has a sweep.yaml" in str(result.exception)
