@@ -266,7 +266,7 @@ def test_a_dead_supervisor_takes_its_peers_along(cluster: Cluster, tmp_path: Pat
     ]
     os.kill(supervisor.pid, signal.SIGKILL)
     outcome = handle.wait(PATIENT)
-    assert outcome is not None and outcome["state"] == "failed"
+    assert outcome is not None and outcome["state"] == "lost"
     assert outcome["stop_reason"].startswith("the supervisor died")
     eventually(lambda: groups(spec) == [])
     # the next replicate does not have to wait for the agent's round to find a clean node
