@@ -22,12 +22,13 @@ from typing import Any, TypeVar
 
 import torch
 from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer
-from hivemind.utils.asyncio import enter_asynchronously
 
+from rayhive.compression.excluded import ExcludedRoundFailed, blank_copies
 from rayhive.compression.matchmaking import TRACE, StepTrace
 from rayhive.compression.outlier_filter import Announcement, OutlierFilter, Refusal
 from rayhive.compression.powersgd import STEP
@@ -104,7 +105,8 @@ class Guarded(DecentralizedAverager):
 
     async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
         self._matchmaking.announce = self._with_announcement
-        with contextlib.suppress(AverageNotFinite):  # the trainer has it from the step
+        # the trainer has them from the step
+        with contextlib.suppress(AverageNotFinite, ExcludedRoundFailed):
             await super()._step(step=step, future_for_init=future_for_init)
 
     async def _with_announcement(self, data_for_gather: bytes) -> bytes:
@@ -126,6 +128,7 @@ class Guarded(DecentralizedAverager):
         Raises:
             NobodyElse: There is nobody in the group whose tensors are.
             AverageNotFinite: What came out is not finite all the same.
+            ExcludedRoundFailed: This peer's tensors are refused, and it did not get the average.
         """
         group_info, said = self._detached(group_info)
         refused = self._filter.judge(said)
@@ -135,28 +138,42 @@ class Guarded(DecentralizedAverager):
             raise NobodyElse("what this group was about to average is not finite")
         if trace.excluded:
             kwargs["weight"] = 0.0
-            async with enter_asynchronously(self.get_tensors()) as tensors:
-                for tensor in floats(tensors):
-                    tensor.zero_()
-        result: RoundResult = await super()._aggregate_with_group(
-            group_info,
-            min_vector_size,
-            excluded=frozenset(refused),
-            aggregation=self._aggregation,
-            **kwargs,
-        )
+        try:
+            result: RoundResult = await super()._aggregate_with_group(
+                group_info,
+                min_vector_size,
+                excluded=frozenset(refused),
+                aggregation=self._aggregation,
+                **kwargs,
+            )
+        except Exception as error:
+            if trace.excluded:
+                raise ExcludedRoundFailed(repr(error), _told(refused)) from error
+            raise
         self._filter.learn(said, self.peer_id)
         reducers: dict[Any, str] = {}
         for runner in self._runners(group_info.group_id).values():
             reducers.update(runner.refused())
         late = {peer: Refusal(reason) for peer, reason in reducers.items() if peer not in refused}
-        result.rejected = tuple(
-            {"offender": str(peer), **asdict(refusal)} for peer, refusal in (refused | late).items()
-        )
+        result.rejected = _told(refused | late)
         result.excluded = trace.excluded
         if not math.isfinite(sum_of(floats(self._averaged_tensors))):
             raise AverageNotFinite("the average that came back is not finite")
         return result
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Any, group_info: GroupInfo, group_id: bytes | None = None, **options: Any
+    ) -> None:
+        """Run one all-reduce; an excluded peer gets all of the average, or keeps its tensors."""
+        run = super()._run_allreduce_inplace_
+        if self.peer_id not in options.get("excluded", ()):
+            await run(tensors, group_info, group_id, **options)
+            return
+        async with blank_copies(tensors) as blank:
+            await run(blank, group_info, group_id, **options)
+            runner = self._running_groups[group_id or group_info.group_id].result()
+            if runner.tensor_part_container.failed_size:
+                raise AllreduceException("an excluded peer got a part of the average only")
 
     def _detached(self, group_info: GroupInfo) -> tuple[GroupInfo, dict[PeerID, Announcement]]:
         """Return the group as without announcements, and these."""
@@ -201,6 +218,10 @@ class GuardedFactors(Guarded):
         trace, step = TRACE.get(), STEP.get()
         excluded = trace is not None and trace.excluded
         return not excluded and (step is None or step.weight > STALE_WEIGHT)
+
+
+def _told(refused: Mapping[PeerID, Refusal]) -> tuple[dict[str, Any], ...]:
+    return tuple({"offender": str(peer), **asdict(why)} for peer, why in refused.items())
 
 
 def floats(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

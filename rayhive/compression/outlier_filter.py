@@ -191,7 +191,8 @@ class OutlierFilter:
 
 def norm_of(tensors: Sequence[torch.Tensor]) -> float:
     """Return the Euclidean norm of all tensors together; inf or NaN if an element is."""
-    norms = (float(torch.linalg.vector_norm(t, dtype=torch.float32)) for t in tensors)
+    narrow = (t.float() if t.dtype == torch.float64 else t for t in tensors)
+    norms = (float(torch.linalg.vector_norm(t, dtype=torch.float32)) for t in narrow)
     return math.sqrt(sum(norm * norm for norm in norms))
 
 

@@ -31,6 +31,7 @@ import torch
 from hivemind.utils import get_logger
 
 from rayhive.compression.accumulation import mean_scale
+from rayhive.compression.excluded import ExcludedRoundFailed
 from rayhive.compression.guard import STALE_WEIGHT
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.steps import NOTICE_S
@@ -236,7 +237,8 @@ class RayhiveOptimizer(CatchingUp):
             record["error"] = repr(error)
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            self._fall_back(record)
+            self._emit_refusals(record["round"], error)
+            self._fall_back(record, refused=isinstance(error, ExcludedRoundFailed))
         else:
             self._read_result(record, result)
             self._load_averaged_gradients_into_optimizer_()
@@ -256,15 +258,15 @@ class RayhiveOptimizer(CatchingUp):
         if self.delay_grad_averaging and "skip" in record:
             raise RuntimeError("this round is skipped: there are no gradients to apply")
 
-    def _fall_back(self, record: dict[str, Any]) -> None:
+    def _fall_back(self, record: dict[str, Any], refused: bool = False) -> None:
+        choice = "skip" if refused else self._on_failure  # what others refuse is not applied here
         self._astray = record["round"]
-        logger.warning(f"averaging failed, going on with {self._on_failure}: {record['error']}")
-        self._emit(
-            "fallback", round=record["round"], reason=record["error"], choice=self._on_failure
-        )
+        record["samples"] = 0 if refused else record["samples"]
+        logger.warning(f"averaging failed, going on with {choice}: {record['error']}")
+        self._emit("fallback", round=record["round"], reason=record["error"], choice=choice)
         self._restore_own_gradients()
         record["averaging_s"] = time.perf_counter() - record["began"]
-        self._end_own(record, "local" if self._on_failure == "local" else "skipped")
+        self._end_own(record, "local" if choice == "local" else "skipped")
 
     def _end_own(self, record: dict[str, Any], outcome: str) -> None:
         """Report a round in which this peer applies its own gradients, unless they are corrupt."""

@@ -16,6 +16,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
 from rayhive.compression.averagers import RayhiveStateAverager
+from rayhive.compression.excluded import ExcludedRoundFailed
 from rayhive.compression.guard import floats
 from rayhive.compression.outlier_filter import norm_of
 from rayhive.compression.rendezvous import Member, NobodyElse
@@ -177,6 +178,8 @@ class SwarmParts(hivemind.Optimizer):
         error = None if cancelled else control.exception()
         if isinstance(error, NobodyElse):
             return False
+        self._diverged |= isinstance(error, ExcludedRoundFailed)
+        self._emit_refusals(round_, error)
         if cancelled or error is not None:
             self._emit(
                 "state_round", round=round_, outcome="failed", group_size=0, fraction=0.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from typing import Any
@@ -15,6 +16,23 @@ pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 PEERS, BATCH, ROUNDS, DIVERGED = 3, 8, 30, 4
 
 
+def fail_once_when_excluded() -> None:
+    """Let the first all-reduce that this process is excluded from end before it begins."""
+    from rayhive.compression.runner import MeasuredRunner
+
+    run, failed = MeasuredRunner.run, []
+
+    async def failing(self: Any) -> Any:
+        at = self.sender_peer_ids.index(self.peer_id)
+        if at in self.tensor_part_reducer.excluded and not failed:
+            failed.append(at)
+            raise RuntimeError("the link is gone")
+        async for change in run(self):
+            yield change
+
+    MeasuredRunner.run = failing  # type: ignore[method-assign]
+
+
 def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
     import hivemind
     import torch
@@ -22,6 +40,9 @@ def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
     from rayhive.checks import DELAY_FLAGS
     from rayhive.peer.optimizer import RayhiveOptimizer
 
+    offload = {"offload_optimizer": True} if delay == "none, offloaded" else {}
+    if offload:
+        fail_once_when_excluded()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(6, 40), torch.nn.ReLU(), torch.nn.Linear(40, 1))
@@ -38,11 +59,14 @@ def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
         run_id=f"diverged-{delay}",
         target_batch_size=BATCH * PEERS,
         batch_size_per_step=BATCH,
-        optimizer=torch.optim.Adam(module.parameters(), lr=0.01),
+        params=list(module.parameters()) if offload else None,
+        optimizer=(lambda groups: torch.optim.Adam(groups, lr=0.01))
+        if offload
+        else torch.optim.Adam(module.parameters(), lr=0.01),
         matchmaking_time=5.0,
         averaging_timeout=20.0,
         on_event=lambda kind, fields: events.append((kind, fields)),
-        **{"delay_state_averaging": False, **DELAY_FLAGS[delay]},
+        **{"delay_state_averaging": False, **DELAY_FLAGS[delay.split(",")[0]], **offload},
     )
     generator = torch.Generator().manual_seed(peer)
     weights: dict[int, list[float]] = {}
@@ -55,7 +79,7 @@ def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
         torch.nn.functional.mse_loss(module(inputs), inputs.sum(1, keepdim=True)).backward()
         if peer == 1 and round_ == DIVERGED - 1:
             with torch.no_grad():
-                module[0].weight.fill_(math.nan)
+                optimizer.opt.param_groups[0]["params"][0].fill_(math.nan)
         optimizer.step()
         if optimizer.local_epoch > round_:
             optimizer.state_averager.step(wait_for_delayed_updates=True, apply_delayed_updates=True)
@@ -81,13 +105,18 @@ def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("delay", ["none", "state"])
+@pytest.mark.parametrize("delay", ["none", "state", "none, offloaded"])
 def test_parameters_that_are_not_finite_are_refused_and_replaced(delay: str) -> None:
     first = call(run_peer, peer=0, addresses=[], delay=delay)
     _, *addresses = first.wait_for_line("ADDRESSES").split()
     others = [call(run_peer, peer=p, addresses=addresses, delay=delay) for p in (1, 2)]
     peers = [child.result() for child in (first, *others)]
     broken = peers[1]
+    for peer in (peers[0], peers[2]):  # no zeros of the third were averaged with theirs
+        norms = [math.hypot(*peer["weights"][str(r)]) for r in range(1, DIVERGED + 5)]
+        assert all(after > 0.9 * before for before, after in itertools.pairwise(norms)), norms
+    if "offloaded" in delay:  # its round failed, and left it what it had
+        assert not all(map(math.isfinite, broken["weights"].pop(str(DIVERGED))))
     for peer in peers:
         seen = {(f["offender"], f["reason"]) for f in peer["refused"]}
         assert seen == {(broken["id"], "not_finite")}

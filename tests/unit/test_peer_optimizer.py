@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rayhive.compression.excluded import ExcludedRoundFailed
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.errors import PeerError
 from rayhive.peer.optimizer import BACKGROUND_WAITS, TOLD_S, RayhiveOptimizer
@@ -56,6 +58,30 @@ def test_who_steps_alone_beside_others_wants_their_parameters(live_peers: int) -
     assert peer.outcomes == ["alone"]
     assert peer._astray == (4 if live_peers > 1 else 0)
     assert peer.ended == [("averaged", 4, False)]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no network"), ExcludedRoundFailed("no network")])
+def test_gradients_that_the_others_refused_are_not_applied_after_a_failure(
+    error: Exception,
+) -> None:
+    def result(timeout: float) -> Any:
+        raise error
+
+    events: list[str] = []
+    peer: Any = Fake(
+        _on_failure="local",
+        _emit=lambda kind, **fields: events.append(fields["choice"]),
+        _emit_refusals=lambda round_, told: None,
+    )
+    peer._fall_back = partial(RayhiveOptimizer._fall_back, peer)
+    control: Any = SimpleNamespace(result=result, done=lambda: True)
+    record = {"round": 4, "samples": 32, "began": 0.0}
+    RayhiveOptimizer._finish_gradient_round(peer, control, record)
+    refused = isinstance(error, ExcludedRoundFailed)
+    assert peer.outcomes == ["skipped" if refused else "local"]
+    assert events == ["skip" if refused else "local"]
+    assert record["samples"] == (0 if refused else 32)
+    assert peer._astray == 4
 
 
 def test_an_averager_that_does_not_answer_costs_an_averaging_of_parameters() -> None:

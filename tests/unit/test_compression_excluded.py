@@ -1,0 +1,97 @@
+"""What becomes of the tensors of a peer that its group excluded, whatever becomes of the round."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import pickle
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.utils import MSGPackSerializer
+
+from rayhive.compression.averager import MeasuredAverager
+from rayhive.compression.averagers import RayhiveStateAverager
+from rayhive.compression.excluded import ExcludedRoundFailed
+from rayhive.compression.guard import _attached
+from rayhive.compression.outlier_filter import Announcement
+from tests.unit.compression_fakes import OTHER, PEER
+
+#: The average of the others.
+THEIRS = 2.0
+
+
+def offloaded(values: Iterable[float]) -> Any:
+    """Return a state averager whose optimizer steps on the tensors that are averaged."""
+    parameters = [torch.nn.Parameter(torch.full((3,), value)) for value in values]
+    return RayhiveStateAverager(
+        dht=SimpleNamespace(client_mode=False, peer_id=PEER),
+        prefix="run",
+        optimizer=lambda groups: torch.optim.SGD(groups, lr=1.0),
+        params=parameters,
+        initialize_optimizer=False,
+        offload_optimizer=True,
+        custom_gradients=True,
+        start=False,
+    )
+
+
+def group(norm: float) -> GroupInfo:
+    """Return a group in which the peer has announced such a norm, and another one norm 1."""
+    dumps = MSGPackSerializer.dumps
+    told = [_attached(dumps(7), Announcement(n, 1.0)) for n in (norm, 1.0)]
+    return GroupInfo(b"group", (PEER, OTHER), tuple(dumps([1.0, 0, each]) for each in told))
+
+
+def run_round(averager: Any, monkeypatch: Any, norm: float, trouble: str | None) -> Any:
+    """Average with the other peer; the all-reduce may fail between two tensors, or miss one."""
+
+    async def allreduce(self: Any, tensors: Any, group_info: Any, *_: Any, **options: Any) -> None:
+        assert options["weight"] == 0.0
+        assert all(bool(tensor.isfinite().all()) for tensor in tensors), "differences are taken"
+        for number, tensor in enumerate(tensors):
+            if number and trouble == "fails":
+                raise RuntimeError("the network is gone")
+            if not number or trouble != "partial":
+                tensor.add_(THEIRS - tensor)
+        parts = SimpleNamespace(failed_size=3 if trouble == "partial" else 0)
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.set_result(SimpleNamespace(tensor_part_container=parts))
+        self._running_groups[group_info.group_id] = future
+
+    monkeypatch.setattr(MeasuredAverager, "_run_allreduce_inplace_", allreduce)
+    monkeypatch.setattr(MeasuredAverager, "_runners", lambda *_: {})
+    monkeypatch.setattr(MeasuredAverager, "_take_leave", lambda *_: None)
+    return asyncio.run(averager._aggregate_with_group(group(norm), 0, weight=1.0))
+
+
+def parameters_of(averager: Any) -> list[float]:
+    (group_,) = averager.optimizer.param_groups
+    return [float(parameter.detach()[0]) for parameter in group_["params"]]
+
+
+@pytest.mark.parametrize("trouble", ["fails", "partial"])
+@pytest.mark.parametrize("own", [math.nan, 1000.0])
+def test_a_failed_round_leaves_the_parameters_of_an_excluded_peer(
+    monkeypatch: pytest.MonkeyPatch, own: float, trouble: str
+) -> None:
+    averager = offloaded([own, own])
+    with pytest.raises(ExcludedRoundFailed) as failed:
+        run_round(averager, monkeypatch, norm=own, trouble=trouble)
+    arrived = pickle.loads(pickle.dumps(failed.value))  # as in the trainer's process
+    assert [refusal["offender"] for refusal in arrived.rejected] == [str(PEER)]
+    # as they were: zeros would pass for parameters, and count in full in the next round
+    assert parameters_of(averager) == pytest.approx([own, own], nan_ok=True)
+
+
+@pytest.mark.parametrize("own", [math.nan, 1000.0])
+def test_an_excluded_peer_takes_the_average_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, own: float
+) -> None:
+    averager = offloaded([own, own])
+    assert run_round(averager, monkeypatch, norm=own, trouble=None).excluded
+    assert parameters_of(averager) == [THEIRS, THEIRS]
