@@ -14,7 +14,7 @@ from hivemind.optim.grad_averager import GradientAverager
 
 
 def mean_scale(averager: GradientAverager) -> float:
-    """Return the factor between what was accumulated and its mean over samples.
+    """Return the factor from accumulated gradients to their mean over samples.
 
     hivemind divides by the number of batches instead, which is the same only if all are equal.
     """
@@ -62,11 +62,10 @@ class Accumulation(GradientAverager):
 
     @torch.no_grad()
     def accumulate_grads_(self, batch_size: int) -> None:
-        """Add the gradients of the parameters to what was accumulated for the round.
+        """Add the gradients of the parameters to the accumulators.
 
         Args:
-            batch_size: Samples that they were computed of. A batch without any has no mean, and
-                is left out.
+            batch_size: Samples of the batch. One without samples has no mean, and is left out.
 
         Raises:
             ValueError: Buffers are reused, and :meth:`expect_batch` was told another size.
@@ -94,14 +93,14 @@ class Accumulation(GradientAverager):
 
     @torch.no_grad()
     def load_accumulators_into_averager_(self) -> None:
-        """Take the mean over samples of what was accumulated as this peer's part of the round."""
+        """Set the averaged tensors to the mean over samples of the accumulated gradients."""
         scale = mean_scale(self)
         with self.get_tensors() as averaged:
             for gradient, accumulated in zip(averaged, self._grad_accumulators(), strict=True):
                 gradient.copy_(accumulated).mul_(scale)
 
     def reset_accumulated_grads_(self) -> None:
-        """Forget what was accumulated."""
+        """Clear the accumulators."""
         if self.reuse_grad_buffers:  # autograd adds to these
             super().reset_accumulated_grads_()
             return

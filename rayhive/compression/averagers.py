@@ -17,6 +17,7 @@ from hivemind.optim.state_averager import TrainingStateAverager
 from rayhive.compression.accumulation import Accumulation
 from rayhive.compression.averager import MeasuredAverager
 from rayhive.compression.donors import CheckedDownloads, with_digest
+from rayhive.compression.extras import ExtraTensors
 from rayhive.compression.guard import Guarded, GuardedFactors, GuardedState
 from rayhive.compression.here import Here
 from rayhive.compression.powersgd import TransactionalPowerSGD
@@ -48,7 +49,12 @@ class RayhivePowerSGDAverager(  # type: ignore[misc]  # hivemind says less of wh
 
 
 class RayhiveStateAverager(
-    GuardedState, MeasuredAverager, TrainingStateAverager, RecordedSteps, CheckedDownloads
+    GuardedState,
+    MeasuredAverager,
+    ExtraTensors,
+    TrainingStateAverager,
+    RecordedSteps,
+    CheckedDownloads,
 ):
     """Averages parameters, optimizer statistics and extra tensors.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import hivemind
@@ -127,6 +127,31 @@ def recreate(original: Optimizer) -> Callable[[Any], Optimizer]:
 def groups_for_recreation(original: Optimizer) -> list[dict[str, Any]]:
     """Return copies of the parameter groups, without what the module's scheduler did to them."""
     return [unscheduled(group) for group in original.param_groups]
+
+
+def extra_tensor_problems(extra: Sequence[Any], device: torch.device) -> list[Problem]:
+    """Return what is wrong with extra tensors of a module on ``device``."""
+    kinds = {type(item).__name__ for item in extra if not isinstance(item, torch.Tensor)}
+    tensors = [item for item in extra if isinstance(item, torch.Tensor)]
+    found = [
+        Problem(
+            "extra_tensors", f"a {kind}", "tensors, or a function of the module that returns some"
+        )
+        for kind in sorted(kinds)
+    ]
+    for dtype in sorted({str(tensor.dtype) for tensor in tensors if tensor.is_complex()}):
+        allowed = "floating-point tensors, which are averaged, and integers and booleans"
+        found.append(Problem("extra_tensors", dtype, allowed))
+    for stray in sorted({str(tensor.device) for tensor in tensors if tensor.device != device}):
+        found.append(
+            Problem(
+                "extra_tensors",
+                f"tensors on {stray}",
+                f"tensors on {device}: pass a function of the module, such as "
+                "lambda module: list(module.buffers()), as moving a module replaces buffers",
+            )
+        )
+    return found
 
 
 def initialise_state(optimizer: Optimizer) -> None:

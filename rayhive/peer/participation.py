@@ -189,19 +189,16 @@ class Participation:
         return RoundSchedule(optimizer, schedulers, advance)
 
     def _with_extra_tensors(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments with the tensors besides parameters that peers average."""
+        """Return the arguments with the tensors besides parameters that peers average.
+
+        Raises:
+            StrategyError: They are no tensors, cannot be averaged, or are not the module's.
+        """
         extra = arguments.get("extra_tensors") or ()
         extra = list(extra(self._module) if callable(extra) else extra)
-        strays = {tensor.device for tensor in extra} - {self._module.device}
-        if strays:
-            raise StrategyError(
-                Problem(
-                    "extra_tensors",
-                    f"tensors on {strays.pop()}",
-                    f"tensors on {self._module.device}: pass a function of the module, such as "
-                    "lambda module: list(module.buffers()), as moving a module replaces buffers",
-                )
-            )
+        problems = building.extra_tensor_problems(extra, self._module.device)
+        if problems:
+            raise StrategyError(problems)
         return {**arguments, "extra_tensors": extra}
 
     def _configs(self, configs: list[LRSchedulerConfig]) -> list[LRSchedulerConfig]:

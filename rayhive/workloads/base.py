@@ -119,7 +119,8 @@ class Workload(ABC):
         """Return the tensors besides parameters that peers should average with the state.
 
         Running statistics are the common case: buffers are each peer's own unless they are
-        averaged. The tensors returned are the module's own, not copies.
+        averaged. Integers and booleans among them are not averaged: only a joiner takes them over.
+        The tensors returned are the module's own, not copies.
         """
         return []
 

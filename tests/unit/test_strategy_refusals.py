@@ -149,6 +149,20 @@ def test_extra_tensors_of_another_device(swarm: mock.Mock) -> None:
     assert "lambda module" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("extra", "told"),
+    [
+        ([torch.ones(2, dtype=torch.complex64)], "torch.complex64"),
+        (lambda _: [1.5], "a float"),
+        (lambda module: module.state_dict(), "a str"),
+    ],
+)
+def test_extra_tensors_that_cannot_be_averaged(swarm: mock.Mock, extra: Any, told: str) -> None:
+    error = refused(swarm, None, {"extra_tensors": extra})
+    assert [problem.key for problem in error.problems] == ["extra_tensors"]
+    assert told in str(error)
+
+
 def test_a_trainer_that_only_evaluates_is_let_be() -> None:
     class Evaluated(Module):
         def validation_step(self, batch: Any, batch_idx: int) -> None:

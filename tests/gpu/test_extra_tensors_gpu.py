@@ -1,0 +1,25 @@
+"""Extra tensors on a GPU: averaged by copies on the host, wherever the optimizer is."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.test_compression_extras import THEIRS, averager, module, run_round
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("offload", [False, True])
+def test_buffers_on_a_gpu_are_averaged(offload: bool, delayed: bool) -> None:
+    parts = module().cuda()
+    before = {name: buffer.clone() for name, buffer in parts.named_buffers()}
+    made = averager(parts, offload)
+    run_round(made, delayed)
+    for name, buffer in parts.named_buffers():
+        assert buffer.device.type == "cuda"
+        if buffer.is_floating_point():
+            assert bool((buffer == THEIRS).all()), name
+        else:
+            assert bool((buffer == before[name]).all()), name
+    made.step_executor.shutdown()

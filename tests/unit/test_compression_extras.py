@@ -1,0 +1,139 @@
+"""Extra tensors: what is averaged of them, what is each peer's own, and what a joiner gets."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.compression import CompressionInfo, Float16Compression, deserialize_torch_tensor
+
+from rayhive.compression.averagers import RayhiveStateAverager
+from rayhive.compression.donors import CheckedDownloads
+from rayhive.compression.extras import FloatsOnly
+from tests.unit.compression_fakes import PEER
+
+#: What the others have on average.
+THEIRS = 5.0
+OWN = [torch.tensor(7), torch.tensor([True, False]), torch.arange(3, dtype=torch.int32)]
+
+
+def module() -> Any:
+    """Return a module with buffers of many kinds; batch norm alone has three."""
+    made = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    for number, tensor in enumerate(OWN):
+        made.register_buffer(f"own{number}", tensor.clone())
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        made.register_buffer("of_" + str(dtype)[6:], torch.ones(2, 2, dtype=dtype).T)
+    made.register_buffer("scalar", torch.tensor(1.0))
+    return made
+
+
+def averager(parts: Any, offload: bool, **options: Any) -> Any:
+    def optimizer(groups: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(groups, lr=1.0)
+
+    parameters = list(parts.parameters())
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    made = RayhiveStateAverager(
+        dht=SimpleNamespace(client_mode=False, peer_id=PEER),
+        prefix="run",
+        optimizer=optimizer if offload else optimizer(parameters),
+        params=parameters if offload else None,
+        extra_tensors=list(parts.buffers()),
+        initialize_optimizer=False,
+        offload_optimizer=offload,
+        custom_gradients=offload,
+        start=False,
+        **options,
+    )
+    made.get_group_bits = lambda: ""  # its process, which does not run here, is asked for them
+    return made
+
+
+class Control(Future):  # type: ignore[type-arg]
+    """A round with others, whose averages are there as soon as it begins."""
+
+    triggered = False
+
+    def __init__(self, of: Any, error: Exception | None) -> None:
+        super().__init__()
+        self._of, self._error = of, error
+
+    def allow_allreduce(self) -> None:
+        with torch.no_grad(), self._of.get_tensors() as tensors:
+            for tensor in tensors:
+                assert (tensor.dtype, tensor.device.type) == (torch.float32, "cpu")
+                tensor.fill_(THEIRS)
+        if self._error is None:
+            self.set_result({})
+        else:
+            self.set_exception(self._error)
+
+
+def run_round(made: Any, delayed: bool, error: Exception | None = None) -> None:
+    made.step(
+        increment_epoch=True,
+        optimizer_step=True,
+        averaging_round=True,
+        delay_averaging=delayed,
+        averaging_control=Control(made, error),
+    )
+    made.step(wait_for_delayed_updates=True)
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+@pytest.mark.parametrize("offload", [False, True])
+def test_floats_are_averaged_and_others_stay_as_they_are(offload: bool, delayed: bool) -> None:
+    parts = module()
+    made = averager(parts, offload)
+    for _ in range(2):
+        parts(torch.randn(4, 2))
+        run_round(made, delayed)
+        for name, buffer in parts.named_buffers():
+            if buffer.is_floating_point():
+                assert bool((buffer == THEIRS).all()), name
+    assert all(map(torch.equal, (parts.own0, parts.own1, parts.own2), OWN))
+    assert int(parts[1].num_batches_tracked) == 2
+    assert all(bool((parameter == THEIRS).all()) for parameter in parts.parameters())
+    made.step_executor.shutdown()
+
+
+def test_a_failed_round_leaves_the_extra_tensors_of_an_offloaded_optimizer() -> None:
+    parts = module()
+    before = {name: buffer.clone() for name, buffer in parts.named_buffers()}
+    run_round(averager(parts, offload=True), delayed=False, error=RuntimeError("no network"))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in parts.named_buffers())
+
+
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_joiner_takes_over_all_of_them(offload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    donor, joiner = module(), module()
+    with torch.no_grad():
+        for buffer in donor.buffers():
+            buffer.copy_(torch.ones_like(buffer) * 3)
+    donor.own0.fill_(2**40 + 1)  # float32 has no such number
+    metadata, tensors, infos = averager(donor, offload).get_current_state()
+    taking = averager(joiner, offload, state_compression=Float16Compression())
+    sent = [
+        taking.state_compression.compress(tensor, info)
+        for tensor, info in zip(tensors, infos, strict=True)
+    ]
+    state = ({**metadata, "epoch": 1}, [deserialize_torch_tensor(each) for each in sent])
+    monkeypatch.setattr(CheckedDownloads, "load_state_from_peers", lambda *_, **__: state)
+    taking.load_state_from_peers()
+    for (name, theirs), ours in zip(donor.named_buffers(), joiner.buffers(), strict=True):
+        assert torch.equal(theirs, ours) and theirs.dtype == ours.dtype, name
+
+
+@pytest.mark.parametrize("tensor", [*OWN, torch.ones(3, dtype=torch.bfloat16)], ids=str)
+def test_a_lossy_codec_is_asked_only_for_what_it_takes(tensor: torch.Tensor) -> None:
+    codec = FloatsOnly(Float16Compression())
+    info = CompressionInfo.from_tensor(tensor)
+    assert torch.equal(deserialize_torch_tensor(codec.compress(tensor, info)), tensor)
+    floats = torch.randn(8)
+    halved = codec.compress(floats, CompressionInfo.from_tensor(floats))
+    assert len(halved.buffer) == 16
