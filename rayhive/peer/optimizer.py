@@ -237,7 +237,7 @@ class RayhiveOptimizer(CatchingUp):
             record["error"] = repr(error)
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            self._emit_refusals(record["round"], error)
+            self._emit_refusals(record["round"], error, "gradients")
             self._fall_back(record, refused=isinstance(error, ExcludedRoundFailed))
         else:
             self._read_result(record, result)
@@ -261,7 +261,7 @@ class RayhiveOptimizer(CatchingUp):
     def _fall_back(self, record: dict[str, Any], refused: bool = False) -> None:
         choice = "skip" if refused else self._on_failure  # what others refuse is not applied here
         self._astray = record["round"]
-        record["samples"] = 0 if refused else record["samples"]
+        record.update({"samples": 0, "excluded": True} if refused else {})
         logger.warning(f"averaging failed, going on with {choice}: {record['error']}")
         self._emit("fallback", round=record["round"], reason=record["error"], choice=choice)
         self._restore_own_gradients()

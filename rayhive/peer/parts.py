@@ -179,7 +179,7 @@ class SwarmParts(hivemind.Optimizer):
         if isinstance(error, NobodyElse):
             return False
         self._diverged |= isinstance(error, ExcludedRoundFailed)
-        self._emit_refusals(round_, error)
+        self._emit_refusals(round_, error, "parameters")
         if cancelled or error is not None:
             self._emit(
                 "state_round", round=round_, outcome="failed", group_size=0, fraction=0.0,

@@ -71,7 +71,7 @@ def test_gradients_that_the_others_refused_are_not_applied_after_a_failure(
     peer: Any = Fake(
         _on_failure="local",
         _emit=lambda kind, **fields: events.append(fields["choice"]),
-        _emit_refusals=lambda round_, told: None,
+        _emit_refusals=lambda round_, told, tensors: None,
     )
     peer._fall_back = partial(RayhiveOptimizer._fall_back, peer)
     control: Any = SimpleNamespace(result=result, done=lambda: True)
