@@ -22,7 +22,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayhive.cluster import actors, asking, capabilities, placement
+from rayhive.cluster import actors, asking, capabilities, growth, placement
 from rayhive.cluster.address import KEY, Target, resolve
 from rayhive.cluster.calls import RETRY_EVERY
 from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handlers
@@ -36,6 +36,8 @@ from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem, Su
 from rayhive.spec import ReplicateSpec
 
 _ANSWER_TIMEOUT = 15.0
+#: Longest wait for the first report of an autoscaler; its monitor looks every 5 s.
+_FIRST_REPORT = 12.0
 _STOP_TIMEOUT = 6.0
 _RETIRE_TIMEOUT = 4.0
 
@@ -123,8 +125,15 @@ class Cluster:
         }
 
     def check_room(self, swarm: SwarmConfig) -> list[Problem]:
-        """Return what of a swarm the present nodes can never hold."""
-        return placement.problems(swarm, rooms())
+        """Return what of a swarm the cluster can never hold.
+
+        On a cluster that adds nodes on demand only what no node ever holds: the demand for the
+        rest has to reach Ray before a node is added for it.
+        """
+        found = placement.problems(swarm, rooms())
+        if found and not self.embedded and growth.grows(_FIRST_REPORT):
+            return placement.lasting_problems(swarm)
+        return found
 
     def check_kinds(
         self, needs: Mapping[str, Collection[str]], swarm: SwarmConfig

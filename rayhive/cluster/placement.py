@@ -3,7 +3,8 @@
 GPUs and labels are demands. Cores are not: a swarm of eight peers must run on a laptop with two
 cores, only slower. So a peer asks for the cores that its threads use where there are enough, and
 for the largest equal share that lets the whole swarm fit where there are not. A swarm that
-needs all cores thus has the cluster to itself, and others wait.
+needs all cores thus has the cluster to itself, and others wait. Where an autoscaler adds
+nodes, cores are asked for in full: it adds none for a demand that the present ones meet.
 """
 
 from __future__ import annotations
@@ -90,13 +91,23 @@ def _labels(name: str, item: NodeClass, swarm: SwarmConfig) -> dict[str, str]:
     return {**item.labels, CLASS_LABEL: name, **shape_labels(item.link, share)}
 
 
-def bundles(swarm: SwarmConfig, rooms: Sequence[Room], later: int = 0) -> list[Bundle]:
+def bundles(
+    swarm: SwarmConfig, rooms: Sequence[Room], later: int = 0, growing: bool = False
+) -> list[Bundle]:
     """Return what each peer asks for on this cluster, with those that join later.
+
+    Args:
+        swarm: The peers that start together.
+        rooms: The present nodes.
+        later: Number of peers that join them later.
+        growing: Whether nodes are added on demand.
 
     Raises:
         ValueError: Not even the smallest share fits; :func:`problems` says why.
     """
     wanted = demands(swarm, later)
+    if growing:
+        return wanted
     for scale in _scales(wanted, rooms):
         scaled = [
             Bundle(max(GRAIN, int(b.cpus * scale / GRAIN) * GRAIN), b.gpus, b.labels)
@@ -192,14 +203,7 @@ def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
             labels = _labels(name, item, swarm)
             matching = [room for room in rooms if room.carries(labels)]
             if not matching and item.shaped:
-                found.append(
-                    Problem(
-                        f"{key}.link" if item.link is not None else f"{key}.cpu_share",
-                        item.link.model_dump() if item.link is not None else item.cpu_share,
-                        "absent, or what a testbed's nodes of this class are: no node here is "
-                        "shaped so, and an unshaped row must not pass for a shaped one",
-                    )
-                )
+                found.append(_shape_problem(key, item))
             elif matching:
                 found += _gpu_problems(f"{key}.gpus", item.gpus, item.count, matching)
             else:
@@ -208,10 +212,41 @@ def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
         try:
             bundles(swarm, rooms)
         except ValueError:
-            found.append(
-                Problem("swarm.peers", swarm.peers, "a swarm that fits on the nodes all at once")
+            cores = sum(room.cpus for room in rooms)
+            allowed = (
+                f"a swarm that fits on the nodes all at once: they have {cores:g} cores in all"
             )
+            if not cores:
+                allowed += ", and no autoscaler adds others"
+            found.append(Problem("swarm.peers", swarm.peers, allowed))
     return found
+
+
+def lasting_problems(swarm: SwarmConfig) -> list[Problem]:
+    """Return what of the swarm no node that may yet be added can hold."""
+    found: list[Problem] = []
+    if swarm.node_classes is None:
+        found += _share_problems("swarm.gpus_per_peer", swarm.gpus_per_peer)
+    for name, item in (swarm.node_classes or {}).items():
+        key = f"swarm.node_classes.{name}"
+        found += _share_problems(f"{key}.gpus", item.gpus)
+        if item.shaped:
+            found.append(_shape_problem(key, item))
+    return found
+
+
+def _share_problems(key: str, gpus: float) -> Iterator[Problem]:
+    if gpus > 1 and gpus != int(gpus):
+        yield Problem(key, gpus, "a fraction below 1, or a whole number of GPUs")
+
+
+def _shape_problem(key: str, item: NodeClass) -> Problem:
+    return Problem(
+        f"{key}.link" if item.link is not None else f"{key}.cpu_share",
+        item.link.model_dump() if item.link is not None else item.cpu_share,
+        "absent, or what a testbed's nodes of this class are: no node here is "
+        "shaped so, and an unshaped row must not pass for a shaped one",
+    )
 
 
 def gpu_problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> Iterator[Problem]:
@@ -227,8 +262,9 @@ def gpu_problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> Iterator[Problem]
 def _gpu_problems(key: str, gpus: float, peers: int, rooms: Sequence[Room]) -> Iterator[Problem]:
     if gpus == 0:
         return
-    if gpus > 1 and gpus != int(gpus):
-        yield Problem(key, gpus, "a fraction below 1, or a whole number of GPUs")
+    wrong = list(_share_problems(key, gpus))
+    if wrong:
+        yield from wrong
         return
     slots = sum(_Devices(room.gpus).slots(gpus) for room in rooms)
     if slots < peers:

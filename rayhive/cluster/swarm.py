@@ -27,6 +27,7 @@ from ray.util.scheduling_strategies import (
 from rayhive.cluster import actors, nodes
 from rayhive.cluster.agent import NodeAgent
 from rayhive.cluster.calls import RETRY_EVERY, repeated, silent
+from rayhive.cluster.growth import grows
 from rayhive.cluster.nodes import rooms
 from rayhive.cluster.peer_actor import EXITED, PeerActor
 from rayhive.cluster.placement import Bundle, bundles
@@ -117,11 +118,12 @@ class Swarm:
         if down := await asyncio.to_thread(nodes.missing):
             numbers = ", ".join(map(str, down))
             raise ClusterError(f"node {numbers} of the testbed is down: take it down and up again")
-        later = self._spec.slots - len(self._specs)
-        waited = 0.0
+        later, waited = self._spec.slots - len(self._specs), 0.0
+        growing = await asyncio.to_thread(grows)
         while not self._bundles:
+            present = await asyncio.to_thread(rooms)
             try:
-                self._bundles = bundles(self._spec.swarm, await asyncio.to_thread(rooms), later)
+                self._bundles = bundles(self._spec.swarm, present, later, growing)
             except ValueError as error:  # a node that is gone may come back
                 if waited >= timeout:
                     raise ClusterError(
@@ -129,13 +131,14 @@ class Swarm:
                     ) from error
                 waited += _PLACEMENT_POLL
                 await asyncio.sleep(_PLACEMENT_POLL)
-        several = len({room.node for room in await asyncio.to_thread(rooms)}) > 1
+        several = growing or len({room.node for room in present}) > 1
         group = await asyncio.to_thread(self._reserve, several)
         while not await asyncio.to_thread(group.wait, min(_PLACEMENT_POLL, timeout)):
             waited += _PLACEMENT_POLL
             if waited >= timeout:
                 what = f"{len(self._specs)} peers within {timeout:g} s (timeouts.placing)"
-                raise ClusterError(f"no room for {what}")
+                grew = "; the autoscaler added too few nodes" if growing else ""
+                raise ClusterError(f"no room for {what}{grew}")
         table = await asyncio.to_thread(placement_group_table, group)
         places = table["bundles_to_node_id"]
         self._reserved = [places[index] for index in range(len(self._bundles))]

@@ -164,7 +164,11 @@ class Head:
 
 @contextlib.contextmanager
 def ray_head(
-    folder: Path, dashboard: bool = False, options: Sequence[str] = (), **environment: str
+    folder: Path,
+    dashboard: bool = False,
+    options: Sequence[str] = (),
+    port: int | None = None,
+    **environment: str,
 ) -> Iterator[Head]:
     """Run a Ray head with a private directory and free ports, and end it.
 
@@ -172,13 +176,14 @@ def ray_head(
         folder: A short path.
         dashboard: Whether jobs can be submitted.
         options: More options of ``ray start``.
+        port: Where it listens; any that is free if None.
         environment: Of the head, and of who talks to it.
     """
     env = {"HOME": str(folder), "RAY_TMPDIR": str(folder), **environment}
-    port, web = _free_port(), _free_port()
+    port, web = port or free_port(), free_port()
     own = ["--head", f"--port={port}", f"--dashboard-port={web}", "--num-cpus=4"]
     own += [f"--include-dashboard={str(dashboard).lower()}", f"--temp-dir={folder}/r"]
-    own += [f"--ray-client-server-port={_free_port()}", *options]
+    own += [f"--ray-client-server-port={free_port()}", *options]
     with _ray_start(folder, "head", own, env):
         yield Head(f"127.0.0.1:{port}", f"http://127.0.0.1:{web}", env)
 
@@ -216,7 +221,7 @@ def _ray_start(
         "start",
     ]
     command += ["--block", "--disable-usage-stats", "--object-store-memory=80000000"]
-    command += [f"--dashboard-agent-listen-port={_free_port()}", *options]
+    command += [f"--dashboard-agent-listen-port={free_port()}", *options]
     with (folder / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
             command,
@@ -243,6 +248,7 @@ def _ray_start(
                     os.kill(pid, signal.SIGKILL)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayhive.cluster.placement import Bundle, Room, bundles, demands, fits, problems
+from rayhive.cluster.placement import (
+    Bundle,
+    Room,
+    bundles,
+    demands,
+    fits,
+    lasting_problems,
+    problems,
+)
 from rayhive.cluster.testbed.config import CLASS_LABEL, shape_labels
 from rayhive.config import Link, SwarmConfig
 
@@ -163,3 +171,19 @@ def test_a_shaped_class_goes_to_nodes_that_are_shaped_so() -> None:
         (problem,) = problems(swarm, [Room("a", 1.0, labels=labels)])
         assert problem.key == "swarm.node_classes.slow.link"
         assert "must not pass for a shaped one" in problem.allowed
+
+
+def test_a_cluster_that_grows_is_asked_for_all_cores() -> None:
+    """Squeezed to a quarter of a core each, eight peers were no demand for another node."""
+    assert [b.cpus for b in bundles(swarm(8), [Room("a", 2)], growing=True)] == [1.0] * 8
+    assert len(bundles(swarm(2), [], later=1, growing=True)) == 3
+    assert lasting_problems(swarm(8, gpus_per_peer=4)) == []
+    assert [p.key for p in lasting_problems(swarm(1, gpus_per_peer=1.5))] == ["swarm.gpus_per_peer"]
+    slow = {"slow": {"count": 1, "cpu_share": 0.4}}
+    (problem,) = lasting_problems(swarm(1, node_classes=slow))
+    assert problem.key == "swarm.node_classes.slow.cpu_share"
+
+
+def test_a_cluster_without_cores_says_so() -> None:
+    (problem,) = problems(swarm(2), [Room("head", 0)])
+    assert "0 cores in all, and no autoscaler" in problem.allowed

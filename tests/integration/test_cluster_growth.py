@@ -1,0 +1,137 @@
+"""Clusters without room: one that grows is asked for nodes, a fixed one refuses at once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cluster_harness import (
+    FAKE_ZYGOTE,
+    driver,
+    eventually,
+    free_port,
+    ray_head,
+    replicate,
+    users_of,
+)
+
+pytestmark = [pytest.mark.cluster]
+
+#: Fixed by the provider that makes nodes out of processes of this machine.
+HEAD_ID = "f" * 51 + "00000"
+
+RUN = """
+import json, sys
+from rayhive.cluster.cluster import Cluster
+from rayhive.config import SwarmConfig
+from rayhive.spec import ReplicateSpec
+address, spec, zygote = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
+with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
+    found = [str(problem) for problem in cluster.check_room(spec.swarm)]
+    print("problems", json.dumps(found), flush=True)
+    never = SwarmConfig(peers=2, gpus_per_peer=1.5)
+    print("never", len(cluster.check_room(never)), flush=True)
+    if not found:
+        handle = cluster.start(spec)
+        print("outcome", json.dumps(handle.wait(150)), flush=True)
+        print("capacity", json.dumps(cluster.capacity()), flush=True)
+        handle.release()
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
+    yield path
+    eventually(lambda: not _kill(users_of(path)))  # the monitor's nodes are nobody's children
+    shutil.rmtree(path)
+
+
+def _kill(pids: list[int]) -> list[int]:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return pids
+
+
+def autoscaler(file: Path, port: int) -> Path:
+    """Write the configuration of an autoscaler whose head has no cores and whose workers have 1."""
+    import ray.util
+
+    commands = (
+        *("initialization", "setup", "head_setup", "worker_setup", "head_start_ray"),
+        "worker_start_ray",
+    )
+    lists = [f"{name}_commands" for name in commands]
+    nothing = {key: [] for key in (*lists, "cluster_synced_files", "rsync_exclude", "rsync_filter")}
+    head, worker = "ray.head.default", {"CPU": 1, "object_store_memory": 80_000_000}
+    file.write_text(
+        json.dumps(
+            {
+                **nothing,
+                **{"auth": {}, "docker": {}, "file_mounts": {}},
+                "cluster_name": "grows",
+                "max_workers": 3,
+                "upscaling_speed": 1.0,
+                "idle_timeout_minutes": 5,
+                "file_mounts_sync_continuously": False,
+                "provider": {
+                    "type": "fake_multinode",
+                    "head_node_id": HEAD_ID,
+                    "gcs_address": f"{ray.util.get_node_ip_address()}:{port}",
+                    "disable_node_updaters": True,
+                },
+                "head_node_type": head,
+                "available_node_types": {
+                    head: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+                    "worker": {
+                        "resources": worker, "node_config": {}, "min_workers": 0, "max_workers": 3,
+                    },
+                },
+            }
+        )
+    )  # fmt: skip
+    return file
+
+
+def test_a_study_waits_for_the_nodes_that_an_autoscaler_adds(folder: Path, tmp_path: Path) -> None:
+    """It was refused before Ray was asked, for the head has no cores and no worker is up."""
+    port = free_port()
+    file = autoscaler(folder / "autoscaler.json", port)
+    spec = replicate(tmp_path, rounds=3)
+    with ray_head(
+        folder,
+        options=["--num-cpus=0", f"--autoscaling-config={file}"],
+        port=port,
+        RAY_FAKE_CLUSTER="1",
+        AUTOSCALER_UPDATE_INTERVAL_S="1",
+        RAY_OVERRIDE_NODE_ID_FOR_TESTING=HEAD_ID,
+    ) as head:
+        given = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+        with driver(RUN, *given, **head.environment) as run:
+            assert json.loads(run.line("problems")) == []
+            assert run.line("never") == "1"
+            outcome = json.loads(run.line("outcome"))
+            assert outcome["state"] == "completed", outcome
+            capacity = json.loads(run.line("capacity"))
+            assert capacity["cpus"] == spec.swarm.peers == capacity["nodes"] - 1
+
+
+def test_a_fixed_cluster_without_cores_is_refused_with_the_reason(
+    folder: Path, tmp_path: Path
+) -> None:
+    spec = replicate(tmp_path, rounds=3)
+    with ray_head(folder, options=["--num-cpus=0"]) as head:
+        given = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+        with driver(RUN, *given, **head.environment) as run:
+            (problem,) = json.loads(run.line("problems"))
+            assert "swarm.peers: 2" in problem
+            assert "0 cores in all, and no autoscaler adds others" in problem
