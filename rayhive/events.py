@@ -75,7 +75,11 @@ KINDS: dict[str, str] = {
     "evaluation": "round, samples (own, computed so far), clock_s, values (metric -> number), "
     "final (whether it is the one after the last round)",
     "state_loaded": "round_before, round_of_state, round (where it goes on), seconds, "
-    "received_bytes (of states), lost (own samples that were thrown away)",
+    "received_bytes (of states), lost (own samples that were thrown away), kept (own samples that "
+    "enter the next round)",
+    "stepped_out": "round (the last one that it has finished): the peer computes nothing just now, "
+    "and the others go on without it",
+    "stepped_in": "round_before, round (where it goes on), seconds (between its two batches)",
     "reunited": "round_before, round (where it goes on), apart (rounds that it did while it had "
     "lost peers who are here again; its parameters count for as much in the next averaging)",
     "fallback": "round, reason, choice (local, skip)",

@@ -147,7 +147,7 @@ class MeasuredAverager(DecentralizedAverager):
 
     async def _set_members(self, members: Sequence[Member], lost: frozenset[bytes]) -> None:
         gone, self._lost = lost - self._lost, lost
-        self._matchmaking.set_members(members)
+        self._matchmaking.set_members(members, self._allreduce_timeout)
         for future in self._running_groups.values() if gone else ():
             if future.done() and not future.cancelled():
                 await future.result().forget(gone)

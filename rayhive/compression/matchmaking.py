@@ -80,12 +80,19 @@ class LiveMatchmaking(Matchmaking):
             ask=self._ask,
         )
         self._knows_members = False
+        self._patience: float | None = None
         #: Adds to what a step gathers what can be said only when its tensors are there.
         self.announce: Callable[[bytes], Awaitable[bytes]] | None = None
 
-    def set_members(self, members: Sequence[Member]) -> None:
-        """Say who takes part in the run, the oldest first."""
-        self._knows_members = True
+    def set_members(self, members: Sequence[Member], patience: float | None = None) -> None:
+        """Say who takes part in the run, the oldest first.
+
+        Args:
+            members: The peers.
+            patience: Longest wait for a group once none of them computes [s]; None for all the
+                time of a step.
+        """
+        self._knows_members, self._patience = True, patience
         self.rendezvous.set_members(members)
 
     async def _ask(
@@ -96,7 +103,7 @@ class LiveMatchmaking(Matchmaking):
 
     async def look_for_group(self, step: StepControl) -> GroupInfo | None:
         """Return the group of a step, which becomes expected, or None; note the time it took."""
-        round_, patience = round_of(step), step.get_timeout()
+        round_, longest = round_of(step), cast("float", step.get_timeout())
         group = None
         meets = self._knows_members and round_ is not None
         if meets:
@@ -112,7 +119,8 @@ class LiveMatchmaking(Matchmaking):
                         cast("int", round_),
                         gather,
                         window=self.min_matchmaking_time,
-                        patience=cast("float", patience),
+                        patience=longest if self._patience is None else self._patience,
+                        longest=longest,
                     )
             else:
                 group = cast("GroupInfo | None", await super().look_for_group(step))

@@ -6,9 +6,11 @@ without asking. The others join it directly, with hivemind's own messages, and i
 the last one has joined. A request that comes early is held, one that comes late is refused.
 
 When views differ for a moment, a peer may join one that does not lead; it is sent away and asks
-again. When the leader is gone, or does not come to the round within a window, the next oldest
-leads. A leader that has waited for its window goes on with those who have come: who comes later
-has missed the round, and forms no other group.
+again. A peer that still computes is waited for as long as it is a member: whoever keeps the list
+takes off it those that are dead, or have made no progress for too long. The window is for a peer
+that has come to the round and cannot be met there, because a link is cut or a process hangs. If
+that is the leader, the next oldest leads, until there is news of the first one. If it is
+a follower, the leader goes on without it: it has missed the round, and forms no other group.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.dht import DHTID
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
+
+from rayhive.compression.waiting import Follower, Search
+from rayhive.compression.waiting import Member as Member
 
 #: A peer that is further behind a round than this is not waited for: it has to load the state.
 #: The one behind by two still finishes the round before.
@@ -36,24 +40,6 @@ SMALLEST_GROUP = 2
 Ask = Callable[[PeerID, messages.JoinRequest], Awaitable[AsyncIterator[Any]]]
 
 
-class Member(NamedTuple):
-    """A live peer that takes part in the run, as matchmaking has to know it.
-
-    Attributes:
-        peer_id: Its identity.
-        client_mode: Whether it cannot be called, and so cannot lead.
-        round: The last round that it has finished.
-        averaged: The last round whose averaging it has behind it, done or given up.
-        met: The last round that it has averaged in a group.
-    """
-
-    peer_id: bytes
-    client_mode: bool
-    round: int
-    averaged: int
-    met: int
-
-
 class NobodyElse(Exception):
     """Nobody else takes part in the run: there is nothing to average with."""
 
@@ -64,19 +50,6 @@ class RoundIsOver(Exception):
 
 class DifferentTensors(Exception):
     """A peer of the run averages tensors of other shapes or types."""
-
-
-@dataclass(eq=False)
-class _Follower:
-    request: messages.JoinRequest
-    group: asyncio.Future[GroupInfo | None]
-
-
-@dataclass(eq=False)
-class _Search:
-    round: int
-    gather: bytes
-    followers: dict[bytes, _Follower] = field(default_factory=dict)
 
 
 class Rendezvous:
@@ -96,7 +69,7 @@ class Rendezvous:
         self.own, self._client_mode, self._schema_hash = own, client_mode, schema_hash
         self._key, self._ask = key, ask
         self._members: tuple[Member, ...] = ()
-        self._search: _Search | None = None
+        self._search: Search | None = None
         self._past = 0
         self._changed = asyncio.Event()
 
@@ -124,77 +97,87 @@ class Rendezvous:
 
     def roster(self, round_: int) -> list[PeerID]:
         """Return the peers that take part in a round, the leader first if somebody can lead."""
-        expected = [
-            member
-            for member in self._members
-            if member.peer_id == self.own.to_bytes()
-            or (member.averaged < round_ <= member.round + ROUNDS_BEHIND)
-        ]
-        ids = [PeerID(member.peer_id) for member in sorted(expected, key=_cannot_lead)]
+        own = [member for member in self._members if member.peer_id == self.own.to_bytes()]
+        expected = set(own + self._expected(round_))
+        oldest = [member for member in self._members if member in expected]
+        ids = [PeerID(member.peer_id) for member in sorted(oldest, key=_cannot_lead)]
         return ids if self.own in ids else [*ids, self.own]
 
-    async def meet(self, round_: int, gather: bytes, window: float, patience: float) -> GroupInfo:
+    def _expected(self, round_: int) -> list[Member]:
+        """Return the other members that take part in a round."""
+        others = (member for member in self._members if member.peer_id != self.own.to_bytes())
+        return [m for m in others if m.averaged < round_ <= m.round + ROUNDS_BEHIND]
+
+    async def meet(
+        self,
+        round_: int,
+        gather: bytes,
+        window: float,
+        patience: float,
+        longest: float | None = None,
+    ) -> GroupInfo:
         """Form the group of a round.
 
         Args:
             round_: Its number.
             gather: What every peer of the group gets of this one.
-            window: Longest wait for peers that take part and do not come [s]; for a leader that
-                does not, it begins anew.
-            patience: Longest wait at all [s].
+            window: Longest wait for a peer that has come to the round and is not met [s].
+            patience: Longest wait at all, once no member computes [s].
+            longest: Longest wait whatever happens [s]; default ``patience``.
 
         Raises:
             NobodyElse: No other peer takes part in the run.
             RoundIsOver: The others have this round behind them.
             DifferentTensors: The leader averages something else.
-            asyncio.TimeoutError: Nobody came within ``patience``.
+            asyncio.TimeoutError: Nobody came in time.
         """
-        loop = asyncio.get_running_loop()
-        window_ends, ends = loop.time() + window, loop.time() + patience
-        missing: set[PeerID] = set()
-        self._search = search = _Search(round_, gather)
+        limit = asyncio.get_running_loop().time() + (patience if longest is None else longest)
+        self._search = search = Search(self.own, round_, gather, window, patience, limit)
         self._notify()
         try:
-            while loop.time() < ends:
+            while search.has_time(self._expected(round_)):
                 changed = self._changed
-                roster = [peer for peer in self.roster(round_) if peer not in missing]
-                self._check_company(round_, roster, missing)
+                roster = self._met_roster(search)
+                self._check_company(round_, roster, set(search.missing))
+                search.led_by(roster[0])
                 group: GroupInfo | None = None
                 if roster[0] == self.own:
-                    group = self._assemble(search, roster, loop.time() >= window_ends)
-                    until = window_ends if loop.time() < window_ends else ends
+                    group = self._assemble(search, roster)
                     if group is None:
-                        await _wait(changed, until - loop.time())
+                        await _wait(changed, _left(search.next_look(roster)))
                 else:
-                    self._dismiss(search)
-                    group = await self._follow(search, roster[0], missing, window_ends, ends)
-                    if roster[0] in missing:
-                        window_ends = loop.time() + window
+                    search.dismiss()
+                    group = await self._follow(search, roster[0])
                 if group is not None:
                     return group
-            raise asyncio.TimeoutError(f"nobody came to round {round_} in {patience:.0f} s")
+            raise asyncio.TimeoutError(f"nobody came to round {round_} in time")
         finally:
             self._search = None
-            self._dismiss(search)
+            search.dismiss()
             self._notify()
 
-    def _check_company(self, round_: int, roster: list[PeerID], missing: set[PeerID]) -> None:
+    def _met_roster(self, search: Search) -> list[PeerID]:
+        """Return the roster without leaders that could not be met and of whom there is no news."""
+        search.forgive({member.peer_id: member for member in self._members})
+        return [p for p in self.roster(search.round) if p.to_bytes() not in search.missing]
+
+    def _check_company(self, round_: int, roster: list[PeerID], missing: set[bytes]) -> None:
         others = [m for m in self._members if m.peer_id != self.own.to_bytes()]
         # A round has one group: whoever was not in it must not begin another.
         if any(member.met >= round_ for member in others):
             raise RoundIsOver(f"round {round_} is over: others have averaged without this peer")
         if missing and len(roster) == 1:
-            raise asyncio.TimeoutError(f"{missing.pop()} did not come to round {round_}")
+            raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not come to round {round_}")
         if len(roster) == 1 or (self._client_mode and roster[0] == self.own):
             raise NobodyElse(f"nobody else takes part in round {round_}")
 
     # -- leading -------------------------------------------------------------------------------
 
-    def _assemble(self, search: _Search, roster: list[PeerID], late: bool) -> GroupInfo | None:
-        """Begin with the followers if all that are expected have come, or it is late."""
-        here = {peer.to_bytes() for peer in roster if peer != self.own} & set(search.followers)
-        complete = len(here) == len(roster) - 1
-        if not complete and not (late and len(search.followers) + 1 >= SMALLEST_GROUP):
+    def _assemble(self, search: Search, roster: list[PeerID]) -> GroupInfo | None:
+        """Begin with the followers when all have come whose windows have not ended."""
+        if search.awaited(roster) - set(search.followers):
+            return None
+        if len(search.followers) + 1 < SMALLEST_GROUP:
             return None
         ids = [self.own, *(PeerID(peer) for peer in search.followers)]
         random.shuffle(ids)  # who reduces what must not depend on age
@@ -204,15 +187,8 @@ class Rendezvous:
         )
         group = GroupInfo(DHTID.generate().to_bytes(), tuple(ids), gathered)
         for follower in search.followers.values():
-            if not follower.group.done():
-                follower.group.set_result(group)
+            follower.answer(group)
         return group
-
-    def _dismiss(self, search: _Search) -> None:
-        for follower in search.followers.values():
-            if not follower.group.done():
-                follower.group.set_result(None)
-        search.followers.clear()
 
     async def rpc_join_group(
         self, request: messages.JoinRequest, remote: PeerID
@@ -230,10 +206,10 @@ class Rendezvous:
                 return
             await _wait(self._changed, left)
         search = self._search
-        follower = _Follower(request, loop.create_future())
+        follower = Follower(request, loop.create_future())
         earlier = search.followers.pop(remote.to_bytes(), None)
-        if earlier is not None and not earlier.group.done():
-            earlier.group.set_result(None)
+        if earlier is not None:
+            earlier.answer(None)
         search.followers[remote.to_bytes()] = follower
         self._notify()
         try:
@@ -255,22 +231,16 @@ class Rendezvous:
 
     # -- following -----------------------------------------------------------------------------
 
-    async def _follow(
-        self,
-        search: _Search,
-        leader: PeerID,
-        missing: set[PeerID],
-        window_ends: float,
-        ends: float,
-    ) -> GroupInfo | None:
+    async def _follow(self, search: Search, leader: PeerID) -> GroupInfo | None:
         """Ask to be led; return None when somebody else leads by now, or it did not work.
 
-        A leader that has not come to the round when the window ends becomes one of the missing.
+        A leader that has come to the round, and does not accept until its window ends, becomes one
+        of the missing.
         """
         loop = asyncio.get_running_loop()
         request = messages.JoinRequest(
             schema_hash=self._schema_hash,
-            expiration=ends - loop.time(),  # a duration: clocks may differ
+            expiration=search.limit - loop.time(),  # a duration: clocks may differ
             client_mode=self._client_mode,
             gather=search.gather,
             group_key=f"{self._key}.0b{search.round:b}",
@@ -278,10 +248,11 @@ class Rendezvous:
         accepted = asyncio.Event()
         answer = asyncio.ensure_future(self._answer(leader, request, accepted))
         try:
-            while not answer.done() and loop.time() < ends:
-                until = ends if accepted.is_set() else min(window_ends, ends)
+            while not answer.done() and search.has_time(self._expected(search.round)):
+                until = search.ends if accepted.is_set() else search.window_ends(leader)
                 if loop.time() >= until:
-                    missing.add(leader)
+                    known = {member.peer_id: member for member in self._members}
+                    search.missing[leader.to_bytes()] = known.get(leader.to_bytes())
                     return None
                 changed = asyncio.ensure_future(self._changed.wait())
                 await asyncio.wait(
@@ -290,8 +261,7 @@ class Rendezvous:
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 changed.cancel()
-                roster = self.roster(search.round)
-                if not answer.done() and next(p for p in roster if p not in missing) != leader:
+                if not answer.done() and self._met_roster(search)[0] != leader:
                     return None
             message = answer.result() if answer.done() else None
         except Exception:  # out of reach; whether it is gone is for others to say
@@ -328,6 +298,10 @@ def _cannot_lead(member: Member) -> bool:
 def _round_of_key(group_key: str) -> int | None:
     _, found, bits = group_key.rpartition(".0b")
     return int(bits, 2) if found and bits else None
+
+
+def _left(moment: float) -> float:
+    return moment - asyncio.get_running_loop().time()
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:

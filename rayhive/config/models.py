@@ -147,8 +147,11 @@ class SwarmConfig(Model):
         target_batch_size: Samples per round, over the swarm.
         batch_size: Samples per micro-batch of one peer; the workload's default if absent.
         average_state_every: Rounds between two averagings of the parameters themselves.
-        matchmaking_time: Longest wait for a group [s]; rounds start earlier when all are there.
+        matchmaking_time: Longest wait for a peer that has come to a round and cannot be met [s];
+            rounds start when all are there.
         averaging_timeout: Longest time of one averaging [s].
+        straggler_timeout: How long a round waits for a peer that computes and makes no progress,
+            until it does [s].
         metadata_expiration: Seconds after which a silent peer is no longer counted as live.
         state_codec: Codec of the averaging of parameters.
         use_local_updates: Step locally on every batch and average parameters only.
@@ -166,6 +169,7 @@ class SwarmConfig(Model):
     average_state_every: int = Field(default=1, ge=1, le=MOST)
     matchmaking_time: float = Field(default=5.0, ge=0.01, le=LONGEST_S)
     averaging_timeout: float = Field(default=30.0, ge=0.01, le=LONGEST_S)
+    straggler_timeout: float = Field(default=60.0, ge=0.01, le=LONGEST_S)
     metadata_expiration: float = Field(default=4.0, ge=0.01, le=LONGEST_S)
     state_codec: str = "none"
     use_local_updates: bool = False

@@ -88,7 +88,7 @@ class MeasuredTraining(Callback):
             computed = self.samples.computed
             fields = {**fields, "clock_s": now, "computed": computed, "seconds": seconds}
         elif kind == "state_loaded":
-            fields = {**fields, "lost": self.samples.drop()}
+            fields = {**fields, "lost": self.samples.drop(fields["kept"])}
         self.leaving.on_event(kind, fields)
         self.channel.emit(kind, **fields)
 
@@ -243,10 +243,13 @@ class MeasuredTraining(Callback):
     def _after_round(
         self, trainer: Trainer, pl_module: LightningModule, evaluation_due: bool
     ) -> None:
+        optimizer = self._optimizer(trainer)
+        optimizer.begin_batch()  # measuring is no break: the others should find it as it was
         with self.clock.paused():
             self._fingerprint(trainer)
             if evaluation_due:
                 self._evaluate(trainer, pl_module)
+        optimizer.end_batch()
         if self.spec.rounds is not None and self._round >= self.spec.rounds:
             self._stop(trainer, "rounds")
 

@@ -10,7 +10,6 @@ from hivemind.utils import get_logger
 
 from rayhive.peer.averaging import takes_over_state
 from rayhive.peer.parts import SwarmParts
-from rayhive.peer.watch import ProcessWatch
 
 logger = get_logger(__name__)
 
@@ -23,6 +22,7 @@ class CatchingUp(SwarmParts):
 
     Attributes:
         _stale: The parameters are of an older round than the peer says: they must not count.
+        _keeps: Its gradients count all the same: it kept what it had accumulated.
         _settling: The state was loaded, and parameters were not averaged since.
         _astray: The last round since which its parameters may differ from the others', as it failed
             or was partial; 0 if they do not.
@@ -34,11 +34,10 @@ class CatchingUp(SwarmParts):
         _went_on: When the peer went on to the present round [s of ``time.perf_counter``].
     """
 
-    _watch: ProcessWatch
     _load_state_attempts: int
 
     def __init__(self, **kwargs: Any) -> None:
-        self._stale = self._settling = False
+        self._stale = self._settling = self._keeps = False
         self._astray = 0
         self._apart: int | None = None
         self._half: list[bytes] = []
@@ -46,6 +45,11 @@ class CatchingUp(SwarmParts):
         self._groups: deque[frozenset[bytes]] = deque(maxlen=GROUPS_KEPT)
         self._went_on = time.perf_counter()
         super().__init__(**kwargs)
+
+    @property
+    def _counts_for_nothing(self) -> bool:
+        """Whether its gradients must not count: none of them is of the others' parameters."""
+        return self._stale and not self._keeps
 
     def _should_load_state_from_peers(self) -> bool:
         """Say whether this peer has missed a round.
@@ -63,7 +67,7 @@ class CatchingUp(SwarmParts):
             self._join_again()
             return False
         if behind and self._settling:  # rounds are shorter than loading the state
-            self._go_on_from(self.local_epoch)
+            self._go_on_from(self.local_epoch, self._keeps)
             return False
         return behind
 
@@ -100,10 +104,14 @@ class CatchingUp(SwarmParts):
         self._note_reunion()  # they may have come back in the middle of the round
         return [next_round, [peer.hex() for peer in self._half], self._apart]
 
-    def load_state_from_peers(self, **kwargs: Any) -> None:
+    def load_state_from_peers(self, *, keep_gradients: bool = False, **kwargs: Any) -> None:
         """Take over the newest state of the swarm; keep one's own if no peer can give it.
 
         hivemind retries for ever on errors.
+
+        Args:
+            keep_gradients: Keep what was accumulated: it enters the next round.
+            kwargs: As hivemind's.
         """
         self.tracker.take_part(False)  # nobody has to wait
         self.state_averager.step(wait_for_delayed_updates=True)
@@ -124,7 +132,7 @@ class CatchingUp(SwarmParts):
                     logger.warning(f"could not load the state from a peer: {error!r}")
             loaded = self.local_epoch
             self._settling, self._apart, self._lost = True, None, frozenset()
-            self._go_on_from(loaded)
+            kept = self._go_on_from(loaded, keep_gradients)
         self._emit(
             "state_loaded",
             round_before=round_before,
@@ -132,6 +140,7 @@ class CatchingUp(SwarmParts):
             round=self.local_epoch,
             seconds=time.perf_counter() - began,
             received_bytes=self._downloaded_bytes() - received,
+            kept=kept,
         )
 
     def _downloaded_bytes(self) -> int:
@@ -144,21 +153,28 @@ class CatchingUp(SwarmParts):
         while refused:
             self._refuse(self.local_epoch, "state", **refused.pop(0))
 
-    def _go_on_from(self, loaded: int) -> None:
+    def _go_on_from(self, loaded: int, keep_gradients: bool = False) -> int:
         """Stand where the others are, with the parameters of a round that may be older.
 
         While this peer was loading, the others went on. Until their parameters have replaced its
-        own, it counts for nothing.
+        own, these count for nothing.
+
+        Returns:
+            How many accumulated samples are left.
         """
         newest = max(loaded, self.tracker.global_epoch)
         self.state_averager.local_epoch = newest
         self._stale |= newest > loaded
-        self.tracker.jump_to(newest)
-        self.tracker.take_part(True)
-        if not self.client_mode:
-            self.state_averager.state_sharing_priority = newest
+        self._keeps = keep_gradients
+        kept = 0
         if self.use_gradient_averaging:
-            self.grad_averager.reset_accumulated_grads_()
-            if not self.client_mode:
-                self.grad_averager.state_sharing_priority = newest
+            if not keep_gradients:
+                self.grad_averager.reset_accumulated_grads_()
+            kept = self.grad_averager.local_samples_accumulated
+        self.tracker.jump_to(newest, kept)
+        self.tracker.take_part(True)
+        for averager in () if self.client_mode else (self.state_averager, self.grad_averager):
+            if averager is not None:
+                averager.state_sharing_priority = newest
         self._went_on = time.perf_counter()
+        return kept

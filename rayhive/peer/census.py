@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -29,6 +30,8 @@ class Presence:
         samples: What it has accumulated for the next round.
         samples_per_second: How fast it has been lately.
         hurry: A round that it asks the others to begin at once, with what there is.
+        entered: The last round that it has begun to average; before that it computes.
+        away: Whether it does not take part only for a while: it validates, saves or loads data.
         addresses: Where it can be reached.
     """
 
@@ -45,6 +48,8 @@ class Presence:
     samples: int = 0
     samples_per_second: float = 0.0
     hurry: int = 0
+    entered: int = 0
+    away: bool = False
     addresses: tuple[str, ...] = ()
 
     def pack(self) -> list[Any]:
@@ -84,21 +89,39 @@ class Census:
         own: The peer itself.
         silence: A peer that was not heard of for so long counts as dead [s].
         clock: Monotonic time [s].
+        straggler_timeout: A peer that computes and made no progress for so long is not waited for
+            until it does [s].
     """
 
     def __init__(
-        self, own: Presence, silence: float, clock: Callable[[], float] = time.monotonic
+        self,
+        own: Presence,
+        silence: float,
+        clock: Callable[[], float] = time.monotonic,
+        straggler_timeout: float = math.inf,
     ) -> None:
         self.own, self.silence, self._clock = own, silence, clock
+        self.straggler_timeout = straggler_timeout
         self.lock = threading.Condition()
+        self._progressed: dict[bytes, float] = {own.peer_id: clock()}
         self._others: dict[bytes, Presence] = {}
         self._heard: dict[bytes, float] = {}
         self._unreachable: set[bytes] = set()
         self._lost: dict[bytes, int] = {}
         self._reunion: Reunion | None = None
 
-    def hear(self, presence: Presence, age: float = 0.0) -> bool:
+    def say(self, **fields: Any) -> None:
+        """Change what this peer says of itself."""
+        self.own = replace(self.own, version=self.own.version + 1, **fields)
+        self._progressed[self.own.peer_id] = self._clock()
+
+    def hear(self, presence: Presence, age: float = 0.0, idle: float = 0.0) -> bool:
         """Take in what a peer says of itself, or said ``age`` seconds ago to somebody else.
+
+        Args:
+            presence: What it says.
+            age: How old that is [s]; 0 is first hand.
+            idle: How long it has made no progress [s].
 
         Returns:
             Whether it is news.
@@ -106,6 +129,8 @@ class Census:
         peer = presence.peer_id
         if peer == self.own.peer_id:
             return False
+        progressed = self._clock() - idle
+        self._progressed[peer] = max(self._progressed.get(peer, progressed), progressed)
         known = self._others.get(peer)
         first_hand = age == 0.0
         if first_hand:
@@ -173,16 +198,24 @@ class Census:
             self._heard.pop(peer, None)
             self._unreachable.discard(peer)
             self._lost.pop(peer, None)
+            self._progressed.pop(peer, None)
 
     def told(self) -> list[list[Any]]:
-        """Return what is known of everybody that is alive: fields and age [s]."""
+        """Return what is known of everybody that is alive: fields, age and idle time [s]."""
         now = self._clock()
         others = [presence for presence in self._others.values() if self._here(presence)]
         ages = [max(1e-6, now - self._heard[p.peer_id]) for p in others]  # 0 is first hand
         return [
-            [self.own.pack(), 0.0],
-            *([p.pack(), age] for p, age in zip(others, ages, strict=True)),
+            self.told_of_own(),
+            *([p.pack(), age, self._idle(p)] for p, age in zip(others, ages, strict=True)),
         ]
+
+    def told_of_own(self) -> list[Any]:
+        """Return what this peer says of itself: fields, age and idle time [s]."""
+        return [self.own.pack(), 0.0, self._idle(self.own)]
+
+    def _idle(self, presence: Presence) -> float:
+        return self._clock() - self._progressed[presence.peer_id]
 
     def others(self) -> list[Presence]:
         """Return all other peers that are known, dead ones included."""
@@ -202,24 +235,46 @@ class Census:
         return sorted([self.own, *others], key=lambda p: (p.since, p.peer_id))
 
     def taking_part(self) -> list[Presence]:
-        """Return everybody that is alive and takes part, the oldest first."""
-        return [presence for presence in self.present() if presence.takes_part]
+        """Return everybody that is alive and takes part, the oldest first; no stragglers."""
+        present = [presence for presence in self.present() if presence.takes_part]
+        return [presence for presence in present if not self.is_straggling(presence)]
 
-    def members(self, kind: str) -> tuple[Member, ...]:
+    def is_straggling(self, presence: Presence) -> bool:
+        """Return whether a peer has computed for too long without progress.
+
+        A peer that averages makes no progress either while it waits for others.
+        """
+        if presence.peer_id == self.own.peer_id or presence.entered > presence.round:
+            return False
+        return self._idle(presence) > self.straggler_timeout
+
+    def members(self, kind: str, computes: bool = True) -> tuple[Member, ...]:
         """Return those who take part as matchmaking wants them.
 
         Args:
             kind: ``averaged`` for gradients, ``synchronised`` for parameters.
+            computes: Whether peers come to this averaging from their batches, and not from
+                another averaging.
         """
         return tuple(
-            Member(p.peer_id, p.client_mode, p.round, getattr(p, kind), getattr(p, f"met_{kind}"))
+            Member(
+                p.peer_id, p.client_mode, p.round, getattr(p, kind), getattr(p, f"met_{kind}"),
+                p.entered if computes else None,
+            )
             for p in self.taking_part()
-        )
+        )  # fmt: skip
 
     def newest_round(self) -> int:
-        """Return the last round that anybody has finished who takes part."""
-        rounds = [p.round for p in self.taking_part() if not p.client_mode]
-        return max([self.own.round, *rounds])
+        """Return the last round that anybody has finished who takes part, or is away."""
+        return max([self.own.round, *(p.round for p in self._company() if not p.client_mode)])
+
+    def newest_averaged(self, kind: str) -> int:
+        """Return the last round that another peer has averaged, or given up."""
+        return max((getattr(p, kind) for p in self._company() if not p.client_mode), default=0)
+
+    def _company(self) -> list[Presence]:
+        others = [p for p in self.present() if p.peer_id != self.own.peer_id]
+        return [p for p in others if p.takes_part or p.away]
 
     def samples(self) -> int:
         """Return the samples that are accumulated for the round after :meth:`newest_round`."""

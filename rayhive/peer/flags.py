@@ -22,6 +22,7 @@ from rayhive.config import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.peer.averaging import factory_problems
 from rayhive.peer.optimizer import RayhiveOptimizer
+from rayhive.peer.stepping_out import GROUP_SIZE
 
 
 class StrategyError(ConfigError, MisconfigurationException, ValueError):
@@ -156,6 +157,10 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(
                 f"{name}.{key}", options[name][key], "absent: it is set by an argument of its own"
             )
+    averager_opts = options.get("averager_opts") or {}
+    if "target_group_size" in averager_opts:
+        value = averager_opts["target_group_size"]
+        yield Problem("averager_opts.target_group_size", value, GROUP_SIZE)
     if options.get("use_local_updates"):
         if options.get("reuse_grad_buffers"):
             yield Problem("reuse_grad_buffers", True, "False with use_local_updates")
@@ -190,7 +195,8 @@ def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:
         if value is not None and not (_whole(value) and value >= 1):
             yield Problem(name, value, "a whole number, at least 1")
     for name in (
-        "matchmaking_time", "averaging_timeout", "allreduce_timeout", "next_chunk_timeout",
+        "matchmaking_time", "averaging_timeout", "straggler_timeout", "allreduce_timeout",
+        "next_chunk_timeout",
         "load_state_timeout", "shutdown_timeout", "wait_timeout", "bootstrap_timeout",
     ):  # fmt: skip
         value = options.get(name)

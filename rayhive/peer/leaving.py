@@ -40,9 +40,9 @@ class Samples:
         self.lost += lost
         return lost
 
-    def drop(self) -> int:
-        """Note that all that is pending was thrown away; return how many that were."""
-        dropped = self.pending
+    def drop(self, kept: int = 0) -> int:
+        """Note that all that is pending but ``kept`` was thrown away; return how many that were."""
+        dropped = self.pending - kept
         self.lost += dropped
         return dropped
 

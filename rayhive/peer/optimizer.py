@@ -11,6 +11,8 @@ Differences from :class:`hivemind.Optimizer`, all of them within one run of rayh
 * gradients and parameters are averaged by peers in the same round only; in hivemind, peers that
   average in the background drift apart and mix their rounds;
 * groups form when every live peer is in them, not when the matchmaking window ends;
+* a peer that computes is waited for, whatever the matchmaking window, up to a timeout;
+* a peer that validates, saves or loads data steps out of the rounds, and comes back at once;
 * a peer that comes or falls behind takes over the newest state it can get, and averages with the
   others without counting until its parameters are theirs;
 * after a round that failed or was partial, parameters are averaged in the next one;
@@ -35,20 +37,14 @@ from rayhive.compression.excluded import ExcludedRoundFailed
 from rayhive.compression.guard import STALE_WEIGHT
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.steps import NOTICE_S
-from rayhive.errors import PeerError
-from rayhive.peer.catching_up import CatchingUp
 from rayhive.peer.parts import OnEvent
+from rayhive.peer.stepping_out import SteppingOut, refuse_group_size
+from rayhive.peer.tracker import STRAGGLER_TIMEOUT_S
 
 logger = get_logger(__name__)
 
-#: How often a wait for what runs in the background may take all the time of an averaging.
-BACKGROUND_WAITS = 4
 
-#: How long after an averaging of parameters it may take until this peer has heard of it [s].
-TOLD_S = 1.0
-
-
-class RayhiveOptimizer(CatchingUp):
+class RayhiveOptimizer(SteppingOut):
     """A :class:`hivemind.Optimizer` whose failures are neither silent nor wrong.
 
     Takes hivemind's arguments, and:
@@ -59,6 +55,11 @@ class RayhiveOptimizer(CatchingUp):
         on_failure: What a peer applies when its gradients could not be averaged: its own
             (``local``) or nothing (``skip``).
         load_state_attempts: How often the state is asked of the peers before giving up.
+        straggler_timeout: How long a round waits for a peer that computes and makes no progress,
+            until it does [s].
+
+    Raises:
+        ConfigError: ``averager_opts`` has a ``target_group_size``.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class RayhiveOptimizer(CatchingUp):
         averager_opts: dict[str, Any] | None = None,
         matchmaking_time: float = 15.0,
         averaging_timeout: float = 60.0,
+        straggler_timeout: float = STRAGGLER_TIMEOUT_S,
         next_chunk_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
@@ -77,6 +79,8 @@ class RayhiveOptimizer(CatchingUp):
         self._on_failure = on_failure
         self._load_state_attempts = load_state_attempts
         self._averager_opts = dict(averager_opts or {})
+        refuse_group_size(self._averager_opts)
+        self._straggler_timeout = straggler_timeout
         self._local_gradients: tuple[torch.Tensor, ...] | None = None
         self._record: dict[str, Any] = {}
         self._average_state_soon = self._quiet = False
@@ -94,9 +98,11 @@ class RayhiveOptimizer(CatchingUp):
             next_chunk_timeout=next_chunk_timeout,
             **kwargs,
         )
+        if not self.use_gradient_averaging:
+            self.tracker.comes_first = "synchronised"
         self.tracker.start()
         self._watch = self._watch_processes()
-        self.tracker.follow(self._tell_members)
+        self.tracker.follow(self._tell_members, self._on_break)
 
     # -- rounds ------------------------------------------------------------------------------
 
@@ -114,6 +120,7 @@ class RayhiveOptimizer(CatchingUp):
         """
         self._watch.check()
         self.tracker.check()
+        self.begin_batch()
         self.tracker.take_part(True)
         try:
             return super().step(closure, batch_size, grad_scaler)
@@ -138,6 +145,7 @@ class RayhiveOptimizer(CatchingUp):
         self._quiet = False
         if self._schema_hash != self._compute_schema_hash():
             raise RuntimeError("parameters or gradients were replaced between two steps")
+        self.tracker.enter(self.local_epoch + 1)
         with self.tracker.pause_updates():
             finish_gradients: Callable[[], None] | None = None
             if self.use_gradient_averaging:
@@ -161,29 +169,12 @@ class RayhiveOptimizer(CatchingUp):
         began = time.perf_counter()
         return {
             "round": self.local_epoch + 1,
-            "samples": 0 if self._stale else averager.local_samples_accumulated,
+            "samples": 0 if self._counts_for_nothing else averager.local_samples_accumulated,
             "live_peers": self.live_peers,
             "accumulating_s": began - self._went_on,
             "background_s": began - ready,
             "began": began,
         }
-
-    def _finish_background(self) -> None:
-        """Wait for what runs in the background: next to it, a round would use its buffers.
-
-        hivemind goes on after the time that one averaging may take; a round has two.
-
-        Raises:
-            PeerError: It does not end.
-        """
-        for _ in range(BACKGROUND_WAITS):
-            self.state_averager.step(wait_for_delayed_updates=True)
-            if not self.state_averager.pending_updates:
-                # else the next round would ask for parameters that this peer has
-                self._state_told.wait(TOLD_S)
-                return
-            self._watch.check()
-        raise PeerError("what runs in the background does not end")
 
     def _start_gradient_round(self, grad_scaler: Any) -> Any:
         """Begin to average gradients; return the round's control, or None without company."""
@@ -199,11 +190,11 @@ class RayhiveOptimizer(CatchingUp):
             control = self.grad_averager.schedule_step(
                 # the round names the group; the other says whether parameters must be averaged
                 gather=[self.local_epoch + 1, self._stale or self._astray > 0],
-                timeout=self.averaging_timeout,
+                timeout=self._step_timeout,
             )
             return self.grad_averager.step(
                 control=control,
-                weight=STALE_WEIGHT if self._stale else None,
+                weight=STALE_WEIGHT if self._counts_for_nothing else None,
                 reset_accumulators=True,
                 wait=False,
             )
@@ -224,7 +215,7 @@ class RayhiveOptimizer(CatchingUp):
     def _finish_gradient_round(self, control: Any, record: dict[str, Any]) -> None:
         """Wait for the averaged gradients and hand them, or the peer's own, to the optimizer."""
         try:
-            result = control.result(self.averaging_timeout + NOTICE_S)
+            result = control.result(self._step_timeout + NOTICE_S)
         except NobodyElse:
             if self.live_peers > 1:  # they are a round ahead, or do not meet
                 self._astray = record["round"]
@@ -331,7 +322,7 @@ class RayhiveOptimizer(CatchingUp):
             averaging_round=control is not None,
             delay_averaging=self.delay_state_averaging and not self.auxiliary,
             averaging_control=control,
-            averaging_opts={"timeout": self.averaging_timeout} if control is not None else None,
+            averaging_opts={"timeout": self._step_timeout} if control is not None else None,
         )
         self._record["update_s"] = time.perf_counter() - before
         self.tracker.update_epoch(averager.local_epoch, aloud=not self._quiet)
@@ -357,7 +348,7 @@ class RayhiveOptimizer(CatchingUp):
             return None
         try:
             control = self.state_averager.schedule_step(
-                gather=self._state_gather(next_round), timeout=self.averaging_timeout
+                gather=self._state_gather(next_round), timeout=self._step_timeout
             )
         except Exception as error:  # as with gradients: it may have been stopped for a while
             self._watch.check()
@@ -376,7 +367,7 @@ class RayhiveOptimizer(CatchingUp):
         try:
             complete = self._emit_state_round(round_, began, control)
             if complete:
-                self._stale = self._settling = False
+                self._stale = self._settling = self._keeps = False
                 if self._astray <= round_:  # a later one may have failed in the meantime
                     self._astray = 0
                 group = {peer.to_bytes() for peer in control.result()}

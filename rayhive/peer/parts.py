@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from rayhive.compression.guard import floats
 from rayhive.compression.outlier_filter import norm_of
 from rayhive.compression.rendezvous import Member, NobodyElse
 from rayhive.config import Aggregation, OutlierFilterRule
+from rayhive.errors import PeerError
 from rayhive.peer.averaging import round_fields, takes_rules, with_our_averager
 from rayhive.peer.children import descendants
 from rayhive.peer.tracker import LiveProgressTracker
@@ -30,6 +32,10 @@ logger = get_logger(__name__)
 
 #: Longest wait for the end of a process that was killed [s].
 JOIN_S = 1.0
+#: How often a wait for what runs in the background may take all the time of a step.
+BACKGROUND_WAITS = 4
+#: How long after an averaging of parameters it may take until this peer has heard of it [s].
+TOLD_S = 1.0
 #: What an error calls the processes of a peer.
 SPOKEN = {
     "dht": "DHT",
@@ -43,8 +49,8 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 class SwarmParts(hivemind.Optimizer):
     """A :class:`hivemind.Optimizer` that is built of rayhive's parts.
 
-    The class that derives from it sets ``_on_event`` and ``_averager_opts`` before it calls this
-    constructor. It takes hivemind's arguments, and:
+    The class that derives from it sets ``_on_event``, ``_averager_opts`` and
+    ``_straggler_timeout`` before it calls this constructor. It takes hivemind's arguments, and:
 
     Args:
         outlier_filter: What is refused before a group averages, see
@@ -61,6 +67,9 @@ class SwarmParts(hivemind.Optimizer):
     _groups: deque[frozenset[bytes]]
     _on_event: OnEvent | None
     _averager_opts: dict[str, Any]
+    _straggler_timeout: float
+    _state_told: threading.Event
+    _watch: ProcessWatch
 
     def __init__(
         self,
@@ -72,12 +81,18 @@ class SwarmParts(hivemind.Optimizer):
         self._outlier_filter, self._aggregation = outlier_filter, aggregation
         super().__init__(**kwargs)
 
+    @property
+    def _step_timeout(self) -> float:
+        """Longest time of a step, from the wait for those who compute to the last part [s]."""
+        return float(self.averaging_timeout) + self._straggler_timeout
+
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> LiveProgressTracker:
         return LiveProgressTracker(
             dht=self.dht,
             prefix=self.run_id,
             target_batch_size=target_batch_size,
             client_mode=self.client_mode,
+            straggler_timeout=self._straggler_timeout,
             start=False,  # its thread must not hold a lock when averagers are forked
             **kwargs,
         )
@@ -170,6 +185,23 @@ class SwarmParts(hivemind.Optimizer):
                 averager.join(JOIN_S)
                 with contextlib.suppress(ValueError):  # it was not held
                     averager.lock_averaged_tensors.release()
+
+    def _finish_background(self) -> None:
+        """Wait for what runs in the background: next to it, a round would use its buffers.
+
+        hivemind goes on after the time that one averaging may take; a round has two.
+
+        Raises:
+            PeerError: It does not end.
+        """
+        for _ in range(BACKGROUND_WAITS * math.ceil(self._step_timeout / self.averaging_timeout)):
+            self.state_averager.step(wait_for_delayed_updates=True)
+            if not self.state_averager.pending_updates:
+                # else the next round would ask for parameters that this peer has
+                self._state_told.wait(TOLD_S)
+                return
+            self._watch.check()
+        raise PeerError("what runs in the background does not end")
 
     def _emit_state_round(self, round_: int, began: float, control: Any) -> bool:
         """Report what became of averaging parameters; return whether all of it happened."""

@@ -116,9 +116,11 @@ class PresenceService:
     def _take_in(self, letter: BytesValue) -> None:
         with self.census.lock:
             before = len(self.census.present())
-            for fields, age in MSGPackSerializer.loads(letter.value):
+            for fields, age, idle in MSGPackSerializer.loads(letter.value):
                 presence = Presence.unpack(fields)
-                if self.census.hear(presence, age) and not self.census.is_here(presence.peer_id):
+                if self.census.hear(presence, age, idle) and not self.census.is_here(
+                    presence.peer_id
+                ):
                     self._call_at_once(presence.peer_id)
             if len(self.census.present()) > before:
                 arrival, self._arrival = self._arrival, asyncio.Event()
@@ -242,7 +244,8 @@ class PresenceService:
             return {presence.peer_id for presence in self.census.present()}
 
     async def _call(self, peer: bytes) -> None:
-        letter = self._letter([[self.census.own.pack(), 0.0]])
+        with self.census.lock:
+            letter = self._letter([self.census.told_of_own()])
         answer = await self._p2p.call_protobuf_handler(PeerID(peer), self._name, letter, BytesValue)
         self._take_in(answer)
 

@@ -66,6 +66,7 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "batch_size": batch_size,
         "matchmaking_time": swarm.matchmaking_time,
         "averaging_timeout": swarm.averaging_timeout,
+        "straggler_timeout": swarm.straggler_timeout,
         "average_state_every": swarm.average_state_every,
         "state_averaging_compression": CODECS.get(swarm.state_codec)().build(None),
         "tracker_opts": {"silence": swarm.metadata_expiration},

@@ -23,6 +23,7 @@ from rayhive.peer.participation import Participation
 from rayhive.peer.reusable import ReusableStrategy
 from rayhive.peer.scaler import swarm_scaler
 from rayhive.peer.schedulers import HiveMindScheduler
+from rayhive.peer.tracker import STRAGGLER_TIMEOUT_S
 
 __all__ = ["HiveMindScheduler", "HivemindStrategy", "StrategyError"]
 
@@ -62,7 +63,8 @@ class HivemindStrategy(ReusableStrategy):
         scheduler_fn: ``callable(optimizer) -> scheduler``. Required for a scheduler where the
             optimizer is re-created, that is with delays or ``offload_optimizer``; otherwise it
             takes the place of the module's schedulers.
-        matchmaking_time: Longest wait for a group [s]; a round begins when all are there.
+        matchmaking_time: Longest wait for a peer that has come to a round and cannot be met [s]; a
+            round begins when all are there.
         averaging_timeout: Longest time of one averaging [s].
         verbose: Let hivemind report what it does.
         averager_opts: Further options of both averagers.
@@ -82,6 +84,8 @@ class HivemindStrategy(ReusableStrategy):
             summaries, results). If absent, the one that found nobody else in the run.
         load_initial_state: Whether to take the parameters of a peer that is no further, at the
             start. If absent, only a peer that joins others with a DHT of its own does.
+        straggler_timeout: How long a round waits for a peer that computes and makes no progress,
+            until it does [s].
         **optimizer_kwargs: Further arguments of the swarm's optimizer, for example
             ``grad_compression``, ``grad_averager_factory``, ``outlier_filter`` or
             ``aggregation``. ``extra_tensors`` may also be a function of the module.
@@ -121,6 +125,7 @@ class HivemindStrategy(ReusableStrategy):
         on_event: Callable[[str, dict[str, Any]], None] | None = None,
         global_zero: bool | None = None,
         load_initial_state: bool | None = None,
+        straggler_timeout: float = STRAGGLER_TIMEOUT_S,
         **optimizer_kwargs: Any,
     ) -> None:
         arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
@@ -251,6 +256,7 @@ class HivemindStrategy(ReusableStrategy):
     def on_train_start(self) -> None:
         """Take the state of a peer that is further; from now on, share one's own."""
         self.catch_up()
+        self.optimizer.end_batch()
 
     def catch_up(self) -> None:
         """Do so now, if it was not done in this fit.
@@ -262,12 +268,28 @@ class HivemindStrategy(ReusableStrategy):
             self._caught_up = True
             self._participation.catch_up(self._take_equal and self.optimizer.local_epoch == 0)
 
+    def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        """Move a batch; one to train on ends a break, before anything looks at the parameters."""
+        if self._running and getattr(self.lightning_module, "training", False):
+            self._begin_batch()
+        return super().batch_to_device(batch, *args, **kwargs)
+
+    def _begin_batch(self) -> None:
+        if self._caught_up:
+            self.optimizer.begin_batch()
+
+    def on_validation_start(self) -> None:
+        """Let the others go on without this peer if the validation takes long."""
+        if self._running:
+            self.optimizer.end_batch()
+
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Count the samples of the batch.
+        """Come back to the rounds, and count the samples of the batch.
 
         Raises:
             StrategyError: They cannot be counted.
         """
+        self._begin_batch()
         if self._settings.batch_size is None:
             try:
                 self.optimizer.batch_size_per_step = extract_batch_size(batch)
@@ -308,6 +330,8 @@ class HivemindStrategy(ReusableStrategy):
             result = super().optimizer_step(optimizer, counted, model, **kwargs)
         except _SkippedBatch:
             return None
+        finally:
+            participation.optimizer.end_batch()
         participation.raise_errors()
         return result
 

@@ -15,25 +15,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hivemind.dht import DHT
-from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
+from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import PerformanceEMA, get_dht_time
 
 from rayhive.compression.rendezvous import Member
 from rayhive.errors import PeerError
-from rayhive.peer.census import Census, Presence, Reunion
+from rayhive.peer.breaks import Breaks, watch
+from rayhive.peer.census import Census, Presence
 from rayhive.peer.presence import PresenceService
+from rayhive.peer.swarm_view import SwarmView
 
 #: The two kinds of averaging, by the field that says how far a peer is with it.
 KINDS = ("averaged", "synchronised")
 #: A peer that was not heard of for so long counts as dead [s].
 SILENCE_S = 4.0
+
+#: A peer that computes and made no progress for so long is not waited for until it does [s].
+STRAGGLER_TIMEOUT_S = 60.0
 
 #: Options of hivemind's tracker that say when it looks into the DHT, and the like.
 HIVEMINDS_ALONE = frozenset(
@@ -46,7 +49,7 @@ HIVEMINDS_ALONE = frozenset(
 OnMembers = Callable[[str, tuple[Member, ...], frozenset[bytes]], None]
 
 
-class LiveProgressTracker(threading.Thread):
+class LiveProgressTracker(SwarmView, threading.Thread):
     """Tracks the progress of this peer and of the swarm.
 
     Args:
@@ -57,6 +60,8 @@ class LiveProgressTracker(threading.Thread):
         heartbeat: Between two signs of life [s].
         silence: A peer that was not heard of for so long counts as dead [s]; default 4 s, or
             ``metadata_expiration`` if that is shorter.
+        straggler_timeout: A peer that computes and made no progress for so long is not waited for
+            until it does [s].
         metadata_expiration: How long an entry in the DHT is valid [s].
         performance_ema_alpha: Smoothing of samples per second.
         start: Start at once.
@@ -75,6 +80,7 @@ class LiveProgressTracker(threading.Thread):
         client_mode: bool | None = None,
         heartbeat: float = 1.0,
         silence: float | None = None,
+        straggler_timeout: float = STRAGGLER_TIMEOUT_S,
         metadata_expiration: float = 60.0,
         performance_ema_alpha: float = 0.1,
         start: bool,
@@ -89,7 +95,7 @@ class LiveProgressTracker(threading.Thread):
         silence = min(SILENCE_S, metadata_expiration) if silence is None else silence
         now = get_dht_time()
         own = Presence(dht.peer_id.to_bytes(), now, int(now * 1000), client_mode=self.client_mode)
-        self._census = Census(own, silence)
+        self._census = Census(own, silence, straggler_timeout=straggler_timeout)
         self._lock = self._census.lock
         self._service = PresenceService(
             dht,
@@ -99,6 +105,8 @@ class LiveProgressTracker(threading.Thread):
             expiration=max(metadata_expiration, 2 * silence),
             on_change=self._census_changed,
         )
+        self._breaks = Breaks()
+        self._on_break: Callable[[], None] | None = None
         self._on_members: OnMembers | None = None
         self._told: dict[str, tuple[tuple[Member, ...], frozenset[bytes]]] = {}
         self._told_samples = 0
@@ -123,7 +131,11 @@ class LiveProgressTracker(threading.Thread):
     async def _serve(self) -> None:
         self._leaving, self._loop = asyncio.Event(), asyncio.get_running_loop()
         self._ready.set()
-        await self._service.run(self._leaving)
+        looking = asyncio.create_task(watch(self._step_out_if_idle))
+        try:
+            await self._service.run(self._leaving)
+        finally:
+            looking.cancel()
 
     def check(self) -> None:
         """Raise if this peer has lost contact with the swarm for good.
@@ -153,7 +165,10 @@ class LiveProgressTracker(threading.Thread):
         with self._lock:
             self._lock.notify_all()
             follower, lost = self._on_members, self._census.lost()
-            told = {kind: (self._census.members(kind), lost) for kind in KINDS}
+            told = {
+                kind: (self._census.members(kind, computes=kind == self.comes_first), lost)
+                for kind in KINDS
+            }
         if follower is None:
             return
         for kind in KINDS:
@@ -161,15 +176,16 @@ class LiveProgressTracker(threading.Thread):
                 self._told[kind] = told[kind]
                 follower(kind, *told[kind])
 
-    def follow(self, on_members: OnMembers) -> None:
+    def follow(self, on_members: OnMembers, on_break: Callable[[], None] | None = None) -> None:
         """Have a function called with those who take part, now and whenever they change.
 
         Args:
             on_members: Gets one of :data:`KINDS`, the members for it, and the ids of those who are
                 gone without a word, in the thread.
+            on_break: Called in the thread when this peer has stepped out of the rounds.
         """
         with self._lock:
-            self._on_members = on_members
+            self._on_members, self._on_break = on_members, on_break
         self._ready.wait()
         self._call_soon(self._told.clear)
         self._call_soon(self._census_changed)
@@ -181,8 +197,7 @@ class LiveProgressTracker(threading.Thread):
         everything, and the averagers hear of it at the next heartbeat.
         """
         with self._lock:
-            own = self._census.own
-            self._census.own = dataclasses.replace(own, version=own.version + 1, **fields)
+            self._census.say(**fields)
             if aloud:
                 self._told_samples = self._census.own.samples
             heard = bool(self._census.others())
@@ -212,8 +227,39 @@ class LiveProgressTracker(threading.Thread):
 
     def take_part(self, takes_part: bool) -> None:
         """Say whether rounds have to wait for this peer from now on."""
-        if takes_part != self.takes_part:
-            self._say(takes_part=takes_part)
+        with self._lock:
+            if takes_part != self.takes_part or self._census.own.away:
+                self._say(takes_part=takes_part, away=False)
+
+    def end_batch(self) -> None:
+        """Say that no batch is computed now: if that lasts, this peer steps out of the rounds."""
+        with self._lock:
+            self._breaks.begin()
+
+    def begin_batch(self) -> float | None:
+        """Say that a batch begins.
+
+        Returns:
+            For how long there was none [s], if this peer stepped out meanwhile: it has to come
+            back before the batch.
+        """
+        with self._lock:
+            seconds = self._breaks.end()
+            return seconds if self._census.own.away else None
+
+    def _step_out_if_idle(self) -> None:
+        """Let the others go on without this peer if it has computed nothing for too long.
+
+        Not while it averages in the background: the others have it in their group.
+        """
+        with self._lock:
+            own = self._census.own
+            ended = min(getattr(own, kind) for kind in (self.comes_first, "synchronised"))
+            if not (own.takes_part and self._breaks.is_long and ended >= own.entered):
+                return
+            self._say(takes_part=False, away=True)
+        if self._on_break is not None:
+            self._on_break()
 
     def report_local_progress(
         self, local_epoch: int, samples_accumulated: int, update_global_samples: bool = True
@@ -242,10 +288,22 @@ class LiveProgressTracker(threading.Thread):
             samples_per_second=float(self.performance_ema.samples_per_second),
         )
 
-    def jump_to(self, round_: int) -> None:
-        """Go on to a round that this peer has taken over from another one."""
+    def jump_to(self, round_: int, samples: int = 0) -> None:
+        """Go on to a round that this peer has taken over from another one.
+
+        Args:
+            round_: The round.
+            samples: What it has accumulated and keeps.
+        """
         self.performance_ema.reset_timer()
-        self._say(round=round_, averaged=round_, synchronised=round_, samples=0)
+        self._say(round=round_, averaged=round_, synchronised=round_, samples=samples)
+
+    def enter(self, round_: int) -> None:
+        """Say that this peer has computed its part of a round, and averages now.
+
+        The others hear of it with the next message: they wait for it until it has come.
+        """
+        self._say(aloud=False, entered=round_)
 
     def skip_to(self, round_: int) -> None:
         """Go on to a round that others came to, and count those between as if done long ago."""
@@ -282,79 +340,3 @@ class LiveProgressTracker(threading.Thread):
         with self._lock:
             self._told_samples = 0
         return new_epoch
-
-    # -- what it knows of the swarm ------------------------------------------------------------
-
-    @property
-    def live_peers(self) -> int:
-        """Peers, this one included, that can take part in the next round."""
-        with self._lock:
-            return self._census.in_step()
-
-    @property
-    def global_epoch(self) -> int:
-        """The last round that anybody has finished."""
-        with self._lock:
-            return self._census.newest_round()
-
-    @property
-    def global_progress(self) -> GlobalTrainingProgress:
-        """How far the swarm is."""
-        with self._lock:
-            everybody = self._census.taking_part()
-            rate = sum(p.samples_per_second for p in everybody) or self.performance_ema.eps
-            samples = self._census.samples()
-            lacking = max(0, self.target_batch_size - samples)
-            return GlobalTrainingProgress(
-                epoch=self._census.newest_round(),
-                samples_accumulated=samples,
-                target_batch_size=self.target_batch_size,
-                num_peers=self._census.in_step(),
-                num_clients=sum(p.client_mode for p in everybody),
-                eta_next_epoch=get_dht_time() + lacking / rate,
-                next_fetch_time=get_dht_time(),
-            )
-
-    def take_reunion(self) -> Reunion | None:
-        """Return who came back that was lost, since the last call."""
-        with self._lock:
-            return self._census.take_reunion()
-
-    def any_here(self, peers: Iterable[bytes]) -> bool:
-        """Return whether any of these is known and alive."""
-        with self._lock:
-            return any(self._census.is_here(peer) for peer in peers)
-
-    @property
-    def ready_to_update_epoch(self) -> bool:
-        """Whether this peer may go on to the next round now."""
-        with self._lock:
-            behind = self._census.newest_round() > self._census.own.round
-            due = self._census.samples() >= self.target_batch_size
-            return behind or due or self._census.is_in_a_hurry()
-
-    @property
-    def estimated_next_update_time(self) -> float:
-        """When the next round is due, at the present speed [s on the DHT's clock]."""
-        eta: float = self.global_progress.eta_next_epoch
-        return get_dht_time() if self.ready_to_update_epoch else eta
-
-    def wait_for_peers(self, peers: int, timeout: float) -> bool:
-        """Take part, and wait until so many peers do.
-
-        Args:
-            peers: The number of peers, this one included.
-            timeout: Longest wait [s].
-
-        Returns:
-            Whether they do.
-        """
-        self.take_part(True)
-        deadline = time.monotonic() + timeout
-        with self._lock:
-            while len(self._census.taking_part()) < peers:
-                left = deadline - time.monotonic()
-                if left <= 0 or self.ended.is_set():
-                    return False
-                self._lock.wait(min(left, 1.0))
-        return True

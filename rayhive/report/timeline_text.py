@@ -151,6 +151,10 @@ _TELLERS: dict[str, Any] = {
     "state_loaded": lambda e: (
         f"{e['peer']} loaded the state of round {e['round_of_state']} in {e['seconds']:.2f} s"
     ),
+    "stepped_out": lambda e: f"{e['peer']} steps out after round {e['round']}",
+    "stepped_in": lambda e: (
+        f"{e['peer']} is back in round {e['round']} after {e['seconds']:.1f} s without a batch"
+    ),
     "fallback": lambda e: (
         f"{e['peer']} {_CHOICES[e['choice']]} round {e['round']}: {_short(e.get('reason'))}"
     ),

@@ -25,7 +25,7 @@ from rayhive.compression.rendezvous import (
     RoundIsOver,
 )
 
-WINDOW, PATIENCE = 30.0, 60.0
+WINDOW, PATIENCE, LONGEST = 30.0, 60.0, 600.0
 LATENCY = 0.05
 
 
@@ -100,16 +100,23 @@ class Swarm:
         finally:
             await answers.aclose()
 
-    def member(self, name: str, round_: int = 0, averaged: int = 0) -> Member:
-        return Member(self.ids[name].to_bytes(), False, round_, averaged, averaged)
+    def member(
+        self, name: str, round_: int = 0, averaged: int = 0, entered: int | None = None
+    ) -> Member:
+        return Member(self.ids[name].to_bytes(), False, round_, averaged, averaged, entered)
 
     def everybody_sees(self, names: list[str]) -> None:
         for peer in self.peers.values():
             peer.set_members([self.member(name) for name in names])
 
+    def everybody_sees_come(self, names: list[str], here: str) -> None:
+        """Let all see that those in ``here`` have come to round 1, and that the others compute."""
+        for peer in self.peers.values():
+            peer.set_members([self.member(name, entered=int(name in here)) for name in names])
+
     async def meet(self, name: str, round_: int = 1) -> GroupInfo:
         peer = self.peers[name]
-        group = await peer.meet(round_, name.encode(), WINDOW, PATIENCE)
+        group = await peer.meet(round_, name.encode(), WINDOW, PATIENCE, LONGEST)
         peer.leave_behind(round_)
         return group
 
@@ -263,6 +270,79 @@ def test_a_leader_that_comes_late_leads(run: Any) -> None:
         groups = await asyncio.gather(swarm.meet("a"), *tasks)
         assert all(names_of(group) == {"a", "b", "c"} for group in groups)
         assert asyncio.get_running_loop().time() < WINDOW
+
+    run(body())
+
+
+@pytest.mark.parametrize("late", ["a", "b", "c"])
+def test_a_peer_that_computes_is_waited_for_whatever_the_window(run: Any, late: str) -> None:
+    """Whether it leads or follows; a second one comes even later."""
+
+    async def body() -> None:
+        swarm, names = Swarm(["a", "b", "c", "d"]), ["a", "b", "c", "d"]
+        early = [name for name in names if name not in (late, "d")]
+        swarm.everybody_sees_come(names, "".join(early))
+        tasks = [asyncio.ensure_future(swarm.meet(name)) for name in early]
+        await asyncio.sleep(3 * WINDOW)
+        tasks.append(asyncio.ensure_future(swarm.meet(late)))
+        swarm.everybody_sees_come(names, "abc")
+        await asyncio.sleep(3 * WINDOW)
+        swarm.everybody_sees_come(names, "abcd")
+        groups = await asyncio.gather(*tasks, swarm.meet("d"))
+        assert len({group.group_id for group in groups}) == 1
+        assert names_of(groups[0]) == set(names)
+        assert asyncio.get_running_loop().time() < 6 * WINDOW + 10 * LATENCY
+
+    run(body())
+
+
+@pytest.mark.parametrize("stuck", ["a", "c"])
+def test_a_peer_that_is_no_member_any_more_is_waited_for_no_longer(run: Any, stuck: str) -> None:
+    """It computed for too long."""
+
+    async def body() -> None:
+        names = ["a", "b", "c", "d"]
+        swarm, others = Swarm(names), [name for name in names if name != stuck]
+        swarm.everybody_sees_come(names, "".join(others))
+        tasks = [asyncio.ensure_future(swarm.meet(name)) for name in others]
+        await asyncio.sleep(2 * WINDOW)
+        swarm.everybody_sees_come(others, "".join(others))
+        groups = await asyncio.gather(*tasks)
+        assert all(names_of(group) == set(others) for group in groups)
+        assert asyncio.get_running_loop().time() < 2 * WINDOW + 10 * LATENCY
+
+    run(body())
+
+
+def test_a_leader_that_was_missing_is_asked_again_when_there_is_news_of_it(run: Any) -> None:
+    """It had come to the round, and answered nobody; another one computes all the time."""
+
+    async def body() -> None:
+        names = ["a", "b", "c", "d"]
+        swarm = Swarm(names)
+        swarm.everybody_sees_come(names, "abc")
+        tasks = [asyncio.ensure_future(swarm.meet(name)) for name in "bc"]
+        await asyncio.sleep(WINDOW + 1)
+        assert not any(task.done() for task in tasks)
+        tasks.append(asyncio.ensure_future(swarm.meet("a")))
+        for peer in swarm.peers.values():  # it began anew
+            a = swarm.member("a", round_=-1, entered=1)
+            peer.set_members([a, *(swarm.member(n, entered=int(n != "d")) for n in "bcd")])
+        await asyncio.sleep(1)
+        swarm.everybody_sees_come(names, "abcd")
+        groups = await asyncio.gather(*tasks, swarm.meet("d"))
+        assert all(names_of(group) == set(names) for group in groups)
+
+    run(body())
+
+
+def test_a_peer_that_computes_for_ever_ends_the_search_at_its_limit(run: Any) -> None:
+    async def body() -> None:
+        swarm = Swarm(["a", "b"])
+        swarm.everybody_sees_come(["a", "b"], "a")
+        with pytest.raises(asyncio.TimeoutError):
+            await swarm.meet("a")
+        assert LONGEST <= asyncio.get_running_loop().time() < LONGEST + 1
 
     run(body())
 

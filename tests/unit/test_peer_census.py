@@ -98,8 +98,8 @@ def test_what_is_told_makes_another_census_equal(census: Census, clock: Clock) -
     census.hear(presence("a", round=4))
     clock.now += 1.0
     other = Census(presence("other"), SILENCE, clock)
-    for fields, age in census.told():
-        other.hear(Presence.unpack(fields), age)
+    for fields, age, idle in census.told():
+        other.hear(Presence.unpack(fields), age, idle)
     assert names(other.present()) == ["a", "other", "own"]
     clock.now += SILENCE - 0.5
     assert names(other.present()) == ["other", "own"], "a was heard of a second earlier"
@@ -149,7 +149,60 @@ def test_who_is_far_behind_is_not_in_step(census: Census) -> None:
 def test_members_say_what_the_kind_of_averaging_needs(census: Census) -> None:
     said = presence("a", round=5, averaged=5, synchronised=4, met_averaged=3, met_synchronised=2)
     census.hear(said)
-    assert census.members("averaged")[0][2:] == (5, 5, 3)
-    assert census.members("synchronised")[0][2:] == (5, 4, 2)
+    assert census.members("averaged")[0][2:] == (5, 5, 3, 0)
+    assert census.members("synchronised", computes=False)[0][2:] == (5, 4, 2, None)
     census.hear(dataclasses.replace(said, version=2, takes_part=False))
     assert [member.peer_id for member in census.members("averaged")] == [b"own"]
+
+
+STRAGGLER = 20.0
+
+
+@pytest.fixture
+def patient(clock: Clock) -> Census:
+    return Census(presence("own", since=5.0), 1e6, clock, STRAGGLER)
+
+
+def test_a_peer_that_computes_is_waited_for_until_it_makes_no_progress(
+    patient: Census, clock: Clock
+) -> None:
+    patient.hear(presence("a", version=2, round=7, samples=5))
+    clock.now += STRAGGLER
+    patient.hear(presence("a", version=2, round=7, samples=5), idle=STRAGGLER)  # a sign of life
+    assert names(patient.taking_part()) == ["a", "own"]
+    clock.now += 0.1
+    assert names(patient.taking_part()) == ["own"]
+    assert patient.in_step() == 1 and patient.samples() == 0
+    assert patient.newest_round() == 7, "what it has done counts"
+    assert patient.lost() == frozenset(), "it lives"
+    patient.hear(presence("a", version=3, round=7, samples=9))
+    assert names(patient.taking_part()) == ["a", "own"]
+
+
+def test_a_peer_that_waits_for_others_in_a_round_makes_progress_enough(
+    patient: Census, clock: Clock
+) -> None:
+    patient.hear(presence("a", round=3, entered=4))
+    clock.now += 2 * STRAGGLER
+    assert names(patient.taking_part()) == ["a", "own"]
+
+
+def test_a_newcomer_hears_how_long_a_peer_has_made_no_progress(
+    patient: Census, clock: Clock
+) -> None:
+    patient.hear(presence("a"))
+    clock.now += STRAGGLER - 1.0
+    newcomer = Census(presence("new"), 1e6, clock, STRAGGLER)
+    for fields, age, idle in patient.told():
+        newcomer.hear(Presence.unpack(fields), age, idle)
+    assert "a" in names(newcomer.taking_part())
+    clock.now += 1.1
+    assert "a" not in names(newcomer.taking_part())
+
+
+def test_a_peer_that_is_away_is_not_waited_for_and_is_where_it_is(census: Census) -> None:
+    census.hear(presence("a", round=9, averaged=9, samples=3, takes_part=False, away=True))
+    census.hear(presence("left", round=11, averaged=11, takes_part=False))
+    assert names(census.taking_part()) == ["own"]
+    assert (census.newest_round(), census.newest_averaged("averaged")) == (9, 9)
+    assert census.lost() == frozenset()

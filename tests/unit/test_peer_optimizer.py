@@ -12,7 +12,9 @@ import pytest
 from rayhive.compression.excluded import ExcludedRoundFailed
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.errors import PeerError
-from rayhive.peer.optimizer import BACKGROUND_WAITS, TOLD_S, RayhiveOptimizer
+from rayhive.peer.catching_up import CatchingUp
+from rayhive.peer.optimizer import RayhiveOptimizer
+from rayhive.peer.parts import BACKGROUND_WAITS, TOLD_S
 
 
 class Fake(SimpleNamespace):
@@ -21,6 +23,7 @@ class Fake(SimpleNamespace):
     def __init__(self, **unusual: Any) -> None:
         usual: dict[str, Any] = {
             "local_epoch": 3, "live_peers": 2, "averaging_timeout": 1.0, "average_state_every": 1,
+            "_step_timeout": 1.0, "_keeps": False,
             "delay_grad_averaging": False, "delay_optimizer_step": False,
             "_stale": False, "_astray": 0, "_settling": True, "_lost": frozenset(),
             "_average_state_soon": False, "_quiet": False, "_went_on": 0.0,
@@ -38,12 +41,19 @@ class Fake(SimpleNamespace):
         )
         self._end_own = lambda record, outcome: self.outcomes.append(outcome)
 
+    @property
+    def _counts_for_nothing(self) -> bool:
+        return bool(CatchingUp._counts_for_nothing.fget(self))  # type: ignore[attr-defined]
 
-@pytest.mark.parametrize(("live_peers", "samples"), [(1, 32), (2, 0)])
+
+@pytest.mark.parametrize(
+    ("live_peers", "keeps", "samples"), [(1, False, 32), (2, False, 0), (2, True, 32)]
+)
 def test_a_stale_peer_counts_again_when_nobody_has_newer_parameters(
-    live_peers: int, samples: int
+    live_peers: int, keeps: bool, samples: int
 ) -> None:
-    peer = Fake(_stale=True, live_peers=live_peers)
+    """One that kept its gradients while it was away counts with these."""
+    peer = Fake(_stale=True, live_peers=live_peers, _keeps=keeps)
     assert RayhiveOptimizer._begin_record(peer)["samples"] == samples  # type: ignore[arg-type]
 
 

@@ -63,7 +63,7 @@ def test_of_two_that_lost_each_other_one_dials_and_the_other_is_called(
         waiting = asyncio.create_task(waits._is_back(SMALL, PATIENCE))
         await asyncio.sleep(0)
         waits._start_calls = lambda: None
-        waits._take_in(waits._letter([[said_by(SMALL, 2).pack(), 0.0]]))
+        waits._take_in(waits._letter([[said_by(SMALL, 2).pack(), 0.0, 0.0]]))
         assert await asyncio.wait_for(waiting, PATIENCE / 2)
         assert len(knocks) == 2
         assert await waits._is_back(SMALL, PATIENCE) and len(knocks) == 2

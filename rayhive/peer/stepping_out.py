@@ -1,0 +1,52 @@
+"""A peer that computes nothing for a while steps out of the swarm's rounds, and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayhive.errors import ConfigError, Problem
+from rayhive.peer.catching_up import CatchingUp
+
+#: What is said of ``averager_opts.target_group_size``.
+GROUP_SIZE = "absent: the group of a round is every peer that takes part"
+
+
+class SteppingOut(CatchingUp):
+    """Leaves the others to go on while this peer validates, saves a checkpoint or loads data.
+
+    What it has accumulated stays, and enters the round in which it is back.
+    """
+
+    def begin_batch(self) -> None:
+        """Say that a batch is about to be computed; come back first if this peer stepped out.
+
+        It must be called before the forward pass: the parameters may be replaced by newer ones.
+        """
+        seconds = self.tracker.begin_batch()
+        if seconds is None:
+            return
+        before = self.local_epoch
+        if self.tracker.has_missed(before + 1, self.averaging_timeout):
+            self.load_state_from_peers(keep_gradients=True)
+        else:
+            self.tracker.take_part(True)
+        self._emit("stepped_in", round_before=before, round=self.local_epoch, seconds=seconds)
+
+    def end_batch(self) -> None:
+        """Say that a batch is over: if the next one does not begin soon, this peer steps out."""
+        self.tracker.end_batch()
+
+    def _on_break(self) -> None:
+        self._emit("stepped_out", round=self.local_epoch)
+
+
+def refuse_group_size(averager_opts: Mapping[str, Any]) -> None:
+    """Refuse a size of groups, which would mean nothing.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    if "target_group_size" in averager_opts:
+        value = averager_opts["target_group_size"]
+        raise ConfigError(Problem("averager_opts.target_group_size", value, GROUP_SIZE))
