@@ -1,6 +1,7 @@
 """The averagers of a peer: hivemind's three kinds, measured.
 
-Each talks under the name of its hivemind class, so that plain hivemind peers can join.
+Each talks under the name of its hivemind class, so that a single averager can average with plain
+hivemind peers. The optimizer forms groups otherwise: all peers of a run use rayhive's.
 """
 
 from __future__ import annotations

@@ -88,8 +88,10 @@ class _LifeTime:
         if round_ is not None and not (self._timeline.applied(round_) and round_["samples"]):
             work = RETRY
         accumulating = None if round_ is None else round_.get("accumulating_s")
-        if any(name == TRANSFER for name, _ in parts):
-            rest = RETRY  # what was computed before the state was loaded is thrown away
+        loads = self._within(self._loads, step["t"])
+        if loads:
+            # what was computed before the state was loaded is thrown away, unless it was kept
+            rest = work if all(load.get("kept") for load in loads) else RETRY
             explained = 0.0  # it accumulates anew since
         elif accumulating is None:
             rest = work
@@ -123,11 +125,15 @@ class _LifeTime:
         parts = [(STALLED, overlap((self._at, moment), self._stops))]
         if clock_s is not None:
             parts.append((EVALUATION, max(0.0, moment - self._at - clock_s)))
+        breaks = self._within(self._of("stepped_in"), moment)
+        parts += [(STALLED, event["seconds"]) for event in breaks]
         return parts + self._transfers(moment)
 
     def _transfers(self, moment: float) -> list[Part]:
-        within = [e for e in self._loads if self._at < e["t"] <= moment]
-        return [(TRANSFER, event["seconds"]) for event in within]
+        return [(TRANSFER, event["seconds"]) for event in self._within(self._loads, moment)]
+
+    def _within(self, events: Iterable[Event], moment: float) -> list[Event]:
+        return [event for event in events if self._at < event["t"] <= moment]
 
     def _update(self, update_s: float, state: Event | None) -> list[Part]:
         if state is None or self._delay != "none":

@@ -113,6 +113,10 @@ class Census:
     def say(self, **fields: Any) -> None:
         """Change what this peer says of itself."""
         self.own = replace(self.own, version=self.own.version + 1, **fields)
+        self.note_progress()
+
+    def note_progress(self) -> None:
+        """Note that this peer has come further just now."""
         self._progressed[self.own.peer_id] = self._clock()
 
     def hear(self, presence: Presence, age: float = 0.0, idle: float = 0.0) -> bool:

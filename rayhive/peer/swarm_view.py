@@ -120,7 +120,8 @@ class SwarmView:
         self.take_part(True)
         deadline = time.monotonic() + timeout
         with self._lock:
-            while len(self._census.taking_part()) < peers:
+            # none of them makes progress while it waits here
+            while sum(peer.takes_part for peer in self._census.present()) < peers:
                 left = deadline - time.monotonic()
                 if left <= 0 or self.ended.is_set():
                     return False

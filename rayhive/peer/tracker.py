@@ -245,6 +245,7 @@ class LiveProgressTracker(SwarmView, threading.Thread):
         """
         with self._lock:
             seconds = self._breaks.end()
+            self._census.note_progress()
             return seconds if self._census.own.away else None
 
     def _step_out_if_idle(self) -> None:

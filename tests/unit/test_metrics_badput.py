@@ -116,6 +116,19 @@ def test_what_was_computed_before_a_state_was_loaded_is_thrown_away() -> None:
     assert found["stalled"] == 2 * 1.0
 
 
+def test_what_a_peer_kept_while_it_stepped_out_is_not_thrown_away() -> None:
+    story = three(1.0)
+    load = {"seconds": 0.4, "round_before": 1, "round_of_state": 1, "round": 1, "kept": 32}
+    story.say(2.0, "state_loaded", "peer-1", **load, lost=0)
+    story.say(2.0, "stepped_in", "peer-1", round_before=1, round=1, seconds=0.5)
+    story.rounds(3.0, peers=ALL, accumulating_s=0.7)  # since the state was there
+    story.finish(3.0, ALL)
+    found = spent(story)
+    assert found["state_transfer"] == 0.4
+    assert "retry" not in found
+    assert found["stalled"] == pytest.approx(2 * 1.0 + 0.5)
+
+
 @pytest.mark.parametrize(
     ("handed_over", "lost", "retry", "productive"),
     [(32, 0, None, 0.6), (0, 32, 0.6, 0.0), (24, 8, 0.15, 0.45), (0, 0, None, 0.0)],
