@@ -104,8 +104,8 @@ KINDS: dict[str, str] = {
 FIELDS: dict[str, str] = {
     name: expected
     for expected, names in {
-        "whole number": "round samples computed lost life group_size peers retries round_before "
-        "round_of_state apart handed_over pending pid live_peers checked batch_size",
+        "whole number": "round samples computed lost kept life group_size peers retries "
+        "round_before round_of_state apart handed_over pending pid live_peers checked batch_size",
         "number": "clock_s seconds accumulating_s background_s update_s waited_s loss "
         "matchmaking_s averaging_s fraction norm bound lean deadline_s slip_s slip_rounds "
         "sent_bytes received_bytes wasted_bytes bytes exit_code dense_payload_bytes "

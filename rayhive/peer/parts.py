@@ -81,6 +81,10 @@ class SwarmParts(hivemind.Optimizer):
         self._outlier_filter, self._aggregation = outlier_filter, aggregation
         super().__init__(**kwargs)
 
+    def __del__(self) -> None:
+        if hasattr(self, "_parent_pid"):  # else it was refused before it began
+            super().__del__()
+
     @property
     def _step_timeout(self) -> float:
         """Longest time of a step, from the wait for those who compute to the last part [s]."""

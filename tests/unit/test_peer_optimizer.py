@@ -11,7 +11,7 @@ import pytest
 
 from rayhive.compression.excluded import ExcludedRoundFailed
 from rayhive.compression.rendezvous import NobodyElse
-from rayhive.errors import PeerError
+from rayhive.errors import ConfigError, PeerError
 from rayhive.peer.catching_up import CatchingUp
 from rayhive.peer.optimizer import RayhiveOptimizer
 from rayhive.peer.parts import BACKGROUND_WAITS, TOLD_S
@@ -147,3 +147,10 @@ def test_who_waits_for_parameters_goes_on_although_their_report_fails() -> None:
     with pytest.raises(OSError):
         RayhiveOptimizer._end_state_round(peer, 4, 0.0, None)  # type: ignore[arg-type]
     assert peer._state_told.is_set()
+
+
+def test_a_size_of_groups_is_refused_and_not_ignored() -> None:
+    with pytest.raises(ConfigError, match="target_group_size: 4 is not valid: absent"):
+        RayhiveOptimizer(
+            dht=SimpleNamespace(client_mode=False), averager_opts={"target_group_size": 4}
+        )
