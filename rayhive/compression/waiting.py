@@ -1,8 +1,8 @@
-"""Who is waited for in a round, and for how long.
+"""Members of a run and the search for a round's group: which of them it awaits, and until when.
 
-A member that still computes is waited for without a limit of its own: whoever keeps the list of
-members takes off it those that are dead or make no progress. A member that has come to the round
-is waited for until its window ends.
+A member that still computes has no window: the list of members, which is kept elsewhere, loses
+members that are dead or make no progress. A member that has come to the round is awaited until its
+window ends.
 """
 
 from __future__ import annotations

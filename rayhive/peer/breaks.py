@@ -1,7 +1,7 @@
-"""When a peer is between two batches for so long that the others should go on without it.
+"""Breaks between batches, after which a peer steps out of the swarm's rounds.
 
-A peer validates, saves a checkpoint, or waits for its loader. Whatever it is, its trainer says only
-when a batch begins and when it is over; the rest is a matter of time.
+A break is a validation, a checkpoint, a slow loader or a callback. Only its length counts: the
+trainer reports when a batch begins and when it is over.
 """
 
 from __future__ import annotations

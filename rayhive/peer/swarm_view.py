@@ -1,4 +1,4 @@
-"""What a peer knows of the progress of its swarm, asked by its trainer."""
+"""Progress of the swarm as one peer knows it: the queries of its trainer."""
 
 from __future__ import annotations
 

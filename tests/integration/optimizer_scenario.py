@@ -1,7 +1,7 @@
 """One real peer whose rounds fail, run as a script: prints what was applied, as JSON.
 
-In company, a second peer says that it takes part and never comes to a round, so matchmaking runs
-into its timeout.
+In company, a second peer says that it has come to the rounds and cannot be met there, so
+matchmaking runs into its timeout. One that said that it computed would be waited for.
 """
 
 from __future__ import annotations
@@ -74,13 +74,14 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _idle_peer(dht: hivemind.DHT) -> LiveProgressTracker:
-    """Return a peer of the run that takes part and does nothing."""
+    """Return a peer of the run that says that it has come to the rounds, and does nothing."""
     addresses = [str(address) for address in dht.get_visible_maddrs()]
     own = hivemind.DHT(
         initial_peers=addresses, start=True, host_maddrs=["/ip4/127.0.0.1/tcp/0"], use_relay=False
     )
     tracker = LiveProgressTracker(own, "failing", sum(BATCHES), start=True)
     tracker.take_part(True)
+    tracker.enter(2)
     return tracker
 
 
