@@ -17,7 +17,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import Matchmaking
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils import MSGPackSerializer
+from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from rayhive.compression.groups import GroupBook
 from rayhive.compression.rendezvous import Member, Rendezvous
@@ -125,11 +125,14 @@ class LiveMatchmaking(Matchmaking):
             else:
                 group = cast("GroupInfo | None", await super().look_for_group(step))
         except asyncio.TimeoutError:
-            pass
+            if meets:  # the time in which others computed is not for further attempts
+                _shorten(step, self.rendezvous.patience_left)
         finally:
             trace = TRACE.get()
             if trace is not None:
                 trace.searches.append((begin, time.monotonic()))
+        if group is not None and meets and self._patience is not None:
+            _shorten(step, self._patience)
         if group is not None and trace is not None:
             trace.groups.append(group.group_id)
             self.groups.expect(group.group_id)
@@ -145,6 +148,11 @@ class LiveMatchmaking(Matchmaking):
             answers = super().rpc_join_group(request, context)
         async for message in answers:
             yield message
+
+
+def _shorten(step: StepControl, seconds: float) -> None:
+    """Let a step make no further attempt after so many seconds from now."""
+    step._deadline = min(step.deadline, get_dht_time() + seconds)
 
 
 def round_of(step: StepControl) -> int | None:

@@ -71,6 +71,8 @@ class Rendezvous:
         self._members: tuple[Member, ...] = ()
         self._search: Search | None = None
         self._past = 0
+        #: Seconds of patience that the last search had left.
+        self.patience_left = 0.0
         self._changed = asyncio.Event()
 
     # -- what it is told -----------------------------------------------------------------------
@@ -153,6 +155,7 @@ class Rendezvous:
             raise asyncio.TimeoutError(f"nobody came to round {round_} in time")
         finally:
             self._search = None
+            self.patience_left = max(0.0, _left(search.ends))
             search.dismiss()
             self._notify()
 
