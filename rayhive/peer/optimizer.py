@@ -145,6 +145,8 @@ class RayhiveOptimizer(SteppingOut):
         self._quiet = False
         if self._schema_hash != self._compute_schema_hash():
             raise RuntimeError("parameters or gradients were replaced between two steps")
+        if self.use_gradient_averaging and self._take_over_missed_round():
+            return
         self.tracker.enter(self.local_epoch + 1)
         with self.tracker.pause_updates():
             finish_gradients: Callable[[], None] | None = None

@@ -33,6 +33,21 @@ class SteppingOut(CatchingUp):
             self.tracker.take_part(True)
         self._emit("stepped_in", round_before=before, round=self.local_epoch, seconds=seconds)
 
+    def _take_over_missed_round(self) -> bool:
+        """Load the state if others have averaged the round that is due; return whether they have.
+
+        They may have begun it just when this peer came back. Its gradients enter the next round;
+        a step by itself would part it from the others. Peers that were parted by a broken link
+        merge what each of them learnt instead.
+        """
+        self._note_reunion()
+        due = self.local_epoch + 1
+        if self._apart is not None or not self.tracker.was_met(due):
+            return False
+        self.tracker.has_missed(due, self.averaging_timeout)  # they may be in the middle of it
+        self.load_state_from_peers(keep_gradients=True)
+        return True
+
     def end_batch(self) -> None:
         """Say that a batch is over: if the next one does not begin soon, this peer steps out."""
         self.tracker.end_batch()

@@ -83,6 +83,13 @@ class SwarmView:
             )
             return done >= round_
 
+    def was_met(self, round_: int) -> bool:
+        """Return whether peers that take part have averaged the gradients of a round in a group."""
+        own = self._census.own.peer_id
+        with self._lock:
+            others = [p for p in self._census.taking_part() if p.peer_id != own]
+            return any(p.met_averaged >= round_ for p in others)
+
     def take_reunion(self) -> Reunion | None:
         """Return who came back that was lost, since the last call."""
         with self._lock:

@@ -144,3 +144,24 @@ def test_a_peer_that_is_back_loads_the_state_if_it_missed_a_round(missed: bool, 
     peer: Any = Returning(missed)
     SteppingOut.begin_batch(peer)
     assert peer.did == [first, ("stepped_in", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("met", "apart", "loads"), [(True, None, True), (False, None, False), (True, 2, False)]
+)
+def test_a_round_that_began_just_when_a_peer_was_back_is_not_done_alone(
+    met: bool, apart: int | None, loads: bool
+) -> None:
+    peer: Any = Returning(missed=True)
+    peer.tracker.was_met = lambda round_: met and round_ == 4
+    peer._note_reunion, peer._apart = lambda: None, apart
+    assert SteppingOut._take_over_missed_round(peer) is loads
+    assert peer.did == ([("loads, keeps gradients", True)] if loads else [])
+
+
+@pytest.mark.parametrize(("met", "over"), [(3, False), (4, True)])
+def test_a_round_is_over_when_others_have_met_in_it(
+    tracker: LiveProgressTracker, met: int, over: bool
+) -> None:
+    heard(tracker, "a", round=4, averaged=4, met_averaged=met)
+    assert tracker.was_met(4) is over
