@@ -229,9 +229,11 @@ def _progress(study: Study) -> Iterator[Progress]:
 def _write_tables(folder: Path) -> None:
     from rayhive.report.frames import write_parquet
     from rayhive.report.results import load_results
+    from rayhive.sweep.files import writable
 
     if (folder / "trials").is_dir():
-        write_parquet(load_results(folder), folder)
+        with writable(folder):
+            write_parquet(load_results(folder), folder)
 
 
 def _print_results(folder: Path, format: str) -> None:

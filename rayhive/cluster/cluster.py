@@ -8,7 +8,8 @@ import importlib
 import logging
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Cluster:
         }
         self._handles: dict[str, ReplicateHandle] = {}
         self._studies: set[str] = set()
+        self._make: Callable[[], EmbeddedRay] | None = None
         self._pending: dict[str, float] = {}  # run id -> when it was first seen
         self._open = True
         atexit.register(self.close)
@@ -98,10 +100,13 @@ class Cluster:
         target = resolve(address)
         if ray.is_initialized():
             raise ClusterError("this process is connected to a Ray cluster already")
-        embedded = EmbeddedRay(namespace, num_cpus) if target is None else None
+        make = partial(EmbeddedRay, namespace, num_cpus)
+        embedded = make() if target is None else None
         if target is not None:
             _join(target, namespace)
-        return cls(embedded, timing, zygote_command)
+        cluster = cls(embedded, timing, zygote_command)
+        cluster._make = make
+        return cluster
 
     def __enter__(self) -> Cluster:
         return self
@@ -168,6 +173,7 @@ class Cluster:
             SupervisorError: The supervisor does not start in time; it is ended.
         """
         bounds = timing or self._timing or Timing.of(spec.timeouts)
+        self._mend()
         self._studies.add(spec.study)
         node = ray.get_runtime_context().get_node_id()
         given = spec.model_dump(mode="json", by_alias=True)
@@ -188,9 +194,25 @@ class Cluster:
             raise ConfigError(Problem("name", spec.study, text))
         if self._embedded is not None:
             self._embedded.note_run(spec)
-        handle = ReplicateHandle(spec, actor)
+        handle = ReplicateHandle(spec, actor, self._broken)
         self._handles[spec.run_id] = handle
         return handle
+
+    def _broken(self) -> str | None:
+        """Return what is wrong with the embedded Ray, None if nothing is or there is none."""
+        return None if self._embedded is None else self._embedded.broken()
+
+    def _mend(self) -> None:
+        """Start another embedded Ray in the place of one that has lost a daemon.
+
+        What ran on it died with it, or is ended here.
+        """
+        if self._embedded is None or self._make is None or self._broken() is None:
+            return
+        self._handles.clear()
+        self._embedded.close()
+        self._embedded = self._make()
+        self._agent_options["directory"] = str(self._embedded.agents)
 
     def find(self, run_id: str, folder: str | Path | None = None) -> ReplicateHandle | None:
         """Return the replicate of this name if its supervisor lives.
@@ -204,6 +226,7 @@ class Cluster:
         Raises:
             NoAnswerError: Its supervisor lives but does not answer.
         """
+        self._mend()
         try:
             handle = self.peek(run_id)
         except NoAnswerError:
@@ -233,7 +256,7 @@ class Cluster:
             raise NoAnswerError(f"{run_id} does not answer: {error}") from error
         except (ValueError, RayActorError, ActorUnschedulableError):
             return None
-        return ReplicateHandle(ReplicateSpec.model_validate(spec), actor)
+        return ReplicateHandle(ReplicateSpec.model_validate(spec), actor, self._broken)
 
     def supervisors(self, study: str | None = None) -> list[str]:
         """Return the run ids of the living supervisors of a study, or of all studies."""

@@ -68,6 +68,7 @@ class EmbeddedRay:
                     _temp_dir=str(self.directory),
                 )
                 keep_silent()
+                self._daemons = _daemons()
         except Exception as error:
             self.close()
             raise ClusterError(f"an embedded Ray did not start: {error}") from error
@@ -76,6 +77,17 @@ class EmbeddedRay:
     def agents(self) -> Path:
         """The directory for node agents."""
         return self.directory / "a"
+
+    def broken(self) -> str | None:
+        """Return which of Ray's daemons has ended, and how; None if all of them run."""
+        for name, process in self._daemons.items():
+            code = process.poll()
+            if code is not None:
+                how = (
+                    f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                )
+                return f"the {name} of the embedded Ray (pid {process.pid}) {how}"
+        return None
 
     def note_run(self, spec: ReplicateSpec) -> None:
         """Write down that a replicate runs here, for other processes on this machine."""
@@ -96,6 +108,15 @@ class EmbeddedRay:
             self._undertaker.kill()
             self._undertaker.wait()
             belongings.clear(self.directory, patience=0.0)
+
+
+def _daemons() -> dict[str, subprocess.Popen[bytes]]:
+    """Return the daemons of the Ray that this process started, without which it is of no use."""
+    # There is no public way to them.
+    node = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
+    found = getattr(node, "all_processes", {})
+    names = {"raylet": "raylet", "gcs_server": "GCS server"}
+    return {names[kind]: found[kind][0].process for kind in names if found.get(kind)}
 
 
 def _variables() -> dict[str, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
+from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
 
 from rayhive.cluster.calls import RETRY_EVERY
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
@@ -25,10 +26,17 @@ class ReplicateHandle:
     Args:
         spec: The replicate.
         actor: Its supervisor.
+        broken: Says what is wrong with the cluster as a whole, if something is.
     """
 
-    def __init__(self, spec: ReplicateSpec, actor: Any) -> None:
+    def __init__(
+        self,
+        spec: ReplicateSpec,
+        actor: Any,
+        broken: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self.spec = spec
+        self._broken = broken
         self._actor = actor
         self._outcome: dict[str, str] | None = None
         self._reason: str | None = None
@@ -60,7 +68,13 @@ class ReplicateHandle:
                         self._actor.stop.remote(self._reason)
                     time.sleep(RETRY_EVERY if left > RETRY_EVERY else max(0.0, left))
             except RayActorError as error:
-                self._outcome = settle(Path(self.spec.folder), str(error).splitlines()[0])
+                said = str(error).splitlines()[0]
+                self._outcome = settle(Path(self.spec.folder), self._broken() or said)
+            except RayError:
+                if self._broken() is None:
+                    raise
+            if self._outcome is None and (why := self._broken()) is not None:
+                self._outcome = settle(Path(self.spec.folder), why)
             if self._outcome is None and deadline is not None and time.monotonic() >= deadline:
                 return None
         return self._outcome

@@ -20,7 +20,7 @@ from rayhive.errors import ConfigError, DamagedError, Problem, without_secrets
 from rayhive.events import read_events
 from rayhive.sweep.aside import set_aside
 from rayhive.sweep.code import Fingerprint, read_fingerprint
-from rayhive.sweep.files import write_atomically
+from rayhive.sweep.files import is_unfinished, write_atomically
 from rayhive.sweep.provenance import collect
 
 #: Keys that may grow when a study is continued; every other difference makes it another study.
@@ -67,7 +67,7 @@ class RunFolder:
             if owner is not None:
                 yield self._in_use(owner)
             yield from self._differences(config)
-        elif self.path.exists() and {item.name for item in self.path.iterdir()} - {LOCK}:
+        elif self.path.exists() and self._occupied():
             yield Problem("--out", str(self.path), "a run folder, or one that is empty or new")
 
     def check_code(self, config: SweepConfig, now: Fingerprint) -> Iterator[Problem]:
@@ -188,6 +188,10 @@ class RunFolder:
         set_aside(file)
         run = _RUN.search(text)
         return {} if run is None else {"run": run[1]}
+
+    def _occupied(self) -> bool:
+        """Return whether the folder holds more than a driver leaves that dies as it begins."""
+        return any(item.name != LOCK and not is_unfinished(item) for item in self.path.iterdir())
 
     def _unwritable(self) -> Problem | None:
         """Find the first existing part of the path and say if nothing can be made there."""

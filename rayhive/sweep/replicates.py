@@ -139,12 +139,12 @@ class ReplicateRunner:
         folder = Path(spec.folder)
         ran = False
         bound = self._retries + (lost_attempts(folder) if again else 0)
+        self._interruption.check()
+        spec, handle = self._adopt(spec, folder)
+        end = None if handle is not None else self._finished(spec, folder)
+        if end is not None or handle is not None:
+            _check_plan(spec, folder)
         while True:
-            self._interruption.check()
-            spec, handle = self._adopt(spec, folder)
-            end = None if handle is not None else self._finished(spec, folder)
-            if end is not None or handle is not None:
-                _check_plan(spec, folder)
             if end is not None:
                 if end["state"] != LOST or lost_attempts(folder) > bound:
                     return ran
@@ -152,10 +152,11 @@ class ReplicateRunner:
                     f"trial {spec.trial} r{spec.replicate} {spec.scenario} was lost "
                     f"({end['stop_reason']}); it is tried again"
                 )
+            self._interruption.check()
             ran = True
-            reason = self._follow(spec, handle)
-            if self._finished(spec, folder) is None:
-                record_end(folder, LOST, reason)
+            # the supervisor of an attempt that has ended may still be there: it is not adopted
+            reason, handle = self._follow(spec, handle), None
+            end = self._finished(spec, folder) or record_end(folder, LOST, reason)
 
     def _finished(self, spec: ReplicateSpec, folder: Path) -> Event | None:
         """Return how a replicate ended, None if it did not; a damaged one is set aside."""
@@ -166,8 +167,7 @@ class ReplicateRunner:
             self.set_aside(spec, error)
             return None
         if outcome is not None:  # its supervisor died while it cleared up
-            record_end(folder, outcome["state"], outcome["stop_reason"])
-            return outcome
+            return record_end(folder, outcome["state"], outcome["stop_reason"])
         return found
 
     def set_aside(self, spec: ReplicateSpec, error: DamagedError) -> None:
@@ -318,8 +318,10 @@ def _outcome(folder: Path) -> Event | None:
     return found
 
 
-def record_end(folder: Path, state: str, reason: str) -> None:
-    """End a log whose writer is gone."""
+def record_end(folder: Path, state: str, reason: str) -> Event:
+    """End a log whose writer is gone; return its last event."""
+    end = make_event("replicate_finished", state=state, stop_reason=reason)
     events = EventLog(folder / "events.jsonl")
-    events.append(make_event("replicate_finished", state=state, stop_reason=reason))
+    events.append(end)
     events.close()
+    return end

@@ -18,6 +18,7 @@ from rayhive.config import SwarmConfig
 from rayhive.errors import ConfigError, Problem
 from rayhive.sweep.code import CodeWatch, Fingerprint, fingerprint_of
 from rayhive.sweep.driver import Done, Driver, Progress
+from rayhive.sweep.files import writable
 from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.interruption import Interruption
 from rayhive.sweep.replicates import Swarms
@@ -125,6 +126,7 @@ def run_sweep(
     Raises:
         ConfigError: Bad input, found before anything is written.
         ClusterError: The infrastructure loses one replicate after the other.
+        RayhiveError: The disk of the run folder is full.
         Interrupted: It was told to end; nothing of it runs any more.
     """
     run = preflight(study, folder, address, code)
@@ -138,7 +140,7 @@ def run_sweep(
             raise ConfigError(problems)
         now = run.continued(fingerprint(study), accept=code == "accept")
         watched = CodeWatch(now, config.workload)
-        with run.opened(config, now) as identity:
+        with writable(run.path), run.opened(config, now) as identity:
             book = open_book(study, run, identity)
             driver = Driver(
                 study, run, book, cluster, progress, interruption, code=watched, again=again

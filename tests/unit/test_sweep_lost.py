@@ -29,7 +29,7 @@ from rayhive.sweep.replicates import lost_attempts
 from rayhive.sweep.run import run_sweep
 from rayhive.sweep.study import Study
 from tests.fixtures.logs import Log
-from tests.unit.sweep_fakes import FakeCluster, Recorder, World
+from tests.unit.sweep_fakes import FakeCluster, FakeHandle, Recorder, World
 from tests.unit.test_cluster_control import SPEC
 from tests.unit.test_sweep_driver import journalled, make_study, stored, sweep
 
@@ -249,6 +249,15 @@ def test_an_agent_that_hangs_is_silent() -> None:
     hanging = SimpleNamespace(ping=SimpleNamespace(remote=ping))
     found = asyncio.run(silent({"n": hanging, "m": _agent(None)}, 0.05))
     assert found == {"n": "no answer within 0.05 s"}
+
+
+def test_a_supervisor_that_has_not_left_yet_is_not_adopted_again(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeHandle, "release", lambda self: None)  # it takes its time
+    world = World(log=losing(lambda spec: spec.attempt == 0))
+    _, progress = sweep(make_study(**ONE), run_dir, world)
+    assert progress.of("started") == [("0/0/none", 0, False), ("0/0/none", 1, False)]
 
 
 def test_retry_wants_a_run_folder(tmp_path: Path) -> None:
