@@ -1,4 +1,4 @@
-"""Whether a cluster adds nodes on demand: asked of what Ray's autoscalers report.
+"""Detection of an autoscaler from its reports to Ray.
 
 Every head runs a monitor. Without an autoscaler it only mirrors the nodes that are there, and
 makes up a type for each, ``node_ID``. An autoscaler names the types of its configuration.

@@ -1,4 +1,4 @@
-"""Plain data: what a study may be made of before its keys mean anything.
+"""Types of data in a study, checked before its keys are.
 
 A study travels as JSON, as YAML, in SQL and through actors. Values that one of them does not
 carry are refused here, under their key: dates, bytes, integers of more than 64 bits, control
@@ -46,7 +46,13 @@ class _Copy:
     count: int = field(default=0, init=False)
 
     def of(self, value: Any, key: tuple[str, ...], holders: tuple[int, ...]) -> Any:
-        """Return a copy of what ``key`` holds; ``holders`` are the ids of what it is part of."""
+        """Return a copy of a value.
+
+        Args:
+            value: The value.
+            key: Its path.
+            holders: Ids of the containers around it.
+        """
         self.count += 1
         if self.count == VALUES + 1:
             return self._wrong(key, value, f"at most {VALUES:,} values, aliases counted")
