@@ -260,6 +260,24 @@ def test_a_supervisor_that_has_not_left_yet_is_not_adopted_again(
     assert progress.of("started") == [("0/0/none", 0, False), ("0/0/none", 1, False)]
 
 
+def test_the_command_retries_in_the_folder_with_more_patience(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep(make_study(**ONE), run_dir, World())
+    (run_dir / "sweep.yaml").write_text(make_study(**ONE).config.to_yaml())
+    seen: list[Any] = []
+
+    def run(study: Study, folder: Path, *arguments: Any, **options: Any) -> Done:
+        seen.append((study.config.timeouts.starting, folder, options["again"]))
+        return Done(1, 0, 0, False)
+
+    monkeypatch.setattr("rayhive.sweep.run.run_sweep", run)
+    arguments = ["retry", str(run_dir), "--set", "timeouts.starting=300"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert seen == [(300.0, run_dir, True)]
+
+
 def test_retry_wants_a_run_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["retry", str(tmp_path)])
     assert "a run folder, which has a sweep.yaml" in str(result.exception)
