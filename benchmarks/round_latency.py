@@ -13,6 +13,7 @@ alternate, so that what else the machine does hits all.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import time
@@ -76,7 +77,10 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     if ours:
         own_options = {"on_event": lambda kind, fields: events.append((kind, fields))}
     elif settings["variant"] == FIXED:
-        own_options["averager_opts"] = {"target_group_size": settings["peers"]}
+        # hivemind passes averager_opts to the averager of parameters only
+        size = {"target_group_size": settings["peers"]}
+        factory = functools.partial(hivemind.optim.grad_averager.GradientAverager, **size)
+        own_options |= {"averager_opts": size, "grad_averager_factory": factory}
     optimizer = (RayhiveOptimizer if ours else hivemind.Optimizer)(
         dht=dht,
         run_id="latency",

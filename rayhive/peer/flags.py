@@ -22,7 +22,7 @@ from rayhive.config import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.peer.averaging import factory_problems
 from rayhive.peer.optimizer import RayhiveOptimizer
-from rayhive.peer.stepping_out import GROUP_SIZE
+from rayhive.peer.stepping_out import group_sizes
 
 
 class StrategyError(ConfigError, MisconfigurationException, ValueError):
@@ -157,10 +157,7 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(
                 f"{name}.{key}", options[name][key], "absent: it is set by an argument of its own"
             )
-    averager_opts = options.get("averager_opts") or {}
-    if "target_group_size" in averager_opts:
-        value = averager_opts["target_group_size"]
-        yield Problem("averager_opts.target_group_size", value, GROUP_SIZE)
+    yield from group_sizes(options)
     if options.get("use_local_updates"):
         if options.get("reuse_grad_buffers"):
             yield Problem("reuse_grad_buffers", True, "False with use_local_updates")

@@ -37,8 +37,9 @@ from rayhive.compression.excluded import ExcludedRoundFailed
 from rayhive.compression.guard import STALE_WEIGHT
 from rayhive.compression.rendezvous import NobodyElse
 from rayhive.compression.steps import NOTICE_S
+from rayhive.errors import ConfigError
 from rayhive.peer.parts import OnEvent
-from rayhive.peer.stepping_out import SteppingOut, refuse_group_size
+from rayhive.peer.stepping_out import SteppingOut, group_sizes
 from rayhive.peer.tracker import STRAGGLER_TIMEOUT_S
 
 logger = get_logger(__name__)
@@ -59,7 +60,7 @@ class RayhiveOptimizer(SteppingOut):
             until it does [s].
 
     Raises:
-        ConfigError: ``averager_opts`` has a ``target_group_size``.
+        ConfigError: A ``target_group_size`` was given, which would mean nothing.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class RayhiveOptimizer(SteppingOut):
         self._on_failure = on_failure
         self._load_state_attempts = load_state_attempts
         self._averager_opts = dict(averager_opts or {})
-        refuse_group_size(self._averager_opts)
+        if problems := list(group_sizes({**kwargs, "averager_opts": averager_opts})):
+            raise ConfigError(problems)
         self._straggler_timeout = straggler_timeout
         self._local_gradients: tuple[torch.Tensor, ...] | None = None
         self._record: dict[str, Any] = {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rayhive.errors import ConfigError, Problem
+from rayhive.errors import Problem
 from rayhive.peer.catching_up import CatchingUp
 
-#: What is said of ``averager_opts.target_group_size``.
+#: What is said of a ``target_group_size``.
 GROUP_SIZE = "absent: the group of a round is every peer that takes part"
 
 
@@ -56,12 +56,12 @@ class SteppingOut(CatchingUp):
         self._emit("stepped_out", round=self.local_epoch)
 
 
-def refuse_group_size(averager_opts: Mapping[str, Any]) -> None:
-    """Refuse a size of groups, which would mean nothing.
-
-    Raises:
-        ConfigError: There is one.
-    """
-    if "target_group_size" in averager_opts:
-        value = averager_opts["target_group_size"]
-        raise ConfigError(Problem("averager_opts.target_group_size", value, GROUP_SIZE))
+def group_sizes(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find sizes of groups among an optimizer's arguments, which would mean nothing."""
+    factory = options.get("grad_averager_factory")
+    for name, given in (
+        ("averager_opts", options.get("averager_opts")),
+        ("grad_averager_factory", getattr(factory, "keywords", None)),
+    ):
+        if given and "target_group_size" in given:
+            yield Problem(f"{name}.target_group_size", given["target_group_size"], GROUP_SIZE)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.compression.excluded import ExcludedRoundFailed
 from rayhive.compression.rendezvous import NobodyElse
@@ -149,8 +150,14 @@ def test_who_waits_for_parameters_goes_on_although_their_report_fails() -> None:
     assert peer._state_told.is_set()
 
 
-def test_a_size_of_groups_is_refused_and_not_ignored() -> None:
-    with pytest.raises(ConfigError, match="target_group_size: 4 is not valid: absent"):
-        RayhiveOptimizer(
-            dht=SimpleNamespace(client_mode=False), averager_opts={"target_group_size": 4}
-        )
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("averager_opts", {"target_group_size": 4}),
+        ("grad_averager_factory", partial(GradientAverager, target_group_size=4)),
+    ],
+)
+def test_a_size_of_groups_is_refused_and_not_ignored(name: str, value: Any) -> None:
+    options: dict[str, Any] = {"dht": SimpleNamespace(client_mode=False), name: value}
+    with pytest.raises(ConfigError, match=f"{name}.target_group_size: 4 is not valid: absent"):
+        RayhiveOptimizer(**options)
