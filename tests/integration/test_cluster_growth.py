@@ -102,6 +102,7 @@ def autoscaler(file: Path, port: int) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_study_waits_for_the_nodes_that_an_autoscaler_adds(folder: Path, tmp_path: Path) -> None:
     """It was refused before Ray was asked, for the head has no cores and no worker is up."""
     port = free_port()

@@ -187,12 +187,12 @@ def check_counted_once(folder: Path, replicates: int = REPLICATES) -> None:
 @pytest.mark.parametrize(
     ("point", "number"),
     [
-        ("prepared", signal.SIGKILL),
+        pytest.param("prepared", signal.SIGKILL, marks=pytest.mark.slow),
         ("registered", signal.SIGKILL),
         ("created", signal.SIGKILL),
         ("started", signal.SIGKILL),
-        ("created", signal.SIGTERM),
-        ("created", signal.SIGINT),
+        pytest.param("created", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("created", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
 def test_a_driver_killed_during_a_start_goes_on(

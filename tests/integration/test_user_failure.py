@@ -34,6 +34,7 @@ STUDY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.swarm
 @pytest.mark.cluster
 def test_a_failure_names_its_line_and_ends_the_sweep(tmp_path: Path, isolated_env: Path) -> None:

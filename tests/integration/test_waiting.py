@@ -239,8 +239,8 @@ DELAYED: dict[str, Any] = {
     [
         ("validation", 2, {}),
         ("validation", 3, {}),
-        ("checkpoint", 2, {"reuse_grad_buffers": True}),
-        ("loader", 3, {"average_state_every": 3}),
+        pytest.param("checkpoint", 2, {"reuse_grad_buffers": True}, marks=pytest.mark.slow),
+        pytest.param("loader", 3, {"average_state_every": 3}, marks=pytest.mark.slow),
         ("loader", 2, DELAYED),
     ],
     ids=["validation-2", "validation-3", "checkpoint", "loader", "loader-delayed"],
