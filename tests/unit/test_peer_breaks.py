@@ -12,18 +12,9 @@ from rayhive.peer.breaks import BREAK_S, Breaks
 from rayhive.peer.census import Presence
 from rayhive.peer.stepping_out import SteppingOut
 from rayhive.peer.tracker import LiveProgressTracker
+from tests.unit.clock_fakes import Clock, clock
 
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+__all__ = ["clock"]
 
 
 @pytest.fixture

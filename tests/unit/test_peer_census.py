@@ -8,20 +8,12 @@ from typing import Any
 import pytest
 
 from rayhive.peer.census import Census, Presence
+from tests.unit.clock_fakes import Clock, clock
 
 SILENCE = 4.0
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+__all__ = ["clock"]
 
 
 def presence(name: str, since: float = 0.0, **fields: Any) -> Presence:
