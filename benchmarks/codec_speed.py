@@ -43,7 +43,7 @@ import rayhive.compression  # noqa: F401 - registers the codecs
 from benchmarks.claims import Claim, print_claims, print_fact
 from benchmarks.ratios import paired_ratio
 from benchmarks.swarm import conditions
-from rayhive.compression import wire
+from rayhive.compression.kernels import install
 from rayhive.registry import CODECS
 
 #: Elements from which ``size_adaptive`` uses eight bits.
@@ -59,9 +59,9 @@ HIVEMINDS: dict[str, Callable[[], theirs.CompressionBase]] = {
         THRESHOLD, theirs.Float16Compression(), theirs.Uniform8BitQuantization()
     ),
 }
-#: Who receives a part decodes it by such a table; see rayhive.compression.wire.install.
+#: Who receives a part decodes it by such a table; see rayhive.compression.kernels.install.install.
 TABLES = {
-    "rayhive": serialization._BASE_COMPRESSION_TYPES | wire.table(),
+    "rayhive": serialization._BASE_COMPRESSION_TYPES | install.table(),
     "hivemind": serialization._BASE_COMPRESSION_TYPES,
 }
 VARIANTS = ("rayhive", "hivemind", "copy")

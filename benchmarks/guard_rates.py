@@ -27,9 +27,9 @@ from torch.nn import functional as F
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import print_fact
-from rayhive.compression.aggregation import RULES, weighted_mean
-from rayhive.compression.outlier_filter import OutlierFilter
-from rayhive.config import Aggregation, OutlierFilterRule
+from rayhive.averaging.aggregation import RULES, weighted_mean
+from rayhive.averaging.outlier_filter import OutlierFilter
+from rayhive.spec import Aggregation, OutlierFilterRule
 from rayhive.workloads.digits import Digits
 
 SIZES = (2, 3, 4, 6, 8)

@@ -173,7 +173,7 @@ class Throttle:
         """Let what this peer's averagers send in an all-reduce pass through the throttle."""
         import asyncio
 
-        from rayhive.compression import averager
+        from rayhive.averaging import averager
 
         throttle = self
 

@@ -59,9 +59,9 @@ class Waiting(torch.nn.Module):
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer; return its rounds and when each of them was over."""
-    from rayhive.checks import DELAY_FLAGS
-    from rayhive.peer.optimizer import RayhiveOptimizer
+    from rayhive.optim.optimizer import RayhiveOptimizer
     from rayhive.registry import CODECS
+    from rayhive.spec.rules import DELAY_FLAGS
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

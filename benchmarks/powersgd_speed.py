@@ -36,7 +36,7 @@ import rayhive.workloads  # noqa: F401 - registers them
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import paired_ratio
 from benchmarks.swarm import conditions
-from rayhive.compression.powersgd import TransactionalPowerSGD
+from rayhive.averaging.powersgd_averager import TransactionalPowerSGD
 from rayhive.registry import WORKLOADS
 
 MODEL, RANK = "resnet18_cifar10", 4

@@ -66,7 +66,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer for ``rounds`` rounds; return the seconds of each."""
     import hivemind
 
-    from rayhive.peer.optimizer import RayhiveOptimizer
+    from rayhive.optim.optimizer import RayhiveOptimizer
 
     torch.set_num_threads(1)
     ours = settings["variant"] == "rayhive"

@@ -37,8 +37,8 @@ from hivemind.averaging.allreduce import AllreduceException
 
 from benchmarks.claims import print_fact
 from benchmarks.swarm import conditions, join_swarm, run_swarm
-from rayhive.checks import DELAY_FLAGS
-from rayhive.compression.averagers import RayhiveGradientAverager
+from rayhive.averaging.averagers import RayhiveGradientAverager
+from rayhive.spec.rules import DELAY_FLAGS
 
 BATCH = 16
 #: Rounds after which a peer has the size that it is held to.
@@ -150,7 +150,7 @@ def growth_of(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer; return its weights, what came of its rounds, and how it grew."""
-    from rayhive.peer.optimizer import RayhiveOptimizer
+    from rayhive.optim.optimizer import RayhiveOptimizer
 
     garbage = Garbage()
     torch.set_num_threads(1)

@@ -30,8 +30,8 @@ from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import paired_ratio
 from benchmarks.swarm import conditions
 from rayhive.cluster.testbed import Testbed, TestbedConfig, namespaces, privilege
-from rayhive.cluster.testbed.measure import measure_link
-from rayhive.config import Link
+from rayhive.cluster.testbed.link_probe import measure_link
+from rayhive.spec import Link
 
 RATE_MBIT, DELAY_MS = 100.0, 10.0
 LINKS = (Link(rate_mbit=RATE_MBIT, delay_ms=DELAY_MS), Link(rate_mbit=RATE_MBIT))

@@ -47,7 +47,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer; return its samples in every round and its weights in rounds that count."""
     from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
-    from rayhive.peer.optimizer import RayhiveOptimizer
+    from rayhive.optim.optimizer import RayhiveOptimizer
 
     torch.set_num_threads(1)
     dht = join_swarm(settings["initial_peers"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rayhive.peer.registration import register_with_lightning
+from rayhive.strategy.registration import register_with_lightning
 
 if TYPE_CHECKING:
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive.strategy.strategy import HivemindStrategy
 
     CollaborativeStrategy = HivemindStrategy
 
@@ -17,8 +17,8 @@ __all__ = ["CollaborativeStrategy", "HivemindStrategy", "__version__"]
 
 #: What is imported when it is asked for; the second name is that of older versions.
 _LAZY = {
-    "HivemindStrategy": "rayhive.peer.strategy:HivemindStrategy",
-    "CollaborativeStrategy": "rayhive.peer.strategy:HivemindStrategy",
+    "HivemindStrategy": "rayhive.strategy.strategy:HivemindStrategy",
+    "CollaborativeStrategy": "rayhive.strategy.strategy:HivemindStrategy",
 }
 
 

@@ -71,7 +71,7 @@ KINDS: dict[str, str] = {
     "progress": "computed (own samples so far): now and then, between transitions",
     "state_round": "round, group_size, group, outcome, fraction, sent_bytes, received_bytes, "
     "averaging_s",
-    "weights": "round, norm, sketch (64 numbers: see rayhive.peer.sketch), finite",
+    "weights": "round, norm, sketch (64 numbers: see rayhive.peer.weights_sketch), finite",
     "evaluation": "round, samples (own, computed so far), clock_s, values (metric -> number), "
     "final (whether it is the one after the last round)",
     "state_loaded": "round_before, round_of_state, round (where it goes on), seconds, "

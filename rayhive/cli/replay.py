@@ -39,8 +39,8 @@ def replay(
     Exit code 1 if the replicate failed, a fault did not take effect, or an invariant is violated.
     """
     from rayhive.cli.scenario_run import StoryProgress, new_folder, tell
-    from rayhive.sweep.interruption import Interrupted, Interruption
     from rayhive.sweep.replay import recorded_spec, run_again
+    from rayhive.sweep.signals import Interrupted, Interruption
 
     target = out if out is not None else new_folder("replay")
     spec = recorded_spec(folder, trial, replicate, scenario, out=target)

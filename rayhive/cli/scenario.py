@@ -13,7 +13,7 @@ from rayhive.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from rayhive.faults.scenario import Scenario
-    from rayhive.plan import FaultPlan
+    from rayhive.spec.fault_plan import FaultPlan
 
 app = typer.Typer(no_args_is_help=True, help="Fault scenarios: which there are, what they plan.")
 
@@ -78,7 +78,7 @@ def show(
     A scenario with parameters takes them with --set, as in `--set scenario_args.chaos.faults=20`.
     """
     from rayhive.cli.scenario_text import plan_lines
-    from rayhive.cluster.capabilities import here, missing
+    from rayhive.cluster.node.capabilities import here, missing
     from rayhive.faults.library import load_scenario, with_members
 
     _check_format(format)
@@ -110,7 +110,7 @@ def _plan(
     sets: list[str],
 ) -> tuple[FaultPlan, float]:
     from rayhive.faults.library import plan_of
-    from rayhive.sweep.replicates import replicate_seed
+    from rayhive.sweep.replicate_runner import replicate_seed
     from rayhive.sweep.scenario_study import scenario_config
     from rayhive.sweep.scenarios import allows
 
@@ -132,7 +132,7 @@ def _plan(
 
 
 def _row(scenario: Scenario) -> dict[str, Any]:
-    from rayhive.cluster.capabilities import here, missing
+    from rayhive.cluster.node.capabilities import here, missing
 
     lacking = {str(problem.value): problem.allowed for problem in missing(scenario.needs, here())}
     return {

@@ -16,7 +16,7 @@ from rayhive.cli.study import Sets
 from rayhive.cli.text import Address, complain
 
 if TYPE_CHECKING:
-    from rayhive.spec import ReplicateSpec
+    from rayhive.spec.replicate import ReplicateSpec
     from rayhive.sweep.study import Study
 
 #: What a replicate's summary shows, where it is known.
@@ -93,8 +93,8 @@ def scenario_study(
 
 def run_study(study: Study, folder: Path, address: str | None) -> bool:
     """Run a study, tell its stories, and return whether anything is wrong with one of them."""
-    from rayhive.sweep.interruption import Interrupted, Interruption
-    from rayhive.sweep.run import preflight, run_sweep
+    from rayhive.sweep.signals import Interrupted, Interruption
+    from rayhive.sweep.sweep import preflight, run_sweep
 
     preflight(study, folder, address)
     try:
@@ -140,7 +140,7 @@ def _rows(folder: Path) -> list[Mapping[str, Any]]:
 
 def _tell(row: Mapping[str, Any], folder: Path) -> bool:
     """Print what became of one replicate; return whether something is wrong."""
-    from rayhive.sweep.folder import RunFolder
+    from rayhive.sweep.run_folder import RunFolder
 
     return tell(RunFolder(folder).replicate(row["trial"], row["replicate"], row["scenario"]), row)
 
@@ -178,8 +178,8 @@ def _figure(row: Mapping[str, Any], name: str) -> str | None:
     """Print a number, or what is known of one that was not seen; None where nothing is."""
     import pandas as pd
 
-    from rayhive.report.sheet import bound_text
-    from rayhive.sweep.progress import figure
+    from rayhive.report.table_model import bound_text
+    from rayhive.sweep.progress_plain import figure
 
     known = {key: None if pd.isna(value) else value for key, value in row.items()}
     value = known.get(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from rayhive.plan import At, FaultPlan, PlannedFault
 from rayhive.registry import FAULTS
+from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
 
 #: Columns of a timeline.
 WIDTH = 64

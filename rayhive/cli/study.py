@@ -18,7 +18,7 @@ from rayhive.errors import ConfigError, Problem, unknown
 
 if TYPE_CHECKING:
     from rayhive.sweep.driver import Done, Progress
-    from rayhive.sweep.plan import Plan
+    from rayhive.sweep.dry_run import Plan
     from rayhive.sweep.study import Study
 
 Sets = Annotated[
@@ -62,8 +62,8 @@ def sweep(
     study needs another name or --out; only budget.trials and replicates may grow, and
     timeouts and retries change.
     """
-    from rayhive.sweep.run import default_folder
     from rayhive.sweep.study import load_study
+    from rayhive.sweep.sweep import default_folder
 
     check_format(format)
     study = load_study(file, set_ or ())
@@ -88,7 +88,7 @@ def retry(
     Replicates that were lost with their nodes, found no room in time or started too slowly get
     their attempts once more. Failures of a configuration are results, and stay.
     """
-    from rayhive.sweep.folder import SWEEP
+    from rayhive.sweep.run_folder import SWEEP
     from rayhive.sweep.study import load_study
 
     check_format(format)
@@ -108,9 +108,9 @@ def _run(
 ) -> None:
     """Run a study and print its results."""
     from rayhive.cluster.address import in_job
-    from rayhive.sweep.code import CHOICES
-    from rayhive.sweep.interruption import Interrupted, Interruption
-    from rayhive.sweep.run import preflight, run_sweep
+    from rayhive.sweep.code_fingerprint import CHOICES
+    from rayhive.sweep.signals import Interrupted, Interruption
+    from rayhive.sweep.sweep import preflight, run_sweep
 
     if code not in CHOICES:
         raise ConfigError(unknown("--code", code, CHOICES))
@@ -152,9 +152,9 @@ def plan(
     What `sweep` would refuse is refused here too: the storage, and without an address the faults
     that this machine can't commit and the GPUs that it does not have.
     """
-    from rayhive.sweep.plan import make_plan
-    from rayhive.sweep.run import check_machine
+    from rayhive.sweep.dry_run import make_plan
     from rayhive.sweep.study import load_study
+    from rayhive.sweep.sweep import check_machine
 
     if format not in ("table", "json"):
         raise ConfigError(unknown("--format", format, ("table", "json")))
@@ -215,12 +215,12 @@ def check_format(format: str) -> None:
 @contextmanager
 def _progress(study: Study) -> Iterator[Progress]:
     """Show progress as the standard error output can take it."""
-    from rayhive.sweep.progress import PlainProgress
+    from rayhive.sweep.progress_plain import PlainProgress
 
     if not sys.stderr.isatty():
         yield PlainProgress(study.config)
         return
-    from rayhive.sweep.live import LiveProgress
+    from rayhive.sweep.progress_live import LiveProgress
 
     with LiveProgress(study.config) as live:
         yield live

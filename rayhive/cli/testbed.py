@@ -38,10 +38,10 @@ def up(
 
     Example: `rayhive testbed up experiments/testbed.yaml`
     """
-    from rayhive.cluster.testbed import load_testbed, testbed
+    from rayhive.cluster.testbed import lifecycle, load_testbed
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half made is removed then
-    made = testbed.up(load_testbed(file))
+    made = lifecycle.up(load_testbed(file))
     complain(f"the testbed {made.name!r} has {len(made.nodes)} nodes; on it:")
     print(" ".join(_command(made)))
     complain("what its links do: rayhive testbed status; to remove it: rayhive testbed down")
@@ -56,11 +56,11 @@ def status(
 
     Takes some seconds for each node; what else uses the links takes its share of them.
     """
-    from rayhive.cluster.testbed import testbed
+    from rayhive.cluster.testbed import lifecycle
 
     if format not in ("table", "json"):
         raise ConfigError(unknown("--format", format, ("table", "json")))
-    known = testbed.find(name)
+    known = lifecycle.find(name)
     rows = list(_rows(known))
     if format == "json":
         print_json(rows)
@@ -85,12 +85,12 @@ def down(
     all_: Annotated[bool, typer.Option("--all", help="Every testbed of this machine.")] = False,
 ) -> None:
     """Remove a testbed with all that runs on it; also what is left of one after a crash."""
-    from rayhive.cluster.testbed import state, testbed
+    from rayhive.cluster.testbed import lifecycle, state
 
     numbers = state.numbers()
     if name is not None or (len(numbers) > 1 and not all_):
-        numbers = [testbed.find(name).number]
-    kept = [str(state.folder_of(number)) for number in numbers if not testbed.down(number)]
+        numbers = [lifecycle.find(name).number]
+    kept = [str(state.folder_of(number)) for number in numbers if not lifecycle.down(number)]
     if kept:
         text = "what is left of these testbeds can't be removed; see what uses them, and try again"
         raise ClusterError(f"{text}: {', '.join(kept)}")
@@ -109,10 +109,10 @@ def _command(made: TestbedState) -> list[str]:
 
 
 def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
-    from rayhive.cluster.testbed import testbed
-    from rayhive.cluster.testbed.cable import Cable
+    from rayhive.cluster.testbed import lifecycle
+    from rayhive.cluster.testbed.veth import Cable
 
-    for node, found in zip(known.nodes, testbed.measured(known), strict=True):
+    for node, found in zip(known.nodes, lifecycle.measured(known), strict=True):
         asked = Cable(known, node).now
         seen = found.model_dump() if found is not None else {}
         rates = [seen.get("rate_up_mbit"), seen.get("rate_down_mbit")]
@@ -120,7 +120,7 @@ def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
         yield {
             "node": node.index,
             "node_class": node.node_class,
-            "state": "up" if testbed.alive(known, node) else "down",
+            "state": "up" if lifecycle.alive(known, node) else "down",
             "data_address": node.data_address,
             "control_address": node.control_address,
             "cpu_share": node.cpu_share,

@@ -23,18 +23,20 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayhive.cluster import actors, asking, capabilities, growth, placement
+from rayhive.cluster import actors, autoscaling
 from rayhive.cluster.address import KEY, Target, resolve
 from rayhive.cluster.calls import RETRY_EVERY
 from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handlers
-from rayhive.cluster.handle import ReplicateHandle
-from rayhive.cluster.nodes import rooms
-from rayhive.cluster.supervisor import TrialSupervisor
+from rayhive.cluster.node import capabilities, remote_capabilities
+from rayhive.cluster.node.raylets import rooms
+from rayhive.cluster.replicate import placement
+from rayhive.cluster.replicate.handle import ReplicateHandle
+from rayhive.cluster.replicate.supervisor import TrialSupervisor
+from rayhive.cluster.replicate.timeouts import Timing
 from rayhive.cluster.testbed.config import NUMBER_LABEL
-from rayhive.cluster.timing import Timing
-from rayhive.config import SwarmConfig
 from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem, SupervisorError
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import SwarmConfig
+from rayhive.spec.replicate import ReplicateSpec
 
 _ANSWER_TIMEOUT = 15.0
 #: Longest wait for the first report of an autoscaler; its monitor looks every 5 s.
@@ -136,7 +138,7 @@ class Cluster:
         rest has to reach Ray before a node is added for it.
         """
         found = placement.problems(swarm, rooms())
-        if found and not self.embedded and growth.grows(_FIRST_REPORT):
+        if found and not self.embedded and autoscaling.grows(_FIRST_REPORT):
             return placement.lasting_problems(swarm)
         return found
 
@@ -157,7 +159,7 @@ class Cluster:
         elif any(NUMBER_LABEL in room.labels for room in present):  # all on this machine
             available = {**capabilities.here(), **dict.fromkeys(("link", "node", "nodes", "drain"))}
         else:
-            available = asking.what_all_can(asking.hosts(swarm, present))
+            available = remote_capabilities.what_all_can(remote_capabilities.hosts(swarm, present))
             available |= dict.fromkeys(("link", "node"), capabilities.NEEDS_TESTBED)
         return capabilities.missing(needs, available)
 

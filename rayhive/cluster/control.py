@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rayhive.cluster import actors, belongings, machine
+from rayhive.cluster import actors
 from rayhive.cluster.address import resolve
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.embedded import RUNS_FILE
-from rayhive.cluster.ledger import Ledger
+from rayhive.cluster.node import machine, process_group
+from rayhive.cluster.replicate.peer_table import Ledger
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.events import Event, read_events
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.replicate import ReplicateSpec
 
 _STOP_TIMEOUT = 60.0
 #: Phase of a replicate whose supervisor lives but keeps silent.
@@ -132,7 +133,7 @@ def _terminate(pid: int) -> None:
 
 def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the pid of the driver and the status of each replicate on an embedded cluster."""
-    for directory, pid in belongings.owned(Path(machine.short_temporary_directory())):
+    for directory, pid in process_group.owned(Path(machine.short_temporary_directory())):
         path = directory / RUNS_FILE
         lines = (
             path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []

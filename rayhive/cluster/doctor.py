@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from rayhive.cluster import belongings, capabilities, machine, small_disk
+from rayhive.cluster.node import capabilities, machine, process_group, small_disk
 from rayhive.cluster.testbed import state
-from rayhive.faults.ground import CAPABILITIES
+from rayhive.faults.target import CAPABILITIES
 
 _MIN_PYTHON = (3, 10)
 _MIN_SHARED_MEMORY = 512 * 2**20
@@ -150,8 +150,8 @@ def _daemon() -> Check:
 
 
 def _shared_memory() -> Check:
-    total = shutil.disk_usage(belongings.SHARED_MEMORY).total
-    free = shutil.disk_usage(belongings.SHARED_MEMORY).free
+    total = shutil.disk_usage(process_group.SHARED_MEMORY).total
+    free = shutil.disk_usage(process_group.SHARED_MEMORY).free
     ok = free >= _MIN_SHARED_MEMORY
     mend = "" if ok else "mount /dev/shm larger (in a container: --shm-size=2g), or clear it"
     return Check("shared memory", ok, f"{_size(free)} free of {_size(total)}", mend)
@@ -260,23 +260,23 @@ def _faults() -> Iterator[Check]:
 def _leftovers() -> Check:
     """Look for what dead runs left: mounts and files of rayhive, hivemind and torch."""
     base = Path(machine.short_temporary_directory())
-    used = {directory for directory, _ in belongings.owned(base)}
+    used = {directory for directory, _ in process_group.owned(base)}
     used |= {made.folder for made in state.testbeds() if not made.abandoned}
     found = [
         f"mount {mount.point} (umount {mount.point})"
-        for mount in belongings.mounts()
+        for mount in process_group.mounts()
         if mount.source == small_disk.SOURCE and not used & set(mount.point.parents)
     ]
-    found += [str(path) for path in belongings.orphaned(base)]
+    found += [str(path) for path in process_group.orphaned(base)]
     for process in psutil.process_iter(["name", "ppid", "pid", "uids"]):
         info = process.info
         if info["name"] == "p2pd" and info["ppid"] == 1 and info["uids"].real == os.getuid():
             found.append(f"process {info['pid']} (p2pd)")
     bound = set(Path("/proc/net/unix").read_text(encoding="utf-8").split())
     found += [str(path) for path in Path("/tmp").glob("hivemind-*.sock") if str(path) not in bound]
-    for path in belongings.shared_memory():
-        pid = belongings.creator_of(path)
-        if pid is not None and belongings.started(pid) is None:
+    for path in process_group.shared_memory():
+        pid = process_group.creator_of(path)
+        if pid is not None and process_group.started(pid) is None:
             found.append(str(path))
     if not found:
         return Check("leftovers", True, "none")

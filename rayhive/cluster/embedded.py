@@ -19,9 +19,9 @@ from typing import Any
 
 import ray
 
-from rayhive.cluster import belongings, machine
+from rayhive.cluster.node import machine, process_group
 from rayhive.errors import ClusterError
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.replicate import ReplicateSpec
 
 _OBJECT_STORE = 80 * 2**20  # the least that Ray takes; nothing large goes through it
 #: In the private directory: one line for each replicate that was started.
@@ -45,12 +45,12 @@ class EmbeddedRay:
 
     def __init__(self, namespace: str, num_cpus: int | None = None) -> None:
         base = Path(machine.short_temporary_directory())
-        for orphan in belongings.orphaned(base):
-            belongings.clear(orphan, patience=0.0)
-        self.directory = Path(tempfile.mkdtemp(prefix=belongings.DIRECTORY_PREFIX, dir=base))
-        belongings.claim(self.directory, os.getpid())
+        for orphan in process_group.orphaned(base):
+            process_group.clear(orphan, patience=0.0)
+        self.directory = Path(tempfile.mkdtemp(prefix=process_group.DIRECTORY_PREFIX, dir=base))
+        process_group.claim(self.directory, os.getpid())
         self._undertaker = subprocess.Popen(
-            [sys.executable, belongings.__file__, str(self.directory)],
+            [sys.executable, process_group.__file__, str(self.directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -107,7 +107,7 @@ class EmbeddedRay:
         except subprocess.TimeoutExpired:
             self._undertaker.kill()
             self._undertaker.wait()
-            belongings.clear(self.directory, patience=0.0)
+            process_group.clear(self.directory, patience=0.0)
 
 
 def _daemons() -> dict[str, subprocess.Popen[bytes]]:

@@ -1,17 +1,17 @@
 """Codecs, PowerSGD, measured averagers, and the bytes that they send, known in advance.
 
 Importing this package registers every codec by name and imports nothing heavy: torch and
-hivemind arrive with :meth:`rayhive.compression.codec.Codec.build` and with the averagers.
+hivemind arrive with :meth:`rayhive.compression.codecs.base.Codec.build` and with the averagers.
 """
 
 from __future__ import annotations
 
 from rayhive.registry import CODECS
 
-CODECS.register_lazy("none", "rayhive.compression.none:Plain")
-CODECS.register_lazy("float16", "rayhive.compression.float16:Float16")
-CODECS.register_lazy("scaled_float16", "rayhive.compression.scaled_float16:ScaledFloat16")
-CODECS.register_lazy("uniform8", "rayhive.compression.uniform8:Uniform8")
-CODECS.register_lazy("quantile8", "rayhive.compression.quantile8:Quantile8")
-CODECS.register_lazy("blockwise8", "rayhive.compression.blockwise8:Blockwise8")
-CODECS.register_lazy("size_adaptive", "rayhive.compression.size_adaptive:SizeAdaptive")
+CODECS.register_lazy("none", "rayhive.compression.codecs.none:Plain")
+CODECS.register_lazy("float16", "rayhive.compression.codecs.float16:Float16")
+CODECS.register_lazy("scaled_float16", "rayhive.compression.codecs.scaled_float16:ScaledFloat16")
+CODECS.register_lazy("uniform8", "rayhive.compression.codecs.uniform8:Uniform8")
+CODECS.register_lazy("quantile8", "rayhive.compression.codecs.quantile8:Quantile8")
+CODECS.register_lazy("blockwise8", "rayhive.compression.codecs.blockwise8:Blockwise8")
+CODECS.register_lazy("size_adaptive", "rayhive.compression.codecs.size_adaptive:SizeAdaptive")

@@ -31,7 +31,7 @@ class CountingCompression(CompressionBase):
     The totals only grow, in memory that both share, and only the averager writes them, under a
     lock of its own threads: no lock spans the fork, so killing the averager cannot leave one
     taken. It sees the parts that a peer sends, not a reducer's answers, which come from hivemind's
-    table of codecs; a :class:`rayhive.compression.averager.MeasuredAverager` counts both.
+    table of codecs; a :class:`rayhive.averaging.averager.MeasuredAverager` counts both.
 
     Args:
         inner: The codec that does the work. Wrap it before the averager starts.

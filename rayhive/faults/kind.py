@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from rayhive.config import Model
-from rayhive.faults.ground import Ground
-from rayhive.plan import PlannedFault
+from rayhive.faults.target import Ground
+from rayhive.spec import Model
+from rayhive.spec.fault_plan import PlannedFault
 
 Group = Literal["process", "node", "link", "training", "clock"]
 #: What a fault does to its targets while it lasts: they train on, are there no more, do nothing,
@@ -44,7 +44,7 @@ class FaultKind(ABC):
     Attributes:
         about: What it does, in one sentence, for ``rayhive scenario list`` and the docs.
         group: What it breaks.
-        needs: What the machine must allow: keys of :data:`rayhive.faults.ground.CAPABILITIES`.
+        needs: What the machine must allow: keys of :data:`rayhive.faults.target.CAPABILITIES`.
             Parameters may need more (:meth:`needs_for`).
         targets: Whether it names peers or nodes; a role or a peer given for a node stands for
             the node that the peer is on.

@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rayhive.config import Budget, SwarmConfig, is_path
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.checking import check_drafts, completed_args
 from rayhive.faults.generators.base import Draft, Setting
 from rayhive.faults.scenario import Scenario, member_name, read_scenario_file
-from rayhive.plan import FaultPlan, PlannedFault
+from rayhive.faults.validation import check_drafts, completed_args
 from rayhive.registry import SCENARIOS
+from rayhive.spec import Budget, SwarmConfig, is_path
+from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 
 _HERE = Path(__file__).parent
 #: Where the files of the library are: in an installed package beside this, in a checkout where

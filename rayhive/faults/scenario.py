@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from rayhive.config import Model, as_problem, read_mapping
 from rayhive.errors import ConfigError, Problem, nearest, unknown
-from rayhive.faults.effects import needs_of
 from rayhive.faults.generators import GENERATORS
 from rayhive.faults.generators.base import Generator
+from rayhive.faults.queries import needs_of
+from rayhive.spec import Model, as_problem, read_mapping
 
 #: Parts of a study that a scenario may give defaults for.
 STUDY_KEYS = ("workload", "swarm", "space", "budget", "evaluation")

@@ -1,7 +1,7 @@
 """Metrics: one file a group of columns, events in, columns out.
 
 Nothing heavy is imported here. :func:`rayhive.metrics.rows.replicate_row` runs every group over
-one replicate, :func:`rayhive.metrics.fold.fold` makes rows of the results table of them.
+one replicate, :func:`rayhive.metrics.aggregate.fold` makes rows of the results table of them.
 """
 
 from __future__ import annotations

@@ -8,10 +8,10 @@ from itertools import groupby, zip_longest
 from typing import ClassVar
 
 from rayhive.columns import TIME
-from rayhive.metrics.capacity import Window, fault_windows
-from rayhive.metrics.cycles import life_time
 from rayhive.metrics.group import MetricGroup, Row
-from rayhive.metrics.lives import Life
+from rayhive.metrics.incarnations import Life
+from rayhive.metrics.live_capacity import Window, fault_windows
+from rayhive.metrics.round_time import life_time
 from rayhive.metrics.timeline import Timeline
 
 

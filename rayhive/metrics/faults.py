@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from rayhive.columns import FAULTS
+from rayhive.metrics.fault_impact import impacts, rejoins
 from rayhive.metrics.group import MetricGroup, Row
-from rayhive.metrics.impact import impacts, rejoins
-from rayhive.metrics.losses import samples_lost
+from rayhive.metrics.lost_samples import samples_lost
 from rayhive.metrics.stats import Time, censored_percentile
 from rayhive.metrics.timeline import Timeline
 
@@ -23,15 +23,15 @@ class Faults(MetricGroup):
       ``fault_fired``, those with a ``fault_verified`` that is ok.
     * ``detect_p50_s``, ``detect_p95_s``, ``stall_p50_s``, ``stall_p95_s``, ``recover_p50_s``,
       ``recover_p95_s`` [s]: percentiles over all faults that fired; see
-      :func:`rayhive.metrics.impact.impacts`. What was not seen before the end took longer than
+      :func:`rayhive.metrics.fault_impact.impacts`. What was not seen before the end took longer than
       it was looked for; where a percentile depends on how much longer, it is None
       (:func:`rayhive.metrics.stats.censored_percentile`).
     * ``rejoin_p50_s``, ``rejoin_p95_s`` [s]: the same over the peers that came while the others
-      trained; see :func:`rayhive.metrics.impact.rejoins`.
+      trained; see :func:`rayhive.metrics.fault_impact.rejoins`.
     * ``censored``: faults of which the detection, the recovery or the rejoin of a peer that they
       asked for was not seen before the end, and further peers that came and never contributed.
     * ``samples_lost``: samples computed / not committed, and not on their way into a round when
-      training ended either; see :func:`rayhive.metrics.losses.samples_lost`.
+      training ended either; see :func:`rayhive.metrics.lost_samples.samples_lost`.
     * ``state_transfer_bytes`` [B]: what peers downloaded to take over others' state. None if one
       did not say.
     * ``invariants_violated``: ``invariant`` events that are not ok. None if nobody looked.

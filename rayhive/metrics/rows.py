@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rayhive.columns import BY_NAME
-from rayhive.config import Link, SwarmConfig
 from rayhive.errors import DamagedError
 from rayhive.metrics import METRICS
 from rayhive.metrics.group import Row
 from rayhive.metrics.timeline import LOST, UNCOUNTED, Timeline, read_timelines
+from rayhive.spec import Link, SwarmConfig
 
 #: The scenario that every other one is compared with.
 NO_FAULTS = "none"

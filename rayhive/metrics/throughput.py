@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rayhive.metrics.capacity import live_share
 from rayhive.metrics.group import MetricGroup, Row, ratio
+from rayhive.metrics.live_capacity import live_share
 from rayhive.metrics.stats import percentile
 from rayhive.metrics.timeline import Timeline
 
@@ -28,7 +28,7 @@ class Throughput(MetricGroup):
     Of a replicate only:
 
     * ``live_share``: peers that there were, on average over the training, / peers that began
-      (:func:`rayhive.metrics.capacity.live_share`).
+      (:func:`rayhive.metrics.live_capacity.live_share`).
     """
 
     columns: ClassVar[tuple[str, ...]] = (

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from rayhive.errors import DamagedError
 from rayhive.events import GROUPED, Event, read_events
-from rayhive.metrics.lives import Life, read_lives
-from rayhive.spec import ReplicateSpec
+from rayhive.metrics.incarnations import Life, read_lives
+from rayhive.spec.replicate import ReplicateSpec
 
 #: Outcomes of a gradient round after which the optimizer stepped: their samples are committed.
 APPLIED = frozenset({"averaged", "partial", "local", "alone"})

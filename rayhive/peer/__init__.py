@@ -1,1 +1,1 @@
-"""A peer: its strategy, optimizer and averagers, and the process that it lives in."""
+"""The peer process: one Lightning trainer, from its spec to its last event."""

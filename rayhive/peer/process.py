@@ -21,7 +21,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from rayhive.peer.channel import Channel
-from rayhive.spec import PeerSpec
+from rayhive.spec.replicate import PeerSpec
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
@@ -109,10 +109,10 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     import torch
     from hivemind.p2p import P2P
 
-    from rayhive.peer.callbacks import MeasuredTraining
-    from rayhive.peer.settings import make_trainer, strategy_arguments, workload_and_data
-    from rayhive.peer.skew import SkewedTime
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive.peer.callback import MeasuredTraining
+    from rayhive.peer.clock_skew import SkewedTime
+    from rayhive.peer.from_spec import make_trainer, strategy_arguments, workload_and_data
+    from rayhive.strategy.strategy import HivemindStrategy
 
     # hivemind's sockets go where everything temporary of this peer goes, and with it
     P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"

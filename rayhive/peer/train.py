@@ -15,13 +15,13 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 import rayhive.faults  # noqa: F401 - a study names its scenarios
-from rayhive.config import Configuration, Range, SweepConfig, load_sweep
 from rayhive.errors import ConfigError, Problem
-from rayhive.peer.addresses import initial_peers as resolve_peers
-from rayhive.peer.settings import make_trainer, strategy_arguments, workload_and_data
-from rayhive.peer.strategy import HivemindStrategy
+from rayhive.membership.addresses import initial_peers as resolve_peers
+from rayhive.peer.from_spec import make_trainer, strategy_arguments, workload_and_data
 from rayhive.registry import CODECS
-from rayhive.spec import PeerSpec
+from rayhive.spec import Configuration, Range, SweepConfig, load_sweep
+from rayhive.spec.replicate import PeerSpec
+from rayhive.strategy.strategy import HivemindStrategy
 from rayhive.workloads.base import Workload
 
 #: Shortest time between two lines of progress [s].

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rayhive.columns import COLUMNS, FOLDED_ONLY, REPLICATE_COLUMNS
 from rayhive.metrics import METRICS
+from rayhive.metrics.aggregate import ADDED_UP, EXTRA_COLUMNS
 from rayhive.metrics.faults import TIMES
-from rayhive.metrics.fold import ADDED_UP, EXTRA_COLUMNS
 from rayhive.metrics.group import Row
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rayhive.metrics.fold import CONDITIONS, objectives_known
+from rayhive.metrics.aggregate import CONDITIONS, objectives_known
 from rayhive.metrics.group import Row
 
 

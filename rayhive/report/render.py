@@ -8,12 +8,12 @@ from pathlib import Path
 
 from rayhive.columns import CONFIGURATION
 from rayhive.errors import ConfigError, Problem, unknown
-from rayhive.metrics.fold import is_censored
+from rayhive.metrics.aggregate import is_censored
 from rayhive.metrics.group import Row, Value
 from rayhive.report.formats import FORMATS
 from rayhive.report.frames import configuration_columns
 from rayhive.report.results import Results, load_results
-from rayhive.report.sheet import damage_note
+from rayhive.report.table_model import damage_note
 
 #: Columns that rows can be grouped by.
 BY: tuple[str, ...] = tuple(column.name for column in CONFIGURATION)

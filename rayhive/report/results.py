@@ -12,7 +12,7 @@ import yaml
 
 from rayhive.columns import Direction
 from rayhive.errors import ConfigError, DamagedError, Problem, nearest
-from rayhive.metrics.fold import fold
+from rayhive.metrics.aggregate import fold
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import Attempt, read_attempts
 from rayhive.metrics.twins import rows_with_twins

@@ -6,7 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from rayhive.metrics.fold import CONDITIONS, KEY, objectives_known
+from rayhive.metrics.aggregate import CONDITIONS, KEY, objectives_known
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import NO_FAULTS
 

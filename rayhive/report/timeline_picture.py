@@ -10,8 +10,8 @@ from typing import Any
 
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
-from rayhive.metrics.impact import impacts, rejoins
-from rayhive.metrics.lives import Life
+from rayhive.metrics.fault_impact import impacts, rejoins
+from rayhive.metrics.incarnations import Life
 from rayhive.metrics.timeline import Timeline
 from rayhive.report.timeline_text import last_timeline, throughput
 

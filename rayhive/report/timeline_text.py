@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from rayhive.events import Event
-from rayhive.faults.invariants import check_all
+from rayhive.invariants import check_all
 from rayhive.metrics.badput import time_spent
+from rayhive.metrics.fault_impact import Impact, Rejoin, impacts, rejoins, swarm_rounds
 from rayhive.metrics.group import ratio
-from rayhive.metrics.impact import Impact, Rejoin, impacts, rejoins, swarm_rounds
-from rayhive.metrics.losses import samples_lost
+from rayhive.metrics.lost_samples import samples_lost
 from rayhive.metrics.refusals import RefusedTensors, counts_text, refusals
 from rayhive.metrics.stats import Time
 from rayhive.metrics.timeline import UNCOUNTED, Timeline, read_timelines

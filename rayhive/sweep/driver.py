@@ -20,16 +20,14 @@ from rayhive.faults.library import label
 from rayhive.metrics.rows import last_attempt, replicate_row
 from rayhive.metrics.timeline import LOST
 from rayhive.metrics.twins import rows_with_twins
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.aside import archive
-from rayhive.sweep.code import CodeWatch
-from rayhive.sweep.early import EarlyFailures
-from rayhive.sweep.folder import RunFolder
-from rayhive.sweep.interruption import Interruption
+from rayhive.sweep.code_fingerprint import CodeWatch
+from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
 from rayhive.sweep.order import batch_end, run_order
 from rayhive.sweep.provenance import code_revision
-from rayhive.sweep.replicates import (
+from rayhive.sweep.replicate_runner import (
     POLL_S,
     ReplicateRunner,
     Swarms,
@@ -37,9 +35,11 @@ from rayhive.sweep.replicates import (
     finished_event,
     replicate_seed,
 )
+from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.scenarios import replicate_plan
+from rayhive.sweep.signals import Interruption
 from rayhive.sweep.study import Study
-from rayhive.sweep.trials import TrialBook, TrialRecord
+from rayhive.sweep.trial_book import TrialBook, TrialRecord
 
 Row = Mapping[str, Any]
 

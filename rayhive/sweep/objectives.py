@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rayhive.config import Budget, SweepConfig
 from rayhive.errors import RayhiveError
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.spec import Budget, SweepConfig
 
 Row = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TypeVar
 
-from rayhive.config import SweepConfig
+from rayhive.spec import SweepConfig
 from rayhive.sweep.storage import STARTUP_TRIALS
 
 T = TypeVar("T")

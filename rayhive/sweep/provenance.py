@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import rayhive
-from rayhive.cluster import machine
+from rayhive.cluster.node import machine
 
 if TYPE_CHECKING:
-    from rayhive.config import SweepConfig
+    from rayhive.spec import SweepConfig
 
 _CHECKOUT = Path(__file__).parents[2]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rayhive.errors import ConfigError, Problem, nearest
-from rayhive.faults.effects import needs_of
+from rayhive.faults.queries import needs_of
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.spec import ReplicateSpec
-from rayhive.sweep.folder import RunFolder
-from rayhive.sweep.interruption import Interruption
-from rayhive.sweep.replicates import ReplicateRunner, Watcher
+from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.replicate_runner import ReplicateRunner, Watcher
+from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.scenarios import host_of
+from rayhive.sweep.signals import Interruption
 
 SPEC = "spec.json"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import rayhive.compression  # noqa: F401 - fills the registry that the checks look names up in
-from rayhive.config import SweepConfig, apply_overrides, read_mapping, validate_sweep
 from rayhive.errors import Problem
 from rayhive.faults.library import label
 from rayhive.faults.scenario import Scenario
+from rayhive.spec import SweepConfig, apply_overrides, read_mapping, validate_sweep
 
 
 def scenario_config(

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from rayhive.cluster import capabilities
-from rayhive.config import SwarmConfig, SweepConfig, is_path
+from rayhive.cluster.node import capabilities
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.effects import needs_of
 from rayhive.faults.library import label, load_scenario, plan_of
+from rayhive.faults.queries import needs_of
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.plan import FaultPlan
 from rayhive.registry import SCENARIOS
-from rayhive.sweep.replicates import replicate_seed
+from rayhive.spec import SwarmConfig, SweepConfig, is_path
+from rayhive.spec.fault_plan import FaultPlan
+from rayhive.sweep.replicate_runner import replicate_seed
 
 
 def with_twin(scenarios: Sequence[str]) -> tuple[str, ...]:
@@ -116,7 +116,7 @@ def host_of(
     shaped = any(item.shaped for item in (swarm.node_classes or {}).values())
     if not shaped and not wanted & {"link", "node", "nodes", "drain"}:
         return nullcontext(address)
-    from rayhive.cluster.testbed.hosting import hosted
+    from rayhive.cluster.testbed.context import hosted
 
     return hosted(swarm, address, later())
 

@@ -2,7 +2,7 @@
 
 An axis is only asked where it means something: a threshold with a codec that has one, a least
 compression ratio with a PowerSGD rank. A constant is never asked. So every draw is valid, and two
-draws differ in name only where :func:`rayhive.compression.accounting.configuration_key` says so.
+draws differ in name only where :func:`rayhive.compression.payload.configuration_key` says so.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayhive.compression.accounting import configuration_key, threshold_range
-from rayhive.config import Configuration, Range, Space
+from rayhive.compression.payload import configuration_key, threshold_range
 from rayhive.registry import CODECS
+from rayhive.spec import Configuration, Range, Space
 
 if TYPE_CHECKING:
     from optuna import Trial

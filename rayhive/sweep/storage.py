@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from rayhive.errors import MASK, ConfigError, Problem
 
 if TYPE_CHECKING:
-    from rayhive.config import SweepConfig
+    from rayhive.spec import SweepConfig
 
 #: User attribute of the study: the identity of the run folder that it belongs to.
 RUN_ATTRIBUTE = "run"

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import rayhive.compression
 import rayhive.faults  # noqa: F401  (both fill the registries that the checks look names up in)
-from rayhive.config import (
+from rayhive.errors import ConfigError, Problem, described
+from rayhive.metrics.rows import NO_FAULTS
+from rayhive.registry import CODECS
+from rayhive.spec import (
     DEFAULT_MIN_COMPRESSION_RATIO,
     DEFAULT_THRESHOLD,
     Configuration,
@@ -17,9 +20,6 @@ from rayhive.config import (
     load_sweep,
     validate_sweep,
 )
-from rayhive.errors import ConfigError, Problem, described
-from rayhive.metrics.rows import NO_FAULTS
-from rayhive.registry import CODECS
 from rayhive.sweep.scenarios import check_scenarios, expanded, with_twin
 
 if TYPE_CHECKING:

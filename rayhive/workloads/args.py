@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from rayhive.config.scalars import exponent
 from rayhive.errors import ConfigError, Problem, nearest, unknown
+from rayhive.spec.scalars import exponent
 
 KEY = "workload.args"
 

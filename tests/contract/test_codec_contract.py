@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.compression.codec import Codec
+from rayhive.compression.codecs.base import Codec
 from rayhive.errors import ConfigError
 from rayhive.registry import CODECS
 
@@ -170,7 +170,7 @@ def test_listing_and_counting_load_neither_torch_nor_hivemind() -> None:
     code = (
         "import sys, rayhive.compression\n"
         "from rayhive.registry import CODECS\n"
-        "from rayhive.compression.accounting import payload\n"
+        "from rayhive.compression.payload import payload\n"
         "names = [name for name, codec in CODECS.items() if codec.available() is not None]\n"
         "payload([(40, 30), (7,)], codec='uniform8', powersgd_rank=2)\n"
         "loaded = {'torch', 'hivemind', 'numpy'} & set(sys.modules)\n"

@@ -14,12 +14,12 @@ from typing import Any, get_args
 
 import pytest
 
-from rayhive.cluster import belongings, capabilities
-from rayhive.config import Model
-from rayhive.faults.ground import CAPABILITIES
+from rayhive.cluster.node import capabilities, process_group
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.plan import At, FaultPlan, PlannedFault
+from rayhive.faults.target import CAPABILITIES
 from rayhive.registry import FAULTS
+from rayhive.spec import Model
+from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
 from tests.unit.fault_fakes import FakeGround, my_groups, shorten
 
 KINDS = [pytest.param(name, id=name) for name in FAULTS]
@@ -161,7 +161,7 @@ def test_it_takes_effect_says_so_heals_and_leaves_nothing(
     for said in (done, proof.what, healed):
         assert json.loads(json.dumps(said, allow_nan=False)) == said
     assert my_groups() == []
-    assert belongings.mounts_below(tmp_path) == []
+    assert process_group.mounts_below(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", [name for name in OUTSIDE if name.values != ("join",)])

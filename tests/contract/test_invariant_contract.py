@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.faults.invariants import INVARIANTS, Invariant, InvariantResult, check_all
+from rayhive.invariants import INVARIANTS, Invariant, InvariantResult, check_all
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec
 

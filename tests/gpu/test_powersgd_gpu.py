@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from rayhive.compression.orthogonalise import gram_schmidt
-from rayhive.compression.powersgd_factors import Factors
+from rayhive.compression.powersgd.factors import Factors
+from rayhive.compression.powersgd.orthogonalise import gram_schmidt
 from tests.integration.averager_harness import MARK, run_module
 from tests.unit.compression_fakes import unstarted
 
@@ -66,8 +66,8 @@ def test_factors_on_a_gpu_are_those_on_the_cpu(kept_on: str, dtype: torch.dtype)
 
 
 def test_factors_are_where_the_gradients_are() -> None:
-    from rayhive.compression.averagers import RayhivePowerSGDAverager
-    from rayhive.compression.powersgd_served import ServedFactors
+    from rayhive.averaging.averagers import RayhivePowerSGDAverager
+    from rayhive.compression.powersgd.gpu_worker import ServedFactors
 
     parameters = [torch.nn.Parameter(torch.zeros(shape, device="cuda")) for shape in SHAPES]
 
@@ -86,7 +86,7 @@ def test_factors_are_where_the_gradients_are() -> None:
 
 def play(device: str) -> dict[str, Any]:
     """Let two peers, whose trainer uses CUDA, do rounds; return what was seen."""
-    from rayhive.compression.averagers import RayhivePowerSGDAverager
+    from rayhive.averaging.averagers import RayhivePowerSGDAverager
     from tests.integration import averager_scenarios as scenes
 
     used = torch.ones(1000, device="cuda").sum()  # from here on, no fork can use CUDA

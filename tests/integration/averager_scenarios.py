@@ -25,15 +25,15 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.compression.averager import _nothing
-from rayhive.compression.averagers import (
+from rayhive.averaging.averager import _nothing
+from rayhive.averaging.averagers import (
     RayhiveGradientAverager,
     RayhivePowerSGDAverager,
     RayhiveStateAverager,
 )
+from rayhive.membership.member import Member
+from rayhive.averaging.round_result import RoundResult
 from rayhive.compression.counting import CountingCompression
-from rayhive.compression.rendezvous import Member
-from rayhive.compression.rounds import RoundResult
 from rayhive.registry import CODECS
 from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES
 

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from rayhive.events import Event, read_events
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.replicate import ReplicateSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_ZYGOTE = (sys.executable, str(ROOT / "tests" / "integration" / "fake_zygote.py"))

@@ -13,9 +13,9 @@ from typing import Any
 import hivemind
 import torch
 
-from rayhive.checks import DELAY_FLAGS
-from rayhive.peer.optimizer import RayhiveOptimizer
-from rayhive.peer.tracker import LiveProgressTracker
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.optim.optimizer import RayhiveOptimizer
+from rayhive.spec.rules import DELAY_FLAGS
 
 #: Samples of a round's batches: unequal ones.
 BATCHES = (5, 1, 6)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.compression.accounting import payload
+from rayhive.compression.payload import payload
 from tests.integration.averager_harness import PART_SIZE, SHAPES, run_scenario
 
 pytestmark = pytest.mark.swarm

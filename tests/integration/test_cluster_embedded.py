@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from rayhive.cluster.cluster import Cluster
-from rayhive.cluster.timing import Timing
-from rayhive.config import SwarmConfig
+from rayhive.cluster.replicate.timeouts import Timing
 from rayhive.errors import ConfigError
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import SwarmConfig
+from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import (
     FAKE_ZYGOTE,
     events_of,

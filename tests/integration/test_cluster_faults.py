@@ -10,8 +10,8 @@ import pytest
 
 from rayhive.cluster.cluster import Cluster
 from rayhive.events import Event
-from rayhive.plan import FaultPlan
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.fault_plan import FaultPlan
+from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import FAKE_ZYGOTE, events_of, groups, litter, replicate
 
 pytestmark = [pytest.mark.cluster]

@@ -31,8 +31,8 @@ HEAD_ID = "f" * 51 + "00000"
 RUN = """
 import json, sys
 from rayhive.cluster.cluster import Cluster
-from rayhive.config import SwarmConfig
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import SwarmConfig
+from rayhive.spec.replicate import ReplicateSpec
 address, spec, zygote = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
 with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
     found = [str(problem) for problem in cluster.check_room(spec.swarm)]

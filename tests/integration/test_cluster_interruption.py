@@ -32,7 +32,7 @@ import signal
 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage takes it, and then the cluster may not
 import json, sys
 from rayhive.cluster.cluster import Cluster
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.replicate import ReplicateSpec
 spec, zygote = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sys.argv[2])
 with Cluster.connect(None, zygote_command=zygote) as cluster:
     assert cluster.embedded

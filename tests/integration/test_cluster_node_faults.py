@@ -9,11 +9,11 @@ from typing import Any
 import psutil
 import pytest
 
-from rayhive.cluster import capabilities, cgroups
 from rayhive.cluster.cluster import Cluster
-from rayhive.cluster.orphans import tag
-from rayhive.plan import FaultPlan
-from rayhive.spec import ReplicateSpec
+from rayhive.cluster.node import capabilities, cgroups
+from rayhive.cluster.node.leaks import tag
+from rayhive.spec.fault_plan import FaultPlan
+from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import FAKE_ZYGOTE, events_of, replicate
 
 pytestmark = [pytest.mark.cluster]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster import capabilities
+from rayhive.cluster.node import capabilities
 from tests.integration.cluster_harness import (
     FAKE_ZYGOTE,
     ROOT,
@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.cluster]
 START = """
 import json, sys, time
 from rayhive.cluster.cluster import Cluster
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.replicate import ReplicateSpec
 address, spec, zygote = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
 with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
     assert not cluster.embedded
@@ -186,7 +186,7 @@ def test_peers_go_to_the_nodes_of_their_class_and_their_logs_come_home(tmp_path:
 CAN = """
 import json, sys
 from rayhive.cluster.cluster import Cluster
-from rayhive.config import SwarmConfig
+from rayhive.spec import SwarmConfig
 with Cluster.connect(sys.argv[1]) as cluster:
     for classes in json.loads(sys.argv[2]):
         needs = {"kill": ["signals"], "disk_full": ["mount"]}
@@ -243,7 +243,7 @@ JOB = """
 import json, os, sys
 import rayhive
 from rayhive.cluster.cluster import Cluster
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.replicate import ReplicateSpec
 assert "RAY_ADDRESS" in os.environ
 assert os.path.dirname(rayhive.__file__) == os.path.join(os.getcwd(), "rayhive"), rayhive.__file__
 spec, zygote = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sys.argv[2])

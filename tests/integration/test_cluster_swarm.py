@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.belongings import Belongings, records
 from rayhive.cluster.cluster import Cluster
-from rayhive.spec import ReplicateSpec
+from rayhive.cluster.node.process_group import Belongings, records
+from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import events_of, eventually, groups, pids, training
 
 pytestmark = [pytest.mark.cluster, pytest.mark.swarm]

@@ -18,7 +18,7 @@ PEERS, BATCH, ROUNDS, DIVERGED = 3, 8, 30, 4
 
 def fail_once_when_excluded() -> None:
     """Let the first all-reduce that this process is excluded from end before it begins."""
-    from rayhive.compression.runner import MeasuredRunner
+    from rayhive.averaging.allreduce import MeasuredRunner
 
     run, failed = MeasuredRunner.run, []
 
@@ -37,8 +37,8 @@ def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
     import hivemind
     import torch
 
-    from rayhive.checks import DELAY_FLAGS
-    from rayhive.peer.optimizer import RayhiveOptimizer
+    from rayhive.optim.optimizer import RayhiveOptimizer
+    from rayhive.spec.rules import DELAY_FLAGS
 
     offload = {"offload_optimizer": True} if delay == "none, offloaded" else {}
     if offload:

@@ -40,12 +40,12 @@ from contextlib import contextmanager
 from pathlib import Path
 import ray
 from rayhive.cluster.cluster import Cluster
-from rayhive.cluster.supervisor import TrialSupervisor
-from rayhive.config import SweepConfig
-from rayhive.sweep import replicates
-from rayhive.sweep.interruption import Interrupted, Interruption
-from rayhive.sweep.progress import PlainProgress
-from rayhive.sweep.run import run_sweep
+from rayhive.cluster.replicate.supervisor import TrialSupervisor
+from rayhive.spec import SweepConfig
+from rayhive.sweep import replicate_runner
+from rayhive.sweep.signals import Interrupted, Interruption
+from rayhive.sweep.progress_plain import PlainProgress
+from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.study import Study
 
 address, folder, zygote, point, number, peers, replicated = sys.argv[1:]

@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rayhive.peer.sketch import relative_distance
-from rayhive.spec import PeerSpec
+from rayhive.peer.weights_sketch import relative_distance
+from rayhive.spec.replicate import PeerSpec
 from tests.integration.zygote_harness import (
     PeerLine,
     digits_peer,

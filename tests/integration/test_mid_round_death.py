@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.belongings import Belongings
+from rayhive.cluster.node.process_group import Belongings
 from tests.integration.swarm_helpers import call, forks  # noqa: F401
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -29,7 +29,7 @@ ALL_REDUCES = {"dense": DEATH, "P": 2 * DEATH - 1, "Q": 2 * DEATH}
 
 def die_in_all_reduce(number: int) -> None:
     """Let this process group be killed in the middle of averaging gradients."""
-    from rayhive.compression import averager
+    from rayhive.averaging import averager
 
     class Dying(averager.MeasuredRunner):
         begun = 0
@@ -57,8 +57,8 @@ def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
     import torch
     from hivemind.p2p import P2P
 
-    from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
-    from rayhive.peer.optimizer import RayhiveOptimizer
+    from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+    from rayhive.optim.optimizer import RayhiveOptimizer
 
     # what a killed peer leaves is removed with the folder that it runs in
     P2P._UNIX_SOCKET_PREFIX = f"/unix{os.getcwd()}/"

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.belongings import Belongings
-from rayhive.spec import PeerSpec
+from rayhive.cluster.node.process_group import Belongings
+from rayhive.spec.replicate import PeerSpec
 from tests.integration.test_liveness import listen, rounds, stop
 from tests.integration.test_sabotage import assert_books_balance
 from tests.integration.zygote_harness import PeerLine, digits_peers, start_swarm, zygote

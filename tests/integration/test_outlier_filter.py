@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rayhive.compression.outlier_filter import LEANING
-from rayhive.config import WorkloadConfig
-from rayhive.spec import PeerSpec
+from rayhive.averaging.outlier_filter import LEANING
+from rayhive.spec import WorkloadConfig
+from rayhive.spec.replicate import PeerSpec
 from tests.integration.zygote_harness import (
     PeerLine,
     digits_peers,

@@ -38,7 +38,7 @@ def run_peer(
     import hivemind
     import torch
 
-    from rayhive.peer.optimizer import RayhiveOptimizer
+    from rayhive.optim.optimizer import RayhiveOptimizer
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

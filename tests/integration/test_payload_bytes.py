@@ -1,6 +1,6 @@
 """Bytes that real peers send, held against the prediction: equal, not close.
 
-The payload of a round is what :func:`rayhive.compression.accounting.payload` says, and the peers
+The payload of a round is what :func:`rayhive.compression.payload.payload` says, and the peers
 together send it 2(N - 1) times (arXiv 1905.13727 counts one direction of one copy).
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.compression.accounting import allreduce_bytes, payload
+from rayhive.compression.payload import allreduce_bytes, payload
 from rayhive.registry import CODECS
 from tests.integration.averager_harness import PART_SIZE, SHAPES, run_scenario
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayhive.config import Delay, WorkloadConfig
-from rayhive.peer.sketch import relative_distance
-from rayhive.spec import PeerSpec
+from rayhive.peer.weights_sketch import relative_distance
+from rayhive.spec import Delay, WorkloadConfig
+from rayhive.spec.replicate import PeerSpec
 from tests.integration.zygote_harness import (
     PeerLine,
     digits_peers,

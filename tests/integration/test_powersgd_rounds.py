@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rayhive.compression.accounting import payload
+from rayhive.compression.payload import payload
 from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES, run_module
 
 pytestmark = pytest.mark.swarm
@@ -24,10 +24,10 @@ RANK: dict[str, Any] = {"averager_rank": 2, "min_compression_ratio": 0.3}
 def play() -> dict[str, Any]:
     import hivemind.optim.power_sgd_averager as upstream
 
-    from rayhive.compression.averagers import RayhivePowerSGDAverager
-    from rayhive.compression.powersgd_factors import Factors
-    from rayhive.compression.powersgd_served import ServedFactors
-    from rayhive.compression.rendezvous import Member
+    from rayhive.averaging.averagers import RayhivePowerSGDAverager
+    from rayhive.membership.member import Member
+    from rayhive.compression.powersgd.factors import Factors
+    from rayhive.compression.powersgd.gpu_worker import ServedFactors
     from tests.integration import averager_scenarios as scenes
 
     class ServedPowerSGD(RayhivePowerSGDAverager):

@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 import psutil
 from rayhive.cluster.cluster import Cluster
-from rayhive.config import SweepConfig
-from rayhive.sweep.interruption import Interruption
-from rayhive.sweep.progress import PlainProgress
-from rayhive.sweep.run import run_sweep
+from rayhive.spec import SweepConfig
+from rayhive.sweep.signals import Interruption
+from rayhive.sweep.progress_plain import PlainProgress
+from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.study import Study
 
 folder, zygote, kind, address = Path(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]

@@ -24,9 +24,9 @@ def run_peer(
     import torch
     from hivemind.averaging.allreduce import AllreduceException
 
-    from rayhive.checks import DELAY_FLAGS
-    from rayhive.compression.averagers import RayhiveGradientAverager
-    from rayhive.peer.optimizer import RayhiveOptimizer
+    from rayhive.averaging.averagers import RayhiveGradientAverager
+    from rayhive.optim.optimizer import RayhiveOptimizer
+    from rayhive.spec.rules import DELAY_FLAGS
 
     class Dropping(RayhiveGradientAverager):
         """Drops out of the rounds that it is told to."""

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from rayhive.compression.outlier_filter import LEANING
-from rayhive.config import Budget
-from rayhive.peer.sketch import relative_distance
-from rayhive.plan import At, PlannedFault
-from rayhive.spec import PeerSpec
+from rayhive.averaging.outlier_filter import LEANING
+from rayhive.peer.weights_sketch import relative_distance
+from rayhive.spec import Budget
+from rayhive.spec.fault_plan import At, PlannedFault
+from rayhive.spec.replicate import PeerSpec
 from tests.integration.test_liveness import listen, rounds, stop
 from tests.integration.zygote_harness import (
     PeerLine,

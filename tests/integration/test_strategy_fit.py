@@ -18,7 +18,7 @@ def batches_are_counted() -> dict[str, Any]:
     import torch
     from torch.utils.data import DataLoader
 
-    from rayhive.peer.strategy import StrategyError
+    from rayhive.strategy.strategy import StrategyError
 
     class Counting(Regression):
         skip = False

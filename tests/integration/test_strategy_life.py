@@ -55,7 +55,7 @@ def wait_until_gone(pid: int, timeout: float = 10.0) -> list[str]:
 def failing_fits() -> dict[str, Any]:
     from rayhive import HivemindStrategy
     from rayhive.errors import PeerError
-    from rayhive.peer.strategy import StrategyError
+    from rayhive.strategy.strategy import StrategyError
 
     class Failing(Regression):
         def on_train_batch_end(self, *args: Any) -> None:
@@ -213,7 +213,7 @@ def fit_on_a_given_dht() -> dict[str, Any]:
     import hivemind
 
     from rayhive import HivemindStrategy
-    from rayhive.peer.strategy import StrategyError
+    from rayhive.strategy.strategy import StrategyError
 
     dht = hivemind.DHT(start=True, host_maddrs=LOOPBACK)
     settings = {**FAST, "target_batch_size": 64, "dht": dht}

@@ -20,7 +20,7 @@ def schedulers_advance_with_rounds() -> dict[str, Any]:
     from lightning.pytorch.loggers import CSVLogger
     from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, ExponentialLR
 
-    from rayhive.peer.strategy import HiveMindScheduler
+    from rayhive.strategy.strategy import HiveMindScheduler
 
     class Scheduled(Regression):
         def __init__(self, **config: Any) -> None:

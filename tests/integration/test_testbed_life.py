@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from rayhive.cli import main
-from rayhive.cluster import belongings
-from rayhive.cluster.small_disk import SmallDisk
-from rayhive.cluster.testbed import Testbed, namespaces, quota, raylets, state, testbed
+from rayhive.cluster.node import process_group
+from rayhive.cluster.node.small_disk import SmallDisk
+from rayhive.cluster.testbed import Testbed, lifecycle, namespaces, quota, raylets, state
 from rayhive.errors import ClusterError, ConfigError
 from tests.integration.testbed_helpers import bare, busy, config, needs_testbed, remains
 
@@ -34,7 +34,7 @@ def test_nothing_is_left() -> None:
         assert len(remains(number)) > 5
     assert remains(number) == []
     assert child.wait() == -signal.SIGKILL
-    testbed.down(number)  # once more, for nothing
+    lifecycle.down(number)  # once more, for nothing
 
 
 @needs_testbed
@@ -60,7 +60,7 @@ def test_it_ends_with_its_process() -> None:
 
 @needs_testbed
 def test_one_whose_owner_is_gone_is_removed_by_the_next() -> None:
-    made = testbed.up(config({}, name=f"gone-{os.getpid()}"), owner=(os.getpid(), 1), ray=False)
+    made = lifecycle.up(config({}, name=f"gone-{os.getpid()}"), owner=(os.getpid(), 1), ray=False)
     with bare({}) as other:
         assert made.name not in [each.name for each in state.testbeds()]
         assert other.state.number == made.number or remains(made.number) == []
@@ -68,10 +68,10 @@ def test_one_whose_owner_is_gone_is_removed_by_the_next() -> None:
 
 @needs_testbed
 def test_what_has_lost_its_folder_is_removed_by_the_next() -> None:
-    made = testbed.up(config({}), ray=False)
+    made = lifecycle.up(config({}), ray=False)
     shutil.rmtree(made.folder)
     assert made.number in state.numbers()
-    assert made.number in testbed.clear_abandoned()
+    assert made.number in lifecycle.clear_abandoned()
     assert remains(made.number) == []
 
 
@@ -79,13 +79,13 @@ def test_what_has_lost_its_folder_is_removed_by_the_next() -> None:
 def test_one_that_is_being_made_is_left_alone() -> None:
     number = state.claim()
     try:
-        assert number not in testbed.clear_abandoned()
+        assert number not in lifecycle.clear_abandoned()
         assert state.folder_of(number).is_dir()
         hour_ago = time.time() - 3600
         os.utime(state.folder_of(number), (hour_ago, hour_ago))
-        assert number in testbed.clear_abandoned()
+        assert number in lifecycle.clear_abandoned()
     finally:
-        testbed.down(number)
+        lifecycle.down(number)
 
 
 @needs_testbed
@@ -95,9 +95,9 @@ def test_what_fails_halfway_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*given: object) -> None:
         raise ClusterError("planted")
 
-    monkeypatch.setattr(testbed, "_limit", broken)
+    monkeypatch.setattr(lifecycle, "_limit", broken)
     with pytest.raises(ClusterError, match="planted"):
-        testbed.up(config(DELAYED), ray=False)
+        lifecycle.up(config(DELAYED), ray=False)
     assert state.numbers() == before
     number = next(n for n in range(200) if n not in before)
     assert remains(number) == []
@@ -122,7 +122,7 @@ def test_a_node_is_killed_with_all_that_is_on_it() -> None:
 @needs_testbed
 def test_names_are_unique() -> None:
     with bare({}) as made, pytest.raises(ConfigError, match=made.state.name):
-        testbed.up(config({}), ray=False)
+        lifecycle.up(config({}), ray=False)
 
 
 @needs_testbed
@@ -149,7 +149,7 @@ def test_a_share_of_a_core_is_all_that_a_node_gets() -> None:
 
 @needs_testbed
 def test_commands_show_and_remove(capsys: pytest.CaptureFixture[str]) -> None:
-    made = testbed.up(config(DELAYED), ray=False)
+    made = lifecycle.up(config(DELAYED), ray=False)
     try:
         assert main(["testbed", "status", made.name]) == 0
         assert made.nodes[0].data_address in capsys.readouterr().out
@@ -164,24 +164,24 @@ def test_commands_show_and_remove(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["testbed", "down", made.name]) == 0
         assert remains(made.number) == []
     finally:
-        testbed.down(made.number)
+        lifecycle.down(made.number)
 
 
 @needs_testbed
 def test_what_an_agent_mounted_goes_with_the_testbed(capsys: pytest.CaptureFixture[str]) -> None:
-    made = testbed.up(config({}), ray=False)
-    agent = made.folder / f"{belongings.DIRECTORY_PREFIX}a-killed"
+    made = lifecycle.up(config({}), ray=False)
+    agent = made.folder / f"{process_group.DIRECTORY_PREFIX}a-killed"
     agent.mkdir()
-    (agent / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
+    (agent / process_group.OWNER_FILE).write_text(f"{os.getpid()} 1")
     disks = [SmallDisk(folder / "checkpoints", 2**20) for folder in (agent, made.folder)]
     try:
         assert main(["testbed", "down", made.name]) == 0
-        assert belongings.mounts_below(made.folder) == []
+        assert process_group.mounts_below(made.folder) == []
         assert remains(made.number) == [] and not made.folder.exists()
     finally:
         for disk in disks:
             disk.release()
-        testbed.down(made.number)
+        lifecycle.down(made.number)
 
 
 SLOW_ONCE = """
@@ -198,7 +198,7 @@ def test_a_raylet_that_did_not_start_is_tried_once_more(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     script = tmp_path / "start.py"
-    monkeypatch.setattr(raylets.launch, "__file__", str(script))
+    monkeypatch.setattr(raylets.entrypoint, "__file__", str(script))
     with bare({}, {}) as made:
         script.write_text(SLOW_ONCE.replace("LAST_FAILURE", "1"))
         raylets.start_nodes(made.state, made.nodes[:1])

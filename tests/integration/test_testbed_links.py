@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import rayhive.faults  # noqa: F401  (fills the registry)
-from rayhive.cluster.testbed import Testbed, cuts, namespaces
-from rayhive.cluster.testbed.measure import measure_link, path
-from rayhive.config import Link
+from rayhive.cluster.testbed import Testbed, firewall, namespaces
+from rayhive.cluster.testbed.link_probe import measure_link, path
 from rayhive.errors import ClusterError
-from rayhive.plan import At, PlannedFault
 from rayhive.registry import FAULTS
+from rayhive.spec import Link
+from rayhive.spec.fault_plan import At, PlannedFault
 from tests.integration.testbed_helpers import Agent, Ground, bare, needs_testbed
 
 pytestmark = needs_testbed
@@ -136,7 +136,7 @@ def test_a_cut_takes_one_direction_and_heals(testbed: Testbed) -> None:
             await agent.cut("f3", (), "sideways")
 
     asyncio.run(go())
-    assert cuts.cuts(testbed.state.switch) == []
+    assert firewall.cuts(testbed.state.switch) == []
 
 
 def test_a_cut_reaches_established_connections(testbed: Testbed) -> None:
@@ -154,13 +154,13 @@ def test_a_cut_reaches_established_connections(testbed: Testbed) -> None:
         near_end.sendall(b"before")
         assert far_end.recv(100) == b"before"
         pair = (first.data_address, second.data_address)
-        cuts.cut(testbed.state.switch, "0-f0", [pair])
+        firewall.cut(testbed.state.switch, "0-f0", [pair])
         near_end.sendall(b"during")
         with pytest.raises(TimeoutError):
             far_end.recv(100)
         far_end.sendall(b"the other way")
         assert near_end.recv(100) == b"the other way"
-        assert cuts.mend(testbed.state.switch, "0-f0") > 0
+        assert firewall.mend(testbed.state.switch, "0-f0") > 0
         far_end.settimeout(30)
         assert far_end.recv(100) == b"during"
 
@@ -199,14 +199,14 @@ def test_faults_take_effect_and_heal(testbed: Testbed, kind: str, args: dict[str
         await fault.teardown(ground)
 
     asyncio.run(go())
-    assert cuts.cuts(testbed.state.switch) == []
+    assert firewall.cuts(testbed.state.switch) == []
     assert testbed.link(2).now == Link.model_validate(LINKS[2])
     with path(testbed.state, testbed.nodes[2], testbed.nodes[0]) as ends:
         assert ends.reach(10) == (10, 10)
 
 
 def test_elsewhere_the_tools_refuse() -> None:
-    from rayhive.cluster.link_tools import LinkTools
+    from rayhive.cluster.node.link_faults import LinkTools
 
     with pytest.raises(ClusterError, match="no link of its own"):
         asyncio.run(LinkTools().set_link(1.0))

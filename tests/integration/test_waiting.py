@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.peer.sketch import relative_distance
+from rayhive.peer.weights_sketch import relative_distance
 from tests.integration.swarm_helpers import call, forks  # noqa: F401
 from tests.integration.toy import LOOPBACK, Regression, loader
 from tests.integration.toy import trainer as make_trainer
@@ -55,7 +55,7 @@ def peer_that_trains(
     import torch
 
     from rayhive import HivemindStrategy
-    from rayhive.peer.sketch import WeightsSketch
+    from rayhive.peer.weights_sketch import WeightsSketch
     from tests.integration.toy import Together
 
     events: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.config import WorkloadConfig
+from rayhive.spec import WorkloadConfig
 from tests.integration.zygote_harness import digits_peers, finish_swarm, start_swarm, zygote
 
 WORKLOAD = """

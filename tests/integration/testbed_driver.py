@@ -10,8 +10,8 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayhive.cluster.link_tools import LinkTools
-from rayhive.cluster.testbed import testbed
+from rayhive.cluster.node.link_faults import LinkTools
+from rayhive.cluster.testbed import lifecycle
 
 _TIMEOUT = 90
 
@@ -24,10 +24,10 @@ class Supervisor:
     """What kills and starts nodes: an actor on the head."""
 
     def kill(self, folder: str, index: int) -> int:
-        return len(testbed.kill_node(folder, index))
+        return len(lifecycle.kill_node(folder, index))
 
     def start(self, folder: str, index: int) -> None:
-        testbed.start_node(folder, index)
+        lifecycle.start_node(folder, index)
 
 
 def told(**fields: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.link_tools import LinkTools
+from rayhive.cluster.node.link_faults import LinkTools
 from rayhive.cluster.testbed import Testbed, TestbedConfig, namespaces, privilege, state
 from rayhive.cluster.testbed.netlink import routes
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
-from rayhive.cluster.belongings import Belongings
-from rayhive.config import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
+from rayhive.cluster.node.process_group import Belongings
 from rayhive.events import Event, load_event
-from rayhive.plan import PlannedFault
-from rayhive.spec import PeerSpec
+from rayhive.spec import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
+from rayhive.spec.fault_plan import PlannedFault
+from rayhive.spec.replicate import PeerSpec
 
 READY_TIMEOUT = 60.0
 
@@ -122,7 +122,7 @@ def zygote() -> Iterator[str]:
 
 def _zygote(path: str) -> Iterator[str]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "rayhive.peer.zygote", path],
+        [sys.executable, "-m", "rayhive.peer.forkserver", path],
         stdin=subprocess.PIPE,
         start_new_session=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"},

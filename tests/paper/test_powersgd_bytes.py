@@ -10,7 +10,7 @@ import math
 import pytest
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.compression.accounting import payload
+from rayhive.compression.payload import payload
 
 Shapes = list[tuple[int, ...]]
 RANKS = (1, 2, 4)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rayhive.compression import wire_eight
+from rayhive.compression.kernels import eight_bit
 
 
 @pytest.fixture(scope="module", params=["compiled", "torch"])
@@ -14,7 +14,7 @@ def loops_of_both_kinds(request: pytest.FixtureRequest) -> Iterator[None]:
     """The 8-bit codecs with numba, and as where it is not installed."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "torch":
-            patch.setattr(wire_eight, "loops", lambda: None)
+            patch.setattr(eight_bit, "loops", lambda: None)
         else:
-            assert wire_eight.loops() is not None
+            assert eight_bit.loops() is not None
         yield

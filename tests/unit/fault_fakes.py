@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 
 import rayhive.faults.kinds
-from rayhive.cluster import cgroups
-from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
-from rayhive.cluster.node_tools import NodeTools
+from rayhive.cluster.node import cgroups
+from rayhive.cluster.node.process_faults import NodeTools
+from rayhive.cluster.node.process_group import RECORD_SUFFIX, Belongings
 from rayhive.errors import RayhiveError
 from rayhive.events import Event, make_event
-from rayhive.faults.ground import ProcessRole
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.plan import At, PlannedFault
+from rayhive.faults.target import ProcessRole
 from rayhive.registry import FAULTS
+from rayhive.spec.fault_plan import At, PlannedFault
 
 KINDS = Path(rayhive.faults.kinds.__path__[0])
 RUN = "study-t0-r0-x-a0"
@@ -74,8 +74,8 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
         name = f"rayhive.faults.kinds.{module.stem}"
         for patience in ("SETTLE_S", "_PATIENCE_S", "_NODE_S", "_CHECKPOINT_S", "_ROUND_S"):
             monkeypatch.setattr(f"{name}.{patience}", 0.3, raising=False)
-    monkeypatch.setattr("rayhive.faults.kinds.common.LOOK_S", 0.01)
-    monkeypatch.setattr("rayhive.faults.kinds.loses_process.LosesProcess.patience_s", 0.3)
+    monkeypatch.setattr("rayhive.faults.kinds._process.LOOK_S", 0.01)
+    monkeypatch.setattr("rayhive.faults.kinds._child_process.LosesProcess.patience_s", 0.3)
 
 
 @dataclass

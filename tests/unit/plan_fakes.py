@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from rayhive.config import Model
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.target import Ground
 from rayhive.registry import FAULTS
+from rayhive.spec import Model
 
 
 class Where(Model):

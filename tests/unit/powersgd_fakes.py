@@ -12,7 +12,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.compression.powersgd import STEP, TransactionalPowerSGD
+from rayhive.averaging.powersgd_averager import STEP, TransactionalPowerSGD
 from tests.unit.compression_fakes import unstarted
 
 

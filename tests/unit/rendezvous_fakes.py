@@ -12,10 +12,8 @@ import pytest
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 
-from rayhive.compression.rendezvous import (
-    Member,
-    Rendezvous,
-)
+from rayhive.membership.member import Member
+from rayhive.averaging.group_formation import Rendezvous
 
 WINDOW, PATIENCE, LONGEST = 30.0, 60.0, 600.0
 LATENCY = 0.05

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rayhive.config import SwarmConfig
 from rayhive.errors import NoAnswerError, Problem
 from rayhive.events import Event, EventLog, make_event
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import SwarmConfig
+from rayhive.spec.replicate import ReplicateSpec
 from tests.fixtures.logs import Log
 
 SHAPES = ((64, 32), (32,), (10, 64), (10,))

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 import yaml
 
-import rayhive.sweep.run
+import rayhive.sweep.sweep
 from rayhive.cli import main
 from rayhive.cli.study import with_default_file
-from rayhive.cluster import capabilities, control, doctor, machine
+from rayhive.cluster import control, doctor
+from rayhive.cluster.node import capabilities, machine
 from rayhive.errors import ClusterError
-from rayhive.faults.ground import CAPABILITIES
+from rayhive.faults.target import CAPABILITIES
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, FakeHandle, World
 
@@ -48,7 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Return a world that takes the place of Ray."""
     world = World()
-    monkeypatch.setattr(rayhive.sweep.run, "_ray", world.connect)
+    monkeypatch.setattr(rayhive.sweep.sweep, "_ray", world.connect)
     return world
 
 
@@ -170,7 +171,7 @@ def test_a_failure_is_a_message_and_a_bug_is_a_traceback(
         raise ClusterError("an embedded Ray did not start: no room")
         yield
 
-    monkeypatch.setattr(rayhive.sweep.run, "_ray", connect)
+    monkeypatch.setattr(rayhive.sweep.sweep, "_ray", connect)
     assert main(["sweep", "study.yaml"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("rayhive: an embedded Ray did not start")
@@ -179,7 +180,7 @@ def test_a_failure_is_a_message_and_a_bug_is_a_traceback(
     def broken(address: str | None) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(rayhive.sweep.run, "_ray", broken)
+    monkeypatch.setattr(rayhive.sweep.sweep, "_ray", broken)
     with pytest.raises(ZeroDivisionError):  # python prints it and exits with 1
         main(["sweep", "study.yaml"])
 

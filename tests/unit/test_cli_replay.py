@@ -10,7 +10,7 @@ import pytest
 
 from rayhive.cli import main
 from rayhive.report.render import results_text
-from rayhive.spec import ReplicateSpec
+from rayhive.spec.replicate import ReplicateSpec
 from tests.fixtures.faulted import kill_and_restart
 from tests.fixtures.logs import Log, write_events, write_run
 

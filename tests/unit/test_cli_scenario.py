@@ -9,10 +9,10 @@ import pytest
 import yaml
 
 from rayhive.cli import main
-from rayhive.cluster import capabilities
-from rayhive.faults.ground import CAPABILITIES
+from rayhive.cluster.node import capabilities
+from rayhive.faults.target import CAPABILITIES
 from rayhive.registry import SCENARIOS
-from rayhive.sweep.replicates import replicate_seed
+from rayhive.sweep.replicate_runner import replicate_seed
 from tests.unit.plan_fakes import fakes  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("fakes")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster import belongings, capabilities
-from rayhive.cluster.belongings import Belongings
-from rayhive.cluster.small_disk import SmallDisk
+from rayhive.cluster.node import capabilities, process_group
+from rayhive.cluster.node.process_group import Belongings
+from rayhive.cluster.node.small_disk import SmallDisk
 from tests.integration.cluster_harness import eventually
 
 GROUP = """
@@ -50,13 +50,15 @@ def group(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def dead(pids: list[int]) -> bool:
     deadline = time.monotonic() + 5
-    while any(belongings.started(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(process_group.started(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not any(belongings.started(pid) for pid in pids)
+    return not any(process_group.started(pid) for pid in pids)
 
 
 def memory_of(pids: list[int]) -> list[Path]:
-    return [path for path in belongings.shared_memory() if belongings.creator_of(path) in pids]
+    return [
+        path for path in process_group.shared_memory() if process_group.creator_of(path) in pids
+    ]
 
 
 def test_a_group_is_killed_and_what_it_left_removed(
@@ -69,9 +71,9 @@ def test_a_group_is_killed_and_what_it_left_removed(
     members = list(owned.processes)
     assert len(members) == 2 and group.pid in members
     assert owned.sockets == {str(tmp_path / "hivemind-x.sock")}
-    record = tmp_path / f"p{belongings.RECORD_SUFFIX}"
+    record = tmp_path / f"p{process_group.RECORD_SUFFIX}"
     owned.save(record)
-    assert list(belongings.records(tmp_path)) == [(record, owned)]
+    assert list(process_group.records(tmp_path)) == [(record, owned)]
 
     assert owned.remove() == [], "nothing is taken from the living"
     assert len(memory_of(members)) == 2 and folder.is_dir()
@@ -86,7 +88,7 @@ def test_a_group_is_killed_and_what_it_left_removed(
 
 
 def test_a_pid_that_was_used_again_is_somebody_else() -> None:
-    mine = Belongings(os.getpid(), {os.getpid(): (belongings.started(os.getpid()) or 0) - 1})
+    mine = Belongings(os.getpid(), {os.getpid(): (process_group.started(os.getpid()) or 0) - 1})
     assert mine.living() == []
     mine.kill()  # or this test ends here
 
@@ -94,7 +96,7 @@ def test_a_pid_that_was_used_again_is_somebody_else() -> None:
 def test_a_group_that_died_before_it_was_seen_is_cleared_by_its_pid(
     group: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(belongings, "SOCKETS", tmp_path)
+    monkeypatch.setattr(process_group, "SOCKETS", tmp_path)
     ours, others = (tmp_path / f"hivemind-{pid}-x.sock" for pid in (group.pid, os.getpid()))
     ours.touch()
     others.touch()
@@ -114,28 +116,28 @@ def test_the_dead_and_zombies_have_no_start() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     with open(f"/proc/{process.pid}/stat"):
         deadline = time.monotonic() + 10
-        while belongings.started(process.pid) is not None and time.monotonic() < deadline:
+        while process_group.started(process.pid) is not None and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert belongings.started(process.pid) is None, "a zombie"
+        assert process_group.started(process.pid) is None, "a zombie"
     process.wait()
-    assert belongings.started(process.pid) is None
+    assert process_group.started(process.pid) is None
 
 
 def test_broken_records_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / f"a{belongings.RECORD_SUFFIX}").write_text("{")
-    (tmp_path / f"b{belongings.RECORD_SUFFIX}").write_text("{}")
-    assert list(belongings.records(tmp_path)) == []
+    (tmp_path / f"a{process_group.RECORD_SUFFIX}").write_text("{")
+    (tmp_path / f"b{process_group.RECORD_SUFFIX}").write_text("{}")
+    assert list(process_group.records(tmp_path)) == []
 
 
 def test_only_directories_of_dead_owners_are_orphaned(tmp_path: Path) -> None:
     names = ("living", "dead", "unclaimed")
-    paths = {name: tmp_path / f"{belongings.DIRECTORY_PREFIX}{name}" for name in names}
+    paths = {name: tmp_path / f"{process_group.DIRECTORY_PREFIX}{name}" for name in names}
     for path in paths.values():
         path.mkdir()
-    belongings.claim(paths["living"], os.getpid())
-    (paths["dead"] / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
-    assert belongings.orphaned(tmp_path) == [paths["dead"]]
-    assert belongings.owned(tmp_path) == [(paths["living"], os.getpid())]
+    process_group.claim(paths["living"], os.getpid())
+    (paths["dead"] / process_group.OWNER_FILE).write_text(f"{os.getpid()} 1")
+    assert process_group.orphaned(tmp_path) == [paths["dead"]]
+    assert process_group.owned(tmp_path) == [(paths["living"], os.getpid())]
 
 
 @pytest.fixture
@@ -146,14 +148,14 @@ def mounting() -> None:
 
 
 def test_clearing_unmounts_first_and_removes_all(mounting: None, tmp_path: Path) -> None:
-    directory = tmp_path / f"{belongings.DIRECTORY_PREFIX}a-dead"
+    directory = tmp_path / f"{process_group.DIRECTORY_PREFIX}a-dead"
     directory.mkdir()
-    (directory / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
+    (directory / process_group.OWNER_FILE).write_text(f"{os.getpid()} 1")
     disk = SmallDisk(directory / "checkpoints", 2**20)
     disk.fill()
     try:
-        belongings.clear(directory, patience=0.0)
-        assert belongings.mounts_below(directory) == [] and not directory.exists()
+        process_group.clear(directory, patience=0.0)
+        assert process_group.mounts_below(directory) == [] and not directory.exists()
     finally:
         disk.release()
 
@@ -161,18 +163,18 @@ def test_clearing_unmounts_first_and_removes_all(mounting: None, tmp_path: Path)
 def test_an_owner_is_known_until_all_is_gone(
     mounting: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = tmp_path / f"{belongings.DIRECTORY_PREFIX}a-dead"
+    directory = tmp_path / f"{process_group.DIRECTORY_PREFIX}a-dead"
     (directory / "logs").mkdir(parents=True)
-    (directory / belongings.OWNER_FILE).write_text(f"{os.getpid()} 1")
+    (directory / process_group.OWNER_FILE).write_text(f"{os.getpid()} 1")
     disk = SmallDisk(directory / "checkpoints", 2**20)
     try:
         with monkeypatch.context() as patched:
-            patched.setattr(belongings, "mounts_below", lambda directory: [])
-            belongings.clear(directory, patience=0.0)
-        assert belongings.orphaned(tmp_path) == [directory]
+            patched.setattr(process_group, "mounts_below", lambda directory: [])
+            process_group.clear(directory, patience=0.0)
+        assert process_group.orphaned(tmp_path) == [directory]
         assert not (directory / "logs").exists()
-        belongings.clear(directory, patience=0.0)
-        assert not directory.exists() and belongings.orphaned(tmp_path) == []
+        process_group.clear(directory, patience=0.0)
+        assert not directory.exists() and process_group.orphaned(tmp_path) == []
     finally:
         disk.release()
 
@@ -180,16 +182,16 @@ def test_an_owner_is_known_until_all_is_gone(
 def test_the_undertaker_waits_for_its_owner_and_clears_up(
     group: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    directory = tmp_path / f"{belongings.DIRECTORY_PREFIX}x"
+    directory = tmp_path / f"{process_group.DIRECTORY_PREFIX}x"
     directory.mkdir()
     owned = Belongings(group.pid)
     owned.note()
-    owned.save(directory / f"p{belongings.RECORD_SUFFIX}")
+    owned.save(directory / f"p{process_group.RECORD_SUFFIX}")
     members = list(owned.processes)
     code = "import sys, time; f = open(sys.argv[1], 'w'); time.sleep(600)"
     writer = subprocess.Popen([sys.executable, "-c", code, str(directory / "log")])
     with subprocess.Popen(
-        [sys.executable, belongings.__file__, str(directory)], stdin=subprocess.PIPE
+        [sys.executable, process_group.__file__, str(directory)], stdin=subprocess.PIPE
     ) as undertaker:
         assert undertaker.stdin is not None
         status = Path(f"/proc/{undertaker.pid}/status")
@@ -197,7 +199,7 @@ def test_the_undertaker_waits_for_its_owner_and_clears_up(
         undertaker.send_signal(signal.SIGTERM)  # it has no right to go first
         with pytest.raises(subprocess.TimeoutExpired):
             undertaker.wait(0.3)
-        assert directory.is_dir() and belongings.started(group.pid)
+        assert directory.is_dir() and process_group.started(group.pid)
         undertaker.stdin.close()
         assert writer.wait(15) == -signal.SIGKILL
         assert undertaker.wait(15) == 0

@@ -11,10 +11,11 @@ import pytest
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from rayhive.cluster import calls, swarm
+from rayhive.cluster import calls
 from rayhive.cluster.calls import Once, repeated
-from rayhive.cluster.peer_actor import EXITED
-from rayhive.cluster.swarm import Swarm
+from rayhive.cluster.replicate import swarm
+from rayhive.cluster.replicate.peer_actor import EXITED
+from rayhive.cluster.replicate.swarm import Swarm
 from rayhive.events import Event
 from tests.unit.test_cluster_control import SPEC
 

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster import belongings, capabilities
 from rayhive.cluster.doctor import doctor
+from rayhive.cluster.node import capabilities, process_group
 from rayhive.cluster.testbed import privilege
 from rayhive.errors import ClusterError
-from rayhive.faults.effects import needs_of
-from rayhive.faults.ground import CAPABILITIES
+from rayhive.faults.queries import needs_of
+from rayhive.faults.target import CAPABILITIES
 from tests.unit.fault_fakes import my_groups
 
 ALL: dict[str, str | None] = dict.fromkeys(CAPABILITIES)
@@ -46,7 +46,7 @@ def test_trying_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(capabilities.machine, "short_temporary_directory", lambda: str(tmp_path))
     capabilities.here()
     assert list(tmp_path.iterdir()) == []
-    assert belongings.mounts_below(tmp_path) == []
+    assert process_group.mounts_below(tmp_path) == []
     assert my_groups() == []
 
 
@@ -97,7 +97,7 @@ def test_a_machine_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_trying_does_not_import_ray() -> None:
-    code = "from rayhive.cluster.capabilities import here; import sys; here(); print(*sys.modules)"
+    code = "from rayhive.cluster.node.capabilities import here; import sys; here(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "ray" not in done.stdout.split()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster import cgroups
+from rayhive.cluster.node import cgroups
 from rayhive.errors import ClusterError
 
 

@@ -13,11 +13,11 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from rayhive.cluster import actors, control
 from rayhive.cluster.cluster import Cluster, _first_answer
-from rayhive.cluster.handle import ReplicateHandle
-from rayhive.cluster.timing import Timing
-from rayhive.config import SwarmConfig
+from rayhive.cluster.replicate.handle import ReplicateHandle
+from rayhive.cluster.replicate.timeouts import Timing
 from rayhive.errors import ClusterError, NoAnswerError
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import SwarmConfig
+from rayhive.spec.replicate import ReplicateSpec
 
 SPEC = ReplicateSpec(
     study="study",

@@ -11,15 +11,16 @@ import pytest
 import ray
 import yaml
 
-from rayhive.cluster import capabilities, embedded, machine
+from rayhive.cluster import embedded
 from rayhive.cluster.actors import is_agent, supervisor_pattern
 from rayhive.cluster.control import status_from_disk
 from rayhive.cluster.doctor import _within, doctor
-from rayhive.cluster.handle import settle
-from rayhive.cluster.replicate_log import _fresh
-from rayhive.cluster.small_disk import SmallDisk
+from rayhive.cluster.node import capabilities, machine
+from rayhive.cluster.node.small_disk import SmallDisk
+from rayhive.cluster.replicate.handle import settle
+from rayhive.cluster.replicate.log import _fresh
 from rayhive.events import EventLog, make_event
-from rayhive.faults.ground import CAPABILITIES
+from rayhive.faults.target import CAPABILITIES
 from tests.integration.cluster_harness import replicate
 
 

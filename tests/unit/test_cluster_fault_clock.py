@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.fault_clock import LATE_S, FaultClock
-from rayhive.plan import QUIET_S, At, FaultPlan, PlannedFault
+from rayhive.cluster.replicate.nemesis import LATE_S, FaultClock
+from rayhive.spec.fault_plan import QUIET_S, At, FaultPlan, PlannedFault
 from tests.unit.plan_fakes import fakes
 
 __all__ = ["fakes"]

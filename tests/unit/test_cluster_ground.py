@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster import link_tools, nodes, swarm
-from rayhive.cluster.ground import CAUSE, SwarmGround
-from rayhive.cluster.link_tools import LinkTools
-from rayhive.cluster.swarm import Swarm
-from rayhive.cluster.testbed import cuts
+from rayhive.cluster.node import link_faults, raylets
+from rayhive.cluster.node.link_faults import LinkTools
+from rayhive.cluster.replicate import swarm
+from rayhive.cluster.replicate.fault_target import CAUSE, SwarmGround
+from rayhive.cluster.replicate.swarm import Swarm
+from rayhive.cluster.testbed import firewall
 from rayhive.errors import ClusterError
 from tests.fixtures.logs import make_spec
 
@@ -70,7 +71,7 @@ def test_a_node_is_not_started_twice_unless_it_was_ended(monkeypatch: pytest.Mon
     monkeypatch.setattr(SwarmGround, "_start_node", start)
     monkeypatch.setattr(SwarmGround, "peers_on", lambda self, node: [])
     monkeypatch.setattr(SwarmGround, "_node", lambda self, node: node)
-    monkeypatch.setattr(nodes, "kill", lambda node: None)
+    monkeypatch.setattr(raylets, "kill", lambda node: None)
 
     async def body() -> None:
         peers = ground()
@@ -120,7 +121,7 @@ def _agent(**answers: Any) -> Any:
 def test_an_agent_that_does_not_answer_has_cleared_nothing(
     monkeypatch: pytest.MonkeyPatch, alive: list[str], left: int
 ) -> None:
-    monkeypatch.setattr(nodes, "alive", lambda: alive)
+    monkeypatch.setattr(raylets, "alive", lambda: alive)
     made: Any = Swarm.__new__(Swarm)
     made._actors, made._pumps, made._nodes, made._group = {}, [], {}, None
     made._spec = make_spec()
@@ -144,26 +145,28 @@ def test_a_testbed_that_lacks_a_node_is_no_place_for_a_replicate(
 def test_nodes_are_missing_that_ray_does_not_have(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    assert nodes.missing() == []
-    monkeypatch.setenv(nodes.TESTBED_VARIABLE, str(tmp_path))
+    assert raylets.missing() == []
+    monkeypatch.setenv(raylets.TESTBED_VARIABLE, str(tmp_path))
     state = SimpleNamespace(nodes=[SimpleNamespace(index=number) for number in range(3)])
     monkeypatch.setattr("rayhive.cluster.testbed.state.load", lambda folder: state)
     known = [(True, "0"), (False, "1"), (True, "2"), (True, None)]
     monkeypatch.setattr(
-        nodes,
+        raylets,
         "all_nodes",
         lambda: [
-            {"Alive": alive, "Labels": {nodes.NUMBER_LABEL: number} if number else {}}
+            {"Alive": alive, "Labels": {raylets.NUMBER_LABEL: number} if number else {}}
             for alive, number in known
         ],
     )
-    assert nodes.missing() == [1]
+    assert raylets.missing() == [1]
 
 
 def test_whatever_was_done_to_a_link_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, str]] = []
-    monkeypatch.setattr(cuts, "cuts", lambda switch: ["1-partition", "11-partition", "2-x", "1-y"])
-    monkeypatch.setattr(cuts, "mend", lambda switch, name: done.append(("mend", name)))
+    monkeypatch.setattr(
+        firewall, "cuts", lambda switch: ["1-partition", "11-partition", "2-x", "1-y"]
+    )
+    monkeypatch.setattr(firewall, "mend", lambda switch, name: done.append(("mend", name)))
 
     class Tools(LinkTools):
         def _place(self) -> tuple[str | None, str | None]:
@@ -182,7 +185,7 @@ def test_whatever_was_done_to_a_link_is_undone(monkeypatch: pytest.MonkeyPatch) 
             return 0
 
     tools = Tools()
-    tools._flaps = {"f3": link_tools._Flapping()}
+    tools._flaps = {"f3": link_faults._Flapping()}
     asyncio.run(tools.heal_link())
     expected = [("settle", "f3"), ("mend", "1-partition"), ("mend", "1-y"), ("restore", "")]
     assert done == expected

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster import growth
+from rayhive.cluster import autoscaling
 
 MIRRORED = "node_8dd395950f073be402edd064b5fa5eb02596e552edeaaa022e55b6cd"
 
@@ -28,7 +28,7 @@ def first(**report: Any) -> dict[str, Any]:
     ],
 )
 def test_the_first_version_names_its_types(status: dict[str, Any], expected: bool | None) -> None:
-    assert growth.first_version_grows(status) is expected
+    assert autoscaling.first_version_grows(status) is expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_second_version_counts_its_reports(
         **dict.fromkeys(("active_nodes", "pending_nodes"), ()),
         **dict.fromkeys(("pending_launches", "failed_launches"), ()),
     )
-    assert growth.second_version_grows(status) is expected
+    assert autoscaling.second_version_grows(status) is expected
 
 
 def test_a_first_report_is_waited_for_and_what_ray_lacks_is_no_autoscaler(
@@ -61,8 +61,8 @@ def test_a_first_report_is_waited_for_and_what_ray_lacks_is_no_autoscaler(
     def broken() -> bool:
         raise AttributeError("no such internal")
 
-    monkeypatch.setattr(growth, "_POLL", 0.0)
-    monkeypatch.setattr(growth, "_SOURCES", (broken, lambda: next(answers)))
-    assert growth.grows(60.0)
-    monkeypatch.setattr(growth, "_SOURCES", (broken,))
-    assert not growth.grows()
+    monkeypatch.setattr(autoscaling, "_POLL", 0.0)
+    monkeypatch.setattr(autoscaling, "_SOURCES", (broken, lambda: next(answers)))
+    assert autoscaling.grows(60.0)
+    monkeypatch.setattr(autoscaling, "_SOURCES", (broken,))
+    assert not autoscaling.grows()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.ledger import Ledger, Outcome
-from rayhive.config import Budget
+from rayhive.cluster.replicate.peer_table import Ledger, Outcome
 from rayhive.events import make_event
+from rayhive.spec import Budget
 
 SAMPLES = Budget(samples_per_replicate=100)
 TARGET = Budget(stop_at_target=True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.belongings import RECORD_SUFFIX, Belongings
-from rayhive.cluster.node_tools import NodeTools
+from rayhive.cluster.node.process_faults import NodeTools
+from rayhive.cluster.node.process_group import RECORD_SUFFIX, Belongings
 from rayhive.errors import ClusterError
 
 RUN = "run"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayhive.cluster.placement import (
+from rayhive.cluster.replicate.placement import (
     Bundle,
     Room,
     bundles,
@@ -18,7 +18,7 @@ from rayhive.cluster.placement import (
     problems,
 )
 from rayhive.cluster.testbed.config import CLASS_LABEL, shape_labels
-from rayhive.config import Link, SwarmConfig
+from rayhive.spec import Link, SwarmConfig
 
 
 def swarm(peers: int = 2, **settings: Any) -> SwarmConfig:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster import zygote_keeper
-from rayhive.cluster.belongings import records, started
-from rayhive.cluster.peer_actor import EXITED, PeerActor
-from rayhive.cluster.zygote_keeper import ZygoteKeeper, tail
+from rayhive.cluster.node import forkserver_manager
+from rayhive.cluster.node.forkserver_manager import ZygoteKeeper, tail
+from rayhive.cluster.node.process_group import records, started
+from rayhive.cluster.replicate.peer_actor import EXITED, PeerActor
 from rayhive.errors import PeerError
 from rayhive.events import Event
 from tests.integration.cluster_harness import FAKE_ZYGOTE, replicate
@@ -139,7 +139,7 @@ def test_a_zygote_that_ends_is_replaced_and_one_that_cannot_start_is_told(folder
 def test_a_zygote_that_never_serves_is_given_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(zygote_keeper, "READY_TIMEOUT", 0.3)
+    monkeypatch.setattr(forkserver_manager, "READY_TIMEOUT", 0.3)
     keeper = ZygoteKeeper(folder, [sys.executable, "-c", "import sys; sys.stdin.read()"])
     with pytest.raises(PeerError, match="not ready after"):
         asyncio.run(keeper.ensure())
@@ -161,7 +161,7 @@ def test_the_zygote_sees_what_its_owner_can_import_and_nothing_of_ray(
     monkeypatch.setenv("RAY_SECRET", "x")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(str(tmp_path))
-    environment = zygote_keeper.zygote_environment()
+    environment = forkserver_manager.zygote_environment()
     assert not [name for name in environment if name.startswith(("RAY_", "OMP_NUM"))]
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
 
@@ -177,9 +177,9 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
     ("module", "absent"),
     [
         ("rayhive.cluster", ["ray", "torch"]),
-        ("rayhive.cluster.supervisor", ["torch", "hivemind", "lightning", "optuna"]),
-        ("rayhive.cluster.agent", ["torch", "hivemind", "lightning", "optuna"]),
-        ("rayhive.cluster.belongings", ["ray", "pydantic", "psutil"]),
+        ("rayhive.cluster.replicate.supervisor", ["torch", "hivemind", "lightning", "optuna"]),
+        ("rayhive.cluster.node.agent", ["torch", "hivemind", "lightning", "optuna"]),
+        ("rayhive.cluster.node.process_group", ["ray", "pydantic", "psutil"]),
     ],
 )
 def test_what_starts_often_imports_little(module: str, absent: list[str]) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.compression.accounting import (
+from rayhive.compression.payload import (
     allreduce_bytes,
     compressed_tensors,
     configuration_key,
@@ -24,9 +24,9 @@ from rayhive.compression.accounting import (
     tensor_bytes,
     threshold_range,
 )
-from rayhive.config import Configuration
 from rayhive.errors import ConfigError
 from rayhive.registry import CODECS
+from rayhive.spec import Configuration
 from tests.unit.compression_fakes import unstarted
 
 FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")

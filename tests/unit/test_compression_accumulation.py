@@ -10,7 +10,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
 from tests.unit.compression_fakes import unstarted
 
 SHAPES = [(3, 2), (4,)]

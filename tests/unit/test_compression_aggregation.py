@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayhive.compression.aggregation import (
+from rayhive.averaging.aggregation import (
     RULES,
     Rule,
     centered_clipping,
     trimmed_mean,
     weighted_mean,
 )
-from rayhive.config import AGGREGATIONS
+from rayhive.spec import AGGREGATIONS
 
 ROBUST = [rule for rule in RULES.values() if rule is not None]
 WEIGHTS = st.floats(0.1, 100.0)

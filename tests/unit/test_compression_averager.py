@@ -21,15 +21,15 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
-from rayhive.compression.averagers import (
+from rayhive.averaging.averagers import (
     RayhiveGradientAverager,
     RayhivePowerSGDAverager,
     RayhiveStateAverager,
 )
+from rayhive.averaging.matchmaking import LiveMatchmaking, StepTrace
+from rayhive.averaging.round_result import RoundResult
+from rayhive.averaging.step_history import RecordedSteps
 from rayhive.compression.counting import CountingCompression
-from rayhive.compression.matchmaking import LiveMatchmaking, StepTrace
-from rayhive.compression.rounds import RoundResult
-from rayhive.compression.steps import RecordedSteps
 from tests.unit.compression_fakes import OTHER, PEER, settle, unstarted
 
 SHAPES = [(4, 3)]
@@ -226,7 +226,7 @@ def test_nothing_is_said_to_the_dht_after_the_last_word(monkeypatch: pytest.Monk
         assert said[2:] == ["last word"]
         assert declaring.cancelled()
 
-    monkeypatch.setattr("rayhive.compression.averager.DECLARE_PAUSE_S", 0.0)
+    monkeypatch.setattr("rayhive.averaging.averager.DECLARE_PAUSE_S", 0.0)
     averager = unstarted(RayhiveGradientAverager, SHAPES)
     averager.dht.store, averager.dht.run_coroutine = answer("store"), answer("last word")
     averager._matchmaking = SimpleNamespace(

@@ -12,7 +12,7 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
-from rayhive.compression.donors import CheckedDownloads, Digest, with_digest
+from rayhive.averaging.state_download import CheckedDownloads, Digest, with_digest
 
 State = tuple[dict[str, Any], list[torch.Tensor]]
 

@@ -14,11 +14,11 @@ import torch
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.compression.averager import MeasuredAverager
-from rayhive.compression.averagers import RayhiveStateAverager
-from rayhive.compression.excluded import ExcludedRoundFailed
-from rayhive.compression.guard import _attached
-from rayhive.compression.outlier_filter import Announcement
+from rayhive.averaging.averager import MeasuredAverager
+from rayhive.averaging.averagers import RayhiveStateAverager
+from rayhive.averaging.excluded import ExcludedRoundFailed
+from rayhive.averaging.filtered_averager import _attached
+from rayhive.averaging.outlier_filter import Announcement
 from tests.unit.compression_fakes import OTHER, PEER
 
 #: The average of the others.

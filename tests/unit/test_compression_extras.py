@@ -10,9 +10,9 @@ import pytest
 import torch
 from hivemind.compression import CompressionInfo, Float16Compression, deserialize_torch_tensor
 
-from rayhive.compression.averagers import RayhiveStateAverager
-from rayhive.compression.donors import CheckedDownloads
-from rayhive.compression.extras import FloatsOnly
+from rayhive.averaging.averagers import RayhiveStateAverager
+from rayhive.averaging.extra_tensors import FloatsOnly
+from rayhive.averaging.state_download import CheckedDownloads
 from tests.unit.compression_fakes import PEER
 
 #: What the others have on average.

@@ -11,8 +11,8 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.proto import averaging_pb2
 
-from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
-from rayhive.compression.groups import GroupBook
+from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.averaging.group_registry import GroupBook
 from tests.unit.compression_fakes import OTHER, PEER, settle, stream_of, unstarted
 
 SHAPES = [(4, 3)]

@@ -12,9 +12,9 @@ import torch
 from hivemind.averaging.partition import BannedException
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.compression.aggregation import RULES, Rule
-from rayhive.compression.guard import _attached, detached
-from rayhive.compression.outlier_filter import (
+from rayhive.averaging.aggregation import RULES, Rule
+from rayhive.averaging.filtered_averager import _attached, detached
+from rayhive.averaging.outlier_filter import (
     LEANING,
     LEAST_LEAN,
     NORM_FACTOR,
@@ -25,9 +25,9 @@ from rayhive.compression.outlier_filter import (
     judge,
     norm_of,
 )
-from rayhive.compression.reducer import SteadyReducer
-from rayhive.compression.sketching import Sketcher, cosine
-from rayhive.config import OUTLIER_FILTERS, OutlierFilterRule
+from rayhive.averaging.reducer import SteadyReducer
+from rayhive.averaging.sketch import Sketcher, cosine
+from rayhive.spec import OUTLIER_FILTERS, OutlierFilterRule
 
 
 def said(*norms: float, usual: float | None = None) -> dict[int, Announcement]:

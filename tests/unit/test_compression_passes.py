@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
-from rayhive.compression.passes import TorchPasses, host_passes
-from rayhive.compression.passes_compiled import CompiledPasses
+from rayhive.compression.powersgd.kernels import TorchPasses, host_passes
+from rayhive.compression.powersgd.kernels_numba import CompiledPasses
 
 BOTH = pytest.mark.parametrize("how", [TorchPasses, CompiledPasses])
 #: One row, one column, and sizes with something left over at the end.
@@ -69,7 +69,7 @@ def test_what_is_not_finite_is_not_lost(how: type[TorchPasses], bad: float) -> N
 
 def test_they_are_compiled_where_that_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_passes() is CompiledPasses
-    monkeypatch.delitem(sys.modules, "rayhive.compression.passes_compiled")
+    monkeypatch.delitem(sys.modules, "rayhive.compression.powersgd.kernels_numba")
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
     assert host_passes() is TorchPasses
 
@@ -77,7 +77,7 @@ def test_they_are_compiled_where_that_is_possible(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_compiled_for_who_does_not_ask() -> None:
     """A peer without PowerSGD need not pay for it when it starts."""
     code = (
-        "import sys, rayhive.peer.process, rayhive.compression.averagers;"
+        "import sys, rayhive.peer.process, rayhive.averaging.averagers;"
         "sys.exit('numba' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -10,11 +10,11 @@ import torch
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
-from rayhive.compression import passes, powersgd_factors
-from rayhive.compression.averagers import RayhivePowerSGDAverager
-from rayhive.compression.passes import TorchPasses
-from rayhive.compression.passes_compiled import CompiledPasses
-from rayhive.compression.powersgd import TransactionalPowerSGD
+from rayhive.averaging.averagers import RayhivePowerSGDAverager
+from rayhive.averaging.powersgd_averager import TransactionalPowerSGD
+from rayhive.compression.powersgd import factors, kernels
+from rayhive.compression.powersgd.kernels import TorchPasses
+from rayhive.compression.powersgd.kernels_numba import CompiledPasses
 from rayhive.errors import ConfigError
 from tests.unit.compression_fakes import group_of_one, unstarted
 
@@ -25,7 +25,7 @@ OPTIONS = {"averager_rank": 2, "min_compression_ratio": 0.2}
 @pytest.fixture(params=[TorchPasses, CompiledPasses], autouse=True)
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to pass over dense matrices have to do."""
-    monkeypatch.setattr(powersgd_factors, "host_passes", lambda: request.param)
+    monkeypatch.setattr(factors, "host_passes", lambda: request.param)
 
 
 class Breakable:
@@ -136,13 +136,13 @@ def test_it_computes_what_hivemind_computes_from_the_same_q() -> None:
 @pytest.mark.parametrize("block", [1, 31, 90, 2**30])
 def test_the_size_of_blocks_changes_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row, a few rows with some left over, or a whole matrix at once."""
-    monkeypatch.setattr(powersgd_factors, "host_passes", lambda: TorchPasses)
+    monkeypatch.setattr(factors, "host_passes", lambda: TorchPasses)
     whole, parts = unstarted(Ours, SHAPES, **OPTIONS), unstarted(Ours, SHAPES, **OPTIONS)
     for seed in range(4):
         new = gradients(seed)
         expected = run(whole, new)
         with monkeypatch.context() as patch:
-            patch.setattr(passes, "BLOCK", block)
+            patch.setattr(kernels, "BLOCK", block)
             for mine, other in zip(run(parts, new), expected, strict=True):
                 torch.testing.assert_close(mine, other)
     for mine, other in zip(state(parts), state(whole), strict=True):

@@ -14,14 +14,14 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.utils.math import orthogonalize_
 
-from rayhive.compression.accounting import payload
-from rayhive.compression.averager import PHASE_NAMES
-from rayhive.compression.averagers import RayhivePowerSGDAverager
-from rayhive.compression.guard import STALE_WEIGHT
-from rayhive.compression.matchmaking import TRACE, StepTrace
-from rayhive.compression.orthogonalise import METHODS
-from rayhive.compression.powersgd import STEP, TransactionalPowerSGD, _device
-from rayhive.compression.powersgd_shapes import (
+from rayhive.averaging.averager import PHASE_NAMES
+from rayhive.averaging.averagers import RayhivePowerSGDAverager
+from rayhive.averaging.filtered_averager import STALE_WEIGHT
+from rayhive.averaging.matchmaking import TRACE, StepTrace
+from rayhive.averaging.powersgd_averager import STEP, TransactionalPowerSGD, _device
+from rayhive.compression.payload import payload
+from rayhive.compression.powersgd.orthogonalise import METHODS
+from rayhive.compression.powersgd.shapes import (
     MAX_ITERATIONS,
     ORTHOGONALISATIONS,
     factor_rank,

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayhive.compression.orthogonalise import gram_schmidt
-from rayhive.compression.powersgd_shapes import matrix_dims
+from rayhive.compression.powersgd.orthogonalise import gram_schmidt
+from rayhive.compression.powersgd.shapes import matrix_dims
 from tests.unit.powersgd_fakes import InMemory, Room, attempt, give, gradients_of, peers, state
 
 #: Two matrices of one shape, a convolution, and a vector that travels as it is.

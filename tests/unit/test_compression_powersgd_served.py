@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from rayhive.compression import powersgd_served
-from rayhive.compression.orthogonalise import gram_schmidt
-from rayhive.compression.powersgd_factors import Factors
-from rayhive.compression.powersgd_served import NoFactors, ServedFactors
+from rayhive.compression.powersgd import gpu_worker
+from rayhive.compression.powersgd.factors import Factors
+from rayhive.compression.powersgd.gpu_worker import NoFactors, ServedFactors
+from rayhive.compression.powersgd.orthogonalise import gram_schmidt
 
 SHAPES = [(20, 30), (20, 30), (12, 3, 3, 3), (16, 20)]
 OPTIONS: dict[str, Any] = {
@@ -120,8 +120,8 @@ def test_who_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> Non
         busy.wait(30)
         return []
 
-    monkeypatch.setattr(powersgd_served, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(powersgd_served, "GOODBYE_S", 0.2)
+    monkeypatch.setattr(gpu_worker, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(gpu_worker, "GOODBYE_S", 0.2)
     served = ServedFactors(SHAPES, 2, gradients=never, **OPTIONS)
     with pytest.raises(NoFactors, match="begin took"):
         served.begin([])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hivemind.averaging.partition import BannedException, TensorPartReducer
 
-from rayhive.compression.reducer import SteadyReducer
+from rayhive.averaging.reducer import SteadyReducer
 
 SHAPES = (torch.Size([2]), torch.Size([3]))
 

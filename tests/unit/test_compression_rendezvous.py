@@ -14,12 +14,8 @@ import pytest
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.proto import averaging_pb2 as messages
 
-from rayhive.compression.rendezvous import (
-    DifferentTensors,
-    Member,
-    NobodyElse,
-    RoundIsOver,
-)
+from rayhive.membership.member import Member
+from rayhive.averaging.group_formation import DifferentTensors, NobodyElse, RoundIsOver
 from tests.unit.rendezvous_fakes import LATENCY, LONGEST, PATIENCE, WINDOW, Swarm, names_of, run
 
 __all__ = ["run"]

@@ -14,11 +14,11 @@ from hivemind.p2p import PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.compression.accounting import payload
+from rayhive.averaging.allreduce import ABSENT, HANGS_UP, MeasuredRunner, _CountedStub
+from rayhive.averaging.round_result import RoundResult
+from rayhive.averaging.streams import until
 from rayhive.compression.counting import CountingCompression
-from rayhive.compression.rounds import RoundResult
-from rayhive.compression.runner import ABSENT, HANGS_UP, MeasuredRunner, _CountedStub
-from rayhive.compression.streams import until
+from rayhive.compression.payload import payload
 from rayhive.registry import CODECS
 from tests.unit.compression_fakes import settle, stream_of
 

@@ -24,17 +24,17 @@ from hivemind.proto import runtime_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayhive.compression import wire
+from rayhive.compression.kernels import install
 
 pytestmark = pytest.mark.usefixtures("loops_of_both_kinds")
 
 PAIRS = [
-    (wire.HalfPrecision, Float16Compression),
-    (wire.ScaledHalfPrecision, ScaledFloat16Compression),
-    (wire.UniformEightBit, Uniform8BitQuantization),
-    (wire.QuantileEightBit, Quantile8BitQuantization),
+    (install.HalfPrecision, Float16Compression),
+    (install.ScaledHalfPrecision, ScaledFloat16Compression),
+    (install.UniformEightBit, Uniform8BitQuantization),
+    (install.QuantileEightBit, Quantile8BitQuantization),
 ]
-UNIFORM = wire.UniformEightBit
+UNIFORM = install.UniformEightBit
 pairs = pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 
 
@@ -106,12 +106,12 @@ def test_uniform_parts_have_hiveminds_header_and_nearly_its_buckets(
 def test_infinities_stay_infinite_in_half_precision() -> None:
     part = torch.tensor([1.0, torch.inf, -torch.inf, 1e6, torch.nan])
     assert through(Float16Compression(), part)[1] == 65504
-    got = through(wire.HalfPrecision(), part)
+    got = through(install.HalfPrecision(), part)
     assert got[:4].tolist() == [1.0, torch.inf, -torch.inf, 65504.0]
     assert got[4].isnan()
 
 
-@pytest.mark.parametrize("codec", [wire.HalfPrecision, wire.ScaledHalfPrecision])
+@pytest.mark.parametrize("codec", [install.HalfPrecision, install.ScaledHalfPrecision])
 def test_sixteen_bit_codecs_take_bfloat16(codec: Callable[[], CompressionBase]) -> None:
     part = torch.randn(100, generator=torch.Generator().manual_seed(0)).bfloat16()
     with pytest.raises(ValueError, match="bfloat16"):
@@ -124,13 +124,13 @@ def test_sixteen_bit_codecs_take_bfloat16(codec: Callable[[], CompressionBase]) 
 def test_scalars_pass_the_scaled_codec() -> None:
     with pytest.raises(IndexError):
         through(ScaledFloat16Compression(), torch.tensor(3.0))
-    assert through(wire.ScaledHalfPrecision(), torch.tensor(3.0)).item() == 3.0
+    assert through(install.ScaledHalfPrecision(), torch.tensor(3.0)).item() == 3.0
 
 
 def test_tiny_values_survive_the_scaled_codec() -> None:
     part = torch.tensor([1.0, -2.0, 3.0, -1.0]) * 1e-16
     assert not through(ScaledFloat16Compression(), part).allclose(part, rtol=1e-2, atol=0)
-    assert through(wire.ScaledHalfPrecision(), part).allclose(part, rtol=1e-2, atol=0)
+    assert through(install.ScaledHalfPrecision(), part).allclose(part, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS[2:])
@@ -146,14 +146,14 @@ def test_uniform_quantisation_ignores_inplace_and_keeps_the_mean() -> None:
     """hivemind subtracts the mean in place and then builds its codebook without it."""
     part = torch.randn(500, generator=torch.Generator().manual_seed(1)) + 3
     assert through(Uniform8BitQuantization(), part.clone(), allow_inplace=True).mean().abs() < 0.1
-    got = through(wire.UniformEightBit(), part.clone(), allow_inplace=True)
+    got = through(install.UniformEightBit(), part.clone(), allow_inplace=True)
     torch.testing.assert_close(got.mean(), part.mean())
 
 
 def test_a_spread_beyond_float32_is_not_averaged_away() -> None:
     part = torch.tensor([1e30, -1e30, 2e30])
     assert through(Uniform8BitQuantization(), part).isfinite().all()  # 6.7e29 thrice
-    assert through(wire.UniformEightBit(), part).isnan().all()
+    assert through(install.UniformEightBit(), part).isnan().all()
 
 
 @pytest.mark.parametrize("codec", [ours for ours, _ in PAIRS])
@@ -175,19 +175,19 @@ def test_replies_use_our_codecs_once_installed(plain_table: None) -> None:
     difference = torch.tensor([torch.inf, 1.0])
     kind = runtime_pb2.CompressionType.FLOAT16
     assert deserialize_torch_tensor(serialize_torch_tensor(difference, kind))[0] == 65504
-    wire.install()
+    install.install()
     assert deserialize_torch_tensor(serialize_torch_tensor(difference, kind))[0] == torch.inf
-    for name, codec in wire.table().items():
+    for name, codec in install.table().items():
         assert runtime_pb2.CompressionType.Name(codec.compression_type) == name
 
 
 def test_quantiles_have_threads_of_their_own_process(plain_table: None) -> None:
     before = quantization.EXECUTOR
-    wire.install()
+    install.install()
     assert quantization.EXECUTOR is not before
 
 
-@pytest.mark.parametrize("codec", [wire.UniformEightBit, wire.QuantileEightBit])
+@pytest.mark.parametrize("codec", [install.UniformEightBit, install.QuantileEightBit])
 def test_a_codebook_that_is_too_short_is_an_error(codec: Callable[[], CompressionBase]) -> None:
     """Nothing beyond the end of it is read."""
     whole = encoded(codec(), torch.linspace(-1, 1, 5000) ** 7)  # up to the last bucket

@@ -7,9 +7,9 @@ import pytest
 
 import rayhive.compression
 import rayhive.faults  # noqa: F401  (both fill registries)
-from rayhive.checks import DELAY_FLAGS, check_configuration, check_sweep
-from rayhive.config import DELAYS, Configuration, SwarmConfig, SweepConfig
 from rayhive.errors import Problem
+from rayhive.spec import DELAYS, Configuration, SwarmConfig, SweepConfig
+from rayhive.spec.rules import DELAY_FLAGS, check_configuration, check_sweep
 
 
 def study(**fields: Any) -> SweepConfig:

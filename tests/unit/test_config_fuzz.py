@@ -15,9 +15,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayhive.config import load_sweep
 from rayhive.errors import ConfigError
-from rayhive.sweep.plan import make_plan
+from rayhive.spec import load_sweep
+from rayhive.sweep.dry_run import make_plan
 from rayhive.sweep.study import load_study
 
 

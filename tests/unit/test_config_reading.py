@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import rayhive.compression
 import rayhive.faults  # noqa: F401  (both fill registries)
-from rayhive.config import Configuration, Range, SweepConfig, load_sweep, validate_sweep
 from rayhive.errors import ConfigError, Problem
+from rayhive.spec import Configuration, Range, SweepConfig, load_sweep, validate_sweep
 
 BASE: dict[str, Any] = {"name": "study", "workload": {"name": "digits"}}
 

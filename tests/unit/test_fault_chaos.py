@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from rayhive.config import Budget, SwarmConfig
 from rayhive.errors import ConfigError
 from rayhive.faults.library import plan_of
-from rayhive.plan import FaultPlan
+from rayhive.spec import Budget, SwarmConfig
+from rayhive.spec.fault_plan import FaultPlan
 from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.test_fault_plans import write
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rayhive.config import Configuration, Delay
-from rayhive.faults.invariants import InvariantResult, check_all
-from rayhive.faults.invariants.replicas_agree import tolerance_of
+from rayhive.invariants import InvariantResult, check_all
+from rayhive.invariants.replicas_agree import tolerance_of
+from rayhive.spec import Configuration, Delay
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster import belongings, capabilities, cgroups, small_disk
+from rayhive.cluster.node import capabilities, cgroups, process_group, small_disk
 from rayhive.errors import RayhiveError
 from tests.unit.fault_fakes import RUN, FakeGround, my_groups, planned, run, shorten
 
@@ -145,7 +145,7 @@ def test_a_full_disk_fails_checkpoints_and_training_goes_on(
             assert await kind.heal(ground, ["peer-1"]) == {"failed": {}}
             (folder / "late.ckpt").write_bytes(bytes(65536))
             await kind.teardown(ground)
-            assert belongings.mounts_below(tmp_path) == []
+            assert process_group.mounts_below(tmp_path) == []
             assert not folder.exists()
 
     play(scene())
@@ -171,7 +171,7 @@ def test_a_checkpoint_that_is_written_is_no_proof(
 @needs("mount")
 def test_only_what_was_mounted_here_is_filled(tmp_path: Path) -> None:
     disk = small_disk.SmallDisk(tmp_path / "checkpoints", 2**20)
-    belongings.unmount(disk.folder)  # now the folder is on the real disk
+    process_group.unmount(disk.folder)  # now the folder is on the real disk
     with pytest.raises(RayhiveError, match="not rayhive's own"):
         disk.fill()
     disk.empty()
@@ -186,9 +186,9 @@ def test_a_mount_does_not_outlive_its_run(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeGround(tmp_path) as ground:
             await planned("disk_full", megabytes=1).inject(ground, ["peer-1"])
-            assert len(belongings.mounts_below(tmp_path)) == 1
+            assert len(process_group.mounts_below(tmp_path)) == 1
             ground.tools.release_all_tools()
-            assert belongings.mounts_below(tmp_path) == []
+            assert process_group.mounts_below(tmp_path) == []
             leader = ground.lives["peer-1"].process.pid
             with pytest.raises(RayhiveError, match="no place"):
                 await ground.agent("node-1", "mount_disk", leader, "../elsewhere", 1)

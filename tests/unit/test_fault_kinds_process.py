@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kinds import common
+from rayhive.faults.kinds import _process
 from tests.unit.fault_fakes import ROLES, FakeGround, planned, run, shorten
 
 
@@ -90,8 +90,8 @@ def test_a_pause_that_is_never_healed_ends_with_the_replicate(tmp_path: Path) ->
             kind = planned("pause")
             await run(kind, ground)
             await kind.teardown(ground)
-            states = await common.wait_for_states(
-                ground, "peer-1", common.all_are("running"), timeout=5.0
+            states = await _process.wait_for_states(
+                ground, "peer-1", _process.all_are("running"), timeout=5.0
             )
             assert set(states.values()) == {"running"}
 

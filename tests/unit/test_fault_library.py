@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 import rayhive.faults  # noqa: F401 - fills the registries
-from rayhive.config import SweepConfig
 from rayhive.errors import ConfigError
 from rayhive.faults.library import PLACES, load_scenario, plan_of, with_members
 from rayhive.faults.scenario import Scenario
-from rayhive.plan import FaultPlan
 from rayhive.registry import FAULTS, SCENARIOS
+from rayhive.spec import SweepConfig
+from rayhive.spec.fault_plan import FaultPlan
 from rayhive.sweep.scenario_study import scenario_config
 
 ROOT = Path(__file__).parents[2]
@@ -183,7 +183,7 @@ def test_the_wheel_has_the_library_and_the_traces(tmp_path: Path) -> None:
     script = (
         "import rayhive.faults\n"
         "from rayhive.faults.library import load_scenario, plan_of\n"
-        "from rayhive.config import Budget, SwarmConfig\n"
+        "from rayhive.spec import Budget, SwarmConfig\n"
         "budget = Budget(seconds_per_replicate=140)\n"
         "plan = plan_of('spot-g4dn', seed=0, peers=4, swarm=SwarmConfig(), budget=budget)\n"
         "print(load_scenario('spot-g4dn').path, len(plan.faults))"

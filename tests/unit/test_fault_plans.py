@@ -13,12 +13,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rayhive.config import Budget, NodeClass, SwarmConfig
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.draw import Draw
 from rayhive.faults.library import plan_of
-from rayhive.faults.selectors import Selector
-from rayhive.plan import FaultPlan
+from rayhive.faults.rng import Draw
+from rayhive.faults.target_selector import Selector
+from rayhive.spec import Budget, NodeClass, SwarmConfig
+from rayhive.spec.fault_plan import FaultPlan
 from tests.unit.plan_fakes import fakes  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +99,7 @@ def test_other_processes_make_the_same_plan(tmp_path: Path) -> None:
     path = write(tmp_path, {"acts": [act for act in ACTS if act["kind"] != "straggler"]})
     script = (
         "import sys, rayhive.faults\n"
-        "from rayhive.config import Budget, SwarmConfig\n"
+        "from rayhive.spec import Budget, SwarmConfig\n"
         "from rayhive.faults.library import plan_of\n"
         "plan = plan_of(sys.argv[1], seed=5, peers=5, swarm=SwarmConfig(), budget=Budget())\n"
         "print(plan.hash)"

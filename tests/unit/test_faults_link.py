@@ -10,8 +10,8 @@ import pytest
 import rayhive.faults  # noqa: F401  (fills the registry)
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind
-from rayhive.plan import At, PlannedFault
 from rayhive.registry import FAULTS
+from rayhive.spec.fault_plan import At, PlannedFault
 
 ADDRESSES = {f"node-{i}": f"10.0.0.{i}" for i in range(3)}
 MADE = {"rate_mbit": 100.0, "delay_ms": 10.0, "loss": 0.0}

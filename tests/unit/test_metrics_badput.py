@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayhive.columns import TIME
-from rayhive.config import Configuration
 from rayhive.metrics.badput import time_spent
 from rayhive.metrics.rows import timeline_row
 from rayhive.metrics.timeline import Timeline
+from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import Log
 

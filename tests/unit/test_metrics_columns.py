@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rayhive.config import Configuration, Link, NodeClass, SwarmConfig
 from rayhive.events import Event, make_event
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import timeline_row
 from rayhive.metrics.timeline import Timeline
+from rayhive.spec import Configuration, Link, NodeClass, SwarmConfig
 from tests.fixtures.logs import Log, make_spec
 
 

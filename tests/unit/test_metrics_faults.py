@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rayhive.metrics.fold import fold
-from rayhive.metrics.impact import impacts, rejoins
-from rayhive.metrics.losses import samples_by_peer
+from rayhive.metrics.aggregate import fold
+from rayhive.metrics.fault_impact import impacts, rejoins
+from rayhive.metrics.lost_samples import samples_by_peer
 from rayhive.metrics.rows import timeline_row
 from tests.fixtures.faulted import (
     AGAIN,

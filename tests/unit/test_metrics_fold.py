@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from rayhive.config import Configuration
-from rayhive.metrics.fold import fold, is_censored, objectives_known
+from rayhive.metrics.aggregate import fold, is_censored, objectives_known
 from rayhive.metrics.group import Row
 from rayhive.metrics.rows import timeline_row
 from rayhive.metrics.timeline import Timeline
+from rayhive.spec import Configuration
 from tests.fixtures.logs import Log, make_spec
 
 

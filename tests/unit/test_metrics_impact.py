@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayhive.metrics.impact import impacts
+from rayhive.metrics.fault_impact import impacts
 from tests.fixtures.faulted import ALL, REST, Story, planned
 from tests.fixtures.logs import START
 

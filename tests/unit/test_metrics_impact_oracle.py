@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rayhive.config import SwarmConfig
 from rayhive.events import load_event
-from rayhive.metrics.impact import impacts
+from rayhive.metrics.fault_impact import impacts
 from rayhive.metrics.timeline import Timeline
+from rayhive.spec import SwarmConfig
 from tests.fixtures.logs import make_spec
 from tests.fixtures.storms import storm
 

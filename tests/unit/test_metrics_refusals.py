@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.metrics.fold import fold
+from rayhive.metrics.aggregate import fold
 from rayhive.metrics.refusals import add_counts, refusals
 from rayhive.metrics.rows import timeline_row
 from rayhive.report.timeline_text import timeline_lines

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from rayhive.compression.averagers import RayhiveStateAverager
-from rayhive.peer.census import Presence
-from rayhive.peer.tracker import LiveProgressTracker
+from rayhive.averaging.averagers import RayhiveStateAverager
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.view import Presence
 from tests.unit.compression_fakes import OTHER, PEER
 
 DHT = SimpleNamespace(client_mode=False, peer_id=PEER)

@@ -8,8 +8,8 @@ import pytest
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
-from rayhive.compression.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
-from rayhive.peer.averaging import takes_over_state
+from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.averaging.factory import takes_over_state
 
 
 class KeepsMomentum(RayhiveGradientAverager):

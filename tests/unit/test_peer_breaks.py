@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rayhive.peer.breaks import BREAK_S, Breaks
-from rayhive.peer.census import Presence
-from rayhive.peer.stepping_out import SteppingOut
-from rayhive.peer.tracker import LiveProgressTracker
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.view import Presence
+from rayhive.optim.stepping_out import SteppingOut
+from rayhive.membership.breaks import BREAK_S, Breaks
 from tests.unit.clock_fakes import Clock, clock
 
 __all__ = ["clock"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.peer.census import Census, Presence
+from rayhive.membership.view import Census, Presence
 from tests.unit.clock_fakes import Clock, clock
 
 SILENCE = 4.0

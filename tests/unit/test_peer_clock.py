@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from rayhive.peer import clock as clock_module
-from rayhive.peer.clock import TrainingClock
+from rayhive.peer import training_clock as clock_module
+from rayhive.peer.training_clock import TrainingClock
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from rayhive.peer.callbacks import MeasuredTraining
-from rayhive.peer.leaving import MARGIN_S, Leaving, Samples
+from rayhive.peer.callback import MeasuredTraining
+from rayhive.peer.preemption import MARGIN_S, Leaving, Samples
 
 BATCH_S, ROUND_S, EXCHANGE_S = 0.2, 1.0, 0.1
 

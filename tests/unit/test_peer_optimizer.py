@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hivemind.optim.grad_averager import GradientAverager
 
-from rayhive.compression.excluded import ExcludedRoundFailed
-from rayhive.compression.rendezvous import NobodyElse
+from rayhive.averaging.excluded import ExcludedRoundFailed
+from rayhive.averaging.group_formation import NobodyElse
 from rayhive.errors import ConfigError, PeerError
-from rayhive.peer.catching_up import CatchingUp
-from rayhive.peer.optimizer import RayhiveOptimizer
-from rayhive.peer.parts import BACKGROUND_WAITS, TOLD_S
+from rayhive.optim.components import BACKGROUND_WAITS, TOLD_S
+from rayhive.optim.optimizer import RayhiveOptimizer
+from rayhive.optim.state_sync import CatchingUp
 
 
 class Fake(SimpleNamespace):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rayhive.peer import presence
-from rayhive.peer.census import Census, Presence
-from rayhive.peer.presence import PresenceService
+from rayhive.membership import heartbeat
+from rayhive.membership.heartbeat import PresenceService
+from rayhive.membership.view import Census, Presence
 from tests.unit.compression_fakes import OTHER
 
 SMALL, LARGE = b"a peer", b"b peer"
@@ -47,7 +47,7 @@ def run_with_a_way(
     async def knock(addresses: Any) -> None:
         knocks.append(1)
 
-    monkeypatch.setattr(presence, "_knock", knock)
+    monkeypatch.setattr(heartbeat, "_knock", knock)
     asyncio.run(body(knocks))  # type: ignore[arg-type]
 
 
@@ -98,7 +98,7 @@ def test_where_there_is_no_way_the_old_connection_is_ended(
 
     async def body() -> None:
         for knock, ended in ((no_way, 1), (comes_meanwhile, 1)):
-            monkeypatch.setattr(presence, "_knock", knock)
+            monkeypatch.setattr(heartbeat, "_knock", knock)
             with pytest.raises(OSError):
                 await service._is_back(SMALL, PATIENCE)
             assert daemon.hung_up == ended
@@ -174,9 +174,9 @@ def test_a_relayed_peer_is_dialled_through_its_relay() -> None:
 def test_a_listening_relay_says_nothing_of_the_peer_behind_it() -> None:
     nobody = "/ip4/127.0.0.1/tcp/1"
     with pytest.raises(OSError):
-        asyncio.run(presence._knock([nobody]))
-    asyncio.run(presence._knock([f"{nobody}/p2p/{OTHER}/p2p-circuit"]))
-    asyncio.run(presence._knock([nobody, f"{nobody}/p2p/{OTHER}/p2p-circuit"]))
+        asyncio.run(heartbeat._knock([nobody]))
+    asyncio.run(heartbeat._knock([f"{nobody}/p2p/{OTHER}/p2p-circuit"]))
+    asyncio.run(heartbeat._knock([nobody, f"{nobody}/p2p/{OTHER}/p2p-circuit"]))
 
 
 def test_a_peer_that_does_not_answer_has_one_request_of_the_daemon_at_a_time() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rayhive.compression.guard import weights
-from rayhive.peer.catching_up import CatchingUp
-from rayhive.peer.census import Census, Presence, Reunion
-from rayhive.peer.tracker import LiveProgressTracker
+from rayhive.averaging.filtered_averager import weights
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.view import Census, Presence, Reunion
+from rayhive.optim.state_sync import CatchingUp
 from tests.unit.compression_fakes import OTHER, PEER
 
 SILENCE = 4.0

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from rayhive.faults.kind import Proof
-from rayhive.peer.sabotage import ACTS, Sabotage
-from rayhive.plan import At, PlannedFault
+from rayhive.peer.fault_injection import ACTS, Sabotage
 from rayhive.registry import FAULTS
+from rayhive.spec.fault_plan import At, PlannedFault
 
 INSIDE = sorted(name for name, kind in FAULTS.items() if kind.inside)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayhive.config import Configuration, SwarmConfig, WorkloadConfig
-from rayhive.peer.settings import strategy_arguments
-from rayhive.spec import PeerSpec
+from rayhive.peer.from_spec import strategy_arguments
+from rayhive.spec import Configuration, SwarmConfig, WorkloadConfig
+from rayhive.spec.replicate import PeerSpec
 
 
 def bandwidth_of(peer: int, classes: dict[str, Any] | None) -> float | None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rayhive.peer.sketch import WeightsSketch, relative_distance
+from rayhive.peer.weights_sketch import WeightsSketch, relative_distance
 
 
 def _weights(seed: int) -> list[torch.Tensor]:

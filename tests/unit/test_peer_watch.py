@@ -12,7 +12,7 @@ import threading
 import pytest
 from hivemind.utils import MPFuture
 
-from rayhive.peer.watch import PeerProcessDied, ProcessWatch
+from rayhive.optim.watchdog import PeerProcessDied, ProcessWatch
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.columns import BY_NAME, COLUMNS, REPLICATE_COLUMNS, Column
-from rayhive.metrics.fold import EXTRA_COLUMNS
+from rayhive.metrics.aggregate import EXTRA_COLUMNS
 from rayhive.report.formats import FORMATS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.config import Configuration, SwarmConfig
 from rayhive.errors import ConfigError
 from rayhive.report.frames import configuration_columns
 from rayhive.report.render import results_text
+from rayhive.spec import Configuration, SwarmConfig
 from tests.fixtures.faulted import ALL, REST, Story, planned
 from tests.fixtures.logs import Log, make_spec, write_run
 

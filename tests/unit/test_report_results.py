@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from rayhive.columns import BY_NAME, REPLICATE_COLUMNS
-from rayhive.config import Configuration
 from rayhive.errors import ConfigError, RayhiveError
 from rayhive.report.frames import (
     configuration_columns,
@@ -19,6 +18,7 @@ from rayhive.report.frames import (
 )
 from rayhive.report.pareto import mark_front
 from rayhive.report.results import load_results
+from rayhive.spec import Configuration
 from tests.fixtures.logs import Log, make_spec, write_run
 
 

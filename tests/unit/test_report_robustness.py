@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.config import Configuration
 from rayhive.metrics.twins import compared_row
 from rayhive.report.render import results_text
 from rayhive.report.results import load_results
 from rayhive.report.robustness import mark_robustness
+from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, Story, kill_and_restart, planned
 from tests.fixtures.logs import Log, make_spec, write_run
 

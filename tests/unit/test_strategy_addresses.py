@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 from hivemind.utils.multiaddr import Multiaddr
 
-from rayhive.peer.addresses import initial_peers, join_message, reachable, same_command
-from rayhive.peer.strategy import HivemindStrategy
+from rayhive.membership.addresses import initial_peers, join_message, reachable, same_command
+from rayhive.strategy.strategy import HivemindStrategy
 
 ONE = "/ip4/10.0.0.1/tcp/1/p2p/12D3KooWE1wLERt3YbuCM1kNJfxCLi3NWmZHcP5163sJwzdbqoUe"
 TWO = ONE.replace("10.0.0.1", "10.0.0.2")
@@ -118,7 +118,7 @@ def test_the_line_of_the_documented_example_starts_it_again(tmp_path: Path) -> N
     """`python train.py`, found on the PATH, in the folder of the script."""
     script = tmp_path / "train.py"
     script.write_text(
-        "import sys\nfrom rayhive.peer.addresses import same_command\n"
+        "import sys\nfrom rayhive.membership.addresses import same_command\n"
         "print(same_command(sys.orig_argv, sys.argv))\n"
     )
     folder = Path(sys.executable).parent

@@ -14,8 +14,13 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from rayhive.errors import ConfigError
-from rayhive.peer.flags import StrategyError, check_delays, optimizer_options, resolve_delays
-from rayhive.peer.strategy import HivemindStrategy
+from rayhive.strategy.strategy import HivemindStrategy
+from rayhive.strategy.validation import (
+    StrategyError,
+    check_delays,
+    optimizer_options,
+    resolve_delays,
+)
 
 
 def refused(**arguments: Any) -> dict[str, str]:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn, optim
 
-from rayhive.peer import building
-from rayhive.peer.flags import StrategyError
-from rayhive.peer.overrides import Overrides
+from rayhive.strategy import optimizer_factory
+from rayhive.strategy.overrides import Overrides
+from rayhive.strategy.validation import StrategyError
 
 MAKERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.1),
@@ -56,7 +56,7 @@ def test_a_prepared_optimizer_steps_as_a_fresh_one(name: str) -> None:
     fresh, prepared = model(), model()
     optimizer = MAKERS[name](groups(prepared, weight_decay=0.2))
     weights = [p.detach().clone() for p in prepared.parameters()]
-    building.initialise_state(optimizer)
+    optimizer_factory.initialise_state(optimizer)
     assert all(torch.equal(a, b) for a, b in zip(weights, prepared.parameters(), strict=True))
     assert all(p.grad is None for p in prepared.parameters())
     assert optimizer.param_groups[0].get("weight_decay") == 0.2
@@ -69,10 +69,10 @@ def test_a_recreated_optimizer_is_equal(name: str) -> None:
     module = model()
     original = MAKERS[name](groups(module, weight_decay=0.2))
     optim.lr_scheduler.LinearLR(original, start_factor=0.1)
-    given = building.groups_for_recreation(original)
+    given = optimizer_factory.groups_for_recreation(original)
     others = [torch.zeros_like(p).requires_grad_() for p in module.parameters()]
     moved = [dict(group, params=[others.pop(0) for _ in group["params"]]) for group in given]
-    made = building.recreate(original)(moved)
+    made = optimizer_factory.recreate(original)(moved)
     assert type(made) is type(original)
     assert made.defaults == original.defaults
     assert [g["lr"] for g in made.param_groups] == [g["initial_lr"] for g in original.param_groups]
@@ -92,30 +92,30 @@ def test_what_cannot_be_made_again_is_refused() -> None:
             super().__init__(params, lr=0.1)
 
     with pytest.raises(StrategyError, match="model_size"):
-        building.recreate(Needy(model().parameters(), model_size=3))
+        optimizer_factory.recreate(Needy(model().parameters(), model_size=3))
 
 
 def test_a_cuda_graph_is_left_behind_on_the_way_to_the_host() -> None:
     original = optim.Adam(model().parameters(), lr=0.1)
     original.defaults["capturable"] = original.param_groups[0]["capturable"] = True
-    made = building.recreate(original)(building.groups_for_recreation(original))
+    made = optimizer_factory.recreate(original)(optimizer_factory.groups_for_recreation(original))
     assert made.param_groups[0]["capturable"] is False
 
 
 def test_only_one_usable_optimizer_is_taken() -> None:
     module = model()
     good = optim.SGD(module.parameters(), lr=0.1)
-    assert building.check_configured([good]) is good
+    assert optimizer_factory.check_configured([good]) is good
     message = "Hivemind only supports training with one optimizer."
     for several in ([], [good, good]):
         with pytest.raises(StrategyError, match=message):
-            building.check_configured(several)
+            optimizer_factory.check_configured(several)
     with pytest.raises(StrategyError, match="closure"):
-        building.check_configured([optim.LBFGS(module.parameters())])
+        optimizer_factory.check_configured([optim.LBFGS(module.parameters())])
     empty = optim.SGD(module.parameters(), lr=0.1)
     empty.param_groups[0]["params"] = []
     with pytest.raises(StrategyError, match="parameters to train"):
-        building.check_configured([empty])
+        optimizer_factory.check_configured([empty])
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -123,7 +123,7 @@ def test_frozen_parameters_are_left_out() -> None:
     module[0].requires_grad_(False)
     optimizer = optim.SGD(module.parameters(), lr=0.1)
     with pytest.warns(UserWarning, match="2 frozen parameters"):
-        building.leave_out_frozen(optimizer)
+        optimizer_factory.leave_out_frozen(optimizer)
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [
         id(p) for p in module[1].parameters()
     ]
@@ -132,21 +132,21 @@ def test_frozen_parameters_are_left_out() -> None:
 def test_a_replaced_hivemind_optimizer_is_used() -> None:
     """Whoever watches hivemind's optimizer gets to see the strategy's."""
     with mock.patch("hivemind.Optimizer") as watched:
-        building.make_optimizer(dht="dht", on_event=print, target_batch_size=3)
+        optimizer_factory.make_optimizer(dht="dht", on_event=print, target_batch_size=3)
     watched.assert_called_once_with(dht="dht", target_batch_size=3)
 
 
 def test_loading_fills_the_tensors_that_are_shared() -> None:
     module, other = model(), model()
     ours, theirs = (optim.Adam(m.parameters(), lr=0.1) for m in (module, other))
-    building.initialise_state(ours)
+    optimizer_factory.initialise_state(ours)
     train(other, theirs)
     shared = [state["exp_avg"] for state in ours.state.values()]
     swarm = mock.Mock()
     swarm.state_averager.optimizer = ours
     saved = theirs.state_dict()
     saved["state"]["local_epoch"] = 7
-    assert building.load_state(swarm, saved) == 7
+    assert optimizer_factory.load_state(swarm, saved) == 7
     assert saved["state"]["local_epoch"] == 7  # the checkpoint is somebody else's
     for state, tensor, wanted in zip(
         ours.state.values(), shared, theirs.state.values(), strict=True
@@ -155,7 +155,7 @@ def test_loading_fills_the_tensors_that_are_shared() -> None:
         assert torch.equal(tensor, wanted["exp_avg"])
         assert state["step"] == wanted["step"] == 3
     del saved["state"]["local_epoch"]
-    assert building.load_state(swarm, saved) == 0
+    assert optimizer_factory.load_state(swarm, saved) == 0
 
 
 class Target:

@@ -14,7 +14,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
 
-from rayhive.peer.strategy import HivemindStrategy, StrategyError
+from rayhive.strategy.strategy import HivemindStrategy, StrategyError
 
 
 class Module(pl.LightningModule):
@@ -37,7 +37,7 @@ def swarm() -> Iterator[mock.Mock]:
     """Fail if a swarm's optimizer is made; no DHT is started either."""
     with (
         mock.patch("hivemind.DHT", autospec=True),
-        mock.patch("rayhive.peer.building.make_optimizer") as made,
+        mock.patch("rayhive.strategy.optimizer_factory.make_optimizer") as made,
     ):
         yield made
 

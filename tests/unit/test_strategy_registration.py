@@ -16,11 +16,11 @@ import rayhive
 from lightning.pytorch.strategies import StrategyRegistry
 import lightning.pytorch.strategies as table
 assert {{"hivemind", "collaborative", "ddp"}} <= set(StrategyRegistry), list(StrategyRegistry)
-assert "hivemind" not in sys.modules and "rayhive.peer.strategy" not in sys.modules
+assert "hivemind" not in sys.modules and "rayhive.strategy.strategy" not in sys.modules
 assert StrategyRegistry["hivemind"]["init_params"] == {{"target_batch_size": 8192}}
 assert type(table.__loader__).__name__ == type(table.__spec__.loader).__name__ == "SourceFileLoader"
 assert not [finder for finder in sys.meta_path if type(finder).__module__.startswith("rayhive")]
-from rayhive.peer import registration
+from rayhive.strategy import registration
 registration.register_with_lightning()
 """
 
@@ -41,7 +41,7 @@ def test_the_package_is_light() -> None:
 
 
 def test_older_and_newer_names_are_one_class() -> None:
-    from rayhive.peer.strategy import HivemindStrategy
+    from rayhive.strategy.strategy import HivemindStrategy
 
     assert rayhive.HivemindStrategy is rayhive.CollaborativeStrategy is HivemindStrategy
     assert {"HivemindStrategy", "CollaborativeStrategy"} <= set(dir(rayhive))

@@ -8,8 +8,8 @@ import hivemind
 import pytest
 import torch
 
-from rayhive.peer.flags import StrategyError
-from rayhive.peer.scaler import BatchScaler, RoundScaler, swarm_scaler
+from rayhive.strategy.grad_scaler import BatchScaler, RoundScaler, swarm_scaler
+from rayhive.strategy.validation import StrategyError
 
 
 def scaler(**options: Any) -> torch.amp.GradScaler:

@@ -20,8 +20,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from rayhive.peer.flags import StrategyError
-from rayhive.peer.schedulers import (
+from rayhive.strategy.schedulers import (
     NEVER,
     HiveMindScheduler,
     RoundSchedule,
@@ -29,6 +28,7 @@ from rayhive.peer.schedulers import (
     unscheduled,
     wrapped_config,
 )
+from rayhive.strategy.validation import StrategyError
 
 
 def sgd() -> Optimizer:

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rayhive.config import WorkloadConfig
 from rayhive.errors import ConfigError, RayhiveError
 from rayhive.report.results import load_results
-from rayhive.sweep import code
-from rayhive.sweep.code import Fingerprint, fingerprint_of, read_fingerprint
-from rayhive.sweep.interruption import Interrupted, Interruption
-from rayhive.sweep.run import run_sweep
+from rayhive.spec import WorkloadConfig
+from rayhive.sweep import code_fingerprint
+from rayhive.sweep.code_fingerprint import Fingerprint, fingerprint_of, read_fingerprint
+from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.study import Study, make_study
+from rayhive.sweep.sweep import run_sweep
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -199,8 +199,8 @@ def test_damaged_provenance_tells_no_code(package: Path, run_dir: Path) -> None:
 def test_large_files_and_folders_are_told_by_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "LARGE", 3)
-    monkeypatch.setattr(code, "MANY", 1)
+    monkeypatch.setattr(code_fingerprint, "LARGE", 3)
+    monkeypatch.setattr(code_fingerprint, "MANY", 1)
     (tmp_path / "many").mkdir()
     for name in "ab":
         (tmp_path / "many" / name).write_text(name)

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayhive.cli import main
-from rayhive.config import Configuration
 from rayhive.errors import DamagedError, RayhiveError
 from rayhive.events import load_event, read_events
 from rayhive.report.results import load_results
+from rayhive.spec import Configuration
 from rayhive.sweep.aside import current_attempt
-from rayhive.sweep.folder import RunFolder
+from rayhive.sweep.run_folder import RunFolder
 from tests.fixtures.logs import Log, make_spec, write_run
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_driver import make_study, sweep

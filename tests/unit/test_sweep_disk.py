@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster import capabilities
+from rayhive.cluster.node import capabilities
 from rayhive.errors import RayhiveError
 from rayhive.sweep.files import writable
-from rayhive.sweep.interruption import Interruption
-from rayhive.sweep.run import run_sweep
+from rayhive.sweep.signals import Interruption
+from rayhive.sweep.sweep import run_sweep
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_driver import make_study
 

@@ -9,16 +9,16 @@ from typing import Any
 import optuna
 import pytest
 
-from rayhive.config import SweepConfig
 from rayhive.events import EventLog
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import SweepConfig
+from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import Driver
-from rayhive.sweep.folder import RunFolder
-from rayhive.sweep.interruption import Interruption
+from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.signals import Interruption
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import sampler
 from rayhive.sweep.study import Study
-from rayhive.sweep.trials import TrialBook
+from rayhive.sweep.trial_book import TrialBook
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, Recorder, World
 

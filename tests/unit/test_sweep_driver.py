@@ -11,19 +11,19 @@ from typing import Any
 import optuna
 import pytest
 
-from rayhive.config import Configuration, Space, SweepConfig
 from rayhive.errors import ConfigError, Problem
 from rayhive.metrics.rows import replicate_row
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import Configuration, Space, SweepConfig
+from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import Done
-from rayhive.sweep.folder import RunFolder
-from rayhive.sweep.interruption import Interrupted, Interruption
 from rayhive.sweep.objectives import UNKNOWN_WORST, Charges, NoValue, objective_values
 from rayhive.sweep.provenance import code_revision
-from rayhive.sweep.replicates import ReplicateRunner, finished_event, prepare, replicate_seed
-from rayhive.sweep.run import run_sweep
+from rayhive.sweep.replicate_runner import ReplicateRunner, finished_event, prepare, replicate_seed
+from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import open_study
 from rayhive.sweep.study import Study
+from rayhive.sweep.sweep import run_sweep
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Recorder, World
 

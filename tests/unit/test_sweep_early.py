@@ -13,8 +13,8 @@ import pytest
 from rayhive.errors import ConfigError, RayhiveError, described
 from rayhive.events import Event, make_event
 from rayhive.report.results import load_results
-from rayhive.spec import ReplicateSpec
-from rayhive.sweep.early import EarlyFailures
+from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.study import make_study as make_real_study
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import World

@@ -11,11 +11,11 @@ import pytest
 import rayhive
 import rayhive.compression
 import rayhive.faults  # both fill registries
-from rayhive.config import SweepConfig, load_sweep
 from rayhive.errors import ConfigError
+from rayhive.spec import SweepConfig, load_sweep
 from rayhive.sweep import provenance
-from rayhive.sweep.folder import RunFolder
 from rayhive.sweep.provenance import code_revision, collect, git_state
+from rayhive.sweep.run_folder import RunFolder
 
 
 def study(**fields: Any) -> SweepConfig:
@@ -74,8 +74,8 @@ def test_two_drivers_do_not_share_a_folder(run_dir: Path) -> None:
 
 def test_a_dead_driver_holds_nothing(run_dir: Path) -> None:
     script = (
-        "import os, sys; from pathlib import Path; from rayhive.config import SweepConfig;"
-        "from rayhive.sweep.folder import RunFolder;"
+        "import os, sys; from pathlib import Path; from rayhive.spec import SweepConfig;"
+        "from rayhive.sweep.run_folder import RunFolder;"
         "config = SweepConfig(name='a', workload={'name': 'digits'});"
         "RunFolder(Path(sys.argv[1])).opened(config).__enter__(); os.kill(os.getpid(), 9)"
     )

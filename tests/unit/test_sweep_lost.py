@@ -15,19 +15,19 @@ from typer.testing import CliRunner
 
 from rayhive.cli.main import app
 from rayhive.cluster.calls import silent
-from rayhive.cluster.ledger import Outcome
-from rayhive.cluster.replicate import Replicate
-from rayhive.cluster.timing import Timing
-from rayhive.config import Timeouts
+from rayhive.cluster.replicate.lifecycle import Replicate
+from rayhive.cluster.replicate.peer_table import Outcome
+from rayhive.cluster.replicate.timeouts import Timing
 from rayhive.errors import ClusterError, SupervisorError
-from rayhive.metrics.fold import fold
+from rayhive.metrics.aggregate import fold
 from rayhive.metrics.rows import replicate_row
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import Timeouts
+from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import LOSSES, Done
-from rayhive.sweep.interruption import Interruption
-from rayhive.sweep.replicates import lost_attempts
-from rayhive.sweep.run import run_sweep
+from rayhive.sweep.replicate_runner import lost_attempts
+from rayhive.sweep.signals import Interruption
 from rayhive.sweep.study import Study
+from rayhive.sweep.sweep import run_sweep
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, FakeHandle, Recorder, World
 from tests.unit.test_cluster_control import SPEC
@@ -271,7 +271,7 @@ def test_the_command_retries_in_the_folder_with_more_patience(
         seen.append((study.config.timeouts.starting, folder, options["again"]))
         return Done(1, 0, 0, False)
 
-    monkeypatch.setattr("rayhive.sweep.run.run_sweep", run)
+    monkeypatch.setattr("rayhive.sweep.sweep.run_sweep", run)
     arguments = ["retry", str(run_dir), "--set", "timeouts.starting=300"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from rayhive.config import SweepConfig
-from rayhive.sweep.interruption import Interrupted, Interruption
+from rayhive.spec import SweepConfig
 from rayhive.sweep.order import batch_end, run_order
-from rayhive.sweep.run import run_sweep
+from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.study import make_study
+from rayhive.sweep.sweep import run_sweep
 from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.sweep_fakes import Recorder, World
 

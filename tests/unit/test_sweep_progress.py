@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rayhive.config import Configuration, SweepConfig
 from rayhive.errors import ClusterError
-from rayhive.spec import ReplicateSpec
+from rayhive.spec import Configuration, SweepConfig
+from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.eta import Eta, clock
-from rayhive.sweep.live import LiveProgress
-from rayhive.sweep.progress import PlainProgress, Tally, figure
-from rayhive.sweep.trials import TrialRecord
+from rayhive.sweep.progress_live import LiveProgress
+from rayhive.sweep.progress_plain import PlainProgress, Tally, figure
+from rayhive.sweep.trial_book import TrialRecord
 from tests.fixtures.logs import make_spec
 
 CONFIG = SweepConfig(

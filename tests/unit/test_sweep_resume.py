@@ -20,22 +20,22 @@ from typing import Any
 import optuna
 import pytest
 
-from rayhive.config import Configuration, SweepConfig
-from rayhive.spec import ReplicateSpec
-from rayhive.sweep import driver, files, replicates, trials
+from rayhive.spec import Configuration, SweepConfig
+from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep import driver, files, replicate_runner, trial_book
 from rayhive.sweep.driver import Driver
-from rayhive.sweep.folder import RunFolder
-from rayhive.sweep.interruption import Interruption
-from rayhive.sweep.replicates import finished_event
-from rayhive.sweep.run import run_sweep
+from rayhive.sweep.replicate_runner import finished_event
+from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.signals import Interruption
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import open_study, sampler
 from rayhive.sweep.study import Study
-from rayhive.sweep.trials import TrialBook
+from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.trial_book import TrialBook
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Killed, Recorder, World
 
-TRACED = {module.__file__ for module in (driver, files, replicates, trials)}
+TRACED = {module.__file__ for module in (driver, files, replicate_runner, trial_book)}
 
 CONFIG = SweepConfig(
     name="study",
@@ -256,8 +256,8 @@ def test_a_driver_killed_again_and_again_still_ends(tmp_path: Path) -> None:
 SUICIDE = """
 import os, signal, sys
 from pathlib import Path
-from rayhive.sweep.interruption import Interruption
-from rayhive.sweep.run import run_sweep
+from rayhive.sweep.signals import Interruption
+from rayhive.sweep.sweep import run_sweep
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_resume import STUDY, short_log
 

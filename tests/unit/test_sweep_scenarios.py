@@ -10,20 +10,20 @@ import pytest
 import yaml
 
 from rayhive.cli import main
-from rayhive.cluster import capabilities
-from rayhive.config import SweepConfig
+from rayhive.cluster.node import capabilities
 from rayhive.errors import ConfigError
 from rayhive.faults.library import plan_of
-from rayhive.plan import FaultPlan
-from rayhive.spec import ReplicateSpec
-from rayhive.sweep.interruption import Interruption
+from rayhive.spec import SweepConfig
+from rayhive.spec.fault_plan import FaultPlan
+from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.dry_run import make_plan
 from rayhive.sweep.objectives import NoValue, objective_values
-from rayhive.sweep.plan import make_plan
 from rayhive.sweep.replay import recorded_spec
-from rayhive.sweep.replicates import replicate_seed
-from rayhive.sweep.run import run_sweep
+from rayhive.sweep.replicate_runner import replicate_seed
 from rayhive.sweep.scenarios import replicate_plan, with_twin
+from rayhive.sweep.signals import Interruption
 from rayhive.sweep.study import Study, make_study
+from rayhive.sweep.sweep import run_sweep
 from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.sweep_fakes import Recorder, World
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from rayhive.cli import main, study
 from rayhive.cli.text import complain
-from rayhive.config import SweepConfig
 from rayhive.errors import ConfigError, Problem, without_secrets
-from rayhive.sweep import run as sweep_run
+from rayhive.spec import SweepConfig
 from rayhive.sweep import storage
-from rayhive.sweep.interruption import Interrupted, Interruption
-from rayhive.sweep.run import preflight, run_sweep
+from rayhive.sweep import sweep as sweep_run
+from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import check_storage, expanded, open_study
+from rayhive.sweep.sweep import preflight, run_sweep
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_driver import make_study
 

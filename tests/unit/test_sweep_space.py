@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayhive.checks import check_configuration
-from rayhive.compression.accounting import threshold_range
-from rayhive.config import Configuration, Range, Space
+from rayhive.compression.payload import threshold_range
 from rayhive.registry import CODECS
+from rayhive.spec import Configuration, Range, Space
+from rayhive.spec.rules import check_configuration
 from rayhive.sweep.space import OptunaChooser, RandomChooser, SearchSpace
 from tests.unit.sweep_fakes import SHAPES
 

@@ -7,14 +7,14 @@ from typing import Any
 import optuna
 import pytest
 
-from rayhive.config import Configuration, Space, SweepConfig
 from rayhive.errors import ConfigError
-from rayhive.sweep.folder import RunFolder
-from rayhive.sweep.run import open_book
+from rayhive.spec import Configuration, Space, SweepConfig
+from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import check_storage, open_study, sampler
 from rayhive.sweep.study import Study
-from rayhive.sweep.trials import REASKS, TrialBook
+from rayhive.sweep.sweep import open_book
+from rayhive.sweep.trial_book import REASKS, TrialBook
 from tests.unit.sweep_fakes import SHAPES
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rayhive.config import Configuration
 from rayhive.errors import ConfigError
-from rayhive.sweep.plan import LISTED, make_plan
+from rayhive.spec import Configuration
+from rayhive.sweep.dry_run import LISTED, make_plan
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.study import Study, completed, load_study, make_study
 from rayhive.workloads.base import Workload

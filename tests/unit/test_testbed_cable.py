@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyroute2.netlink.rtnl.tcmsg import sched_netem
 
-from rayhive.cluster.testbed import cable
-from rayhive.config import Link
+from rayhive.cluster.testbed import veth
+from rayhive.spec import Link
 
 TOP, ROOT, CHILD, CLASS = 0xFFFFFFFF, 0x10000, 0x20000, 0x10001
 
@@ -48,13 +48,13 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> Interfaces:
     def routes() -> Iterator[Interfaces]:
         yield made
 
-    monkeypatch.setattr(cable, "routes", routes)
+    monkeypatch.setattr(veth, "routes", routes)
     return made
 
 
 def steps(interfaces: Interfaces, link: Link, netem: bool) -> list[tuple[Any, ...]]:
     interfaces.calls.clear()
-    cable._shape("x", link, netem, 1500)
+    veth._shape("x", link, netem, 1500)
     return [call[:4] for call in interfaces.calls]
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rayhive.cluster.testbed import TestbedConfig, TestbedNodes, load_testbed
-from rayhive.config import Link, SwarmConfig
 from rayhive.errors import ConfigError
+from rayhive.spec import Link, SwarmConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import yaml
 from pydantic import Field, ValidationError
 
-from rayhive.config import Link, Model, SwarmConfig
 from rayhive.errors import ConfigError, Problem, nearest
+from rayhive.spec import Link, Model, SwarmConfig
 
 #: In the environment of all that runs on a testbed: its folder, and the number of the node.
 TESTBED_VARIABLE, NODE_VARIABLE = "RAYHIVE_TESTBED", "RAYHIVE_TESTBED_NODE"

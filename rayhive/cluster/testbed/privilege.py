@@ -7,7 +7,7 @@ import secrets
 import sys
 from pathlib import Path
 
-from rayhive.cluster.testbed import cable, namespaces
+from rayhive.cluster.testbed import namespaces, veth
 from rayhive.errors import ClusterError
 from rayhive.registry import FAULTS
 
@@ -60,6 +60,6 @@ def _netem() -> bool:
     name = f"rhp-{secrets.token_hex(4)}"
     namespaces.create(name)
     try:
-        return namespaces.inside(name, cable.kernel_delays)
+        return namespaces.inside(name, veth.kernel_delays)
     finally:
         namespaces.remove(name)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rayhive.cluster.embedded import import_paths
-from rayhive.cluster.testbed import launch, namespaces
+from rayhive.cluster.testbed import entrypoint, namespaces
 from rayhive.cluster.testbed.config import NODE_VARIABLE, TESTBED_VARIABLE
 from rayhive.cluster.testbed.state import NodeState, TestbedState
 from rayhive.errors import ClusterError
@@ -174,7 +174,7 @@ class _Raylet:
         state, place = self._state, self.place
         own = state.folder / place
         own.mkdir(exist_ok=True)
-        command = [sys.executable, launch.__file__, *self._options]
+        command = [sys.executable, entrypoint.__file__, *self._options]
         command += [f"--node-ip-address={self._address}", f"--temp-dir={own}"]
         command += [f"--object-store-memory={_OBJECT_STORE}", "--disable-usage-stats"]
         if state.groups is not None:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from rayhive.cluster import belongings
+from rayhive.cluster.node import process_group
 from rayhive.cluster.testbed import namespaces
-from rayhive.config import Link, Model
 from rayhive.errors import ClusterError
+from rayhive.spec import Link, Model
 
 #: Where testbeds lie: short, for the sockets of Ray below, and the same for everybody.
 BASE = Path("/tmp")
@@ -137,7 +137,7 @@ class TestbedState(Model):
     @property
     def abandoned(self) -> bool:
         """Whether the process that it should have ended with is gone."""
-        return self.owner is not None and belongings.started(self.owner[0]) != self.owner[1]
+        return self.owner is not None and process_group.started(self.owner[0]) != self.owner[1]
 
 
 def write(path: Path, text: str) -> None:

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from rayhive.config import Budget, Model, SwarmConfig
 from rayhive.errors import Problem
-from rayhive.faults.draw import Draw
-from rayhive.faults.effects import notice_of
-from rayhive.plan import At
+from rayhive.faults.queries import notice_of
+from rayhive.faults.rng import Draw
 from rayhive.registry import FAULTS
+from rayhive.spec import Budget, Model, SwarmConfig
+from rayhive.spec.fault_plan import At
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rayhive.config import Model
 from rayhive.errors import Problem
-from rayhive.faults.draw import Draw
-from rayhive.faults.effects import JOIN, is_inside, takes_away
 from rayhive.faults.generators.base import (
     Draft,
     DrawnArgs,
@@ -23,9 +20,12 @@ from rayhive.faults.generators.base import (
     heal_of,
     unit_of,
 )
-from rayhive.faults.selectors import COUNTS
-from rayhive.plan import QUIET_S, At
+from rayhive.faults.queries import JOIN, is_inside, takes_away
+from rayhive.faults.rng import Draw
+from rayhive.faults.target_selector import COUNTS
 from rayhive.registry import FAULTS
+from rayhive.spec import Model
+from rayhive.spec.fault_plan import QUIET_S, At
 
 
 class Ingredient(Model):

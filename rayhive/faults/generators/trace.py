@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import Field
 
-from rayhive.config import LONGEST_S, Model
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.effects import gives_notice
 from rayhive.faults.generators.base import Draft, Generator, Setting, unit_of
+from rayhive.faults.queries import gives_notice
 from rayhive.faults.traces.folding import Level, Scale, fold
 from rayhive.faults.traces.trace import MOST_S, find_trace, read_trace
-from rayhive.plan import At
+from rayhive.spec import LONGEST_S, Model
+from rayhive.spec.fault_plan import At
 
 
 class TraceSettings(Model):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from rayhive.config import Model
-from rayhive.faults.kinds.inside import Inside
+from rayhive.faults.kinds._in_training import Inside
+from rayhive.spec import Model
 
 
 class Corruption(Model):

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from rayhive.config import Model
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds.common import Listening, leader_of, require_living, undo
-from rayhive.plan import PlannedFault
+from rayhive.faults.kinds._process import Listening, leader_of, require_living, undo
+from rayhive.faults.target import Ground
+from rayhive.spec import Model
+from rayhive.spec.fault_plan import PlannedFault
 
 #: The folder in a peer's temporary directory where its checkpoints go.
 FOLDER = "checkpoints"

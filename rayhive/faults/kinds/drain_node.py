@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from rayhive.config import Model
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds.common import EndsNodes, nodes_gone
-from rayhive.faults.kinds.notice import Notice
+from rayhive.faults.kinds._preemption import Notice
+from rayhive.faults.kinds._process import EndsNodes, nodes_gone
+from rayhive.faults.target import Ground
+from rayhive.spec import Model
 
 
 class Args(Model):

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import Field
 
-from rayhive.config import Model
 from rayhive.errors import RayhiveError
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.target import Ground
+from rayhive.spec import Model
 
 _PATIENCE_S = 6.0
 

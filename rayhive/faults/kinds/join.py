@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds.common import SETTLE_S, wait_for_states
+from rayhive.faults.kinds._process import SETTLE_S, wait_for_states
+from rayhive.faults.target import Ground
 
 
 class Join(FaultKind):

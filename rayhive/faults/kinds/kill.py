@@ -7,15 +7,15 @@ import signal
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds.common import (
+from rayhive.faults.kinds._process import (
     SETTLE_S,
     EndsPeers,
     all_are,
     require_living,
     wait_for_states,
 )
+from rayhive.faults.target import Ground
 
 
 class Kill(EndsPeers):

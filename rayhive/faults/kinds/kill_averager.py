@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from rayhive.config import Model
-from rayhive.faults.ground import ProcessRole
-from rayhive.faults.kinds.common import ReplacedArgs
-from rayhive.faults.kinds.loses_process import LosesProcess
+from rayhive.faults.kinds._child_process import LosesProcess
+from rayhive.faults.kinds._process import ReplacedArgs
+from rayhive.faults.target import ProcessRole
+from rayhive.spec import Model
 
 
 class Args(ReplacedArgs):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds.common import EndsNodes, nodes_gone
+from rayhive.faults.kinds._process import EndsNodes, nodes_gone
+from rayhive.faults.target import Ground
 
 
 class KillNode(EndsNodes):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rayhive.faults.ground import ProcessRole
-from rayhive.faults.kinds.loses_process import LosesProcess
+from rayhive.faults.kinds._child_process import LosesProcess
+from rayhive.faults.target import ProcessRole
 
 
 class KillP2pd(LosesProcess):

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds.common import (
+from rayhive.faults.kinds._process import (
     EndsPeers,
     Listening,
     all_are,
     require_living,
     wait_for_states,
 )
+from rayhive.faults.target import Ground
 
 #: A peer may be in the middle of a round, which it finishes or gives up first [s].
 _PATIENCE_S = 30.0

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field
 
-from rayhive.config import Model
-from rayhive.faults.link import LinkFault
+from rayhive.faults.kinds._link import LinkFault
+from rayhive.spec import Model
 
 
 class LossArgs(Model):

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from rayhive.config import Model
 from rayhive.errors import RayhiveError
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds.common import leader_of, undo
-from rayhive.plan import PlannedFault
+from rayhive.faults.kinds._process import leader_of, undo
+from rayhive.faults.target import Ground
+from rayhive.spec import Model
+from rayhive.spec.fault_plan import PlannedFault
 
 #: What has to be in memory of what is held, for the fault to count.
 _RESIDENT = 0.95

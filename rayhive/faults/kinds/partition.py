@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from rayhive.config import Model
 from rayhive.errors import RayhiveError
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.target import Ground
+from rayhive.spec import Model
 
 
 class PartitionArgs(Model):

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import Effect, FaultKind, Group, Proof
-from rayhive.faults.kinds.common import SETTLE_S, all_are, require_living, wait_for_states
-from rayhive.plan import PlannedFault
+from rayhive.faults.kinds._process import SETTLE_S, all_are, require_living, wait_for_states
+from rayhive.faults.target import Ground
+from rayhive.spec.fault_plan import PlannedFault
 
 
 class Pause(FaultKind):

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
-from rayhive.config import Model
 from rayhive.errors import RayhiveError
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds.common import EndsPeers, ReplacedArgs, require_living
-from rayhive.faults.kinds.notice import Notice
+from rayhive.faults.kinds._preemption import Notice
+from rayhive.faults.kinds._process import EndsPeers, ReplacedArgs, require_living
+from rayhive.faults.target import Ground
+from rayhive.spec import Model
 
 
 class Args(ReplacedArgs):

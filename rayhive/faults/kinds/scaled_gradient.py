@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rayhive.faults.kinds.inside import InRounds, Inside
+from rayhive.faults.kinds._in_training import InRounds, Inside
 
 
 class Scaling(InRounds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayhive.faults.kinds.inside import InRounds, Inside
+from rayhive.faults.kinds._in_training import InRounds, Inside
 
 
 class SignFlip(Inside):

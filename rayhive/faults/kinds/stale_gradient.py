@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rayhive.faults.kinds.inside import InRounds, Inside
+from rayhive.faults.kinds._in_training import InRounds, Inside
 
 
 class Staleness(InRounds):

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from rayhive.config import Model
-from rayhive.faults.ground import Ground
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds.common import LOOK_S, leader_of, require_living, undo
-from rayhive.plan import PlannedFault
+from rayhive.faults.kinds._process import LOOK_S, leader_of, require_living, undo
+from rayhive.faults.target import Ground
+from rayhive.spec import Model
+from rayhive.spec.fault_plan import PlannedFault
 
 #: A peer that waits for others uses no CPU time, and the limit is not seen [s].
 _PATIENCE_S = 8.0

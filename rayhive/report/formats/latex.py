@@ -7,7 +7,7 @@ from itertools import groupby
 
 from rayhive.metrics.group import Row
 from rayhive.report.results import Results
-from rayhive.report.sheet import Cell, Sheet, make_sheet
+from rayhive.report.table_model import Cell, Sheet, make_sheet
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",

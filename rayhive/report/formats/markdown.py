@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rayhive.columns import Column
 from rayhive.metrics.group import Row
 from rayhive.report.results import Results
-from rayhive.report.sheet import Cell, make_sheet
+from rayhive.report.table_model import Cell, make_sheet
 
 
 def markdown_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:

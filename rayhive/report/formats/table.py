@@ -16,7 +16,7 @@ from rich.text import Text
 from rayhive.columns import Column
 from rayhive.metrics.group import Row
 from rayhive.report.results import Results
-from rayhive.report.sheet import Cell, Sheet, make_sheet
+from rayhive.report.table_model import Cell, Sheet, make_sheet
 
 #: Names longer than the first are broken after underscores into lines of the second at most.
 LONG_NAME, NAME_LINE = 16, 14

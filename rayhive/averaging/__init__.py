@@ -1,0 +1,1 @@
+"""Averaging of gradients and parameters among the peers of a round."""

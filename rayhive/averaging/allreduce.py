@@ -1,0 +1,252 @@
+"""hivemind's all-reduce, counting its payload and knowing when its last reply has left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterable, Collection
+from contextlib import aclosing
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
+
+import torch
+from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+
+from rayhive.averaging.aggregation import RULES
+from rayhive.averaging.reducer import SteadyReducer
+from rayhive.averaging.round_result import PhaseRecord
+from rayhive.averaging.streams import PATIENCE, stay_open, until
+from rayhive.spec import Aggregation
+
+#: Set in ``Tensor.chunks`` of every part by a sender that closes the stream after the last
+#: answer; hivemind leaves it at 0, does not read it here, and waits for the reducer to close.
+HANGS_UP = 1
+#: Why nothing came back from a peer.
+ABSENT = "it is no longer there"
+
+
+class MeasuredRunner(AllReduceRunner):
+    """One all-reduce of one group, as a sender and as a reducer.
+
+    A peer is done when its own tensors are averaged. As a reducer it may still be answering
+    others then; :meth:`drain` waits for these answers, after which the counts are final.
+
+    Attributes:
+        sent_bytes: Payload of parts for other reducers and of answers to other senders.
+        received_bytes: Payload of answers from reducers and of parts from senders.
+        failures: Why parts did not come back averaged, by reducer.
+
+    Args:
+        excluded: Senders that take the average and must not count in it.
+        absent: Ids of peers that were lost: nothing is sent to them or awaited.
+        aggregation: What this peer, as a reducer, makes of the senders' parts.
+        kwargs: As hivemind's.
+    """
+
+    tensor_part_reducer: SteadyReducer
+
+    def __init__(
+        self,
+        excluded: frozenset[PeerID] = frozenset(),
+        absent: frozenset[bytes] = frozenset(),
+        aggregation: Aggregation = "mean",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.tensor_part_reducer.__class__ = SteadyReducer  # made by hivemind, nothing in it yet
+        self.tensor_part_reducer.excluded = frozenset(
+            at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
+        )
+        self.tensor_part_reducer.rule = RULES[aggregation]
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.failures: list[str] = []
+        self._began = time.monotonic()
+        self._ended: float | None = None
+        others = set(self.sender_peer_ids) - {self.peer_id}
+        self._unanswered: set[PeerID] = others if self.tensor_part_reducer.num_parts else set()
+        self._answered = asyncio.Event()
+        self._hanging_up: set[PeerID] = set()
+        self._talks: dict[PeerID, asyncio.Future[None]] = {}
+        self._absent = absent
+
+    async def run(self) -> AsyncIterator[torch.Tensor]:
+        """Take part in the all-reduce; yield by how much it changes each tensor."""
+        await self.forget(self._absent)
+        async with aclosing(super().run()) as changes:
+            async for change in changes:
+                yield change
+
+    def _get_peer_stub(self, peer: PeerID) -> _CountedStub:
+        parts = self.tensor_part_container.num_parts_by_peer
+        expected = parts[self.ordered_peer_ids.index(peer)]
+        return _CountedStub(super()._get_peer_stub(peer), self, expected)
+
+    async def _communicate_with_peer(self, peer_id: PeerID) -> None:
+        try:
+            if peer_id.to_bytes() in self._absent:
+                at = self.ordered_peer_ids.index(peer_id)
+                self.tensor_part_container.register_failed_reducer(at)
+                raise AllreduceException(ABSENT)
+            talk = self._talks[peer_id] = asyncio.ensure_future(
+                super()._communicate_with_peer(peer_id)
+            )
+            try:
+                await talk
+            except asyncio.CancelledError:
+                if peer_id.to_bytes() in self._absent:
+                    raise AllreduceException(ABSENT) from None
+                raise
+        except Exception as error:
+            self.failures.append(f"reducer {peer_id}: {error!r}")
+            if peer_id == self.peer_id:  # others must not wait for this peer's own parts
+                await self._ban_sender(peer_id)
+            raise
+
+    async def _generate_input_for_peer(
+        self, peer_index: int
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async with aclosing(super()._generate_input_for_peer(peer_index)) as messages:
+            async for message in messages:
+                self.sent_bytes += len(message.tensor_part.buffer)
+                message.tensor_part.chunks = HANGS_UP
+                yield message
+
+    async def received(
+        self, stream: AsyncIterable[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Pass a stream through and count its payload."""
+        async for message in stream:
+            self.received_bytes += len(message.tensor_part.buffer)
+            yield message
+
+    async def _from_sender(
+        self, stream: AsyncIterable[averaging_pb2.AveragingData], sender: PeerID
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in self.received(stream):
+            if message.tensor_part.chunks == HANGS_UP:
+                self._hanging_up.add(sender)
+            yield message
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Average a sender's parts with the others' and answer, counting both ways."""
+        sender, sent = context.remote_id, 0
+        try:
+            answers = super().rpc_aggregate_part(self._from_sender(stream, sender), context)
+            async with aclosing(answers):
+                async for message in answers:
+                    self.sent_bytes += len(message.tensor_part.buffer)
+                    sent += 1
+                    yield message
+        finally:
+            self._unanswered.discard(sender)
+            self._answered.set()
+        if sender in self._hanging_up and sent == self.tensor_part_reducer.num_parts:
+            await stay_open(PATIENCE)
+
+    async def drain(self, patience: float) -> bool:
+        """Wait until every sender that was not given up has its last answer.
+
+        Args:
+            patience: Seconds to wait at most.
+
+        Returns:
+            Whether all were answered; the counts are final then.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience
+        while self._unanswered - self.banned_senders:
+            self._answered.clear()
+            try:
+                await asyncio.wait_for(self._answered.wait(), deadline - loop.time())
+            except asyncio.TimeoutError:
+                return False
+        return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether this peer's own part in it is over."""
+        return self._ended is not None
+
+    async def forget(self, gone: Collection[bytes]) -> None:
+        """Stop waiting for parts and answers of peers that are no longer there."""
+        self._absent = self._absent.union(gone)  # the talk with one may be about to begin
+        for peer in self.sender_peer_ids:
+            if peer.to_bytes() in gone:
+                await self._ban_sender(peer)
+        for peer, talk in self._talks.items():
+            if peer.to_bytes() in gone:  # the link may be cut: nothing says so
+                talk.cancel()
+
+    def fraction(self) -> float:
+        """Return the share of the averaging that happened, the worse of both sides.
+
+        As a sender: elements that came back averaged over all elements. As a reducer: elements
+        of all senders, its own included, that entered its averages over those it expected.
+        """
+        container, reducer = self.tensor_part_container, self.tensor_part_reducer
+        averaged: float = 1.0
+        if container.total_size:
+            averaged -= container.failed_size / container.total_size
+        sizes = [shape.numel() for shape in reducer.part_shapes]
+        expected = sum(sizes) * reducer.num_senders
+        if not expected:
+            return averaged
+        entered = sum(sum(sizes[:parts]) for parts in self._parts_entered())
+        return min(averaged, float(entered / expected))
+
+    def banned(self) -> set[str]:
+        """Return the senders that were given up before all their parts had entered."""
+        parts = self.tensor_part_reducer.num_parts
+        entered = zip(self.sender_peer_ids, self._parts_entered(), strict=True)
+        return {str(peer) for peer, count in entered if count < parts}
+
+    def refused(self) -> dict[PeerID, str]:
+        """Return the senders whose parts were refused here, and why."""
+        return {self.sender_peer_ids[at]: "not_finite" for at in self.tensor_part_reducer.refused}
+
+    def _parts_entered(self) -> list[int]:
+        """Return how many parts of each sender entered the averages made here."""
+        reducer = self.tensor_part_reducer
+        counts = zip(reducer.num_parts_received, reducer.sender_failed_after, strict=True)
+        return [int(min(received, failed)) for received, failed in counts]
+
+    def finalize(self, **kwargs: Any) -> None:
+        """End this peer's own part in the all-reduce, as hivemind does, and note when."""
+        if self._ended is None:
+            self._ended = time.monotonic()
+        super().finalize(**kwargs)
+        self.all_senders_started.set()  # else hivemind waits for those who were given up, too
+
+    def record(self, name: str) -> PhaseRecord:
+        """Return what this all-reduce did so far, under the name of its phase."""
+        ended = time.monotonic() if self._ended is None else self._ended
+        return PhaseRecord(
+            name=name,
+            seconds=ended - self._began,
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
+            fraction=self.fraction(),
+        )
+
+
+class _CountedStub:
+    """The remote side of a peer, as the runner calls it."""
+
+    def __init__(self, stub: Any, runner: MeasuredRunner, expected: int) -> None:
+        self._stub, self._runner, self._missing = stub, runner, expected
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        opening = self._stub.rpc_aggregate_part(stream)
+        # a daemon may wait for ever for one that died while it was asked
+        answers = await asyncio.wait_for(opening, self._runner.reducer_timeout)
+        return self._runner.received(until(answers, self._is_last))
+
+    def _is_last(self, _: averaging_pb2.AveragingData) -> bool:
+        self._missing -= 1
+        return self._missing == 0

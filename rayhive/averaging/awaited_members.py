@@ -1,0 +1,112 @@
+"""Members of a run and the search for a round's group: which of them it awaits, and until when.
+
+A member that still computes has no window: the list of members, which is kept elsewhere, loses
+members that are dead or make no progress. A member that has come to the round is awaited until its
+window ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2 as messages
+
+from rayhive.membership.member import Member
+
+
+@dataclass(eq=False)
+class Follower:
+    """A peer that has asked to be led, and the group that it is told."""
+
+    request: messages.JoinRequest
+    group: asyncio.Future[GroupInfo | None]
+
+    def answer(self, group: GroupInfo | None) -> None:
+        """Tell it the group, or None to send it away; the first answer counts."""
+        if not self.group.done():
+            self.group.set_result(group)
+
+
+@dataclass(eq=False)
+class Search:
+    """One round that a peer looks for a group of; times are of the event loop [s].
+
+    Attributes:
+        own: The peer itself.
+        round: The round.
+        gather: What the group gets of this peer.
+        window: Longest wait for a member that has come to the round and is not met.
+        patience: Longest wait for anybody, once no member computes.
+        limit: When the search ends, whatever happens.
+        followers: Who has asked to be led by this peer.
+        missing: Leaders that were not met in their window, as they were known then.
+    """
+
+    own: PeerID
+    round: int
+    gather: bytes
+    window: float
+    patience: float
+    limit: float
+    followers: dict[bytes, Follower] = field(default_factory=dict)
+    missing: dict[bytes, Member | None] = field(default_factory=dict)
+    _since: dict[bytes, float] = field(default_factory=dict)
+    _extends: bool = True
+    _leader: PeerID | None = None
+
+    def __post_init__(self) -> None:
+        #: When the search ends if nothing changes.
+        self.ends = self.limit
+
+    def has_time(self, members: Iterable[Member]) -> bool:
+        """Take in who is awaited now; return whether the search goes on."""
+        now, computing = asyncio.get_running_loop().time(), False
+        for member in members:
+            if member.computes(self.round):
+                computing = True
+                self._since.pop(member.peer_id, None)
+            else:
+                self._since.setdefault(member.peer_id, now)
+        if computing or self._extends:  # the patience begins when the last one has come
+            self.ends = min(self.limit, now + self.patience)
+        self._extends = computing
+        return now < self.ends
+
+    def forgive(self, known: dict[bytes, Member]) -> None:
+        """Look for a missing leader again when there is news of it."""
+        for peer, then in list(self.missing.items()):
+            if known.get(peer) != then:
+                del self.missing[peer]
+                self._since.pop(peer, None)
+
+    def led_by(self, leader: PeerID) -> None:
+        """Note who leads; windows begin anew with each leader."""
+        if leader != self._leader:
+            self._leader = leader
+            self._since = dict.fromkeys(self._since, asyncio.get_running_loop().time())
+
+    def window_ends(self, peer: PeerID) -> float:
+        """Return until when a peer is waited for."""
+        since = self._since.get(peer.to_bytes())
+        return self.ends if since is None else min(self.ends, since + self.window)
+
+    def awaited(self, roster: Iterable[PeerID]) -> set[bytes]:
+        """Return those of a roster, without this peer, whose windows have not ended."""
+        now = asyncio.get_running_loop().time()
+        return {p.to_bytes() for p in roster if p != self.own and now < self.window_ends(p)}
+
+    def next_look(self, roster: Iterable[PeerID]) -> float:
+        """Return when the next window of a roster ends, or the search."""
+        now = asyncio.get_running_loop().time()
+        windows = (self.window_ends(peer) for peer in roster if peer != self.own)
+        return min([self.ends, *(end for end in windows if end > now)])
+
+    def dismiss(self) -> None:
+        """Send all followers away: this peer does not lead."""
+        for follower in self.followers.values():
+            follower.answer(None)
+        self.followers.clear()

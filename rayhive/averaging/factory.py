@@ -1,0 +1,92 @@
+"""Which averagers a peer uses, what they take over, and what their results say of a round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from hivemind.averaging import DecentralizedAverager
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
+
+from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.averaging.filtered_averager import Guarded
+from rayhive.averaging.state_download import CheckedDownloads
+from rayhive.errors import Problem
+
+#: What is used in place of hivemind's own averagers, which a user's factory may name.
+_OURS: dict[Any, Any] = {
+    GradientAverager: RayhiveGradientAverager,
+    PowerSGDGradientAverager: RayhivePowerSGDAverager,
+}
+
+
+def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
+    """Return ``factory`` with hivemind's averager class replaced by rayhive's.
+
+    Classes of the user's own are left as they are.
+    """
+    if factory is None:
+        return RayhiveGradientAverager
+    if isinstance(factory, partial):
+        return partial(_OURS.get(factory.func, factory.func), *factory.args, **factory.keywords)
+    return _OURS.get(factory, factory)  # type: ignore[no-any-return]
+
+
+def takes_rules(factory: Any) -> bool:
+    """Say whether what a factory makes has an outlier filter and aggregation rules."""
+    made = factory.func if isinstance(factory, partial) else factory
+    return isinstance(made, type) and issubclass(made, Guarded)
+
+
+def factory_problems(factory: Any, outlier_filter: str, aggregation: str) -> Iterator[Problem]:
+    """Find rules that the gradient averager of a factory cannot follow."""
+    ours = with_our_averager(factory)
+    made = ours.func if isinstance(ours, partial) else ours
+    if not takes_rules(ours):
+        allowed = "{} with a grad_averager_factory of your own, which knows no other"
+        for name, value, default in (
+            ("outlier_filter", outlier_filter, "norm"),
+            ("aggregation", aggregation, "mean"),
+        ):
+            if value != default:
+                yield Problem(name, value, allowed.format(default))
+    elif made is RayhivePowerSGDAverager and aggregation != "mean":
+        yield Problem(
+            "aggregation", aggregation, "mean with PowerSGD: its factors have to be averaged"
+        )
+
+
+def takes_over_state(averager: type[DecentralizedAverager]) -> bool:
+    """Say whether averagers of a class make anything of a peer's state.
+
+    One of gradients as they are has none that lasts: hivemind downloads another peer's
+    gradients and drops them.
+    """
+    does_nothing = (
+        CheckedDownloads.load_state_from_peers,
+        DecentralizedAverager.load_state_from_peers,
+    )
+    return averager.load_state_from_peers not in does_nothing
+
+
+def round_fields(result: Any, seconds: float) -> dict[str, Any]:
+    """Return the fields of a ``round`` event that the averager's result holds."""
+    return {
+        "group_size": len(result),
+        "group": sorted(map(str, result)),
+        "fraction": getattr(result, "fraction", 1.0),
+        "excluded": getattr(result, "excluded", False),
+        "retries": max(0, getattr(result, "attempts", 1) - 1),
+        "banned": list(getattr(result, "banned", ())),
+        "phases": list(getattr(result, "phases", ())),
+        "failures": list(getattr(result, "failures", ())),
+        "wasted_bytes": getattr(result, "wasted_bytes", 0),
+        "counts_complete": getattr(result, "counts_complete", True),
+        "sent_bytes": getattr(result, "sent_bytes", 0),
+        "received_bytes": getattr(result, "received_bytes", 0),
+        "matchmaking_s": getattr(result, "matchmaking_s", None),
+        "averaging_s": getattr(result, "allreduce_s", seconds),
+        "waited_s": seconds,
+    }

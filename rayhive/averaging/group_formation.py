@@ -1,0 +1,312 @@
+"""How the peers of a round become one group: they know each other, and the oldest one leads.
+
+hivemind's peers look for leaders in the DHT, wait for a window, and may end in several groups.
+Here every peer is told who takes part (:class:`Member`), so each of them names the same leader
+without asking. The others join it directly, with hivemind's own messages, and it begins when
+the last one has joined. A request that comes early is held, one that comes late is refused.
+
+When views differ for a moment, a peer may join one that does not lead; it is sent away and asks
+again. A peer that still computes is waited for as long as it is a member: whoever keeps the list
+takes off it those that are dead, or have made no progress for too long. The window is for a peer
+that has come to the round and cannot be met there, because a link is cut or a process hangs. If
+that is the leader, the next oldest leads, until there is news of the first one. If it is
+a follower, the leader goes on without it: it has missed the round, and forms no other group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.dht import DHTID
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2 as messages
+
+from rayhive.averaging.awaited_members import Follower, Search
+from rayhive.membership.member import ROUNDS_BEHIND, Member
+
+#: Pause before a leader that cannot be reached, or does not lead, is asked again [s].
+ASK_AGAIN_S = 0.05
+#: Peers that a group has at least.
+SMALLEST_GROUP = 2
+
+Ask = Callable[[PeerID, messages.JoinRequest], Awaitable[AsyncIterator[Any]]]
+
+
+class NobodyElse(Exception):
+    """Nobody else takes part in the run: there is nothing to average with."""
+
+
+class RoundIsOver(Exception):
+    """The others have done this round without this peer."""
+
+
+class DifferentTensors(Exception):
+    """A peer of the run averages tensors of other shapes or types."""
+
+
+class Rendezvous:
+    """One peer's part in forming groups; everything happens on one event loop.
+
+    Args:
+        own: This peer.
+        client_mode: Whether it cannot be called.
+        schema_hash: Fingerprint of the tensors that it averages.
+        key: Prefix of its group keys; the round follows.
+        ask: Sends a request to a leader and returns the stream of its answers.
+    """
+
+    def __init__(
+        self, own: PeerID, *, client_mode: bool, schema_hash: bytes, key: str, ask: Ask
+    ) -> None:
+        self.own, self._client_mode, self._schema_hash = own, client_mode, schema_hash
+        self._key, self._ask = key, ask
+        self._members: tuple[Member, ...] = ()
+        self._search: Search | None = None
+        self._past = 0
+        #: Seconds of patience that the last search had left.
+        self.patience_left = 0.0
+        self._changed = asyncio.Event()
+
+    # -- what it is told -----------------------------------------------------------------------
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """Say who takes part, the oldest first; it counts at once, also for a running search."""
+        self._members = tuple(members)
+        self._notify()
+
+    def known(self) -> frozenset[PeerID]:
+        """Return who takes part, as far as it was told."""
+        return frozenset(PeerID(member.peer_id) for member in self._members)
+
+    def leave_behind(self, round_: int) -> None:
+        """Say that this peer has a round behind it: whoever asks for it now is too late."""
+        self._past = max(self._past, round_)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    # -- who meets -----------------------------------------------------------------------------
+
+    def roster(self, round_: int) -> list[PeerID]:
+        """Return the peers that take part in a round, the leader first if somebody can lead."""
+        own = [member for member in self._members if member.peer_id == self.own.to_bytes()]
+        expected = set(own + self._expected(round_))
+        oldest = [member for member in self._members if member in expected]
+        ids = [PeerID(member.peer_id) for member in sorted(oldest, key=_cannot_lead)]
+        return ids if self.own in ids else [*ids, self.own]
+
+    def _expected(self, round_: int) -> list[Member]:
+        """Return the other members that take part in a round."""
+        others = (member for member in self._members if member.peer_id != self.own.to_bytes())
+        return [m for m in others if m.averaged < round_ <= m.round + ROUNDS_BEHIND]
+
+    async def meet(
+        self,
+        round_: int,
+        gather: bytes,
+        window: float,
+        patience: float,
+        longest: float | None = None,
+    ) -> GroupInfo:
+        """Form the group of a round.
+
+        Args:
+            round_: Its number.
+            gather: What every peer of the group gets of this one.
+            window: Longest wait for a peer that has come to the round and is not met [s].
+            patience: Longest wait at all, once no member computes [s].
+            longest: Longest wait whatever happens [s]; default ``patience``.
+
+        Raises:
+            NobodyElse: No other peer takes part in the run.
+            RoundIsOver: The others have this round behind them.
+            DifferentTensors: The leader averages something else.
+            asyncio.TimeoutError: Nobody came in time.
+        """
+        limit = asyncio.get_running_loop().time() + (patience if longest is None else longest)
+        self._search = search = Search(self.own, round_, gather, window, patience, limit)
+        self._notify()
+        try:
+            while search.has_time(self._expected(round_)):
+                changed = self._changed
+                roster = self._met_roster(search)
+                self._check_company(round_, roster, set(search.missing))
+                search.led_by(roster[0])
+                group: GroupInfo | None = None
+                if roster[0] == self.own:
+                    group = self._assemble(search, roster)
+                    if group is None:
+                        await _wait(changed, _left(search.next_look(roster)))
+                else:
+                    search.dismiss()
+                    group = await self._follow(search, roster[0])
+                if group is not None:
+                    return group
+            raise asyncio.TimeoutError(f"nobody came to round {round_} in time")
+        finally:
+            self._search = None
+            self.patience_left = max(0.0, _left(search.ends))
+            search.dismiss()
+            self._notify()
+
+    def _met_roster(self, search: Search) -> list[PeerID]:
+        """Return the roster without leaders that could not be met and of whom there is no news."""
+        search.forgive({member.peer_id: member for member in self._members})
+        return [p for p in self.roster(search.round) if p.to_bytes() not in search.missing]
+
+    def _check_company(self, round_: int, roster: list[PeerID], missing: set[bytes]) -> None:
+        others = [m for m in self._members if m.peer_id != self.own.to_bytes()]
+        # A round has one group: whoever was not in it must not begin another.
+        if any(member.met >= round_ for member in others):
+            raise RoundIsOver(f"round {round_} is over: others have averaged without this peer")
+        if missing and len(roster) == 1:
+            raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not come to round {round_}")
+        if len(roster) == 1 or (self._client_mode and roster[0] == self.own):
+            raise NobodyElse(f"nobody else takes part in round {round_}")
+
+    # -- leading -------------------------------------------------------------------------------
+
+    def _assemble(self, search: Search, roster: list[PeerID]) -> GroupInfo | None:
+        """Begin with the followers when all have come whose windows have not ended."""
+        if search.awaited(roster) - set(search.followers):
+            return None
+        if len(search.followers) + 1 < SMALLEST_GROUP:
+            return None
+        ids = [self.own, *(PeerID(peer) for peer in search.followers)]
+        random.shuffle(ids)  # who reduces what must not depend on age
+        gathered = tuple(
+            search.gather if peer == self.own else search.followers[peer.to_bytes()].request.gather
+            for peer in ids
+        )
+        group = GroupInfo(DHTID.generate().to_bytes(), tuple(ids), gathered)
+        for follower in search.followers.values():
+            follower.answer(group)
+        return group
+
+    async def rpc_join_group(
+        self, request: messages.JoinRequest, remote: PeerID
+    ) -> AsyncIterator[messages.MessageFromLeader]:
+        """Hold a request until this peer leads its round, then answer with the group."""
+        loop = asyncio.get_running_loop()
+        round_, ends = _round_of_key(request.group_key), loop.time() + request.expiration
+        if request.schema_hash != self._schema_hash:
+            yield messages.MessageFromLeader(code=messages.BAD_SCHEMA_HASH)
+            return
+        while self._search is None or self._search.round != round_:
+            left = ends - loop.time()
+            if round_ is None or round_ <= self._past or left <= 0:
+                yield messages.MessageFromLeader(code=messages.BAD_GROUP_KEY)
+                return
+            await _wait(self._changed, left)
+        search = self._search
+        follower = Follower(request, loop.create_future())
+        earlier = search.followers.pop(remote.to_bytes(), None)
+        if earlier is not None:
+            earlier.answer(None)
+        search.followers[remote.to_bytes()] = follower
+        self._notify()
+        try:
+            yield messages.MessageFromLeader(code=messages.ACCEPTED)
+            group = await follower.group
+            if group is None:
+                yield messages.MessageFromLeader(code=messages.GROUP_DISBANDED)
+                return
+            yield messages.MessageFromLeader(
+                code=messages.BEGIN_ALLREDUCE,
+                group_id=group.group_id,
+                ordered_peer_ids=[peer.to_bytes() for peer in group.peer_ids],
+                gathered=group.gathered,
+            )
+        finally:
+            if search.followers.get(remote.to_bytes()) is follower:
+                del search.followers[remote.to_bytes()]
+                self._notify()
+
+    # -- following -----------------------------------------------------------------------------
+
+    async def _follow(self, search: Search, leader: PeerID) -> GroupInfo | None:
+        """Ask to be led; return None when somebody else leads by now, or it did not work.
+
+        A leader that has come to the round, and does not accept until its window ends, becomes one
+        of the missing.
+        """
+        loop = asyncio.get_running_loop()
+        request = messages.JoinRequest(
+            schema_hash=self._schema_hash,
+            expiration=search.limit - loop.time(),  # a duration: clocks may differ
+            client_mode=self._client_mode,
+            gather=search.gather,
+            group_key=f"{self._key}.0b{search.round:b}",
+        )
+        accepted = asyncio.Event()
+        answer = asyncio.ensure_future(self._answer(leader, request, accepted))
+        try:
+            while not answer.done() and search.has_time(self._expected(search.round)):
+                until = search.ends if accepted.is_set() else search.window_ends(leader)
+                if loop.time() >= until:
+                    known = {member.peer_id: member for member in self._members}
+                    search.missing[leader.to_bytes()] = known.get(leader.to_bytes())
+                    return None
+                changed = asyncio.ensure_future(self._changed.wait())
+                await asyncio.wait(
+                    {answer, changed},
+                    timeout=until - loop.time(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                changed.cancel()
+                if not answer.done() and self._met_roster(search)[0] != leader:
+                    return None
+            message = answer.result() if answer.done() else None
+        except Exception:  # out of reach; whether it is gone is for others to say
+            message = None
+        finally:
+            answer.cancel()
+        if message is None or message.code == messages.GROUP_DISBANDED:
+            await _wait(self._changed, ASK_AGAIN_S)
+            return None
+        if message.code == messages.BAD_SCHEMA_HASH:
+            raise DifferentTensors(f"{leader} averages tensors of other shapes or types")
+        if message.code != messages.BEGIN_ALLREDUCE:
+            raise RoundIsOver(f"round {search.round} is over: {leader} has it behind it")
+        ids = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
+        return GroupInfo(message.group_id, ids, tuple(message.gathered))
+
+    async def _answer(
+        self, leader: PeerID, request: messages.JoinRequest, accepted: asyncio.Event
+    ) -> messages.MessageFromLeader | None:
+        """Return the leader's last word; None if it hung up without one."""
+        stream: Any = await self._ask(leader, request)
+        async with aclosing(stream):
+            async for message in stream:
+                if message.code != messages.ACCEPTED:
+                    return message
+                accepted.set()
+        return None
+
+
+def _cannot_lead(member: Member) -> bool:
+    return member.client_mode
+
+
+def _round_of_key(group_key: str) -> int | None:
+    _, found, bits = group_key.rpartition(".0b")
+    return int(bits, 2) if found and bits else None
+
+
+def _left(moment: float) -> float:
+    return moment - asyncio.get_running_loop().time()
+
+
+async def _wait(changed: asyncio.Event, seconds: float) -> None:
+    """Wait for an event, but not for longer than this."""
+    if seconds > 0:
+        task = asyncio.ensure_future(changed.wait())
+        await asyncio.wait({task}, timeout=seconds)
+        task.cancel()

@@ -1,0 +1,169 @@
+"""hivemind's matchmaking among peers that are known, and what a step went through.
+
+Without knowledge of who takes part it is hivemind's own: a search in the DHT, for a window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.matchmaking import Matchmaking
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer, get_dht_time
+
+from rayhive.membership.member import Member
+from rayhive.averaging.group_formation import Rendezvous
+from rayhive.averaging.group_registry import GroupBook
+
+
+@dataclass
+class StepTrace:
+    """What one step of an averager went through; times are of ``time.monotonic``.
+
+    Attributes:
+        searches: Begin and end of each search for a group.
+        triggered: When the trainer let the all-reduce begin.
+        groups: Ids of the groups that were found.
+        wasted_bytes: Sent in attempts that failed.
+        excluded: Whether this peer's tensors were refused, and are not there any more.
+    """
+
+    searches: list[tuple[float, float]] = field(default_factory=list)
+    triggered: float | None = None
+    groups: list[bytes] = field(default_factory=list)
+    wasted_bytes: int = 0
+    excluded: bool = False
+
+    def waited(self) -> float:
+        """Return the seconds of searching after the trigger."""
+        if self.triggered is None:
+            return 0.0
+        return sum(max(0.0, end - max(begin, self.triggered)) for begin, end in self.searches)
+
+
+#: The step that the current task belongs to: every step is a task of its own.
+TRACE: ContextVar[StepTrace | None] = ContextVar("TRACE", default=None)
+
+
+class LiveMatchmaking(Matchmaking):
+    """Matchmaking that assembles the group of a round as soon as all who take part are there.
+
+    Steps that gather a whole number, or a list that begins with one, say which round they belong
+    to; once :meth:`set_members` was called these meet by :class:`Rendezvous`. A round is looked
+    for when the trainer triggers it, not before: a group that waits for its slowest trainer would
+    let the others run into the timeouts of the all-reduce.
+
+    Args:
+        args: As hivemind's.
+        target_group_size: Size of a group that hivemind's own search completes at once.
+        kwargs: As hivemind's.
+    """
+
+    def __init__(self, *args: Any, target_group_size: int | None, **kwargs: Any) -> None:
+        # The key manager draws a sample of the group's size from this many buckets and raises
+        # when a group is larger, as it may be here. Without a number it takes the group's own.
+        super().__init__(*args, target_group_size=None, **kwargs)
+        self.target_group_size = self.potential_leaders.target_group_size = target_group_size
+        self.groups = GroupBook()
+        self.rendezvous = Rendezvous(
+            self.peer_id,
+            client_mode=self.client_mode,
+            schema_hash=self.schema_hash,
+            key=self._prefix,
+            ask=self._ask,
+        )
+        self._knows_members = False
+        self._patience: float | None = None
+        #: Adds to what a step gathers what can be said only when its tensors are there.
+        self.announce: Callable[[bytes], Awaitable[bytes]] | None = None
+
+    def set_members(self, members: Sequence[Member], patience: float | None = None) -> None:
+        """Say who takes part in the run, the oldest first.
+
+        Args:
+            members: The peers.
+            patience: Longest wait for a group once none of them computes [s]; None for all the
+                time of a step.
+        """
+        self._knows_members, self._patience = True, patience
+        self.rendezvous.set_members(members)
+
+    async def _ask(
+        self, leader: PeerID, request: averaging_pb2.JoinRequest
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        stub = self._servicer_type.get_stub(self._p2p, leader, namespace=self._prefix)
+        return cast("AsyncIterator[Any]", await stub.rpc_join_group(request))
+
+    async def look_for_group(self, step: StepControl) -> GroupInfo | None:
+        """Return the group of a step, which becomes expected, or None; note the time it took."""
+        round_, longest = round_of(step), cast("float", step.get_timeout())
+        group = None
+        meets = self._knows_members and round_ is not None
+        if meets:
+            await step.wait_for_trigger()
+        begin = time.monotonic()
+        try:
+            if meets:
+                gather = step.data_for_gather
+                if self.announce is not None:
+                    gather = await self.announce(gather)
+                async with self.lock_looking_for_group:
+                    group = await self.rendezvous.meet(
+                        cast("int", round_),
+                        gather,
+                        window=self.min_matchmaking_time,
+                        patience=longest if self._patience is None else self._patience,
+                        longest=longest,
+                    )
+            else:
+                group = cast("GroupInfo | None", await super().look_for_group(step))
+        except asyncio.TimeoutError:
+            if meets:  # the time in which others computed is not for further attempts
+                _shorten(step, self.rendezvous.patience_left)
+        finally:
+            trace = TRACE.get()
+            if trace is not None:
+                trace.searches.append((begin, time.monotonic()))
+        if group is not None and meets and self._patience is not None:
+            _shorten(step, self._patience)
+        if group is not None and trace is not None:
+            trace.groups.append(group.group_id)
+            self.groups.expect(group.group_id)
+        return group
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """Answer a peer that asks to be led."""
+        if self._knows_members:
+            answers = self.rendezvous.rpc_join_group(request, context.remote_id)
+        else:
+            answers = super().rpc_join_group(request, context)
+        async for message in answers:
+            yield message
+
+
+def _shorten(step: StepControl, seconds: float) -> None:
+    """Let a step make no further attempt after so many seconds from now."""
+    step._deadline = min(step.deadline, get_dht_time() + seconds)
+
+
+def round_of(step: StepControl) -> int | None:
+    """Return the round that a step says it belongs to."""
+    *_, gathered = MSGPackSerializer.loads(step.data_for_gather)
+    return round_in(MSGPackSerializer.loads(gathered))
+
+
+def round_in(value: Any) -> int | None:
+    """Return the round that gathered data names: a whole number, alone or first in a list."""
+    if isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return value if isinstance(value, int) and value >= 0 else None

@@ -1,0 +1,200 @@
+"""Outlier filter: which tensors a group refuses before it averages, and why.
+
+Each member announces the norm of what it is about to send, the norm that is usual for it and, for
+the direction rule, a sketch. All members judge by the same numbers and reach the same verdict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median_low
+from typing import TypeVar
+
+import torch
+
+from rayhive.averaging.sketch import Sketcher, cosine
+from rayhive.spec import OutlierFilterRule
+
+P = TypeVar("P", bound=Hashable)
+
+#: How many times the usual norm a norm may be.
+NORM_FACTOR = 100.0
+#: Rounds whose norms say what is usual.
+REMEMBERED = 16
+#: Rounds over which the direction of a peer's tensors is averaged: that of a single honest
+#: gradient may be anything.
+LEANING = 16
+#: Least mean cosine over these rounds under the direction rule.
+LEAST_LEAN = -0.25
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a peer says of what it is about to send.
+
+    Attributes:
+        norm: Euclidean norm of all tensors together; not finite if any element is not.
+        usual: Median of the peer's own norms in its last rounds, refused ones included; None
+            before its first round.
+        sketch: Sketch of the tensors, in units of the norm; empty if that is not finite or 0, and
+            where no rule asks for directions.
+        lean: Mean cosine between its tensors and those of the others in its last rounds; None
+            before it was in :data:`LEANING` rounds of three peers or more.
+    """
+
+    norm: float
+    usual: float | None = None
+    sketch: bytes = b""
+    lean: float | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a peer's tensors do not enter an average.
+
+    Attributes:
+        reason: ``not_finite``, ``norm`` or ``direction``.
+        norm: Their norm; None if only a part was seen.
+        bound: The largest norm that would have been accepted, or the least lean; None if nothing
+            would have been.
+        lean: The lean that was too small, if that is the reason.
+    """
+
+    reason: str
+    norm: float | None = None
+    bound: float | None = None
+    lean: float | None = None
+
+
+def judge(said: Mapping[P, Announcement], rule: OutlierFilterRule = "norm") -> dict[P, Refusal]:
+    """Return the refused peers and the reason for each.
+
+    Deterministic: members with equal announcements reach equal verdicts. Each rule refuses what
+    those before it refuse, and more:
+
+    * ``finite``: a norm that is not finite.
+    * ``norm``: a norm of more than :data:`NORM_FACTOR` times the usual one, which is the larger
+      of the peer's own and the group's (:func:`usual_norm`). Norms that grow together are
+      accepted, and so are those of a peer whose norms have always been larger than the others'.
+    * ``direction``: a mean cosine with the others below :data:`LEAST_LEAN`, of a minority of
+      three peers or more. Honest peers whose data differ from the others' are refused as well.
+    """
+    refused = {
+        p: Refusal("not_finite", a.norm) for p, a in said.items() if not math.isfinite(a.norm)
+    }
+    if rule == "finite":
+        return refused
+    usual = usual_norm([a for peer, a in said.items() if peer not in refused])
+    for peer, told in said.items():
+        bound = math.inf if usual is None else NORM_FACTOR * max(usual, _known(told.usual) or 0.0)
+        if peer not in refused and told.norm > bound:
+            refused[peer] = Refusal("norm", told.norm, bound)
+    if rule == "norm":
+        return refused
+    leaning = {
+        peer: Refusal("direction", a.norm, LEAST_LEAN, a.lean)
+        for peer, a in said.items()
+        if peer not in refused and a.lean is not None and a.lean < LEAST_LEAN
+    }
+    return refused | leaning if 2 * len(leaning) < len(said) - len(refused) else refused
+
+
+def usual_norm(said: Collection[Announcement]) -> float | None:
+    """Return the norm that is usual in a group; None if nothing says what is.
+
+    The larger of the median of the members' norms and of the median of what is usual for each.
+    Peers that have nothing to contribute (norm 0) say nothing of the others. Of two, the smaller
+    norm counts: with the larger one, no norm would ever be large.
+    """
+    norms = [a.norm for a in said if a.norm > 0]
+    memories = [usual for a in said if (usual := _known(a.usual)) is not None]
+    found = [median_low(norms)] if len(norms) > 1 else []
+    if memories:
+        found.append(median_low(memories))
+    return max(found, default=None)
+
+
+def directions(said: Mapping[P, Announcement]) -> dict[P, float]:
+    """Return the cosine between each peer's tensors and the sum of the others', each of norm 1.
+
+    Of two peers, each is as far from the other: then there are none.
+    """
+    sketches = {
+        peer: torch.frombuffer(bytearray(a.sketch), dtype=torch.float16).float()
+        for peer, a in said.items()
+        if a.sketch
+    }
+    if len(sketches) < 3:
+        return {}
+    total = torch.stack(list(sketches.values())).sum(0)
+    return {peer: cosine(own, total - own) for peer, own in sketches.items()}
+
+
+class OutlierFilter:
+    """The filter of one peer: its rule, and its memory of its own rounds.
+
+    The memory holds the peer's own norms, also of tensors that were refused: a change that lasts
+    becomes the usual norm after half of :data:`REMEMBERED` rounds, so that no peer is refused
+    for good. A peer without a memory, such as a joiner, starts with what is usual in its group.
+
+    Args:
+        rule: See :func:`judge`; the same for all peers of a swarm.
+        sketches: Whether the direction of the tensors means anything.
+    """
+
+    def __init__(self, rule: OutlierFilterRule = "norm", *, sketches: bool = True) -> None:
+        self.rule = rule
+        self._sketches = sketches and rule == "direction"
+        self._norms: deque[float] = deque(maxlen=REMEMBERED)
+        self._leans: deque[float] = deque(maxlen=LEANING)
+        self._sketcher: Sketcher | None = None
+
+    @torch.no_grad()
+    def announce(self, tensors: Sequence[torch.Tensor]) -> Announcement:
+        """Return what the peer says of ``tensors``."""
+        norm = norm_of(tensors)
+        usual = median_low(self._norms) if self._norms else None
+        if not self._sketches or not math.isfinite(norm) or norm == 0:
+            return Announcement(norm, usual)
+        if self._sketcher is None:
+            self._sketcher = Sketcher([tensor.numel() for tensor in tensors])
+        direction = self._sketcher(tensors) / norm
+        sketch = direction.to(torch.float16).numpy().tobytes()
+        full = len(self._leans) == LEANING
+        return Announcement(norm, usual, sketch, fmean(self._leans) if full else None)
+
+    def judge(self, said: Mapping[P, Announcement]) -> dict[P, Refusal]:
+        """Return who is refused under this filter's rule; see :func:`judge`."""
+        return judge(said, self.rule)
+
+    def learn(self, said: Mapping[P, Announcement], own: P) -> None:
+        """Remember a round of the group, whether or not this peer's tensors were refused.
+
+        Args:
+            said: What the members announced.
+            own: This peer.
+        """
+        if own not in said:
+            return
+        if not self._norms:
+            usual = usual_norm([a for a in said.values() if math.isfinite(a.norm)])
+            self._norms.extend([usual] * REMEMBERED if usual is not None else ())
+        if math.isfinite(said[own].norm) and said[own].norm > 0:
+            self._norms.append(said[own].norm)
+        cosines = directions(said)
+        if own in cosines:
+            self._leans.append(cosines[own])
+
+
+def norm_of(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the Euclidean norm of all tensors together; inf or NaN if an element is."""
+    narrow = (t.float() if t.dtype == torch.float64 else t for t in tensors)
+    norms = (float(torch.linalg.vector_norm(t, dtype=torch.float32)) for t in narrow)
+    return math.sqrt(sum(norm * norm for norm in norms))
+
+
+def _known(usual: float | None) -> float | None:
+    return usual if usual is not None and math.isfinite(usual) else None

@@ -1,0 +1,94 @@
+"""What an averaging round really did, as the averager's process saw it."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+
+class PhaseRecord(TypedDict):
+    """One all-reduce of a round, seen by one peer.
+
+    Attributes:
+        name: ``dense``, or PowerSGD's ``P`` or ``Q``.
+        seconds: From its start to this peer's last averaged part.
+        sent_bytes: Payload of parts sent to reducers and of replies made as a reducer.
+        received_bytes: Payload of parts received as a reducer and of replies.
+        fraction: Share of the averaging that happened, see ``RoundResult.fraction``.
+    """
+
+    name: str
+    seconds: float
+    sent_bytes: int
+    received_bytes: int
+    fraction: float
+
+
+class RoundResult(dict[Any, Any]):
+    """The outcome of a round: peer id to what that peer had gathered, and the measurements.
+
+    hivemind's optimizer reads only the dictionary. The rest crosses from the averager's process
+    with it. A failed round has no members and an ``error``.
+
+    Attributes:
+        group_size: Peers of the group.
+        phases: Its all-reduces, in order.
+        sent_bytes: Payload that this peer sent in the round, buffers only.
+        received_bytes: Payload that it received.
+        wasted_bytes: Payload sent in attempts that failed since the last result.
+        fraction: Share of the averaging that happened, the worst over the phases and over both
+            sides: parts of this peer that came back averaged, and parts of others that reached
+            the averages it made. 1.0 is a complete round as far as this peer can know.
+        banned: Peers that it gave up on as a reducer.
+        failures: Why its own parts did not come back averaged, in words, by reducer.
+        matchmaking_s: Seconds waited for the group once the round was wanted: from the trigger,
+            or from the start of the step if that came later.
+        allreduce_s: Seconds from the group to this peer's last averaged part.
+        attempts: Searches for a group since the last result; 1 if nothing failed.
+        counts_complete: Whether every reply had left when the bytes were read; they are exact
+            then.
+        error: What went wrong, if the round failed.
+        rejected: What was refused, see :mod:`rayhive.averaging.filtered_averager`: the ``offender``, the
+            ``reason``, ``norm``, ``bound`` and ``lean``.
+        excluded: Whether this peer's own tensors were, and count for nothing.
+    """
+
+    def __init__(
+        self,
+        gathered: dict[Any, Any] | None = None,
+        *,
+        phases: tuple[PhaseRecord, ...] = (),
+        wasted_bytes: int = 0,
+        banned: tuple[str, ...] = (),
+        failures: tuple[str, ...] = (),
+        matchmaking_s: float = 0.0,
+        allreduce_s: float = 0.0,
+        attempts: int = 1,
+        counts_complete: bool = True,
+        error: str | None = None,
+    ) -> None:
+        super().__init__(gathered or {})
+        self.group_size = len(self)
+        self.phases = phases
+        self.sent_bytes = sum(phase["sent_bytes"] for phase in phases)
+        self.received_bytes = sum(phase["received_bytes"] for phase in phases)
+        self.wasted_bytes = wasted_bytes
+        self.fraction = min((phase["fraction"] for phase in phases), default=0.0)
+        self.banned = banned
+        self.failures = failures
+        self.matchmaking_s = matchmaking_s
+        self.allreduce_s = allreduce_s
+        self.attempts = attempts
+        self.counts_complete = counts_complete
+        self.error = error
+        self.rejected: tuple[dict[str, Any], ...] = ()
+        self.excluded = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was averaged with everybody, as far as this peer can know."""
+        return self.error is None and self.fraction == 1.0
+
+    def summary(self) -> dict[str, Any]:
+        """Return the measurements without the members, ready for an event."""
+        lists = ("phases", "banned", "failures", "rejected")
+        return {k: list(v) if k in lists else v for k, v in vars(self).items()}

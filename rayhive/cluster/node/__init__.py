@@ -1,0 +1,1 @@
+"""Node agents and their tools: operations on the processes, links and disk of one node."""

@@ -1,0 +1,138 @@
+"""Starts a node's zygote, waits until it serves, and ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rayhive.errors import PeerError
+
+#: The zygote imports torch and Lightning first, on cores that peers may be using.
+READY_TIMEOUT = 90.0
+_RETRY_EVERY = 0.05
+_END_TIMEOUT = 5.0
+
+
+class ZygoteKeeper:
+    """Keeps one zygote alive.
+
+    Args:
+        directory: Where its sockets and its log are.
+        command: The program that is given the path of the socket; None for rayhive's own.
+    """
+
+    def __init__(self, directory: Path, command: Sequence[str] | None = None) -> None:
+        self._directory = directory
+        own = (sys.executable, "-m", "rayhive.peer.forkserver")
+        self._command = tuple(command) if command is not None else own
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0
+        self._lock = asyncio.Lock()
+
+    @property
+    def log(self) -> Path:
+        """The file that the zygote writes to."""
+        return self._directory / "zygote.log"
+
+    @property
+    def pid(self) -> int | None:
+        """The pid of the running zygote."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if running and self._process is not None else None
+
+    async def ensure(self) -> str:
+        """Return the socket of a zygote that serves, after starting one if there is none.
+
+        Raises:
+            PeerError: It ended or was not ready in time; the end of its log is in the message.
+        """
+        async with self._lock:
+            if self.pid is None:
+                await self._start()
+            return str(self._socket())
+
+    def _socket(self) -> Path:
+        return self._directory / f"z{self._started}.sock"
+
+    async def _start(self) -> None:
+        await self.end()  # what a dead one has left here
+        self._started += 1
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._command, str(self._socket())],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                close_fds=True,
+                env=zygote_environment(),
+            )
+        try:
+            await asyncio.wait_for(self._serving(), READY_TIMEOUT)
+        except asyncio.TimeoutError:
+            await self.end()
+            raise PeerError(
+                f"the zygote was not ready after {READY_TIMEOUT:g} s: {tail(self.log)}"
+            ) from None
+
+    async def _serving(self) -> None:
+        while True:
+            if self._process is not None and (code := self._process.poll()) is not None:
+                raise PeerError(f"the zygote ended with exit code {code}: {tail(self.log)}")
+            try:
+                _, writer = await asyncio.open_unix_connection(str(self._socket()))
+            except OSError:
+                await asyncio.sleep(_RETRY_EVERY)  # nothing announces that a socket is listening
+                continue
+            writer.close()
+            return
+
+    async def end(self) -> None:
+        """End the zygote, and with it all of its peers."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        try:
+            await asyncio.to_thread(process.wait, _END_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+
+
+def zygote_environment() -> dict[str, str]:
+    """Return the environment of a zygote: this process's without Ray, with all it can import."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    # Ray sets this from the actor's share of cores; peers set their own number of threads.
+    env.pop("OMP_NUM_THREADS", None)
+    paths = [os.path.abspath(path) for path in sys.path if path != ""]
+    env["PYTHONPATH"] = os.pathsep.join(
+        dict.fromkeys(path for path in paths if os.path.exists(path) and not _rays_own(path))
+    )
+    env["PYTHONUNBUFFERED"] = "1"
+    return env
+
+
+def _rays_own(path: str) -> bool:
+    """Return whether Ray put ``path`` on the path of its workers for itself."""
+    parts = Path(path).parts
+    return "ray" in parts and ("thirdparty_files" in parts or "_private" in parts)
+
+
+def tail(path: Path, lines: int = 12) -> str:
+    """Return the last lines of a file, or a note that there are none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 16384))
+            text = file.read().decode(errors="replace").strip()
+    except OSError:
+        text = ""
+    return "\n".join(text.splitlines()[-lines:]) or "(its log is empty)"

@@ -1,0 +1,1 @@
+"""One running replicate: its supervisor, placement, peers and fault injection."""

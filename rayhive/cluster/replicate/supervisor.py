@@ -1,0 +1,78 @@
+"""The detached actor that owns one running replicate and outlives the driver.
+
+The replicate starts with the actor, not by a call of the driver's: a driver that dies between the
+two would leave an actor that waits for ever, and that the next driver adopts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from rayhive.cluster import actors
+from rayhive.cluster.replicate.lifecycle import Replicate
+from rayhive.cluster.replicate.timeouts import Timing
+from rayhive.spec.replicate import ReplicateSpec
+
+_LONGEST_POLL = 30.0
+
+
+class TrialSupervisor:
+    """Runs one replicate and keeps its outcome until somebody takes it.
+
+    Args:
+        spec: The ReplicateSpec as a JSON object.
+        timing: Bounds of the phases.
+        agent_options: Arguments of the agents that have to be made.
+    """
+
+    def __init__(
+        self, spec: Mapping[str, Any], timing: Timing, agent_options: Mapping[str, Any]
+    ) -> None:
+        self._spec = ReplicateSpec.model_validate(spec)
+        self._timing = timing
+        self._replicate = Replicate(self._spec, timing, agent_options)
+        self._finished = asyncio.Event()
+        self._released = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        await self._replicate.run()
+        self._finished.set()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._released.wait(), self._timing.linger)
+        ray.get_runtime_context().current_actor.leave.remote()
+
+    async def describe(self) -> dict[str, Any]:
+        """Return the spec of the replicate."""
+        return self._spec.model_dump(mode="json", by_alias=True)
+
+    async def outcome(self, timeout: float) -> dict[str, str] | None:
+        """Return the outcome as soon as it is on disk, None if it is not there in time."""
+        try:
+            await asyncio.wait_for(self._finished.wait(), min(timeout, _LONGEST_POLL))
+        except asyncio.TimeoutError:
+            return None
+        outcome = self._replicate.outcome
+        return None if outcome is None else outcome.as_dict()
+
+    async def status(self) -> dict[str, Any]:
+        """Return what the replicate is doing."""
+        return {**self._replicate.status(), "asked_at": time.time()}
+
+    async def stop(self, reason: str) -> None:
+        """Ask for the end of the replicate; it comes within seconds."""
+        self._replicate.stop(reason)
+
+    async def release(self) -> None:
+        """End the actor as soon as the outcome is on disk."""
+        self._released.set()
+
+    async def leave(self) -> None:
+        """End the actor; for itself."""
+        actors.leave()

@@ -1,0 +1,296 @@
+"""What a link really does, seen from both of its ends.
+
+A socket stays in the namespace in which it was made, so one thread holds both ends of a path and
+needs neither a second process nor a second clock. Packets are UDP's: they are lost where they are
+lost and show the link, not what a protocol makes of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import statistics
+import struct
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rayhive.cluster.testbed import namespaces
+from rayhive.cluster.testbed.state import NodeState, TestbedState
+from rayhive.spec import Link, Model
+
+_HEADER = struct.Struct("!Id")
+#: Headers of UDP, IP and Ethernet on the wire [bytes].
+_HEADERS = 28 + 14
+#: What a probe is on the wire [bytes].
+_PROBE = 64
+_BUFFER = 8 * 2**20
+# Of <asm-generic/socket.h>.
+_FORCE_SEND_BUFFER, _FORCE_RECEIVE_BUFFER, _TIMESTAMP = 32, 33, 35
+_TIMESPEC = struct.Struct("@ll")
+#: A stream is offered faster than the link by this factor, or at this rate where none is asked.
+_OFFER, _FREE_MBIT = 1.3, 2000.0
+_WARM_UP_S, _STREAM_S, _PACKETS = 0.15, 0.5, 400
+_FEWEST = 100
+#: What shapers let through at once, at most [bytes].
+_BURST = 20_000
+_PINGS, _PING_GAP_S = 21, 0.004
+#: Probes for loss: so many of them shall be lost, at most so fast and for so long.
+_LOST, _CLEAN, _PROBE_MBIT, _LOSS_S = 200, 1000, 6.0, 8.0
+
+
+class Measured(Model):
+    """What was seen of a path, ``up`` from its first end, ``down`` towards it.
+
+    Attributes:
+        rate_up_mbit: Rate [Mbit/s], the headers included.
+        rate_down_mbit: The same in the other direction.
+        rtt_ms: Round-trip time [ms]: the medians of both directions, added; None if none came.
+        jitter_ms: From that of the quickest packets to that of the median ones [ms].
+        loss_up: Share of the packets that did not arrive.
+        loss_down: The same in the other direction.
+        probes: Packets, in each direction, that the loss was counted on.
+    """
+
+    rate_up_mbit: float | None = None
+    rate_down_mbit: float | None = None
+    rtt_ms: float | None = None
+    jitter_ms: float | None = None
+    loss_up: float | None = None
+    loss_down: float | None = None
+    probes: int = 0
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a path: an address in a namespace."""
+
+    namespace: str
+    address: str
+
+
+@dataclass
+class _Sent:
+    sent: int = 0
+    arrived: int = 0
+    times: list[_Arrival] = field(default_factory=list)
+
+
+class Path:
+    """Two sockets with a path between them. Use it in a ``with`` block.
+
+    Args:
+        near: The first end.
+        far: The second end.
+    """
+
+    def __init__(self, near: End, far: End) -> None:
+        self._ends = (near, far)
+        self._sockets: tuple[socket.socket, ...] = ()
+
+    def __enter__(self) -> Path:
+        self._sockets = tuple(
+            namespaces.inside(end.namespace, lambda end=end: _bound(end.address))  # type: ignore[misc]
+            for end in self._ends
+        )
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        for each in self._sockets:
+            each.close()
+
+    def reach(self, count: int = 10, patience_s: float = 1.0) -> tuple[int, int]:
+        """Return how many of ``count`` packets arrive in each direction."""
+        sent = [_Sent(), _Sent()]
+        for number in range(count):
+            for side in (0, 1):
+                self._send(side, number, _PROBE)
+                sent[side].sent += 1
+            self._collect(sent, 0.002)
+        deadline = time.monotonic() + patience_s
+        while min(each.arrived for each in sent) < count and time.monotonic() < deadline:
+            self._collect(sent, 0.02)
+        return sent[0].arrived, sent[1].arrived
+
+    def delays(self, patience_s: float) -> tuple[list[float], list[float]]:
+        """Return how long packets took in each direction [ms].
+
+        The kernel says when a packet came, so it does not matter when this thread gets to look.
+        """
+        self._drain()
+        times: tuple[list[float], list[float]] = ([], [])
+        deadline = time.monotonic() + _PINGS * _PING_GAP_S + patience_s
+        sent = 0
+        while min(map(len, times)) < _PINGS and time.monotonic() < deadline:
+            if sent < _PINGS:
+                for side in (0, 1):
+                    self._send(side, sent, _PROBE)
+                sent += 1
+            for ready in select.select(self._sockets, [], [], _PING_GAP_S)[0]:
+                taken = times[1 - self._sockets.index(ready)]
+                while (got := _arrival(ready)) is not None:
+                    taken.append(1e3 * (got.at - got.sent))
+        return times
+
+    def loss(self, count: int, rate_mbit: float, patience_s: float) -> tuple[float, float]:
+        """Return the share of ``count`` packets that is lost in each direction.
+
+        Args:
+            count: Packets in each direction.
+            rate_mbit: At most so fast [Mbit/s].
+            patience_s: How long the last ones may take [s].
+        """
+        self._drain()
+        sent = [_Sent(), _Sent()]
+        gap = _PROBE * 8 / (rate_mbit * 1e6)
+        begin = time.monotonic()
+        while sent[0].sent < count:
+            due = min(count, 1 + int((time.monotonic() - begin) / gap))
+            for number in range(sent[0].sent, due):
+                for side in (0, 1):
+                    self._send(side, number, _PROBE)
+                    sent[side].sent += 1
+                if number % 32 == 31:
+                    self._collect(sent, 0.0)
+            self._collect(sent, gap)
+        deadline = time.monotonic() + patience_s
+        while min(each.arrived for each in sent) < count and time.monotonic() < deadline:
+            self._collect(sent, 0.02)
+        up, down = (1 - each.arrived / each.sent for each in sent)
+        return up, down
+
+    def rate(self, side: int, link: Link, size: int, patience_s: float) -> float:
+        """Return what a stream that is faster than the link arrives with [Mbit/s].
+
+        Args:
+            side: 0 to send from the first end, 1 from the second.
+            link: What the link is expected to be.
+            size: Largest packet [bytes].
+            patience_s: How long packets take [s].
+        """
+        self._drain()
+        asked = link.rate_mbit
+        offer = (_FREE_MBIT if asked is None else _OFFER * asked / (1 - link.loss)) * 1e6 / 8
+        # Of a slow link many small packets tell more than a few large ones.
+        size = max(200, min(size + 14, int(offer * _STREAM_S / _PACKETS)))
+        seen, listener = _Sent(), self._sockets[1 - side]
+        warm_up = max(_WARM_UP_S, _BURST / ((1 - 1 / _OFFER) * offer))
+        begin = time.monotonic()
+        end = begin + warm_up + max(_STREAM_S, _FEWEST * size / offer)
+        while (now := time.monotonic()) < end + patience_s:
+            allowed = int((now - begin) * offer / size) if now < end else seen.sent
+            for _ in range(min(32, allowed - seen.sent)):
+                self._send(side, seen.sent, size)
+                seen.sent += 1
+            ready = select.select([listener], [], [], min(size / offer, 0.01))[0]
+            while ready and (got := _arrival(listener)) is not None:
+                seen.times.append(got)
+        return _steady(seen.times, warm_up)
+
+    def _send(self, side: int, number: int, size: int) -> None:
+        here, there = self._sockets[side], self._sockets[1 - side].getsockname()
+        packet = _HEADER.pack(number & 0xFFFFFFFF, time.time()).ljust(size - _HEADERS)
+        # A full queue or no way there: lost like any other.
+        with contextlib.suppress(OSError):
+            here.sendto(packet, there)
+
+    def _collect(self, sent: list[_Sent], wait: float) -> None:
+        for ready in select.select(self._sockets, [], [], wait)[0]:
+            side = 1 - self._sockets.index(ready)
+            while _arrival(ready) is not None:
+                sent[side].arrived += 1
+
+    def _drain(self) -> None:
+        for each in self._sockets:
+            while _arrival(each) is not None:
+                pass
+
+
+def _bound(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.bind((address, 0))
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, _TIMESTAMP, 1)
+    for option in (_FORCE_RECEIVE_BUFFER, _FORCE_SEND_BUFFER):
+        made.setsockopt(socket.SOL_SOCKET, option, _BUFFER)
+    return made
+
+
+class _Arrival(NamedTuple):
+    """A packet that came: when it was sent and when the kernel got it [s], and its length."""
+
+    sent: float
+    at: float
+    size: int
+
+
+def _arrival(here: socket.socket) -> _Arrival | None:
+    try:
+        packet, notes, _, _ = here.recvmsg(65536, 64)
+    except BlockingIOError:
+        return None
+    seconds, nanoseconds = _TIMESPEC.unpack(notes[0][2][: _TIMESPEC.size])
+    sent = float(_HEADER.unpack_from(packet)[1])
+    return _Arrival(sent, seconds + nanoseconds * 1e-9, len(packet) + _HEADERS)
+
+
+def _steady(times: list[_Arrival], warm_up: float) -> float:
+    """Return the rate of arrivals after what a shaper lets through at once [Mbit/s]."""
+    late = [each for each in times if each.at >= times[0].at + warm_up]
+    if len(late) < 3 or late[-1].at <= late[0].at:
+        return 0.0
+    return sum(each.size for each in late[1:]) * 8e-6 / (late[-1].at - late[0].at)
+
+
+def measure_link(
+    state: TestbedState, node: NodeState, link: Link, what: Collection[str] = ()
+) -> Measured:
+    """Measure a node's link against the switch.
+
+    It takes one to ten seconds: slow links and small losses take longest. What else uses the link
+    takes its share.
+
+    Args:
+        state: The testbed.
+        node: The node.
+        link: What it is expected to be; decides how much is sent.
+        what: Of ``rate``, ``rtt``, ``loss``: only these; all if none is given.
+    """
+    what = what or ("rate", "rtt", "loss")
+    patience = 3 * link.delay_ms / 1e3 + 0.3
+    found: dict[str, float | int | None] = {}
+    with path(state, node) as ends:
+        if not any(ends.reach(10, patience)):
+            return Measured(loss_up=1.0, loss_down=1.0, probes=10)
+        if "rtt" in what:
+            both = [each for each in ends.delays(patience) if each]
+            if len(both) == 2:
+                rtt = sum(map(statistics.median, both))
+                found["rtt_ms"], found["jitter_ms"] = rtt, rtt - sum(map(min, both))
+        if "loss" in what:
+            pace = min(_PROBE_MBIT, (link.rate_mbit or _PROBE_MBIT) / 2)
+            most = int(_LOSS_S * pace * 1e6 / 8 / _PROBE)
+            count = min(most, round(_LOST / link.loss) if link.loss else _CLEAN)
+            found["loss_up"], found["loss_down"] = ends.loss(count, pace, patience)
+            found["probes"] = count
+        if "rate" in what:
+            # If the machine stood still meanwhile, nothing was measured: once more.
+            up, down = (
+                ends.rate(side, link, state.mtu, patience)
+                or ends.rate(side, link, state.mtu, patience)
+                for side in (0, 1)
+            )
+            # A relay loses packets behind the shaper of what the node sends.
+            found["rate_up_mbit"] = up if state.netem else up / (1 - link.loss)
+            found["rate_down_mbit"] = down
+    return Measured.model_validate(found)
+
+
+def path(state: TestbedState, node: NodeState, to: NodeState | None = None) -> Path:
+    """Return the path from a node to the switch, or through it to another node."""
+    near = End(node.namespace, node.data_address)
+    if to is None:
+        return Path(near, End(state.switch, state.data_gateway))
+    return Path(near, End(to.namespace, to.data_address))

@@ -1,0 +1,254 @@
+"""The data link of one node: its rate, delay and loss, which may be changed at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
+
+from rayhive.cluster.testbed import namespaces, network, relay
+from rayhive.cluster.testbed.netlink import routes
+from rayhive.cluster.testbed.state import NodeState, TestbedState, write
+from rayhive.errors import ClusterError
+from rayhive.spec import Link
+
+_TOP, _ROOT, _CHILD, _CHILD_PARENT = 0xFFFFFFFF, 0x10000, 0x20000, 0x10001
+_NETEM_PACKETS = 50_000
+#: What a link may keep waiting [s]; at least so many bytes.
+_QUEUE_S, _QUEUE_BYTES = 0.1, 64_000
+_RELAY_TIMEOUT = 10.0
+
+
+def kernel_delays() -> bool:
+    """Return whether the kernel has netem; tried in the present network namespace."""
+    with routes() as ip:
+        index = network.index_of(ip, "lo")
+        try:
+            ip.tc("add", "netem", index, _ROOT, delay=1000)
+        except NetlinkError:
+            return False
+        ip.tc("del", None, index, _ROOT, parent=_TOP)
+        return True
+
+
+class Cable:
+    """The link between a node and the switch.
+
+    Rates are shaped where packets leave: on the node's interface for what it sends, on the
+    switch's for what it gets. Delay and loss are netem's in the same two places, or else those of
+    a relay between the switch's end and the switch.
+
+    Args:
+        state: The testbed.
+        node: The node.
+    """
+
+    def __init__(self, state: TestbedState, node: NodeState) -> None:
+        self._state, self._node = state, node
+        self._port = network.port(node.index)
+        self._now = state.folder / f"link-{node.index}.json"
+        self._socket = state.folder / f"relay-{node.index}"
+
+    @property
+    def now(self) -> Link:
+        """What the link was last set to."""
+        try:
+            return Link.model_validate_json(self._now.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return self._node.link
+
+    def set(self, link: Link) -> None:
+        """Shape the link; packets under way may be lost.
+
+        Raises:
+            ClusterError: The kernel refuses.
+        """
+        with self._alone():
+            self._set(link)
+
+    def update(self, **fields: float | None) -> tuple[Link, Link]:
+        """Change some fields of the link, and none that somebody else changes at the same time.
+
+        Returns:
+            What the link was set to before, and is now.
+
+        Raises:
+            ClusterError: The kernel refuses.
+        """
+        with self._alone():
+            before = self.now
+            after = Link.model_validate({**before.model_dump(), **fields})
+            self._set(after)
+            return before, after
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes and threads from changing the link meanwhile."""
+        with self._now.with_suffix(".lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _set(self, link: Link) -> None:
+        netem = self._state.netem
+        ends = ((self._node.namespace, network.DATA), (self._state.switch, self._port))
+        try:
+            for namespace, name in ends:
+                shape = functools.partial(_shape, name, link, netem, self._state.mtu)
+                namespaces.inside(namespace, shape)
+            if not netem:
+                self._delay(link)
+        except (NetlinkError, OSError) as error:
+            raise ClusterError(f"node {self._node.index}: its link: {error}") from error
+        write(self._now, link.model_dump_json())
+
+    def counters(self) -> dict[str, int]:
+        """Return what has passed the node's interface since it was made.
+
+        Returns:
+            ``rx_bytes``, ``tx_bytes``, ``rx_packets``, ``tx_packets``, and the packets that the
+            shapers ``dropped``: in both directions.
+        """
+        near = namespaces.inside(self._node.namespace, lambda: _statistics(network.DATA))
+        far = namespaces.inside(self._state.switch, lambda: _statistics(self._port))
+        return {**near, "dropped": near["dropped"] + far["dropped"]}
+
+    def relayed(self) -> dict[str, Any] | None:
+        """Return the relay's settings and counters, or None if there is no relay."""
+        return self._tell({})
+
+    def cut_off(self) -> None:
+        """End the relay, if there is one: the node is going."""
+        for pid in self._relays():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        with contextlib.suppress(FileNotFoundError):
+            self._socket.unlink()
+
+    def _relays(self) -> list[int]:
+        found = []
+        for pid in namespaces.processes([self._state.switch]):
+            with contextlib.suppress(OSError):
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if str(self._socket).encode() in line:
+                    found.append(pid)
+        return found
+
+    def _tell(self, settings: dict[str, float]) -> dict[str, Any] | None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.settimeout(_RELAY_TIMEOUT)
+            try:
+                client.connect(str(self._socket))
+            except (FileNotFoundError, ConnectionRefusedError):
+                return None
+            client.sendall(json.dumps(settings).encode())
+            answer: dict[str, Any] = json.loads(client.recv(4096))
+            return answer
+
+    def _delay(self, link: Link) -> None:
+        """Put the relay in, tell it what is new, or take it out."""
+        if not (link.delay_ms or link.loss):
+            namespaces.inside(self._state.switch, self._take_out)
+        elif self._tell({"delay_ms": link.delay_ms, "loss": link.loss}) is None:
+            namespaces.inside(self._state.switch, lambda: self._put_in(link))
+
+    def _names(self) -> tuple[str, str, str]:
+        """Return the relay's two interfaces and the bridge of the first with the port."""
+        index = self._node.index
+        return f"rn{index}", f"rs{index}", f"rb{index}"
+
+    def _put_in(self, link: Link) -> None:
+        self._take_out()
+        near, far, joint = self._names()
+        groups = self._state.groups
+        outside = "" if groups is None else str(Path(groups).parent / "cgroup.procs")
+        command = [sys.executable, relay.__file__, str(self._socket), near, far]
+        command += [str(link.delay_ms), str(link.loss), outside]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_RELAY_TIMEOUT)
+        if done.returncode:
+            raise OSError(f"the relay did not start: {done.stderr.strip()[-400:]}")
+        with routes() as ip:
+            ip.link("add", ifname=joint, kind="bridge")
+            bridge = network.index_of(ip, joint)
+            ip.link("set", index=bridge, state="up")
+            switch = network.index_of(ip, network.DATA_BRIDGE)
+            mtu = self._state.mtu
+            for name, master in ((near, bridge), (far, switch), (self._port, bridge)):
+                index = network.index_of(ip, name)
+                ip.link("set", index=index, mtu=mtu, master=master, state="up")
+
+    def _take_out(self) -> None:
+        with routes() as ip:
+            switch = network.index_of(ip, network.DATA_BRIDGE)
+            ip.link("set", index=network.index_of(ip, self._port), master=switch)
+            self.cut_off()
+            joint = network.find(ip, self._names()[2])
+            if joint is not None:
+                ip.link("del", index=joint)
+
+
+def _shape(name: str, link: Link, netem: bool, mtu: int) -> None:
+    with routes() as ip:
+        index = network.index_of(ip, name)
+        delayed = netem and bool(link.delay_ms or link.loss)
+        present = _root_kind(ip, index)
+        if delayed or link.rate_mbit is None or present not in (None, "tbf"):
+            if present is not None:
+                ip.tc("del", None, index, _ROOT, parent=_TOP)
+            present = None
+        if delayed:
+            ip.tc(
+                "add",
+                "netem",
+                index,
+                _ROOT,
+                delay=round(link.delay_ms * 1e3),
+                loss=link.loss * 100,
+                limit=_NETEM_PACKETS,
+            )
+        if link.rate_mbit is not None:
+            handle, parent = (_CHILD, _CHILD_PARENT) if delayed else (_ROOT, _TOP)
+            rate = link.rate_mbit * 1e6 / 8
+            burst = 2 * (mtu + 100)
+            limit = round(max(_QUEUE_BYTES, rate * _QUEUE_S)) + burst
+            ip.tc(
+                "add" if present is None else "change",
+                "tbf",
+                index,
+                handle,
+                parent=parent,
+                rate=round(rate),
+                burst=burst,
+                limit=limit,
+            )
+
+
+def _root_kind(ip: IPRoute, index: int) -> str | None:
+    """Return the kind of the queueing discipline that was set on an interface, if any was."""
+    for qdisc in ip.get_qdiscs(index=index):
+        if qdisc["parent"] == _TOP and qdisc["handle"]:
+            return str(qdisc.get_attr("TCA_KIND"))
+    return None
+
+
+def _statistics(name: str) -> dict[str, int]:
+    """Return an interface's counters; ``dropped`` are the packets that its shaper dropped."""
+    with routes() as ip:
+        index = network.index_of(ip, name)
+        values = next(iter(ip.get_links(index))).get_attr("IFLA_STATS64")
+        shapers = [qdisc.get_attr("TCA_STATS") for qdisc in ip.get_qdiscs(index=index)]
+        counters = ("rx_bytes", "tx_bytes", "rx_packets", "tx_packets")
+        return {
+            **{key: int(values[key]) for key in counters},
+            "dropped": sum(int(found["drop"]) for found in shapers if found is not None),
+        }

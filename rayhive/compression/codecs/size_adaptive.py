@@ -1,0 +1,54 @@
+"""Half precision for small tensors, eight bits for large ones."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rayhive.compression.codecs.base import Codec, FixedCodec
+from rayhive.compression.codecs.float16 import Float16
+from rayhive.compression.codecs.uniform8 import Uniform8
+
+if TYPE_CHECKING:
+    from hivemind.compression import CompressionBase
+
+
+class SizeAdaptive(Codec):
+    """``float16`` below the threshold, ``uniform8`` from it on.
+
+    The threshold is compared with the elements of the *whole tensor*, not of the part that is
+    sent. Under PowerSGD the tensors are the factors P and Q and what is left uncompressed.
+    """
+
+    name = "size_adaptive"
+    uses_threshold = True
+    relative_error = Uniform8.relative_error
+    small: FixedCodec = Float16()
+    large: FixedCodec = Uniform8()
+
+    def build(self, threshold: int | None = None) -> CompressionBase:
+        """Return hivemind's switch between our two codecs."""
+        from hivemind.compression import SizeAdaptiveCompression
+
+        self.check_threshold(threshold)
+        return SizeAdaptiveCompression(
+            threshold=threshold, less=self.small.build(), greater_equal=self.large.build()
+        )
+
+    def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
+        """Return the bits of the codec that a tensor of this size gets."""
+        return self.choose(tensor_elements, threshold).bits(tensor_elements)
+
+    def part_bytes(
+        self, part_elements: int, tensor_elements: int, threshold: int | None = None
+    ) -> int:
+        """Return the bytes of the codec that a tensor of this size gets."""
+        return self.choose(tensor_elements, threshold).part_bytes(part_elements, tensor_elements)
+
+    def choose(self, tensor_elements: int, threshold: int | None) -> FixedCodec:
+        """Return the codec for a tensor of ``tensor_elements``.
+
+        Raises:
+            ConfigError: The threshold is missing or not positive.
+        """
+        self.check_threshold(threshold)
+        return self.large if tensor_elements >= (threshold or 1) else self.small

@@ -1,0 +1,1 @@
+"""Kernels of the codecs: vectorised and compiled inner loops."""

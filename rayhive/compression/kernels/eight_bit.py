@@ -1,0 +1,258 @@
+"""hivemind's 8-bit codecs with fewer passes over memory; layout and types are hivemind's.
+
+No element is ever widened to the eight bytes of an int64 to find its bucket or its value, and
+quantiles come from a sort, which numpy does with vector instructions. Where numba is installed
+(the extra ``fast``) the loops over all elements are compiled.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from functools import cache
+from types import ModuleType
+
+import numpy as np
+import torch
+from hivemind.compression import (
+    BlockwiseQuantization,
+    CompressionInfo,
+    Quantile8BitQuantization,
+    Uniform8BitQuantization,
+    quantization,
+)
+from hivemind.proto import runtime_pb2
+
+from rayhive.compression.kernels.half import as_float32, decoded_dtype
+
+#: Elements that are handled at once, so that what lies between two steps stays in the cache.
+CHUNK = 2**17
+#: Elements for which hivemind takes quantiles by themselves.
+SORTED = 10**5
+#: Deviations between zero and the mean from which on sums of float32 lose what matters.
+FAR = 8.0
+#: Size of values whose squares leave float32, and what they are multiplied by then.
+SMALL, LARGER = 1e-15, 2.0**64
+TINY = torch.finfo(torch.float32).tiny
+
+
+@cache
+def loops() -> ModuleType | None:
+    """Return :mod:`rayhive.compression.kernels.eight_bit_numba`, or None without numba.
+
+    The first call takes a while: whoever builds a codec makes it, before a round needs it.
+    """
+    try:
+        from rayhive.compression.kernels import eight_bit_numba
+    except ImportError:
+        return None
+    return eight_bit_numba
+
+
+class _Quantization(quantization.Quantization):
+    """The layout of both codecs: codebook length, codebook, one byte an element."""
+
+    def compress(
+        self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
+    ) -> runtime_pb2.Tensor:
+        """Encode a floating-point tensor without changing it."""
+        indices, codebook = self.quantize(as_float32(tensor, self))
+        length = np.int64(len(codebook)).tobytes()
+        return runtime_pb2.Tensor(
+            compression=self.compression_type,
+            buffer=b"".join((length, codebook.data, np.ravel(indices).data)),
+            size=tensor.shape,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            requires_grad=tensor.requires_grad,
+        )
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        """Decode; unlike hivemind's decoder it also works with numpy 2.4."""
+        buffer = serialized_tensor.buffer
+        length = int(np.frombuffer(buffer, count=1, dtype=np.int64)[0])
+        codebook = np.frombuffer(buffer, offset=8, count=length, dtype=self.codebook_dtype)
+        indices = np.frombuffer(buffer, offset=8 + codebook.nbytes, dtype=self.indices_dtype)
+        table = torch.tensor(codebook).to(decoded_dtype(serialized_tensor))
+        values = torch.empty(len(indices), dtype=table.dtype)
+        compiled = loops()
+        # A shorter table is an error, which torch finds.
+        if compiled is not None and table.dtype == torch.float32 and length == self.n_bins:
+            compiled.look_up(table.numpy(), indices, values.numpy())
+        else:
+            _look_up(table, indices, values)
+        return values.reshape(tuple(serialized_tensor.size)).requires_grad_(
+            serialized_tensor.requires_grad
+        )
+
+    def _means(self, values: torch.Tensor, indices: torch.Tensor) -> np.ndarray:
+        """Return the mean of each bucket's values, added up in their order as hivemind does."""
+        sums = torch.bincount(indices, values, minlength=self.n_bins)
+        counts = torch.bincount(indices, minlength=self.n_bins).clamp_(min=1)
+        means: np.ndarray = (sums / counts).numpy()
+        return means
+
+
+class UniformEightBit(_Quantization, Uniform8BitQuantization):
+    """Uniform quantisation that is defined for constant, single and empty parts.
+
+    hivemind reads and writes a part's differences from its mean, of four bytes each; here mean
+    and deviation come from one reading. They differ in the last bits, and so may the bucket of a
+    value that lies on a border.
+    """
+
+    def quantize(
+        self, tensor: torch.Tensor, allow_inplace: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return indices, one after another, and codebook; never changes ``tensor``.
+
+        A bucket is 6/256 deviations wide. Without a spread there is one bucket, which is exact.
+        With NaN or an infinity, or a spread beyond float32, every value decodes to NaN, so that
+        a part that blew up cannot pass for a large one.
+        """
+        values = tensor.detach().float().reshape(-1)
+        mean, deviation = _moments(values)
+        centre, scale = np.float32(0), 1.0
+        if not abs(mean) <= FAR * deviation < math.inf:
+            centre = np.float32(mean)
+            values = values - float(centre)
+            mean, deviation = _moments(values)
+        if max(deviation, abs(mean)) < SMALL:
+            scale = LARGER
+            values = values * scale
+            mean, deviation = _moments(values)
+        indices, codebook = self._number(values, mean, deviation)
+        return indices, codebook / np.float32(scale) + centre
+
+    def _number(
+        self, values: torch.Tensor, mean: float, deviation: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return each value's bucket, and each bucket's mean."""
+        width = self.RANGE_IN_SIGMAS * deviation / self.n_bins
+        indices = np.empty(values.numel(), self.indices_dtype)
+        if not TINY <= width < math.inf:
+            indices.fill(self.n_bins // 2)
+            if not math.isfinite(width):
+                return indices, np.full(self.n_bins, np.nan, self.codebook_dtype)
+        else:
+            # Half a bucket more, because a cast to integers cuts off what follows the point.
+            first = self.n_bins / 2 + 0.5 - mean / width
+            compiled = loops()
+            if compiled is not None:
+                compiled.number(values.numpy(), first, 1 / width, indices)
+                return indices, compiled.means(values.numpy(), indices)
+            _number(values, first, 1 / width, indices)
+        return indices, self._means(values, torch.from_numpy(indices))
+
+
+def _number(values: torch.Tensor, first: float, factor: float, indices: np.ndarray) -> None:
+    """Set indices to ``first + factor * values``, cut to a whole number of 0 to 255."""
+    start_from, steps = torch.tensor(first), torch.empty(min(values.numel(), CHUNK))
+    for start in range(0, values.numel(), CHUNK):
+        chunk = values[start : start + CHUNK]
+        out = torch.add(start_from, chunk, alpha=factor, out=steps[: len(chunk)]).clamp_(0, 255)
+        np.copyto(indices[start : start + CHUNK], out.numpy(), casting="unsafe")
+
+
+def _look_up(table: torch.Tensor, indices: np.ndarray, values: torch.Tensor) -> None:
+    """Set values to what a table has for the indices."""
+    wide = torch.empty(min(len(indices), CHUNK), dtype=torch.int32)
+    for start in range(0, len(indices), CHUNK):
+        out = values[start : start + CHUNK]
+        np.copyto(wide.numpy()[: len(out)], indices[start : start + CHUNK])
+        torch.index_select(table, 0, wide[: len(out)], out=out)
+
+
+def _moments(values: torch.Tensor) -> tuple[float, float]:
+    """Return mean and unbiased deviation; the latter is good while it is not far below the mean.
+
+    Neither is finite if a value is not, and both are zero if there is none.
+    """
+    count = values.numel()
+    total = squares = 0.0
+    for chunk in torch.split(values, CHUNK):
+        total += float(chunk.sum())
+        squares += float(torch.dot(chunk, chunk))
+    mean = total / max(count, 1)
+    variance = (squares - count * mean * mean) / max(count - 1, 1)
+    return mean, variance if math.isnan(variance) else math.sqrt(max(variance, 0.0))
+
+
+class QuantileEightBit(_Quantization, Quantile8BitQuantization):
+    """Quantile quantisation that is defined for empty parts."""
+
+    def quantize(
+        self, tensor: torch.Tensor, allow_inplace: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return indices, one after another, and codebook; never changes ``tensor``.
+
+        The borders are quantiles of the quantiles of runs of about 100,000 elements.
+        """
+        values = tensor.detach().float().reshape(-1)
+        if values.numel() == 0:
+            return np.zeros(0, self.indices_dtype), np.zeros(self.n_bins, self.codebook_dtype)
+        levels = np.linspace(0.0, 1.0, self.n_bins + 1, dtype=np.float32)
+        size = quantization.get_chunk_size(values.numel(), SORTED)
+        runs = [_quantiles(run.numpy(), levels) for run in torch.split(values, size)]
+        borders = _quantiles(np.concatenate(runs), levels)[1:-1]
+        indices = _below(values, torch.from_numpy(borders))
+        return indices.numpy(), self._means(values, indices)
+
+
+def _quantiles(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """Return what ``np.quantile`` returns, interpolating as it does but after a full sort."""
+    ordered = np.sort(values)
+    if np.isnan(ordered[-1]):
+        return np.full_like(levels, np.nan)
+    places = (len(ordered) - 1) * levels
+    left = np.minimum(places.astype(np.int64), len(ordered) - 1)
+    low, high = ordered[left], ordered[np.minimum(left + 1, len(ordered) - 1)]
+    part, step = places - left.astype(np.float32), high - low
+    return np.where(part < 0.5, low + step * part, high - step * (1 - part))
+
+
+def _below(values: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
+    """Return how many of 2^k - 1 rising borders lie below each value, as uint8.
+
+    Bisects for many values at once: a border for each, a comparison and a sum, k times.
+    """
+    counts = torch.empty(values.numel(), dtype=torch.uint8)
+    for run, out in zip(torch.split(values, CHUNK), torch.split(counts, CHUNK), strict=True):
+        found = torch.zeros(run.numel(), dtype=torch.int32)
+        border, above = torch.empty_like(run), torch.empty_like(found)
+        step = (len(borders) + 1) // 2
+        while step:
+            torch.index_select(borders[step - 1 :], 0, found, out=border)
+            torch.lt(border, run, out=above)
+            found.add_(above, alpha=step)
+            step //= 2
+        out.copy_(found)
+    return counts
+
+
+class BlockwiseEightBit(BlockwiseQuantization):
+    """Blockwise quantisation whose decoder works with numpy 2.4."""
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        """Decode with bitsandbytes.
+
+        Raises:
+            ImportError: bitsandbytes is not installed.
+        """
+        functional = importlib.import_module("bitsandbytes.functional")
+        buffer = serialized_tensor.buffer
+        scales, codes = (int(length) for length in np.frombuffer(buffer, count=2, dtype=np.int64))
+        absmax = torch.tensor(np.frombuffer(buffer, np.float32, scales, 16))
+        codebook = torch.tensor(np.frombuffer(buffer, np.float32, codes, 16 + absmax.nbytes))
+        start = 16 + absmax.nbytes + codebook.nbytes
+        indices = torch.tensor(np.frombuffer(buffer, np.uint8, offset=start))
+        block = quantization._BLOCKWISE_QUANTIZATION_BLOCKSIZE
+        values: torch.Tensor = functional.dequantize_blockwise(
+            indices.reshape(tuple(serialized_tensor.size)),
+            absmax=absmax,
+            code=codebook,
+            blocksize=block,
+            nested=False,
+        )
+        return values.to(decoded_dtype(serialized_tensor)).requires_grad_(
+            serialized_tensor.requires_grad
+        )

@@ -1,0 +1,1 @@
+"""PowerSGD arithmetic: factor shapes, error feedback and orthogonalisation."""

@@ -1,0 +1,313 @@
+"""PowerSGD's arithmetic for one peer: error feedback, factors, and the approximated gradients.
+
+The error feedback of a peer is the error of its own factors: its update less P times its own Q,
+from before Q is averaged. (The error of the group's factors would also hold the difference between
+its gradient and the group's, which grows for ever and cancels between peers only while their
+weights are equal and nobody leaves.) The factors enter the average with the weight of the round,
+the samples of the peer; so does the error that they leave, which therefore counts as a sum over
+samples: in a round of another weight it is scaled by the ratio of the two.
+
+A round is bound by memory: the cost is the number of times that a dense array is read or written.
+The error feedback is kept as a dense buffer less a product of factors, which is subtracted where
+the next round reads the buffer anyway. The sum of feedback and gradient goes into a second buffer;
+a commit only lets the buffers change places. So a round changes nothing until
+:meth:`Factors.commit`, and can be undone until the next one, for a caller that hears late that its
+round did not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import numpy as np
+import torch
+
+from rayhive.compression.powersgd.kernels import TorchPasses, host_passes
+from rayhive.compression.powersgd.shapes import Shape, factor_rank, matrix_dims
+
+Tensors = list[torch.Tensor]
+
+
+class Stack:
+    """The matrices of one shape, which are multiplied together.
+
+    Args:
+        members: Positions of the matrices among all that are factorised.
+        shape: Rows n and columns m.
+        rank: Columns of the factors.
+        device: Where they are multiplied; the factors themselves are always in host memory.
+
+    Attributes:
+        q: What the next round begins with, (k, m, r), shared between the processes of a peer.
+    """
+
+    def __init__(
+        self, members: tuple[int, ...], shape: tuple[int, int], rank: int, device: torch.device
+    ) -> None:
+        self.members, self._shape, self._rank, self._device = members, shape, rank, device
+        # On a GPU all matrices at once: there, every operation is slow to start.
+        self._passes = host_passes() if device.type == "cpu" else None
+        self.q = torch.empty(len(members), shape[1], rank)
+        self.q.share_memory_()  # type: ignore[no-untyped-call]
+        self._ready = False
+
+    def _make_ready(self) -> None:
+        """Allocate the dense buffers, after the fork: before it a GPU must not be used."""
+        count, (rows, columns) = len(self.members), self._shape
+        self._buffer = torch.zeros(count, rows, columns, device=self._device)
+        self._total = torch.empty_like(self._buffer)
+        # The error feedback is the buffer less their product.
+        self._left = torch.zeros(count, rows, self._rank, device=self._device)
+        self._right = torch.zeros(count, self._rank, columns, device=self._device)
+        self._own = self._right  # the Q of this peer alone, transposed
+        self._scale = 1.0
+        self._ready = True
+
+    @property
+    def owed(self) -> torch.Tensor:
+        """Error feedback: the part of past updates that this peer's factors missed, (k, n, m).
+
+        In float32, per sample of the last round that this peer was in. Once rounds have begun it
+        is the memory that the next one reads, and can be written.
+        """
+        if not self._ready:
+            return torch.zeros(len(self.members), *self._shape)
+        self._write_out()
+        return self._buffer
+
+    def _write_out(self) -> None:
+        """Subtract from the buffer the product that it stands without."""
+        self._buffer.baddbmm_(self._left, self._right, alpha=-1)
+        # New ones: the step back may need the old.
+        self._left, self._right = torch.zeros_like(self._left), torch.zeros_like(self._right)
+
+    def begin(self, gradients: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
+        """Take a round's gradients and the scale of the feedback; return P (k, n, r).
+
+        The gradients may have any shape with as many elements.
+        """
+        if not self._ready:
+            self._make_ready()
+        self._scale = scale
+        matrices = [
+            gradient.to(self._device, torch.float32).reshape(self._shape).contiguous()
+            for gradient in gradients
+        ]
+        if self._passes is None:
+            torch.add(torch.stack(matrices), self._buffer, alpha=scale, out=self._total)
+            self._total.baddbmm_(self._left, self._right, alpha=-scale)
+            return self.project(self.q)
+        q = _transposed(self.q)
+        p = torch.empty(len(q), q.shape[1], self._shape[0])
+        dense = (self._buffer, matrices, self._total)
+        for work in zip(*dense, scale * self._left, self._right, q, p, strict=True):
+            self._passes.begin(scale, *work)
+        return _transposed(p)
+
+    def project(self, q: torch.Tensor) -> torch.Tensor:
+        """Return P (k, n, r) for another Q: the matrices times Q."""
+        p = torch.bmm(_transposed(q).to(self._device), self._total.transpose(1, 2))
+        return _transposed(p.cpu())
+
+    def backproject(self, p: torch.Tensor) -> torch.Tensor:
+        """Return Q (k, m, r): the transposed matrices times P."""
+        rows = _transposed(p)
+        if self._passes is None:
+            self._own = torch.bmm(rows.to(self._device), self._total)
+            return _transposed(self._own.cpu())
+        self._own = torch.empty(*rows.shape[:2], self._shape[1])
+        for work in zip(rows, self._total, self._own, strict=True):
+            self._passes.backproject(*work)
+        return _transposed(self._own)
+
+    def commit(
+        self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor, *, owing: bool
+    ) -> None:
+        """Replace gradients by the product of the factors; keep the error of the peer's own.
+
+        Args:
+            gradients: Those of the round.
+            p: The P of the last :meth:`backproject`.
+            q: The averaged Q.
+            owing: False if this peer's factors are not in the average: the feedback stays.
+        """
+        columns = _transposed(q)
+        sizes = columns.abs().amax(2)
+        finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
+        found = (sizes > 0) & finite[:, None]  # columns of Q that stand for something
+        blown_up = (~finite).nonzero().flatten().tolist()
+        left, right = p.to(self._device), columns.to(self._device)
+        for at, gradient in enumerate(gradients):
+            if at in blown_up:  # the trainer sees it, and no round remembers it
+                gradient.fill_(torch.nan)
+            else:
+                self._apply(at, gradient, left[at], right[at])
+        if blown_up or not owing:
+            self._write_out()  # it is read below, or stays
+        self._before = (self._buffer, self._total, self._left, self._right, self.q.clone())
+        if owing:
+            for at in blown_up:
+                torch.mul(self._buffer[at], self._scale, out=self._total[at])
+                left[at], self._own[at] = 0.0, 0.0  # nothing is left to subtract
+            self._left, self._right = left, self._own
+            self._buffer, self._total = self._total, self._buffer
+        # A column of zeros would stay one for ever: it may find something next time.
+        self.q.copy_(q if found.all() else torch.where(found[:, None], q, self.q))
+
+    def _apply(
+        self, at: int, gradient: torch.Tensor, left: torch.Tensor, right: torch.Tensor
+    ) -> None:
+        """Replace one gradient by the product of its factors."""
+        total = self._total[at]
+        if gradient.dtype == total.dtype and gradient.is_contiguous():
+            matrix = gradient.view(total.shape)
+            if matrix.device == total.device:
+                (self._passes or TorchPasses).multiply(left, right, matrix)
+            else:
+                matrix.copy_(left @ right)
+            return
+        product = left @ right
+        gradient.copy_(product.reshape(gradient.shape))
+        if gradient.dtype != total.dtype:  # what rounding took away is owed too
+            total.add_(product).sub_(gradient.to(total.device, total.dtype).reshape(total.shape))
+
+    def undo(self) -> None:
+        """Take back the last commit, except for the gradients."""
+        self._buffer, self._total, self._left, self._right, q = self._before
+        self.q.copy_(q)
+
+
+class Factors:
+    """All gradients that are factorised.
+
+    Args:
+        shapes: Their shapes.
+        rank: Columns of the factors, if a matrix has as many.
+        seed: What the first Q is drawn from, the same for all peers.
+        orthogonalise: Makes the columns of matrices (k, n, r) orthonormal.
+        device: Where the dense matrices are kept and multiplied.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        rank: int,
+        *,
+        seed: int,
+        orthogonalise: Callable[[torch.Tensor], torch.Tensor],
+        device: torch.device,
+    ) -> None:
+        self._shapes = [tuple(shape) for shape in shapes]
+        self._orthogonalise = orthogonalise
+        dims = [matrix_dims(shape) for shape in shapes]
+        ordered = sorted(range(len(dims)), key=lambda at: (dims[at], at))
+        self._stacks = [
+            Stack(tuple(members), (rows, columns), factor_rank((rows, columns), rank), device)
+            for (rows, columns), members in groupby(ordered, key=lambda at: dims[at])
+        ]
+        self._weight = self._former_weight = 1.0  # of the feedback, now and before the last commit
+        self._entering = 1.0  # of the round under way
+        generator = torch.Generator().manual_seed(seed)
+        for q in self.qs:
+            q.normal_(generator=generator)
+
+    @property
+    def qs(self) -> Tensors:
+        """Q that the next round begins with, by matrix, (m, r) each."""
+        return self.unstacked([stack.q for stack in self._stacks])
+
+    @property
+    def owed(self) -> Tensors:
+        """Error feedback, in the shapes of the gradients."""
+        return self._owed()
+
+    @torch.no_grad()
+    def _owed(self) -> Tensors:
+        pairs = zip(self.unstacked([s.owed for s in self._stacks]), self._shapes, strict=True)
+        return [owed.view(shape) for owed, shape in pairs]
+
+    def unstacked(self, stacked: Tensors) -> Tensors:
+        """Return the matrices of all stacks in the order of their gradients, as views."""
+        found = {
+            at: matrix
+            for stack, matrices in zip(self._stacks, stacked, strict=True)
+            for at, matrix in zip(stack.members, matrices, strict=True)
+        }
+        return [found[at] for at in range(len(found))]
+
+    def _of(self, stack: Stack, gradients: Sequence[torch.Tensor]) -> Tensors:
+        return [gradients[at] for at in stack.members]
+
+    @torch.no_grad()
+    def begin(self, gradients: Sequence[torch.Tensor], *, weight: float = 1.0) -> Tensors:
+        """Take a round's gradients; return P of every stack.
+
+        Args:
+            gradients: Means over the samples of this peer.
+            weight: Weight of this peer in the averages of the round, as a rule its samples. With
+                0 its factors are not in them: error feedback neither enters nor changes.
+        """
+        self._entering = weight
+        scale = self._weight / weight if weight else 0.0
+        return [stack.begin(self._of(stack, gradients), scale) for stack in self._stacks]
+
+    @torch.no_grad()
+    def project(self, qs: Tensors) -> Tensors:
+        """Return P of every stack for another Q, in a further iteration."""
+        return [stack.project(q) for stack, q in zip(self._stacks, qs, strict=True)]
+
+    @torch.no_grad()
+    def backproject(self, ps: Tensors) -> Tensors:
+        """Make every P orthonormal, in place, and return the Q that goes with it."""
+        for alike in _alike(ps):
+            done = self._orthogonalise(torch.cat(alike))
+            for p, new in zip(alike, torch.split(done, [len(p) for p in alike]), strict=True):
+                p.copy_(new)
+        return self._backproject(ps)
+
+    @torch.no_grad()
+    def _backproject(self, ps: Tensors) -> Tensors:
+        # Backwards: the matrix that the projection read last is still in a cache.
+        pairs = zip(reversed(self._stacks), reversed(ps), strict=True)
+        return [stack.backproject(p) for stack, p in pairs][::-1]
+
+    @torch.no_grad()
+    def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
+        """Replace gradients by the product of the factors; keep the error of the peer's own.
+
+        A matrix whose factors are not finite becomes NaN, as it would without PowerSGD; its error
+        feedback and its Q stay, so that the next round is not the worse for it.
+
+        Args:
+            gradients: Those of the round.
+            ps: The P of the last :meth:`backproject`.
+            qs: The averaged Q.
+        """
+        owing = self._entering > 0
+        for stack, p, q in zip(self._stacks, ps, qs, strict=True):
+            stack.commit(self._of(stack, gradients), p, q, owing=owing)
+        self._former_weight = self._weight
+        if owing:
+            self._weight = self._entering
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Restore the error feedback and the Q from before the last commit."""
+        for stack in self._stacks:
+            stack.undo()
+        self._weight = self._former_weight
+
+    def close(self) -> None:
+        """End what works for the factors: here, nothing does."""
+
+
+def _alike(ps: Tensors) -> list[Tensors]:
+    """Return stacks of as many rows and columns together."""
+    ordered = sorted(ps, key=lambda p: p.shape[1:])
+    return [list(group) for _, group in groupby(ordered, key=lambda p: p.shape[1:])]
+
+
+def _transposed(matrices: torch.Tensor) -> torch.Tensor:
+    """Return a transposed copy of factors in host memory; torch needs eight times as long."""
+    return torch.from_numpy(np.array(matrices.numpy().swapaxes(1, 2), order="C"))

@@ -1,0 +1,142 @@
+"""PowerSGD's arithmetic on a GPU, which only the trainer's process can use.
+
+An averager runs its rounds in a process that was forked from the trainer's, and a fork cannot use
+the GPU that its parent uses. So it asks: a thread of the trainer's process answers. The dense
+matrices stay on the GPU; the factors, which are sent to other peers anyway, go to and fro, and
+gradients lie in memory that both processes share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rayhive.compression.powersgd.factors import Factors, Tensors
+
+#: Longest wait for the trainer's process [s]; its kernels, not its batches, are waited for.
+PATIENCE_S = 60.0
+#: Longest wait for the thread that answers to end [s].
+GOODBYE_S = 5.0
+#: What works on the gradients of a round.
+_WITH_GRADIENTS = ("begin", "commit")
+
+
+class NoFactors(RuntimeError):
+    """The process that computes the factors did not do it, or is not there any more."""
+
+
+class ServedFactors(Factors):
+    """Factors that are computed by the process that made them, whichever asks for them.
+
+    Each request is answered before the next is made, as one round after the other does.
+
+    Args:
+        args: As those of :class:`rayhive.compression.powersgd.factors.Factors`.
+        gradients: Returns all gradients that are factorised, in memory that the processes share.
+            What is passed to :meth:`begin` and :meth:`commit` must be the same.
+        device: Where the dense matrices are kept and multiplied.
+        kwargs: As those of ``Factors``.
+
+    Raises:
+        NoFactors: From every method: the other process failed, and nothing has changed; or it did
+            not answer, and will not be asked again.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        gradients: Callable[[], Sequence[torch.Tensor]],
+        device: torch.device,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, device=device, **kwargs)
+        self._gradients, self._device = gradients, device
+        self._inner, self._outer = multiprocessing.Pipe()
+        self._server = threading.Thread(target=self._serve, name="powersgd", daemon=True)
+        self._server.start()
+
+    def begin(self, gradients: Sequence[torch.Tensor], *, weight: float = 1.0) -> Tensors:
+        """Take a round's gradients and this peer's weight; return P of every stack."""
+        return self._tensors("begin", weight=weight)
+
+    def project(self, qs: Tensors) -> Tensors:
+        """Return P of every stack for another Q, in a further iteration."""
+        return self._tensors("project", qs)
+
+    def _backproject(self, ps: Tensors) -> Tensors:
+        return self._tensors("_backproject", ps)
+
+    def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
+        """Replace gradients by the product of the factors; keep the error of the peer's own."""
+        self._ask("commit", ps, qs)
+
+    def undo(self) -> None:
+        """Restore the error feedback and the Q from before the last commit."""
+        self._ask("undo")
+
+    def _owed(self) -> Tensors:
+        return self._tensors("_owed")
+
+    def close(self) -> None:
+        """End the thread that answers."""
+        with (
+            contextlib.suppress(OSError),
+            self._outer,
+            socket.socket(fileno=os.dup(self._outer.fileno())) as end,
+        ):
+            # Both processes hold both ends: that one is closed would not be noticed.
+            end.shutdown(socket.SHUT_RDWR)
+        self._server.join(GOODBYE_S)
+
+    def _tensors(self, name: str, *arguments: Tensors, **options: Any) -> Tensors:
+        return [torch.from_numpy(array) for array in self._ask(name, *arguments, **options)]
+
+    def _ask(self, name: str, *arguments: Tensors, **options: Any) -> Any:
+        try:
+            self._outer.send((name, [_arrays(tensors) for tensors in arguments], options))
+            if not self._outer.poll(PATIENCE_S):
+                self.close()  # an answer that comes late must not pass for that of the next one
+                raise NoFactors(f"{name} took the trainer's process more than {PATIENCE_S:g} s")
+            answer, error = self._outer.recv()
+        except (EOFError, OSError) as gone:
+            raise NoFactors(f"the trainer's process does not answer: {gone!r}") from gone
+        if error is not None:
+            raise NoFactors(error)
+        return answer
+
+    def _serve(self) -> None:
+        with contextlib.suppress(EOFError, OSError), self._inner, contextlib.ExitStack() as stack:
+            request = self._inner.recv()
+            if self._device.type == "cuda":  # not before the fork, and beside the trainer's kernels
+                stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+                stack.enter_context(torch.cuda.stream(stream))
+            while True:
+                self._inner.send(self._answer(*request))
+                request = self._inner.recv()
+
+    def _answer(
+        self, name: str, arguments: list[list[np.ndarray]], options: dict[str, Any]
+    ) -> tuple[list[np.ndarray] | None, str | None]:
+        tensors: list[Sequence[torch.Tensor]] = [
+            [torch.from_numpy(array) for array in arrays] for arrays in arguments
+        ]
+        try:
+            if name in _WITH_GRADIENTS:
+                tensors.insert(0, self._gradients())
+            result = getattr(Factors, name)(self, *tensors, **options)
+        except Exception as error:
+            return None, f"{name}: {error!r}"
+        return None if result is None else _arrays(result), None
+
+
+def _arrays(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
+    """Return tensors as what can be sent by value: torch would send a handle of each."""
+    return [tensor.cpu().numpy() for tensor in tensors]

@@ -1,0 +1,43 @@
+"""What must hold whatever breaks: one file an invariant, looked for in the events alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayhive.events import Event
+from rayhive.invariants.base import Invariant, InvariantResult
+from rayhive.registry import INVARIANTS
+from rayhive.spec.replicate import ReplicateSpec
+
+_HERE = "rayhive.invariants"
+
+INVARIANTS.register_lazy("log_complete", f"{_HERE}.log_complete:LogComplete")
+INVARIANTS.register_lazy("one_component", f"{_HERE}.one_component:OneComponent")
+INVARIANTS.register_lazy("parameters_finite", f"{_HERE}.parameters_finite:ParametersFinite")
+INVARIANTS.register_lazy(
+    "replacement_contributes", f"{_HERE}.replacement_contributes:ReplacementContributes"
+)
+INVARIANTS.register_lazy("replicas_agree", f"{_HERE}.replicas_agree:ReplicasAgree")
+INVARIANTS.register_lazy("rounds_monotone", f"{_HERE}.rounds_monotone:RoundsMonotone")
+INVARIANTS.register_lazy("samples_conserved", f"{_HERE}.samples_conserved:SamplesConserved")
+INVARIANTS.register_lazy("survivors_progress", f"{_HERE}.survivors_progress:SurvivorsProgress")
+
+__all__ = ["INVARIANTS", "Invariant", "InvariantResult", "check_all"]
+
+
+def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantResult]:
+    """Check every invariant of one replicate.
+
+    Args:
+        spec: What was run.
+        events: What happened in it, in the order of writing: up to the last peer's end at least.
+
+    Returns:
+        One result an invariant, by name.
+    """
+    results = []
+    for name, kind in INVARIANTS.items():
+        invariant: Invariant = kind()
+        violations = invariant.check(spec, events)
+        results.append(InvariantResult(name, not violations, invariant.checked, tuple(violations)))
+    return results

@@ -1,0 +1,58 @@
+"""There is one swarm, not two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rayhive.events import Event
+from rayhive.invariants.base import GONE, Invariant, RunLog
+from rayhive.spec.replicate import ReplicateSpec
+
+#: Last rounds of each peer that are looked at.
+ROUNDS = 3
+#: The same after a join or a loss.
+CHANGE_S = 3.0
+
+
+class OneComponent(Invariant):
+    """In the end every living peer sees all of them, and averages with all of them.
+
+    Looked at are each living peer's last :data:`ROUNDS` (3) rounds before the first one finished,
+    of those that came more than ten seconds after the last fault and heal, and
+    :data:`CHANGE_S` (3) seconds after the last join and loss. In at least one of them
+    ``live_peers``, and in at least one ``group_size``, must be the number of the living: two
+    disjoint components never see each other. A peer with fewer rounds in that time is not judged.
+    """
+
+    about = "All living peers are in one component: they see each other and average together."
+
+    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+        """Return the peers that do not see, or do not average with, all the others."""
+        log = RunLog(spec, events)
+        count = len(log.living)
+        if count < 2 or spec.swarm.use_local_updates:
+            return []
+        begin = max(_settled(log), default=0.0)
+        finished = [log.moment(name, "peer_finished") for name in log.living]
+        until = min((moment for moment in finished if moment is not None), default=log.end)
+        wrong = []
+        for name in log.living:
+            rounds = [e for e in log.of(name, "round") if begin < e["t"] <= until][-ROUNDS:]
+            if len(rounds) < ROUNDS:
+                continue
+            self.checked += 1
+            seen = max(event["live_peers"] for event in rounds)
+            met = max(event.get("group_size") or 1 for event in rounds)
+            if seen < count or met < count:
+                wrong.append(f"{name}: saw {seen} and averaged with {met} of {count} peers")
+        return wrong
+
+
+def _settled(log: RunLog) -> Iterator[float]:
+    for fault in log.faults:
+        yield fault.settled
+    for name in log.peers:
+        begun = log.moment(name, "training_started") if log.joined(name) else None
+        for moment in (begun, log.moment(name, *GONE)):
+            if moment is not None:
+                yield moment + CHANGE_S

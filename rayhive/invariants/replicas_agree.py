@@ -1,0 +1,135 @@
+"""Replicas are the same model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from itertools import combinations
+
+from rayhive.events import APART, GROUPED, Event
+from rayhive.invariants.base import Invariant, RunLog
+from rayhive.spec.replicate import ReplicateSpec
+
+#: Relative distance of two replicas that were averaged without loss: rounding, and no more.
+EXACT = 1e-5
+#: Relative distance that a lossy codec may cause between two averagings of the parameters, or in
+#: one if it encodes the parameters themselves; ten times what was measured with 16 bits, thrice
+#: with 8.
+LOSS = {"none": 0.0, "float16": 0.02, "scaled_float16": 0.02}
+EIGHT_BITS = 0.3
+#: Rounds within which a replica that went astray has to be made equal again.
+ASTRAY_ROUNDS = 10
+
+
+class ReplicasAgree(Invariant):
+    """After every round all replicas are equal, as far as the codec lets them.
+
+    The distance of two replicas is estimated from the sketches of their weights after the same
+    round (:mod:`rayhive.peer.weights_sketch`), relative to the larger norm. A replica is *astray* from a
+    round that it did not average completely with others (gradients or parameters), that several
+    groups averaged, whose parameters others averaged without it, or in which it loaded a state, up
+    to its next complete averaging of parameters in one group; with delays that one shows a round
+    later. Replicas that are astray are not compared; but one that lives to the end may not be
+    astray for more than :data:`ASTRAY_ROUNDS` (10) rounds, unless a fault that set peers apart
+    was not healed ten seconds before the end.
+
+    The tolerance is 1e-5; to which is added what the gradient codec loses, unless every round
+    averages parameters and nothing is delayed, and what the codec of the parameters loses.
+    """
+
+    about = "Replicas agree after every round within the codec's tolerance."
+
+    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+        """Return the replicas that differ, the largest distance of each pair."""
+        log, tolerance = RunLog(spec, events), tolerance_of(spec)
+        whole = _whole(log)
+        met = {e["round"] for n in log.trained for e in log.of(n, "state_round") if whole(e)}
+        weights = {name: _fingerprints(log, name) for name in log.trained}
+        astray = {name: _astray(log, name, whole, met) for name in log.trained}
+        wrong = [text for name in log.living for text in self._lasting(log, name, astray[name])]
+        for a, b in combinations(log.trained, 2):
+            worst, where = 0.0, 0
+            for round_ in weights[a].keys() & weights[b].keys():
+                if round_ not in astray[a] and round_ not in astray[b]:
+                    self.checked += 1
+                    distance = _distance(weights[a][round_], weights[b][round_])
+                    if distance > worst:
+                        worst, where = distance, round_
+            if worst > tolerance:
+                wrong.append(
+                    f"{a} and {b} differ by {worst:.2g} after round {where}, "
+                    f"at most {tolerance:.2g}"
+                )
+        return wrong
+
+    def _lasting(self, log: RunLog, name: str, astray: frozenset[int]) -> Iterator[str]:
+        alone = len(log.living) < 2
+        apart = any(fault.settled > log.end for fault in log.faults if fault.effect in APART)
+        rounds = [event["round"] for event in log.of(name, "weights")]
+        last = next((at for at, n in enumerate(reversed(rounds)) if n not in astray), len(rounds))
+        if not (alone or apart) and rounds:
+            self.checked += 1
+            if last > ASTRAY_ROUNDS:
+                yield f"{name}: not made equal to the others in its last {last} rounds"
+
+
+def tolerance_of(spec: ReplicateSpec) -> float:
+    """Return the relative distance within which replicas agree."""
+    swarm, configuration = spec.swarm, spec.configuration
+    tolerance = EXACT + LOSS.get(swarm.state_codec, EIGHT_BITS)
+    if swarm.average_state_every > 1 or configuration.delay != "none":
+        tolerance += LOSS.get(configuration.codec, EIGHT_BITS)
+    return tolerance
+
+
+def _fingerprints(log: RunLog, name: str) -> dict[int, Event]:
+    return {event["round"]: event for event in log.of(name, "weights") if event["finite"]}
+
+
+def _whole(log: RunLog) -> Callable[[Event], bool]:
+    """Return what tells whether all who averaged a round did so in one group, completely."""
+    grouped = Counter(
+        (event["kind"], event["round"])
+        for name in log.trained
+        for event in log.of(name, "round", "state_round")
+        if event["outcome"] in GROUPED
+    )
+
+    def whole(event: Event) -> bool:
+        complete = event["outcome"] == "averaged" and (event.get("fraction") or 1.0) >= 1.0
+        met = event.get("group_size") or 1
+        return bool(complete and met >= grouped[event["kind"], event["round"]])
+
+    return whole
+
+
+def _astray(
+    log: RunLog, name: str, whole: Callable[[Event], bool], met: Set[int]
+) -> frozenset[int]:
+    """Return the rounds after which a life's parameters may be its own."""
+    lag = 0 if log.spec.configuration.delay == "none" else 1
+    complete = sorted(event["round"] for event in log.of(name, "state_round") if whole(event))
+    astray: set[int] = set()
+    last = max((event["round"] for event in log.of(name, "weights")), default=0)
+    for round_ in _strayed(log, name, whole, met):
+        back = next((number for number in complete if number >= round_), last + 1)
+        astray.update(range(round_, back + lag))
+    return frozenset(astray)
+
+
+def _strayed(
+    log: RunLog, name: str, whole: Callable[[Event], bool], met: Set[int]
+) -> Iterator[int]:
+    for event in log.of(name, "round", "state_round"):
+        if not whole(event):
+            yield event["round"]
+    own = {event["round"] for event in log.of(name, "state_round")}
+    yield from (met & {e["round"] for e in log.of(name, "weights")}) - own
+    for event in log.of(name, "state_loaded"):
+        yield event["round"]  # the state may be of an earlier round
+
+
+def _distance(a: Event, b: Event) -> float:
+    scale = max(a["norm"], b["norm"])
+    return math.dist(a["sketch"], b["sketch"]) / scale if scale else 0.0

@@ -1,0 +1,66 @@
+"""Whoever is not broken goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from rayhive.events import Event
+from rayhive.invariants.base import Invariant, RunLog
+from rayhive.spec.replicate import ReplicateSpec
+
+#: Normal rounds that may come on top of what one averaging may take.
+ROUNDS = 3
+
+
+class SurvivorsProgress(Invariant):
+    """No peer that is not under a fault waits longer for its next round than it ever has to.
+
+    The bound is what one averaging may take by the study's settings, ``matchmaking_time +
+    averaging_timeout``, and three times the median round before the first fault. A peer that a
+    fault is about may take as long as the fault lasts, and the bound afterwards.
+    """
+
+    about = "Every peer that no fault is about finishes a round within a bound."
+
+    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+        """Return every gap between two transitions that is longer than the bound."""
+        log = RunLog(spec, events)
+        bound = spec.swarm.matchmaking_time + spec.swarm.averaging_timeout
+        bound += ROUNDS * _normal_s(log)
+        wrong = []
+        for name in log.trained:
+            for begin, end in pairwise(_moments(log, name)):
+                self.checked += 1
+                gap = end - max(begin, _released(log, name, begin, end))
+                if gap > bound:
+                    wrong.append(f"{name}: no round for {gap:.1f} s, at most {bound:.1f} s")
+        return wrong
+
+
+def _normal_s(log: RunLog) -> float:
+    first = min((fault.fired for fault in log.faults), default=log.end)
+    gaps = [
+        end - begin
+        for name in log.trained
+        for begin, end in pairwise(e["t"] for e in log.of(name, "transition"))
+        if end <= first
+    ]
+    return median(gaps) if gaps else 0.0
+
+
+def _moments(log: RunLog, name: str) -> list[float]:
+    """Return when a life began, went on to each next round, and ended."""
+    steps = [event["t"] for event in log.of(name, "training_started", "transition")]
+    return [*steps, max(steps[-1], log.ended(name))]
+
+
+def _released(log: RunLog, name: str, begin: float, end: float) -> float:
+    """Return until when a fault excuses a life that made no round in a window."""
+    until = begin
+    for fault in log.faults:
+        healed = end if fault.healed is None else fault.healed
+        if name in fault.lives and fault.fired < end and healed > begin:
+            until = max(until, min(healed, end))
+    return until

@@ -1,0 +1,1 @@
+"""The swarm's optimizer, its state synchronisation and its child processes."""

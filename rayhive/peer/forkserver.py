@@ -1,0 +1,201 @@
+"""A warm process per node from which peer processes are forked.
+
+Importing torch and Lightning takes seconds of a core, for every peer of every replicate; a
+fork of a process that has them takes milliseconds. hivemind is left out on purpose: locks that
+its modules make when they are imported would be shared by all the peers of the node, and a peer
+that is killed while it holds one would take the others with it.
+
+Run as ``python -m rayhive.peer.forkserver SOCKET``. For each connection it reads one JSON line
+``{"spec": ..., "log": ..., "env": {...}}`` and forks a peer that keeps the connection. When a
+peer ends, ``{"kind": "exited", "pid": ..., "exit_code": ...}`` is the last line on it. It ends,
+and its peers with it, when its standard input is closed or on SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+#: What most peers need; a module that is not installed costs nothing.
+PRELOAD = (
+    "torch",
+    "lightning.pytorch",
+    "sklearn.datasets",
+    "sklearn.model_selection",
+    "rayhive.peer.process",
+    "rayhive.workloads.loading",
+    "rayhive.compression.kernels.eight_bit_numba",
+    "rayhive.compression.powersgd.kernels_numba",
+)
+
+#: How long what a peer forked may outlive it [s].
+GRACE = 1.0
+
+
+class Zygote:
+    """Accepts requests for peers on a unix socket and forks them.
+
+    Args:
+        path: Where the socket is made.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._peers: dict[int, socket.socket] = {}
+        self._leaving: dict[int, float] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wakeup, wakeup = socket.socketpair()
+        self._wakeup.setblocking(False)
+        wakeup.setblocking(False)
+        self._signals = wakeup  # kept open: the signal module only knows its descriptor
+        signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._ending = False
+        self._server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+
+    def _on_sigterm(self, *_: Any) -> None:
+        self._ending = True
+
+    def serve(self) -> None:
+        """Serve until the standard input is closed."""
+        for name in PRELOAD:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+        self._server.bind(self._path)
+        self._server.listen(64)
+        for source in (self._server, self._wakeup, sys.stdin):
+            self._selector.register(source, selectors.EVENT_READ)
+        try:
+            while not self._ending:
+                for key, _ in self._selector.select(self._patience()):
+                    if key.fileobj is self._server:
+                        self._fork(self._server.accept()[0])
+                    elif key.fileobj is self._wakeup:
+                        self._wakeup.recv(4096)
+                        self._reap()
+                    elif not os.read(sys.stdin.fileno(), 4096):
+                        self._ending = True
+                self._see_off()
+        finally:
+            self._end()
+
+    def _fork(self, connection: socket.socket) -> None:
+        connection.settimeout(5.0)
+        try:
+            with connection.makefile("r", encoding="utf-8") as lines:
+                request = json.loads(lines.readline())
+        except (OSError, ValueError) as error:
+            print(f"refused a request: {error!r}", file=sys.stderr, flush=True)
+            connection.close()
+            return
+        connection.settimeout(None)
+        pid = os.fork()
+        if pid == 0:
+            self._become_peer(connection, request)
+        self._peers[pid] = connection
+
+    def _become_peer(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        from rayhive.peer.process import leave, run_peer
+        from rayhive.spec.replicate import PeerSpec
+
+        code = 1
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, signal.SIG_DFL)
+            self._selector.close()
+            for other in (self._server, self._wakeup, self._signals, *self._peers.values()):
+                other.close()
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (log, 1), (log, 2)):
+                os.dup2(source, target)
+            os.close(log)
+            os.close(null)
+            os.environ.update(request.get("env") or {})
+            tempfile.tempdir = None  # so that a TMPDIR among them counts
+            code = run_peer(connection, PeerSpec.model_validate(request["spec"]))
+        except BaseException as error:
+            print(f"peer ended: {error!r}", file=sys.stderr)
+        finally:
+            leave(code)
+
+    def _reap(self) -> None:
+        while self._peers:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._leaving[pid] = time.monotonic() + GRACE
+            connection = self._peers.pop(pid, None)
+            if connection is not None:
+                code = os.waitstatus_to_exitcode(status)
+                line = json.dumps({"kind": "exited", "pid": pid, "exit_code": code})
+                with contextlib.suppress(OSError):
+                    connection.sendall(f"\n{line}\n".encode())
+                connection.close()
+
+    def _patience(self) -> float | None:
+        """Return how long nothing has to be done unless something happens [s]."""
+        if not self._leaving:
+            return None
+        return min(0.05, max(0.0, min(self._leaving.values()) - time.monotonic()))
+
+    def _see_off(self) -> None:
+        """Kill what is left of the groups of peers that ended a while ago.
+
+        What hivemind forked dies with the peer by itself. Torch's memory manager must not be
+        killed before it has removed the shared memory of the dead, which it does at once.
+        """
+        for pid, deadline in list(self._leaving.items()):
+            if not _group_lives(pid) or time.monotonic() >= deadline:
+                _kill_group(pid)
+                del self._leaving[pid]
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + GRACE
+        while self._leaving and time.monotonic() < deadline:
+            self._selector.select(0.01)
+            self._see_off()
+        for pid in (*self._peers, *self._leaving):
+            _kill_group(pid)
+        for pid in self._peers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        with contextlib.suppress(FileNotFoundError):
+            Path(self._path).unlink()
+
+
+def _group_lives(pid: int) -> bool:
+    try:
+        os.killpg(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    Zygote(sys.argv[1]).serve()

@@ -1,0 +1,1 @@
+"""The Lightning strategy that makes a ``Trainer`` one peer of a swarm."""

@@ -1,0 +1,155 @@
+"""A peer's place in the network: its DHT, from joining to leaving, and who else is there."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import hivemind
+from hivemind.utils.multiaddr import Multiaddr
+
+from rayhive.errors import PeerError, Problem
+from rayhive.membership.addresses import join_message, reachable, same_command
+from rayhive.optim.child_processes import Children
+from rayhive.strategy.validation import StrategyError
+
+log = logging.getLogger("rayhive.peer")
+
+#: Longest wait for an answer out of the DHT [s].
+_DHT_TIMEOUT = 10.0
+#: Longest wait at leaving for the list of neighbours, which only a second fit needs [s].
+_NEIGHBOURS_TIMEOUT = 1.0
+
+
+class Membership:
+    """Keeps a DHT for a strategy: one that it starts, or one that it was given.
+
+    Args:
+        run_id: The name of the run.
+        dht: A running DHT of somebody else's, who also ends it; None to start one.
+        peers: Addresses to join at; None to begin a swarm.
+        arguments: Settings of a DHT that is started.
+
+    Raises:
+        StrategyError: An address cannot be read, or the DHT that was given is not running.
+        PeerError: No peer answers at the addresses.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        dht: hivemind.DHT | None,
+        peers: Sequence[str] | None,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        self._run_id, self._children = run_id, Children()
+        self._given, self._peers, self._arguments = dht, peers, dict(arguments)
+        self._neighbours: list[str] = []
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self.dht: hivemind.DHT = dht
+        self.join()
+        self.is_first = not self._sees_others()
+
+    def join(self) -> None:
+        """Start the DHT, unless it runs; after :meth:`leave`, look for those who were there."""
+        if self._given is not None:
+            if not self._given.is_alive():
+                raise StrategyError(Problem("dht", "a DHT that has ended", "a running DHT"))
+            return
+        if self._finalizer is not None and self._finalizer.alive:
+            return
+        self.dht = self._start()
+        self._finalizer = weakref.finalize(self, _end, self._children, self.dht, os.getpid())
+        self._announce()
+
+    def _start(self) -> hivemind.DHT:
+        known = list(dict.fromkeys([*(self._peers or ()), *self._neighbours]))
+        try:
+            return self._children.start_dht(initial_peers=known or None, **self._arguments)
+        except Exception as error:
+            if known and not self._peers:
+                log.warning("nobody of the last fit is there any more: beginning a new swarm")
+                return self._children.start_dht(initial_peers=None, **self._arguments)
+            unreadable = [address for address in known if not _readable(address)]
+            if unreadable:
+                raise StrategyError(
+                    Problem(
+                        "initial_peers",
+                        address,
+                        "an address as another peer prints it: /ip4/HOST/tcp/PORT/p2p/ID",
+                    )
+                    for address in unreadable
+                ) from error
+            where = ", ".join(known) or "any relay"
+            raise PeerError(f"could not join the swarm at {where}: {error}") from error
+
+    def _announce(self) -> None:
+        command = same_command(sys.orig_argv, sys.argv)
+        message = join_message(self._run_id, self.addresses, command)
+        log.info(message)
+        if not self._peers:
+            print(message, flush=True)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where other machines can join; loopback addresses if there are no others."""
+        return reachable(self.dht.get_visible_maddrs())
+
+    def _sees_others(self) -> bool:
+        """Return whether somebody takes part in the run already."""
+        if self._given is None and not self._peers and not self._arguments.get("use_ipfs"):
+            return False
+        return bool(self._donors())
+
+    def best_round_of_others(self) -> int | None:
+        """Return the round of the furthest peer that shares its state; None without any."""
+        own = self.dht.peer_id.to_bytes()
+        rounds = [round_ for peer, round_ in self._donors().items() if peer != own]
+        return int(max(rounds)) if rounds else None
+
+    def _donors(self) -> dict[bytes, float]:
+        """Return the peers that share their state, and the round of each."""
+        key = f"{self._run_id}_state_averager.all_averagers"
+        try:
+            answer = self.dht.get(key, latest=True, return_future=True).result(_DHT_TIMEOUT)
+        except Exception as error:
+            log.warning(f"could not ask who is in the run: {error!r}")
+            return {}
+        entries = getattr(answer, "value", None)
+        if not isinstance(entries, dict):
+            return {}
+        found = {peer: getattr(entry, "value", None) for peer, entry in entries.items()}
+        return {peer: value for peer, value in found.items() if isinstance(value, (int, float))}
+
+    def leave(self) -> None:
+        """End the DHT, if it is the strategy's own; calling it again does nothing."""
+        if self._finalizer is None or not self._finalizer.alive:
+            return
+        with contextlib.suppress(Exception):
+            future = self.dht.run_coroutine(_neighbours, return_future=True)
+            self._neighbours = future.result(timeout=_NEIGHBOURS_TIMEOUT)
+        self._finalizer()
+
+
+async def _neighbours(dht: hivemind.DHT, node: Any) -> list[str]:
+    """Return the addresses of the peers that this one is connected to; runs in the DHT."""
+    peers = await node.protocol.p2p.list_peers()
+    return [f"{address}/p2p/{peer.peer_id}" for peer in peers for address in peer.addrs]
+
+
+def _readable(address: str) -> bool:
+    try:
+        Multiaddr(address)
+    except Exception:  # the parser raises whatever it stumbles on
+        return False
+    return True
+
+
+def _end(children: Children, dht: hivemind.DHT, owner: int) -> None:
+    if os.getpid() == owner:  # forks inherit the finalizer
+        children.end_dht(dht)

@@ -1,0 +1,249 @@
+"""Makes the swarm's optimizer out of the one that the module configured."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import hivemind
+import torch
+from lightning.fabric.utilities import rank_zero_warn
+from torch.optim import LBFGS, Optimizer
+
+from rayhive.errors import Problem
+from rayhive.optim.optimizer import RayhiveOptimizer
+from rayhive.strategy.schedulers import unscheduled
+from rayhive.strategy.validation import StrategyError, argument_names
+
+_HIVEMIND_OPTIMIZER = hivemind.Optimizer
+_OURS_ALONE = argument_names(RayhiveOptimizer) - argument_names(hivemind.Optimizer)
+
+
+def make_optimizer(**arguments: Any) -> Any:
+    """Return a running :class:`RayhiveOptimizer`.
+
+    Where somebody has replaced ``hivemind.Optimizer``, for example to watch it, theirs is made
+    instead, without the arguments that only ours knows.
+    """
+    if hivemind.Optimizer is not _HIVEMIND_OPTIMIZER:
+        known = {name: value for name, value in arguments.items() if name not in _OURS_ALONE}
+        return hivemind.Optimizer(**known)
+    return RayhiveOptimizer(**arguments)
+
+
+def check_configured(optimizers: list[Any]) -> Optimizer:
+    """Return the one optimizer that the swarm can run.
+
+    Raises:
+        StrategyError: There are none or several, or it is of a kind that cannot be shared.
+    """
+    if len(optimizers) != 1:
+        raise StrategyError(several_optimizers(len(optimizers)))
+    optimizer: Optimizer = optimizers[0]
+    if not any(group["params"] for group in optimizer.param_groups):
+        raise StrategyError(
+            Problem("configure_optimizers", None, "one optimizer with parameters to train")
+        )
+    if isinstance(optimizer, LBFGS):
+        raise StrategyError(
+            Problem("configure_optimizers", "LBFGS", "an optimizer that steps without a closure")
+        )
+    return optimizer
+
+
+def several_optimizers(count: int | str) -> Problem:
+    """Return what is wrong with several optimizers."""
+    return Problem(
+        "configure_optimizers",
+        f"{count} optimizers",
+        "one optimizer. Hivemind only supports training with one optimizer.",
+    )
+
+
+def leave_out_frozen(optimizer: Optimizer) -> None:
+    """Take frozen parameters out of the optimizer.
+
+    Averaged gradients are dense: a frozen parameter would get a gradient of zeros instead of
+    none, and decay.
+    """
+    left_out = 0
+    for group in optimizer.param_groups:
+        kept = [parameter for parameter in group["params"] if parameter.requires_grad]
+        left_out += len(group["params"]) - len(kept)
+        group["params"][:] = kept
+    if left_out:
+        rank_zero_warn(
+            f"{left_out} frozen parameters are not trained or averaged, even if they are thawed "
+            "later in this fit."
+        )
+
+
+def recreate(original: Optimizer) -> Callable[[Any], Optimizer]:
+    """Return a function that makes another optimizer like ``original`` for other tensors.
+
+    The function takes parameter groups, and its result has the class of ``original`` and, in
+    each group, exactly the hyper-parameters that the group came with.
+
+    Raises:
+        StrategyError: The class cannot be made from its defaults alone.
+    """
+    cls, defaults = type(original), original.defaults
+    parameters = list(inspect.signature(cls).parameters.values())
+    named = {parameter.name for parameter in parameters}
+    missing = [
+        parameter.name
+        for parameter in parameters[1:]
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in defaults
+    ]
+    if missing:
+        raise StrategyError(
+            Problem(
+                "configure_optimizers",
+                cls.__name__,
+                f"an optimizer that can be re-created; {', '.join(missing)} of this one is not "
+                "among its defaults (without delays and offload_optimizer it is used as it is)",
+            )
+        )
+
+    def build(groups: Any) -> Optimizer:
+        given = [dict(group) for group in groups]
+        arguments = {name: value for name, value in defaults.items() if name in named}
+        if "capturable" in arguments:  # CUDA graphs do not hold what is on the host
+            arguments["capturable"] = False
+            for group in given:
+                group["capturable"] = False
+        optimizer = cls([dict(group) for group in given], **arguments)
+        for made, wanted in zip(optimizer.param_groups, given, strict=True):
+            made.update({key: value for key, value in wanted.items() if key != "params"})
+        initialise_state(optimizer)
+        return optimizer
+
+    return build
+
+
+def groups_for_recreation(original: Optimizer) -> list[dict[str, Any]]:
+    """Return copies of the parameter groups, without what the module's scheduler did to them."""
+    return [unscheduled(group) for group in original.param_groups]
+
+
+def extra_tensor_problems(extra: Sequence[Any], device: torch.device) -> list[Problem]:
+    """Return what is wrong with extra tensors of a module on ``device``."""
+    kinds = {type(item).__name__ for item in extra if not isinstance(item, torch.Tensor)}
+    tensors = [item for item in extra if isinstance(item, torch.Tensor)]
+    found = [
+        Problem(
+            "extra_tensors", f"a {kind}", "tensors, or a function of the module that returns some"
+        )
+        for kind in sorted(kinds)
+    ]
+    for dtype in sorted({str(tensor.dtype) for tensor in tensors if tensor.is_complex()}):
+        allowed = "floating-point tensors, which are averaged, and integers and booleans"
+        found.append(Problem("extra_tensors", dtype, allowed))
+    for stray in sorted({str(tensor.device) for tensor in tensors if tensor.device != device}):
+        found.append(
+            Problem(
+                "extra_tensors",
+                f"tensors on {stray}",
+                f"tensors on {device}: pass a function of the module, such as "
+                "lambda module: list(module.buffers()), as moving a module replaces buffers",
+            )
+        )
+    return found
+
+
+def initialise_state(optimizer: Optimizer) -> None:
+    """Give a fresh optimizer the state tensors that it would make in its first step.
+
+    hivemind needs them to exist. It makes them by a real step with zero gradients, after which
+    Adam counts one step too many; here the parameters and the counters are put back.
+    """
+    if any(isinstance(value, torch.Tensor) for value in _state_values(optimizer)):
+        return
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [(p, p.grad, p.detach().clone()) for p in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    decay = NoDecay(optimizer.param_groups)
+    optimizer.step()
+    decay.lift(optimizer.param_groups)
+    with torch.no_grad():
+        for parameter, gradient, value in before:
+            parameter.copy_(value)
+            parameter.grad = gradient
+        for state in optimizer.state.values():
+            for name, start in (("step", 0), ("mu_product", 1)):
+                if isinstance(state.get(name), torch.Tensor):
+                    state[name].fill_(start)
+                elif name in state:
+                    state[name] = start
+
+
+def _state_values(optimizer: Optimizer) -> Iterator[Any]:
+    for state in optimizer.state.values():
+        yield from state.values()
+
+
+class NoDecay:
+    """Holds weight decay back in a step that is only for the state.
+
+    There are two: that of :func:`initialise_state`, and hivemind's own, which an optimizer that
+    has no state at all gets nevertheless.
+
+    Args:
+        groups: The parameter groups.
+    """
+
+    def __init__(self, groups: list[dict[str, Any]]) -> None:
+        self._decays = [group.get("weight_decay") for group in groups]
+        for group in groups:
+            if "weight_decay" in group:
+                group["weight_decay"] = 0.0
+
+    def lift(self, groups: list[dict[str, Any]]) -> None:
+        """Set the weight decay of each group to what it was."""
+        for group, decay in zip(groups, self._decays, strict=True):
+            if decay is not None:
+                group["weight_decay"] = decay
+
+
+@torch.no_grad()
+def load_state(optimizer: Any, state: dict[str, Any]) -> int:
+    """Restore the state of the swarm's optimizer from a checkpoint, without changing ``state``.
+
+    Tensors that are shared with the averaging processes are filled, not replaced.
+
+    Args:
+        optimizer: The swarm's optimizer.
+        state: What its ``state_dict`` returned, or that of a plain optimizer.
+
+    Returns:
+        The round that it was saved in; 0 for that of a plain optimizer.
+    """
+    inner = optimizer.state_averager.optimizer
+    entries = dict(state["state"])
+    round_ = int(entries.pop("local_epoch", 0))
+    shared = {parameter: dict(values) for parameter, values in inner.state.items()}
+    inner.load_state_dict({**state, "state": entries})
+    for parameter, values in inner.state.items():
+        for name, old in shared.get(parameter, {}).items():
+            new = values.get(name)
+            if (
+                isinstance(old, torch.Tensor)
+                and isinstance(new, torch.Tensor)
+                and old.shape == new.shape
+            ):
+                values[name] = old.copy_(new)
+    return round_
+
+
+def set_round(optimizer: Any, round_: int) -> None:
+    """Make the peer stand at the beginning of ``round_``, and tell the swarm."""
+    optimizer.state_averager.local_epoch = round_
+    optimizer.tracker.jump_to(round_)
+    if not optimizer.client_mode:
+        optimizer.state_averager.state_sharing_priority = round_
+        if optimizer.grad_averager is not None:
+            optimizer.grad_averager.state_sharing_priority = round_

@@ -1,0 +1,98 @@
+"""Makes ``Trainer(strategy="hivemind")`` work once ``rayhive`` is imported, and costs nothing.
+
+Lightning has no entry point for strategies, and importing it only to register would take
+seconds. So its table is filled when it comes into being, with functions that import the
+strategy when a trainer asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+#: Lightning's names for the strategy; the second is that of older versions.
+NAMES = ("hivemind", "collaborative")
+#: Samples of a round for a strategy that is asked for by name, as the documented examples have.
+#: All peers of a run have to agree on it, so it is a constant.
+DEFAULT_TARGET_BATCH_SIZE = 8192
+
+_TABLE = "lightning.pytorch.strategies"
+
+
+def by_name(**arguments: Any) -> Any:
+    """Return a :class:`rayhive.strategy.strategy.HivemindStrategy`."""
+    from rayhive.strategy.strategy import HivemindStrategy
+
+    return HivemindStrategy(**arguments)
+
+
+def register() -> None:
+    """Enter the strategy in Lightning's table; import Lightning if need be."""
+    table = importlib.import_module(_TABLE).StrategyRegistry
+    for name in NAMES:
+        if name not in table:
+            table.register(
+                name,
+                by_name,
+                description="Trains in a swarm of unreliable peers, with hivemind",
+                target_batch_size=DEFAULT_TARGET_BATCH_SIZE,
+            )
+
+
+def register_with_lightning() -> None:
+    """Register now if Lightning is imported already, else as soon as it is."""
+    if hasattr(sys.modules.get(_TABLE), "StrategyRegistry"):
+        register()
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Waits for the import of Lightning's table; finds nothing itself."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the table's own spec, with a loader that registers afterwards."""
+        if fullname != _TABLE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads the table as ``loader`` does, and registers.
+
+    Args:
+        loader: The table's own.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Return what the table's own loader makes."""
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the table's module; then it is there to be filled."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        register()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)

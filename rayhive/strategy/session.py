@@ -1,0 +1,310 @@
+"""One fit's part in the swarm: from the module's optimizer to a running swarm's, and back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import rank_zero_warn
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from rayhive.averaging.accumulator import Accumulation
+from rayhive.errors import Problem
+from rayhive.optim.child_processes import Children, end_process
+from rayhive.strategy import optimizer_factory
+from rayhive.strategy.dht import Membership
+from rayhive.strategy.grad_clipping import clip_in_rounds, clips, refuse_fused
+from rayhive.strategy.overrides import Overrides
+from rayhive.strategy.schedulers import RoundSchedule, refuse_plateau, unscheduled, wrapped_config
+from rayhive.strategy.validation import StrategyError
+
+log = logging.getLogger("rayhive.peer")
+
+
+class Participation:
+    """Builds the swarm's optimizer and ends it.
+
+    Args:
+        membership: The peer's place in the network.
+        trainer: The trainer.
+        module: The module that is trained, on its device.
+        configured: The optimizer of ``configure_optimizers``.
+        configs: Lightning's view of the schedulers of ``configure_optimizers``.
+        scheduler_fn: Makes the scheduler instead, or is it.
+        recreates: Whether hivemind has to build the optimizer anew.
+        arguments: Further arguments of the swarm's optimizer.
+
+    Attributes:
+        optimizer: The swarm's optimizer.
+        configs: Lightning's view of its schedulers.
+
+    Raises:
+        StrategyError: Module and strategy do not go together.
+    """
+
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        trainer: Trainer,
+        module: LightningModule,
+        configured: Optimizer,
+        configs: list[LRSchedulerConfig],
+        scheduler_fn: Any,
+        recreates: bool,
+        arguments: Mapping[str, Any],
+    ) -> None:
+        self._membership, self._children = membership, Children()
+        self._trainer, self._module = trainer, module
+        self._scheduler_fn = scheduler_fn
+        self._overrides = Overrides(module)
+        self._clip_handle: Any = None
+        self._errors: list[Exception] = []
+        self._running = False
+        refuse_plateau([config.scheduler for config in configs])
+        clipping = clips(trainer, module)
+        if clipping:
+            refuse_fused(trainer, configured)
+        if recreates:
+            self._check_recreation(configs)
+        optimizer_factory.leave_out_frozen(configured)
+        parts = self._recreated(configured) if recreates else self._as_it_is(configured, configs)
+        decay = optimizer_factory.NoDecay(parts["params"] or configured.param_groups)
+        with self._children.forking():
+            self.optimizer = optimizer_factory.make_optimizer(
+                dht=membership.dht, **parts, **self._with_extra_tensors(arguments)
+            )
+        self._running = True
+        try:
+            decay.lift(self.inner.param_groups)
+            self.optimizer.defaults = self.inner.defaults  # callbacks look there
+            self._share_state(False)
+            self.configs = self._configs(configs)
+            if arguments["reuse_grad_buffers"]:
+                self._keep_gradients()
+            if clipping:
+                self._clip_handle = clip_in_rounds(
+                    trainer, module, self.inner, self._overrides, self._guard
+                )
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def inner(self) -> Optimizer:
+        """The optimizer that steps once a round."""
+        inner: Optimizer = self.optimizer.state_averager.optimizer
+        return inner
+
+    @property
+    def _schedule(self) -> RoundSchedule | None:
+        schedule = self.optimizer.state_averager.scheduler
+        return schedule if isinstance(schedule, RoundSchedule) else None
+
+    # -- building ------------------------------------------------------------------------------
+
+    def _check_recreation(self, configs: list[LRSchedulerConfig]) -> None:
+        if self._scheduler_fn is not None:
+            if isinstance(self._scheduler_fn, LRScheduler):
+                raise StrategyError(
+                    Problem(
+                        "scheduler_fn",
+                        type(self._scheduler_fn).__name__,
+                        "callable(optimizer) -> scheduler: the optimizer is re-created, and a "
+                        "scheduler that exists already would go on with the old one",
+                    )
+                )
+            return
+        if configs:
+            raise StrategyError(
+                Problem(
+                    "scheduler_fn",
+                    None,
+                    "callable(optimizer) -> scheduler. `delay_optimizer_step`, "
+                    "`delay_state_averaging` or `offload_optimizer` requires a `scheduler_fn` to "
+                    "be passed to the strategy: the optimizer is re-created, and the scheduler "
+                    f"of configure_optimizers ({type(configs[0].scheduler).__name__}) would be "
+                    "dropped",
+                )
+            )
+        rank_zero_warn(
+            "The optimizer is re-created by hivemind: enabling `delay_optimizer_step`, "
+            "`delay_state_averaging` or `offload_optimizer` requires a `scheduler_fn` to be "
+            "passed to the strategy, should you want a learning-rate scheduler."
+        )
+
+    def _recreated(self, configured: Optimizer) -> dict[str, Any]:
+        scheduler = None
+        if self._scheduler_fn is not None:
+
+            def scheduler(optimizer: Optimizer) -> RoundSchedule:
+                return self._schedule_of(optimizer, [self._scheduler_fn(optimizer)])
+
+        return {
+            "params": optimizer_factory.groups_for_recreation(configured),
+            "optimizer": optimizer_factory.recreate(configured),
+            "scheduler": scheduler,
+        }
+
+    def _as_it_is(self, configured: Optimizer, configs: list[LRSchedulerConfig]) -> dict[str, Any]:
+        schedulers = [config.scheduler for config in configs]
+        given = self._scheduler_fn
+        if isinstance(given, LRScheduler):
+            if getattr(given, "optimizer", None) is not configured:
+                raise StrategyError(
+                    Problem(
+                        "scheduler_fn",
+                        type(given).__name__,
+                        "callable(optimizer) -> scheduler, or a scheduler of the optimizer that "
+                        "configure_optimizers returns",
+                    )
+                )
+            schedulers = [given]
+        elif given is not None:
+            for group in configured.param_groups:
+                clean = unscheduled(group)
+                group.pop("initial_lr", None)
+                group["lr"] = clean["lr"]
+            schedulers = [given(configured)]
+        optimizer_factory.initialise_state(configured)
+        return {
+            "params": None,
+            "optimizer": configured,
+            "scheduler": self._schedule_of(configured, schedulers) if schedulers else None,
+        }
+
+    def _schedule_of(self, optimizer: Optimizer, schedulers: list[Any]) -> RoundSchedule:
+        refuse_plateau(schedulers)
+        module = self._module
+        advance = self._guard(lambda scheduler: module.lr_scheduler_step(scheduler, None))
+        return RoundSchedule(optimizer, schedulers, advance)
+
+    def _with_extra_tensors(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments with the tensors besides parameters that peers average.
+
+        Raises:
+            StrategyError: They are no tensors, cannot be averaged, or are not the module's.
+        """
+        extra = arguments.get("extra_tensors") or ()
+        extra = list(extra(self._module) if callable(extra) else extra)
+        problems = optimizer_factory.extra_tensor_problems(extra, self._module.device)
+        if problems:
+            raise StrategyError(problems)
+        return {**arguments, "extra_tensors": extra}
+
+    def _configs(self, configs: list[LRSchedulerConfig]) -> list[LRSchedulerConfig]:
+        if self._schedule is None:
+            return []
+        schedulers = self._schedule.schedulers
+        if self._scheduler_fn is not None:
+            return [wrapped_config(self.optimizer, scheduler) for scheduler in schedulers]
+        return [
+            wrapped_config(self.optimizer, scheduler, config)
+            for scheduler, config in zip(schedulers, configs, strict=True)
+        ]
+
+    def _keep_gradients(self) -> None:
+        """Make the module unable to clear the gradients that pile up for the round."""
+        if is_overridden("optimizer_zero_grad", self._module):
+            warnings.warn(
+                "You have overridden `optimizer_zero_grad` which will be disabled."
+                " With `HivemindStrategy(reuse_grad_buffers=True)` gradients are accumulated in"
+                " the model itself, and only a round may clear them.",
+                UserWarning,
+                stacklevel=2,
+            )
+        for name in ("zero_grad", "optimizer_zero_grad"):
+            self._overrides.set(name, lambda *_args, **_kwargs: None)
+
+    def _share_state(self, allowed: bool) -> None:
+        for averager in (self.optimizer.state_averager, self.optimizer.grad_averager):
+            if averager is not None and not averager.client_mode:
+                averager.allow_state_sharing = allowed
+
+    # -- while it runs -------------------------------------------------------------------------
+
+    def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Return ``function`` with its errors kept: hivemind only logs those of its threads."""
+
+        @wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except Exception as error:
+                self._errors.append(error)
+                raise
+
+        return guarded
+
+    def raise_errors(self) -> None:
+        """Raise the first error of a background thread, if there was one."""
+        if self._errors:
+            raise self._errors.pop(0)
+
+    def expect_batch(self) -> None:
+        """Prepare for the gradients of the next batch, whose samples are counted already."""
+        averager, samples = self.optimizer.grad_averager, self.optimizer.batch_size_per_step
+        if isinstance(averager, Accumulation) and samples:
+            averager.expect_batch(samples)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a checkpoint: optimizer, round, and the schedule's place in it."""
+        schedule = self._schedule
+        with schedule.restoring() if schedule is not None else contextlib.nullcontext():
+            round_ = optimizer_factory.load_state(self.optimizer, state)
+        optimizer_factory.set_round(self.optimizer, round_)
+        if schedule is not None:
+            schedule.level_with(round_)
+
+    def catch_up(self, take_equal: bool) -> None:
+        """Begin to share the state; before that, take it from a peer that is further.
+
+        Args:
+            take_equal: Take it also from a peer that is in the same round. Peers that start
+                from the same parameters do not need that.
+        """
+        best = self._membership.best_round_of_others()
+        own = self.optimizer.local_epoch
+        if best is not None and (best > own or (best == own and take_equal)):
+            log.info(f"taking the state of a peer in round {best}")
+            self.optimizer.load_state_from_peers()
+            self.optimizer.tracker.take_part(False)  # not before the first batch
+        self._share_state(True)
+
+    def settle(self) -> None:
+        """Wait for what runs in the background, and give the module the parameters of it."""
+        if self._running:
+            self.optimizer.state_averager.step(
+                wait_for_delayed_updates=True, apply_delayed_updates=True
+            )
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Leave the run and restore the module; calling it again does nothing."""
+        self._overrides.restore()
+        if self._clip_handle is not None:
+            self._clip_handle.remove()
+        if not self._running:
+            return
+        self._running = False
+        averagers = [self.optimizer.state_averager, self.optimizer.grad_averager]
+        try:
+            self.optimizer.shutdown()
+        except Exception as error:
+            log.warning(f"could not say goodbye to the peers: {error!r}")
+        for averager in averagers:
+            if averager is not None:
+                end_process(averager)
+        self._children.remove_sockets()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()

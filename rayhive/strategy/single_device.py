@@ -1,0 +1,73 @@
+"""A strategy of one device that several trainers can use, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import Strategy
+
+from rayhive.errors import Problem
+from rayhive.strategy.validation import StrategyError
+
+
+class ReusableStrategy(Strategy):
+    """Takes device, accelerator and precision from each trainer anew.
+
+    Lightning keeps what a trainer handed over where it looks for what the user chose: the next
+    trainer would refuse its own accelerator, and silently go on with the old device and
+    precision. Here each of them stands in a place of its own.
+    """
+
+    #: Set by each trainer.
+    num_nodes: int = 1
+    _device: torch.device | None = None
+    _handed_accelerator: Accelerator | None = None
+    _handed_precision: Precision | None = None
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The accelerator of the present trainer."""
+        return self._handed_accelerator
+
+    @accelerator.setter
+    def accelerator(self, accelerator: Accelerator) -> None:
+        self._handed_accelerator = accelerator
+
+    @property
+    def precision_plugin(self) -> Precision:
+        """The precision of the present trainer."""
+        return self._handed_precision if self._handed_precision is not None else Precision()
+
+    @precision_plugin.setter
+    def precision_plugin(self, precision_plugin: Precision | None) -> None:
+        self._handed_precision = precision_plugin
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """Always empty, so that each trainer hands over its own; see :attr:`root_device`."""
+        return []
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[Any]) -> None:
+        if len(devices) != 1:
+            raise StrategyError(
+                Problem(
+                    "devices",
+                    [str(device) for device in devices],
+                    "one device a peer: Trainer(devices=1), and one process for each device",
+                )
+            )
+        self._device = torch.device(devices[0])
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of the present trainer."""
+        return self._device if self._device is not None else torch.device("cpu")
+
+    def model_to_device(self) -> None:
+        """Move the module to the device."""
+        assert self.model is not None
+        self.model.to(self.root_device)

@@ -1,0 +1,275 @@
+"""What may be asked of :class:`rayhive.strategy.strategy.HivemindStrategy`, checked before it starts.
+
+hivemind finds some of these mistakes at its start, some in the first round, and some never: then
+the weights silently stay where they are.
+"""
+
+from __future__ import annotations
+
+import inspect
+import platform
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hivemind.compression import CompressionBase
+from hivemind.optim.optimizer import Optimizer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+from rayhive.averaging.factory import factory_problems
+from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.optim.optimizer import RayhiveOptimizer
+from rayhive.optim.stepping_out import group_sizes
+from rayhive.spec import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
+
+
+class StrategyError(ConfigError, MisconfigurationException, ValueError):
+    """The strategy, its trainer or its module is set up in a way that cannot train.
+
+    It is also Lightning's own class for bad input, so that code that catches that one goes on
+    working.
+    """
+
+
+@dataclass(frozen=True)
+class Delays:
+    """What happens in the background, and where the optimizer lives.
+
+    Attributes:
+        state: Parameters are averaged in the background.
+        optimizer: The optimizer steps in the background.
+        gradients: Gradients are averaged in the background.
+        offload: hivemind builds the optimizer anew, on tensors of its own on the host.
+    """
+
+    state: bool
+    optimizer: bool
+    gradients: bool
+    offload: bool
+
+
+def resolve_delays(
+    *,
+    delay_state_averaging: bool,
+    delay_optimizer_step: bool | None,
+    delay_grad_averaging: bool,
+    offload_optimizer: bool | None,
+    use_local_updates: bool = False,
+) -> Delays:
+    """Fill in the flags that were left open.
+
+    An open ``delay_optimizer_step`` follows ``delay_grad_averaging``; an open
+    ``offload_optimizer`` is on as soon as anything is delayed, as the delays need it.
+    """
+    optimizer = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
+    delayed = delay_state_averaging or optimizer or delay_grad_averaging
+    offload = offload_optimizer
+    if offload is None:
+        offload = delayed and not use_local_updates
+    return Delays(
+        bool(delay_state_averaging), bool(optimizer), bool(delay_grad_averaging), bool(offload)
+    )
+
+
+def check_delays(delays: Delays, use_local_updates: bool) -> Iterator[Problem]:
+    """Find combinations that hivemind cannot run; each names the flag to set."""
+    if delays.gradients and not delays.optimizer:
+        yield Problem("delay_optimizer_step", False, "True (or unset) with delay_grad_averaging")
+    later = "delay_grad_averaging" if delays.gradients else "delay_optimizer_step"
+    steps_later = delays.optimizer or delays.gradients
+    if steps_later and not delays.state:
+        yield Problem("delay_state_averaging", False, f"True with {later}")
+    if steps_later and not delays.offload and not use_local_updates:
+        yield Problem("offload_optimizer", False, f"True (or unset) with {later}")
+    if use_local_updates:
+        for name, on in (
+            ("offload_optimizer", delays.offload),
+            ("delay_optimizer_step", delays.optimizer),
+            ("delay_grad_averaging", delays.gradients),
+        ):
+            if on:
+                yield Problem(
+                    name,
+                    True,
+                    "False with use_local_updates: no gradients are averaged, and an offloaded "
+                    "optimizer would never move the weights",
+                )
+
+
+#: Arguments of hivemind's optimizer that the strategy sets itself, and where they come from.
+_OWN = {
+    "dht": "HivemindStrategy(dht=...)",
+    "params": "configure_optimizers",
+    "optimizer": "configure_optimizers",
+    "scheduler": "HivemindStrategy(scheduler_fn=...)",
+    "batch_size_per_step": "HivemindStrategy(batch_size=...)",
+}
+_AVERAGER_KEYS = (
+    "allreduce_timeout", "auxiliary", "average_opt_statistics", "averaged_grads", "client_mode",
+    "compression", "custom_gradients", "delta_rule_averaging", "dht", "extra_tensors",
+    "min_matchmaking_time", "next_chunk_timeout", "offload_optimizer", "optimizer", "parameters",
+    "params", "performance_ema_alpha", "prefix", "reuse_grad_buffers", "scheduler",
+    "shutdown_timeout", "start", "state_compression", "status_loglevel",
+)  # fmt: skip
+_TRACKER_KEYS = (
+    "client_mode", "dht", "performance_ema_alpha", "prefix", "start", "status_loglevel",
+    "target_batch_size",
+)  # fmt: skip
+_CODECS = ("grad_compression", "state_averaging_compression", "load_state_compression")
+
+
+def argument_names(cls: type) -> set[str]:
+    """Return the named arguments of a swarm's optimizer, of whichever class in its line."""
+    lineage = cls.__mro__[: cls.__mro__.index(Optimizer) + 1]
+    return {
+        name
+        for ancestor in lineage
+        if "__init__" in vars(ancestor)
+        for name, parameter in inspect.signature(vars(ancestor)["__init__"]).parameters.items()
+        if parameter.kind == parameter.KEYWORD_ONLY
+    }
+
+
+def optimizer_options() -> list[str]:
+    """Return the names that ``HivemindStrategy(**optimizer_kwargs)`` takes, sorted."""
+    return sorted(argument_names(RayhiveOptimizer) - {"auxiliary", *_OWN})
+
+
+def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find what is wrong with ``**optimizer_kwargs``."""
+    known = optimizer_options()
+    for name in options:
+        if name in _OWN:
+            yield Problem(name, options[name], f"absent: it comes from {_OWN[name]}")
+        elif name == "auxiliary":
+            yield Problem(name, options[name], "absent: an auxiliary peer does not train")
+        elif name not in known:
+            yield unknown(name, name, known)
+    for name in _CODECS:
+        codec = options.get(name)
+        if codec is not None and not isinstance(codec, CompressionBase):
+            yield Problem(name, codec, "an instance of a codec, for example Float16Compression()")
+    yield from _check_rules(options)
+    for name, keys in (("averager_opts", _AVERAGER_KEYS), ("tracker_opts", _TRACKER_KEYS)):
+        for key in sorted(set(options.get(name) or ()) & set(keys)):
+            yield Problem(
+                f"{name}.{key}", options[name][key], "absent: it is set by an argument of its own"
+            )
+    yield from group_sizes(options)
+    if options.get("use_local_updates"):
+        if options.get("reuse_grad_buffers"):
+            yield Problem("reuse_grad_buffers", True, "False with use_local_updates")
+        if options.get("grad_averager_factory") is not None:
+            yield Problem(
+                "grad_averager_factory",
+                options["grad_averager_factory"],
+                "absent with use_local_updates: no gradients are averaged",
+            )
+
+
+def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find rules of aggregation that do not exist, or that do not go with the averager."""
+    rules = {"outlier_filter": OUTLIER_FILTERS, "aggregation": AGGREGATIONS}
+    given = {name: options.get(name, DEFAULT_RULES[name]) for name in rules}
+    unknowns = [unknown(n, v, rules[n]) for n, v in given.items() if v not in rules[n]]
+    yield from unknowns
+    if options.get("use_local_updates") and given["aggregation"] != "mean" and not unknowns:
+        yield Problem(
+            "aggregation",
+            given["aggregation"],
+            "mean with use_local_updates: no gradients are averaged",
+        )
+    elif not unknowns:
+        yield from factory_problems(options.get("grad_averager_factory"), **given)
+
+
+def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find numbers out of their range, alone and against each other."""
+    for name in ("target_batch_size", "batch_size", "average_state_every", "load_state_attempts"):
+        value = options.get(name)
+        if value is not None and not (_whole(value) and value >= 1):
+            yield Problem(name, value, "a whole number, at least 1")
+    for name in (
+        "matchmaking_time", "averaging_timeout", "straggler_timeout", "allreduce_timeout",
+        "next_chunk_timeout",
+        "load_state_timeout", "shutdown_timeout", "wait_timeout", "bootstrap_timeout",
+    ):  # fmt: skip
+        value = options.get(name)
+        if value is not None and not (_number(value) and value > 0):
+            yield Problem(name, value, "a number of seconds greater than 0")
+    alpha = options.get("performance_ema_alpha")
+    if alpha is not None and not (_number(alpha) and 0 < alpha <= 1):
+        yield Problem("performance_ema_alpha", alpha, "greater than 0 and at most 1")
+    matchmaking, averaging = options["matchmaking_time"], options["averaging_timeout"]
+    if not (_number(matchmaking) and _number(averaging)):
+        return
+    if 0 < averaging <= matchmaking:
+        yield Problem(
+            "matchmaking_time", matchmaking, f"less than averaging_timeout ({averaging} s)"
+        )
+    request = (options.get("averager_opts") or {}).get("request_timeout")
+    if request is not None and not 0 < request < matchmaking:
+        yield Problem(
+            "averager_opts.request_timeout",
+            request,
+            f"greater than 0 and less than matchmaking_time ({matchmaking} s), or peers that ask "
+            "each other wait for ever",
+        )
+
+
+def check_network(
+    *, run_id: Any, dht: Any, given: Mapping[str, Any], initial_peers: Any, use_ipfs: bool
+) -> Iterator[Problem]:
+    """Find what is wrong with how the peer is to join.
+
+    Args:
+        run_id: The name of the run.
+        dht: A DHT that exists already, or None.
+        given: Settings of a new DHT that differ from their defaults.
+        initial_peers: The addresses to join at, from wherever they came.
+        use_ipfs: Whether to find peers over IPFS.
+    """
+    if platform.system() != "Linux":
+        yield Problem("platform", platform.system(), "Linux: hivemind runs nowhere else")
+    if not isinstance(run_id, str) or not run_id or "." in run_id:
+        yield Problem("run_id", run_id, "a name without a dot")
+    if dht is not None:
+        for name, value in given.items():
+            yield Problem(name, value, "absent with dht: it is a setting of that DHT")
+    elif use_ipfs and initial_peers:
+        yield Problem("use_ipfs", True, "False with initial_peers (from the call or INITIAL_PEERS)")
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuse a trainer whose settings mean nothing, or something else, in a swarm.
+
+    Raises:
+        StrategyError: With every such setting.
+    """
+    problems = []
+    scheduled = any(isinstance(item, GradientAccumulationScheduler) for item in trainer.callbacks)
+    if trainer.accumulate_grad_batches != 1 or scheduled:
+        problems.append(
+            Problem(
+                "accumulate_grad_batches",
+                "scheduled" if scheduled else trainer.accumulate_grad_batches,
+                "1: gradients are accumulated up to target_batch_size already",
+            )
+        )
+    if trainer.num_nodes != 1:
+        problems.append(Problem("num_nodes", trainer.num_nodes, "1: each peer is a trainer"))
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        problems.append(Problem("thread", thread.name, "the main thread: hivemind needs it"))
+    if problems:
+        raise StrategyError(problems)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

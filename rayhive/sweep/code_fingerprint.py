@@ -1,0 +1,272 @@
+"""Fingerprints of a workload: of the user's own code, and of the data that it names.
+
+A replicate says in ``code`` which it ran with, and replicates of different code never share a row.
+rayhive's own code is told by ``git_revision`` and ``versions`` instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import rayhive
+from rayhive.errors import RayhiveError
+from rayhive.spec import WorkloadConfig
+
+#: A larger file of data is told by its size and time of change, not by its content [B].
+LARGE = 2**28
+#: Of a folder with more files than this only their names and sizes are told.
+MANY = 2000
+#: Choices of ``--code`` for a run folder whose code has changed.
+CHOICES = ("refuse", "keep-apart", "accept")
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Which code and data a workload is made of.
+
+    Attributes:
+        code: Source file (as its module lies in its package) -> digest of its content.
+        data: Where a file of data is named, and its path below that -> digest of its content.
+        kind: Whether the workload's data is ``real`` or ``generated``.
+        accepted: The digest of earlier code that the user says does the same.
+    """
+
+    code: Mapping[str, str] = field(default_factory=dict)
+    data: Mapping[str, str] = field(default_factory=dict)
+    kind: str | None = None
+    accepted: str | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """A short name of all of it; None where there is neither code nor data of the user's."""
+        if self.accepted is not None or not (self.code or self.data):
+            return self.accepted
+        return _digest(repr((sorted(self.code.items()), sorted(self.data.items()), self.kind)))
+
+    def differences(self, before: Fingerprint) -> list[str]:
+        """Return what became of each file that is not as it was ``before``, in words."""
+        found = []
+        for old, new in ((before.code, self.code), (before.data, self.data)):
+            for name in sorted(old.keys() | new.keys()):
+                if old.get(name) != new.get(name):
+                    verb = "new" if name not in old else "gone" if name not in new else "changed"
+                    found.append(f"{verb}: {name}")
+        if self.kind != before.kind and None not in (self.kind, before.kind):
+            found.append(f"data was {before.kind} and is {self.kind}")
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what ``provenance.json`` keeps."""
+        given = {"code": dict(self.code), "data": dict(self.data), "kind": self.kind}
+        return given if self.accepted is None else {**given, "accepted": self.accepted}
+
+
+def read_fingerprint(given: object) -> Fingerprint | None:
+    """Return what ``provenance.json`` keeps of a fingerprint, None if it keeps none."""
+    if not isinstance(given, Mapping):
+        return None
+    files = [given.get(name) for name in ("code", "data")]
+    if not all(isinstance(item, Mapping) for item in files):
+        return None
+    code, data = ({str(k): str(v) for k, v in item.items()} for item in files if item is not None)
+    kind, accepted = given.get("kind"), given.get("accepted")
+    return Fingerprint(code, data, kind and str(kind), None if accepted is None else str(accepted))
+
+
+def fingerprint_of(
+    workload: WorkloadConfig, data_files: Iterable[Path] = (), kind: str | None = None
+) -> Fingerprint:
+    """Return the fingerprint of a workload.
+
+    Args:
+        workload: What a study says of it. Arguments that are paths of files or folders which
+            exist are data.
+        data_files: Further files and folders of data, as the workload names them.
+        kind: Whether its data is ``real`` or ``generated``.
+    """
+    return Fingerprint(
+        code=_code_digests(workload),
+        data=_data_digests(workload, data_files),
+        kind=kind,
+    )
+
+
+class CodeWatch:
+    """Check for code that changes while a sweep runs.
+
+    Args:
+        fingerprint: What it was when the sweep began.
+        workload: What the study says of its workload.
+    """
+
+    def __init__(self, fingerprint: Fingerprint, workload: WorkloadConfig) -> None:
+        self.digest = fingerprint.digest
+        self._known = fingerprint
+        self._workload = workload
+
+    def check(self) -> None:
+        """Compare the code with what it was.
+
+        Raises:
+            RayhiveError: A file is not what it was.
+        """
+        now = replace(self._known, code=_code_digests(self._workload))
+        differences = now.differences(self._known)
+        if differences:
+            raise RayhiveError(
+                f"the workload changed while the sweep ran ({'; '.join(differences)}); what is "
+                "finished is kept. Put it back and run the same command, or say with --code "
+                "what becomes of the rest"
+            )
+
+
+# -- code --------------------------------------------------------------------------------------
+
+
+def _code_digests(workload: WorkloadConfig) -> dict[str, str]:
+    return {name: _file_digest(path) for name, path in _code(workload).items()}
+
+
+def _code(workload: WorkloadConfig) -> dict[str, Path]:
+    """Return the source files of a user's module and of the user's modules that it imports."""
+    if workload.import_path is None:
+        return {}
+    found: dict[str, Path] = {}
+    waiting = [workload.import_path.partition(":")[0]]
+    seen: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        for name, path in _files(module):
+            key = f"{name.replace('.', '/')}{'/__init__' * (path.stem == '__init__')}{path.suffix}"
+            if key not in found:
+                found[key] = path
+                package = name if path.stem == "__init__" else name.rpartition(".")[0]
+                waiting += _imports(path, package)
+    return found
+
+
+def _files(module: str) -> Iterator[tuple[str, Path]]:
+    """Yield a module of the user's with its file, the packages around it first."""
+    top, *rest = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return
+    if spec is None:
+        return
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    if spec.origin is not None and spec.origin.endswith(".py"):
+        if not (_is_own(Path(spec.origin)) and Path(spec.origin).is_file()):
+            return
+        yield top, Path(spec.origin)
+    elif not places or not all(map(_is_own, places)):
+        return
+    name = top
+    for part in rest:
+        name = f"{name}.{part}"
+        files = [place / part / "__init__.py" for place in places]
+        files += [place / f"{part}.py" for place in places]
+        for file in files:
+            if file.is_file():
+                yield name, file
+                break
+        places = [place / part for place in places]
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether code is the user's own: no package that is installed, and not rayhive."""
+    paths = sysconfig.get_paths()
+    installed = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib")]
+    resolved = path.resolve()
+    return not (
+        {"site-packages", "dist-packages"} & set(resolved.parts)
+        or any(resolved.is_relative_to(place) for place in installed)
+        or resolved.is_relative_to(Path(rayhive.__file__).resolve().parent)
+    )
+
+
+def _imports(path: Path, package: str) -> Iterator[str]:
+    """Yield names that a source file imports anywhere: of modules, and what may be submodules."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".") if package else []
+            around = parts[: len(parts) - node.level + 1] if node.level else []
+            module = ".".join([*around, *([node.module] if node.module else [])])
+            if module:
+                yield module
+            yield from (f"{module}.{a.name}" if module else a.name for a in node.names)
+
+
+# -- data --------------------------------------------------------------------------------------
+
+
+def _data_digests(workload: WorkloadConfig, data_files: Iterable[Path]) -> dict[str, str]:
+    named = [("data_files", Path(path)) for path in data_files]
+    named += [(f"args.{key}", path) for key, path in _paths(workload.args)]
+    found: dict[str, str] = {}
+    for place, path in named:
+        if path.is_file():
+            found[f"{place}/{path.name}"] = _file_digest(path)
+        elif path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file())
+            if len(files) > MANY:
+                found[place] = _digest(repr([(str(f), f.stat().st_size) for f in files]))
+                continue
+            found |= {f"{place}/{f.relative_to(path)}": _file_digest(f) for f in files}
+    return found
+
+
+def _paths(given: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
+    """Yield the arguments that name a file or folder which exists."""
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", path) for name, path in _paths(value))
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(item, str) and 0 < len(item) < 4096 and "\0" not in item:
+                path = Path(item)
+                try:
+                    if path.exists() and path.resolve() != Path.cwd():
+                        yield key, path
+                except OSError:  # no path
+                    continue
+
+
+#: Path, size and time of change -> digest, so that an unchanged file is read once.
+_READ: dict[tuple[str, int, int], str] = {}
+
+
+def _file_digest(path: Path) -> str:
+    try:
+        found = path.stat()
+        key = (str(path), found.st_size, found.st_mtime_ns)
+        if found.st_size > LARGE:
+            return _digest(repr(key[1:]))
+        if key not in _READ:
+            digest = hashlib.sha256()
+            with path.open("rb") as file:
+                while block := file.read(2**20):
+                    digest.update(block)
+            _READ[key] = digest.hexdigest()[:16]
+        return _READ[key]
+    except OSError as error:
+        return f"not readable: {error.strerror}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,292 @@
+"""The run folder: where everything of a study lies, and who may write there."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+from rayhive.errors import ConfigError, DamagedError, Problem, without_secrets
+from rayhive.events import read_events
+from rayhive.spec import SweepConfig
+from rayhive.sweep.aside import set_aside
+from rayhive.sweep.code_fingerprint import Fingerprint, read_fingerprint
+from rayhive.sweep.files import is_unfinished, write_atomically
+from rayhive.sweep.provenance import collect
+
+#: Keys that may grow when a study is continued; every other difference makes it another study.
+MAY_GROW = ("budget.trials", "replicates")
+#: Keys that say how patient a sweep is, and nothing of what is measured.
+MAY_CHANGE = re.compile(r"retries|timeouts\..+")
+
+#: States of a replicate that measured something of its configuration.
+MEASURED = ("completed", "timed_out", "diverged")
+
+SWEEP, PROVENANCE, LOCK = "sweep.yaml", "provenance.json", "driver.lock"
+
+
+_RUN = re.compile(r'"run":\s*"([0-9a-f]{32})"')
+
+
+class RunFolder:
+    """One study's folder.
+
+    Args:
+        path: The folder; it need not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+
+    def replicate(self, trial: int, replicate: int, scenario: str) -> Path:
+        """Return the folder of one replicate."""
+        return self.path / "trials" / str(trial) / f"r{replicate}-{scenario}"
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether any replicate was ever prepared here."""
+        trials = self.path / "trials"
+        return trials.is_dir() and any(trials.iterdir())
+
+    def check(self, config: SweepConfig) -> Iterator[Problem]:
+        """Find what speaks against running ``config`` here, without writing anything."""
+        problem = self._unwritable()
+        if problem is not None:
+            yield problem
+        elif (self.path / SWEEP).exists():
+            owner = self._locked_by()
+            if owner is not None:
+                yield self._in_use(owner)
+            yield from self._differences(config)
+        elif self.path.exists() and self._occupied():
+            yield Problem("--out", str(self.path), "a run folder, or one that is empty or new")
+
+    def check_code(self, config: SweepConfig, now: Fingerprint) -> Iterator[Problem]:
+        """Find whether the run was begun with other code or data, and has measured with it."""
+        before = self._fingerprint()
+        differences = [] if before is None else now.differences(before)
+        if differences and self.has_measured:
+            by_name = config.workload.import_path is None
+            yield Problem(
+                "workload.name" if by_name else "workload.import",
+                config.workload.label,
+                f"the code and data that {self.path} was run with ({'; '.join(differences)}): put "
+                "it back, begin a new run with --out or another name, keep the two apart with "
+                "--code keep-apart, or say with --code accept that it does the same",
+            )
+
+    def continued(self, now: Fingerprint, accept: bool) -> Fingerprint:
+        """Return ``now``, under the digest of what was there before if it does the same.
+
+        Args:
+            now: What the workload is made of now.
+            accept: Whether the user says that it does the same.
+        """
+        before = self._fingerprint()
+        if before is None:
+            return now
+        if accept:
+            return replace(now, accepted=before.digest)
+        return now if now.differences(before) else replace(now, accepted=before.accepted)
+
+    def _fingerprint(self) -> Fingerprint | None:
+        with suppress(OSError, ValueError, RecursionError, AttributeError):
+            found = json.loads((self.path / PROVENANCE).read_bytes())
+            return read_fingerprint(found.get("fingerprint"))
+        return None
+
+    def replicates(self, trial: int) -> list[Path]:
+        """Return the folders of a trial's replicates that there are."""
+        return sorted((self.path / "trials" / str(trial)).glob("r*-*/"))
+
+    @property
+    def has_measured(self) -> bool:
+        """Return whether any replicate came to a good end; without one nothing can be mixed."""
+        for log in self.path.glob("trials/*/*/events*.jsonl"):
+            with suppress(DamagedError):
+                for event in read_events(log):
+                    if event["kind"] == "replicate_finished" and event.get("state") in MEASURED:
+                        return True
+        return False
+
+    @contextmanager
+    def opened(self, config: SweepConfig, code: Fingerprint | None = None) -> Iterator[str]:
+        """Hold the folder for one driver, with ``sweep.yaml`` and ``provenance.json`` written.
+
+        Args:
+            config: The study.
+            code: Which code and data its workload is made of.
+
+        Yields:
+            The identity of the run: the same each time that this folder is opened.
+
+        Raises:
+            ConfigError: Another driver holds it, or it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / LOCK).open("a+", encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise ConfigError(_not_writable(self.path, error)) from error
+        with lock:
+            # The kernel lets go of it when this process dies, however it dies.
+            if not _lock(lock, fcntl.LOCK_EX):
+                raise ConfigError(self._in_use(_owner(lock)))
+            lock.seek(0)
+            known = _RUN.search(lock.read())
+            write_atomically(self.path / SWEEP, config.to_yaml())
+            run = self._write_provenance(config, code, None if known is None else known[1])
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {os.uname().nodename}\n" + f'"run": "{run}"\n')
+            lock.flush()
+            yield run
+
+    def _write_provenance(
+        self, config: SweepConfig, code: Fingerprint | None, known: str | None
+    ) -> str:
+        """Describe this session; what earlier ones said is kept if it differs.
+
+        Args:
+            config: The study.
+            code: Which code and data its workload is made of.
+            known: The identity of the run, as the lock says, where the provenance is damaged.
+        """
+        file = self.path / PROVENANCE
+        before = self._provenance()
+        run = before.pop("run", None) or known or uuid.uuid4().hex
+        earlier = before.pop("earlier", [])
+        now = collect(config)
+        if code is not None:
+            now["fingerprint"] = code.as_dict()
+        if before and _timeless(before) != _timeless(now):
+            earlier = [*earlier, before]
+        elif before:
+            now["started"] = before.get("started", now["started"])
+        described = {"run": run, **now, **({"earlier": earlier} if earlier else {})}
+        write_atomically(file, json.dumps(described, indent=1) + "\n")
+        return run
+
+    def _provenance(self) -> dict[str, Any]:
+        """Return what ``provenance.json`` says; of a damaged one, which is kept, the identity."""
+        file = self.path / PROVENANCE
+        if not file.exists():
+            return {}
+        text = file.read_bytes().decode("utf-8", errors="replace")
+        with suppress(ValueError, RecursionError):
+            found = json.loads(text)
+            if _is_provenance(found):
+                return dict(found)
+        set_aside(file)
+        run = _RUN.search(text)
+        return {} if run is None else {"run": run[1]}
+
+    def _occupied(self) -> bool:
+        """Return whether the folder holds more than a driver leaves that dies as it begins."""
+        return any(item.name != LOCK and not is_unfinished(item) for item in self.path.iterdir())
+
+    def _unwritable(self) -> Problem | None:
+        """Find the first existing part of the path and say if nothing can be made there."""
+        for part in (self.path, *self.path.parents):
+            try:
+                found = part.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                return _not_writable(self.path, error)
+            if not stat.S_ISDIR(found.st_mode):
+                return Problem("--out", str(self.path), f"a folder, but {part} is a file")
+            if not os.access(part, os.W_OK | os.X_OK):
+                return Problem("--out", str(self.path), f"writable, but {part} is not")
+            return None
+        return None
+
+    def _locked_by(self) -> str | None:
+        """Return who holds the folder, if anybody does."""
+        try:
+            with (self.path / LOCK).open(encoding="utf-8", errors="replace") as lock:
+                return None if _lock(lock, fcntl.LOCK_SH) else _owner(lock)
+        except OSError:
+            return None
+
+    def _in_use(self, owner: str) -> Problem:
+        return Problem("--out", str(self.path), f"a folder that nobody runs in; {owner} does")
+
+    def _differences(self, config: SweepConfig) -> Iterator[Problem]:
+        import yaml
+
+        try:
+            text = (self.path / SWEEP).read_text(encoding="utf-8")
+            existing = SweepConfig.model_validate(yaml.safe_load(text))
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            first = str(error).splitlines()[0]
+            yield Problem("--out", str(self.path), f"a run folder; its {SWEEP} says: {first}")
+            return
+        old, new = _flat(_plain(existing)), _flat(_plain(config))
+        for key in sorted(old.keys() | new.keys()):
+            was, now = old.get(key), new.get(key)
+            if MAY_CHANGE.fullmatch(key) or was == now or (key in MAY_GROW and now > was):  # type: ignore[operator]
+                continue
+            at_least = "at least " if key in MAY_GROW else ""
+            yield Problem(
+                key,
+                now,
+                f"{at_least}{was!r}, as in the run that {self.path} holds "
+                "(--out or another name starts a new run)",
+            )
+
+
+def _is_provenance(found: object) -> bool:
+    return (
+        isinstance(found, dict)
+        and isinstance(found.get("run", ""), str)
+        and isinstance(found.get("earlier", []), list)
+    )
+
+
+def _plain(config: SweepConfig) -> dict[str, Any]:
+    data = config.model_dump(mode="json", by_alias=True)
+    if config.storage is not None:  # a password is not kept, and may be another one now
+        data["storage"] = without_secrets(config.storage)
+    return data
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _timeless(session: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in session.items() if key != "started"}
+
+
+def _lock(file: IO[str], kind: int) -> bool:
+    """Try to lock a file until it is closed; say if that worked."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        # A file system without locks protects nobody; that is no reason not to run.
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
+
+
+def _owner(lock: IO[str]) -> str:
+    lock.seek(0)
+    return lock.readline().strip() or "another process"
+
+
+def _not_writable(path: Path, error: OSError) -> Problem:
+    return Problem("--out", str(path), f"a folder that can be written ({error.strerror})")
