@@ -177,7 +177,7 @@ class Throttle:
 
         throttle = self
 
-        class ThrottledRunner(averager.MeasuredRunner):
+        class ThrottledRunner(averager.MeasuredAllReduce):
             async def _generate_input_for_peer(self, peer_index):  # type: ignore[no-untyped-def]
                 async for message in super()._generate_input_for_peer(peer_index):
                     await asyncio.sleep(throttle.wait_s(message.ByteSize()))
@@ -188,4 +188,4 @@ class Throttle:
                     await asyncio.sleep(throttle.wait_s(message.ByteSize()))
                     yield message
 
-        averager.MeasuredRunner = ThrottledRunner  # type: ignore[misc]
+        averager.MeasuredAllReduce = ThrottledRunner  # type: ignore[misc]

@@ -22,7 +22,7 @@ def mean_scale(averager: GradientAverager) -> float:
     return float(averager._anchor_batch_size or 0) / samples if samples else 0.0
 
 
-class Accumulation(GradientAverager):
+class GradientAccumulator(GradientAverager):
     """Mixin for averagers of gradients: each batch counts by its samples.
 
     hivemind fills its accumulators with zeros after a round and adds every batch. Here they are

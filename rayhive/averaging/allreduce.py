@@ -26,7 +26,7 @@ HANGS_UP = 1
 ABSENT = "it is no longer there"
 
 
-class MeasuredRunner(AllReduceRunner):
+class MeasuredAllReduce(AllReduceRunner):
     """One all-reduce of one group, as a sender and as a reducer.
 
     A peer is done when its own tensors are averaged. As a reducer it may still be answering
@@ -236,7 +236,7 @@ class MeasuredRunner(AllReduceRunner):
 class _CountedStub:
     """The remote side of a peer, as the runner calls it."""
 
-    def __init__(self, stub: Any, runner: MeasuredRunner, expected: int) -> None:
+    def __init__(self, stub: Any, runner: MeasuredAllReduce, expected: int) -> None:
         self._stub, self._runner, self._missing = stub, runner, expected
 
     async def rpc_aggregate_part(

@@ -24,15 +24,15 @@ from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
 from hivemind.utils.asyncio import achain, anext, as_aiter
 
-from rayhive.averaging.allreduce import MeasuredRunner
-from rayhive.membership.member import Member
-from rayhive.averaging.group_formation import DifferentTensors, NobodyElse, RoundIsOver
+from rayhive.averaging.allreduce import MeasuredAllReduce
+from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
 from rayhive.averaging.matchmaking import TRACE, LiveMatchmaking, StepTrace, round_of
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.step_history import ROUNDS_KEPT, OneAtATime
 from rayhive.averaging.streams import COURTESY, PATIENCE, DownloadStub, stay_open
 from rayhive.compression.kernels import install
 from rayhive.compression.powersgd.shapes import MAX_ITERATIONS, phase_names
+from rayhive.membership.member import Member
 
 #: Longest wait for a groupmate's next part [s], if nothing asks for another.
 SENDER_TIMEOUT = 10.0
@@ -156,7 +156,7 @@ class MeasuredAverager(DecentralizedAverager):
     def run(self) -> None:
         """Serve until shut down; executed in the averager's own process."""
         averager.Matchmaking = LiveMatchmaking
-        averager.AllReduceRunner = MeasuredRunner
+        averager.AllReduceRunner = MeasuredAllReduce
         install.install()
         # Group ids and orders come from this generator. Peers that seed alike for the sake of
         # training would draw the same ids, and one group's late parts would fit another.
@@ -205,12 +205,12 @@ class MeasuredAverager(DecentralizedAverager):
         watcher = asyncio.create_task(_note_trigger(step, trace))
         try:
             await super()._step(step=step, future_for_init=future_for_init)
-        except (NobodyElse, RoundIsOver, DifferentTensors):
+        except (NoOtherPeers, RoundIsOver, DifferentTensors):
             pass  # the trainer has it from the step
         finally:
             round_ = round_of(step)
             if round_ is not None:
-                self._matchmaking.rendezvous.leave_behind(round_)
+                self._matchmaking.group_formation.leave_behind(round_)
             watcher.cancel()
             del self._running_steps[task]
             for group_id in trace.groups:
@@ -334,7 +334,7 @@ class MeasuredAverager(DecentralizedAverager):
                 async with contextlib.aclosing(answers):
                     await asyncio.wait_for(anext(answers), GOODBYE_S)
 
-    def _runners(self, group_id: bytes) -> dict[str, MeasuredRunner]:
+    def _runners(self, group_id: bytes) -> dict[str, MeasuredAllReduce]:
         """Return the all-reduces of a group that began, by the names of their phases."""
         return {
             PHASE_NAMES[key.removeprefix(group_id)]: future.result()

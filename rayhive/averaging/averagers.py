@@ -15,13 +15,13 @@ from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
-from rayhive.averaging.accumulator import Accumulation
+from rayhive.averaging.accumulator import GradientAccumulator
 from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.extra_tensors import ExtraTensors
-from rayhive.averaging.filtered_averager import Guarded, GuardedFactors, GuardedState
-from rayhive.averaging.inline_executor import Here
+from rayhive.averaging.filtered_averager import Filtered, FilteredFactors, FilteredState
+from rayhive.averaging.inline_executor import InlineExecutor
 from rayhive.averaging.powersgd_averager import TransactionalPowerSGD
-from rayhive.averaging.state_download import CheckedDownloads, with_digest
+from rayhive.averaging.state_download import CheckedStateDownload, with_digest
 from rayhive.averaging.step_history import RecordedSteps
 
 #: Options of a state averager's step with which it may go on in the background, or wait for peers.
@@ -29,7 +29,12 @@ MAY_LAST = ("delay_optimizer_step", "delay_averaging", "averaging_round", "wait_
 
 
 class RayhiveGradientAverager(
-    Guarded, MeasuredAverager, Accumulation, GradientAverager, RecordedSteps, CheckedDownloads
+    Filtered,
+    MeasuredAverager,
+    GradientAccumulator,
+    GradientAverager,
+    RecordedSteps,
+    CheckedStateDownload,
 ):
     """Averages gradients as they are, or through a codec."""
 
@@ -37,12 +42,12 @@ class RayhiveGradientAverager(
 
 
 class RayhivePowerSGDAverager(  # type: ignore[misc]  # hivemind says less of what it loads
-    GuardedFactors,
+    FilteredFactors,
     MeasuredAverager,
-    Accumulation,
+    GradientAccumulator,
     TransactionalPowerSGD,
     RecordedSteps,
-    CheckedDownloads,
+    CheckedStateDownload,
 ):
     """Averages low-rank factors of gradients."""
 
@@ -50,12 +55,12 @@ class RayhivePowerSGDAverager(  # type: ignore[misc]  # hivemind says less of wh
 
 
 class RayhiveStateAverager(
-    GuardedState,
+    FilteredState,
     MeasuredAverager,
     ExtraTensors,
     TrainingStateAverager,
     RecordedSteps,
-    CheckedDownloads,
+    CheckedStateDownload,
 ):
     """Averages parameters, optimizer statistics and extra tensors.
 
@@ -98,7 +103,7 @@ class RayhiveStateAverager(
             self._round_left = self.local_epoch
         background = self.step_executor
         if not self.pending_updates and not any(map(kwargs.get, MAY_LAST)):
-            self.step_executor = Here()  # two changes of threads less
+            self.step_executor = InlineExecutor()  # two changes of threads less
         try:
             return super().step(*args, **kwargs)
         finally:

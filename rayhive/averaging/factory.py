@@ -11,8 +11,8 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
 from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
-from rayhive.averaging.filtered_averager import Guarded
-from rayhive.averaging.state_download import CheckedDownloads
+from rayhive.averaging.filtered_averager import Filtered
+from rayhive.averaging.state_download import CheckedStateDownload
 from rayhive.errors import Problem
 
 #: What is used in place of hivemind's own averagers, which a user's factory may name.
@@ -37,7 +37,7 @@ def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
 def takes_rules(factory: Any) -> bool:
     """Say whether what a factory makes has an outlier filter and aggregation rules."""
     made = factory.func if isinstance(factory, partial) else factory
-    return isinstance(made, type) and issubclass(made, Guarded)
+    return isinstance(made, type) and issubclass(made, Filtered)
 
 
 def factory_problems(factory: Any, outlier_filter: str, aggregation: str) -> Iterator[Problem]:
@@ -65,7 +65,7 @@ def takes_over_state(averager: type[DecentralizedAverager]) -> bool:
     gradients and drops them.
     """
     does_nothing = (
-        CheckedDownloads.load_state_from_peers,
+        CheckedStateDownload.load_state_from_peers,
         DecentralizedAverager.load_state_from_peers,
     )
     return averager.load_state_from_peers not in does_nothing

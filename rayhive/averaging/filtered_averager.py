@@ -29,7 +29,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, MSGPackSerializer
 
 from rayhive.averaging.excluded import ExcludedRoundFailed, blank_copies
-from rayhive.averaging.group_formation import NobodyElse
+from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.matchmaking import TRACE, StepTrace
 from rayhive.averaging.outlier_filter import Announcement, OutlierFilter, Refusal
 from rayhive.averaging.powersgd_averager import STEP
@@ -73,10 +73,11 @@ def weights(told: Mapping[P, tuple[tuple[str, ...], int | None]]) -> dict[P, flo
     return {peer: share / max(found.values()) for peer, share in found.items()}
 
 
-class Guarded(DecentralizedAverager):
+class Filtered(DecentralizedAverager):
     """Mixin that stands before :class:`rayhive.averaging.averager.MeasuredAverager`.
 
-    It acts in rounds that meet by :class:`rayhive.averaging.group_formation.Rendezvous`; a group
+    It acts in rounds that meet by :class:`rayhive.averaging.group_formation.GroupFormation`; a
+    group
     whose members announce nothing averages as ever. ``rejected`` of the round's result says what
     was refused: a list of peers, reasons, norms and bounds.
 
@@ -126,7 +127,7 @@ class Guarded(DecentralizedAverager):
         """Average with those whose tensors can be right.
 
         Raises:
-            NobodyElse: There is nobody in the group whose tensors are.
+            NoOtherPeers: There is nobody in the group whose tensors are.
             AverageNotFinite: What came out is not finite all the same.
             ExcludedRoundFailed: This peer's tensors are refused, and it did not get the average.
         """
@@ -135,7 +136,7 @@ class Guarded(DecentralizedAverager):
         trace = TRACE.get() or StepTrace()
         trace.excluded |= self.peer_id in refused
         if len(refused) == len(group_info.peer_ids):
-            raise NobodyElse("what this group was about to average is not finite")
+            raise NoOtherPeers("what this group was about to average is not finite")
         if trace.excluded:
             kwargs["weight"] = 0.0
         try:
@@ -187,7 +188,7 @@ class Guarded(DecentralizedAverager):
         return GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered)), said
 
 
-class GuardedState(Guarded):
+class FilteredState(Filtered):
     """The same for parameters, weighted by what peers did while they had lost each other.
 
     They gather the round, who was with them, and how many rounds they did so; see :func:`weights`.
@@ -209,7 +210,7 @@ class GuardedState(Guarded):
         return await super()._aggregate_with_group(group_info, min_vector_size, **kwargs)
 
 
-class GuardedFactors(Guarded):
+class FilteredFactors(Filtered):
     """The same for an averager with error feedback."""
 
     @property

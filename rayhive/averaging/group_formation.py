@@ -37,7 +37,7 @@ SMALLEST_GROUP = 2
 Ask = Callable[[PeerID, messages.JoinRequest], Awaitable[AsyncIterator[Any]]]
 
 
-class NobodyElse(Exception):
+class NoOtherPeers(Exception):
     """Nobody else takes part in the run: there is nothing to average with."""
 
 
@@ -49,7 +49,7 @@ class DifferentTensors(Exception):
     """A peer of the run averages tensors of other shapes or types."""
 
 
-class Rendezvous:
+class GroupFormation:
     """One peer's part in forming groups; everything happens on one event loop.
 
     Args:
@@ -125,7 +125,7 @@ class Rendezvous:
             longest: Longest wait whatever happens [s]; default ``patience``.
 
         Raises:
-            NobodyElse: No other peer takes part in the run.
+            NoOtherPeers: No other peer takes part in the run.
             RoundIsOver: The others have this round behind them.
             DifferentTensors: The leader averages something else.
             asyncio.TimeoutError: Nobody came in time.
@@ -169,7 +169,7 @@ class Rendezvous:
         if missing and len(roster) == 1:
             raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not come to round {round_}")
         if len(roster) == 1 or (self._client_mode and roster[0] == self.own):
-            raise NobodyElse(f"nobody else takes part in round {round_}")
+            raise NoOtherPeers(f"nobody else takes part in round {round_}")
 
     # -- leading -------------------------------------------------------------------------------
 

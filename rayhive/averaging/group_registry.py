@@ -15,7 +15,7 @@ from collections.abc import Iterable
 REMEMBERED = 256
 
 
-class GroupBook:
+class GroupRegistry:
     """The state of every group that this peer knows, for one event loop."""
 
     def __init__(self) -> None:

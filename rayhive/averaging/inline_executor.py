@@ -7,7 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 
-class Here(Executor):
+class InlineExecutor(Executor):
     """Runs what it is given at once, in the thread that asks for it."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:

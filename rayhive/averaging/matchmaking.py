@@ -19,9 +19,9 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
+from rayhive.averaging.group_formation import GroupFormation
+from rayhive.averaging.group_registry import GroupRegistry
 from rayhive.membership.member import Member
-from rayhive.averaging.group_formation import Rendezvous
-from rayhive.averaging.group_registry import GroupBook
 
 
 @dataclass
@@ -57,7 +57,7 @@ class LiveMatchmaking(Matchmaking):
     """Matchmaking that assembles the group of a round as soon as all who take part are there.
 
     Steps that gather a whole number, or a list that begins with one, say which round they belong
-    to; once :meth:`set_members` was called these meet by :class:`Rendezvous`. A round is looked
+    to; once :meth:`set_members` was called these meet by :class:`GroupFormation`. A round is looked
     for when the trainer triggers it, not before: a group that waits for its slowest trainer would
     let the others run into the timeouts of the all-reduce.
 
@@ -72,8 +72,8 @@ class LiveMatchmaking(Matchmaking):
         # when a group is larger, as it may be here. Without a number it takes the group's own.
         super().__init__(*args, target_group_size=None, **kwargs)
         self.target_group_size = self.potential_leaders.target_group_size = target_group_size
-        self.groups = GroupBook()
-        self.rendezvous = Rendezvous(
+        self.groups = GroupRegistry()
+        self.group_formation = GroupFormation(
             self.peer_id,
             client_mode=self.client_mode,
             schema_hash=self.schema_hash,
@@ -94,7 +94,7 @@ class LiveMatchmaking(Matchmaking):
                 time of a step.
         """
         self._knows_members, self._patience = True, patience
-        self.rendezvous.set_members(members)
+        self.group_formation.set_members(members)
 
     async def _ask(
         self, leader: PeerID, request: averaging_pb2.JoinRequest
@@ -116,7 +116,7 @@ class LiveMatchmaking(Matchmaking):
                 if self.announce is not None:
                     gather = await self.announce(gather)
                 async with self.lock_looking_for_group:
-                    group = await self.rendezvous.meet(
+                    group = await self.group_formation.meet(
                         cast("int", round_),
                         gather,
                         window=self.min_matchmaking_time,
@@ -127,7 +127,7 @@ class LiveMatchmaking(Matchmaking):
                 group = cast("GroupInfo | None", await super().look_for_group(step))
         except asyncio.TimeoutError:
             if meets:  # the time in which others computed is not for further attempts
-                _shorten(step, self.rendezvous.patience_left)
+                _shorten(step, self.group_formation.patience_left)
         finally:
             trace = TRACE.get()
             if trace is not None:
@@ -144,7 +144,7 @@ class LiveMatchmaking(Matchmaking):
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
         """Answer a peer that asks to be led."""
         if self._knows_members:
-            answers = self.rendezvous.rpc_join_group(request, context.remote_id)
+            answers = self.group_formation.rpc_join_group(request, context.remote_id)
         else:
             answers = super().rpc_join_group(request, context)
         async for message in answers:

@@ -47,8 +47,8 @@ class RoundResult(dict[Any, Any]):
         counts_complete: Whether every reply had left when the bytes were read; they are exact
             then.
         error: What went wrong, if the round failed.
-        rejected: What was refused, see :mod:`rayhive.averaging.filtered_averager`: the ``offender``, the
-            ``reason``, ``norm``, ``bound`` and ``lean``.
+        rejected: What was refused, see :mod:`rayhive.averaging.filtered_averager`: the
+            ``offender``, the ``reason``, ``norm``, ``bound`` and ``lean``.
         excluded: Whether this peer's own tensors were, and count for nothing.
     """
 

@@ -1,7 +1,7 @@
 """Which way a long list of tensors points, in a few numbers, at the speed of reading it once.
 
-Like a count-sketch (see :mod:`rayhive.peer.weights_sketch`) it is linear and keeps inner products in
-expectation. Its random signs are products of one of the row and one of the column in which an
+Like a count-sketch (see :mod:`rayhive.peer.weights_sketch`) it is linear and keeps inner products
+in expectation. Its random signs are products of one of the row and one of the column in which an
 element lies when all are written in rows of :data:`COLUMNS`: so the rows are added up by one
 matrix-vector product, and there is no sign to store for every element.
 """

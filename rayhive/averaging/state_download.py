@@ -75,7 +75,7 @@ class Digest:
 State = tuple[dict[str, Any], list[torch.Tensor]]
 
 
-class CheckedDownloads(DecentralizedAverager):
+class CheckedStateDownload(DecentralizedAverager):
     """Takes over sound states only; stands after the averager that it serves among the bases.
 
     Attributes:
@@ -140,7 +140,7 @@ class CheckedDownloads(DecentralizedAverager):
             if isinstance(entry, ValueWithExpiration) and isinstance(entry.value, (int, float))
         }
         found.pop(self.peer_id, None)
-        alive = self._matchmaking.rendezvous.known()
+        alive = self._matchmaking.group_formation.known()
         return sorted(found, key=lambda peer: (peer in alive, *found[peer]), reverse=True)
 
     async def _sound_state(

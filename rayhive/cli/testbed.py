@@ -110,10 +110,10 @@ def _command(made: TestbedState) -> list[str]:
 
 def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
     from rayhive.cluster.testbed import lifecycle
-    from rayhive.cluster.testbed.veth import Cable
+    from rayhive.cluster.testbed.veth import Veth
 
     for node, found in zip(known.nodes, lifecycle.measured(known), strict=True):
-        asked = Cable(known, node).now
+        asked = Veth(known, node).now
         seen = found.model_dump() if found is not None else {}
         rates = [seen.get("rate_up_mbit"), seen.get("rate_down_mbit")]
         losses = [seen.get("loss_up"), seen.get("loss_down")]

@@ -42,8 +42,8 @@ def is_agent(name: str) -> bool:
 def code_version() -> str:
     """Return a short name of the code that this process would import.
 
-    A zygote has imported a study's code for good, so a study that goes on with other code must
-    not meet the old zygote. What can differ is what Ray ships (named by content), where rayhive
+    A forkserver has imported a study's code for good, so a study that goes on with other code must
+    not meet the old forkserver. What can differ is what Ray ships (named by content), where rayhive
     is imported from, and its files if that is a checkout.
     """
     package = Path(__file__).resolve().parent.parent

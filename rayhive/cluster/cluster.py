@@ -32,7 +32,7 @@ from rayhive.cluster.node.raylets import rooms
 from rayhive.cluster.replicate import placement
 from rayhive.cluster.replicate.handle import ReplicateHandle
 from rayhive.cluster.replicate.supervisor import TrialSupervisor
-from rayhive.cluster.replicate.timeouts import Timing
+from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.cluster.testbed.config import NUMBER_LABEL
 from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem, SupervisorError
 from rayhive.spec import SwarmConfig
@@ -51,21 +51,21 @@ class Cluster:
     Args:
         embedded: The Ray of our own, None on somebody else's.
         timing: Bounds of the phases of replicates; None for those of each replicate's study.
-        zygote_command: Overrides rayhive's own zygote; for tests.
+        forkserver_command: Overrides rayhive's own forkserver; for tests.
     """
 
     def __init__(
         self,
         embedded: EmbeddedRay | None,
-        timing: Timing | None,
-        zygote_command: Sequence[str] | None,
+        timing: PhaseTimeouts | None,
+        forkserver_command: Sequence[str] | None,
     ) -> None:
         self._embedded = embedded
         self._timing = timing
         self._agent_options = {
-            "zygote_command": None if zygote_command is None else list(zygote_command),
+            "forkserver_command": None if forkserver_command is None else list(forkserver_command),
             "directory": None if embedded is None else str(embedded.agents),
-            "idle": (timing or Timing()).agent_idle,
+            "idle": (timing or PhaseTimeouts()).agent_idle,
         }
         self._handles: dict[str, ReplicateHandle] = {}
         self._studies: set[str] = set()
@@ -81,8 +81,8 @@ class Cluster:
         *,
         namespace: str = actors.NAMESPACE,
         num_cpus: int | None = None,
-        timing: Timing | None = None,
-        zygote_command: Sequence[str] | None = None,
+        timing: PhaseTimeouts | None = None,
+        forkserver_command: Sequence[str] | None = None,
     ) -> Cluster:
         """Connect to the cluster at ``address`` or ``RAY_ADDRESS``, or start one of our own.
 
@@ -93,7 +93,7 @@ class Cluster:
             namespace: Ray namespace of this driver; actors are always in rayhive's own.
             num_cpus: Logical CPUs of an embedded Ray; those of the machine if None.
             timing: Bounds of the phases of replicates; None for those of each replicate's study.
-            zygote_command: Overrides rayhive's own zygote; for tests.
+            forkserver_command: Overrides rayhive's own forkserver; for tests.
 
         Raises:
             ConfigError: Nothing that can be used answers at the address.
@@ -106,7 +106,7 @@ class Cluster:
         embedded = make() if target is None else None
         if target is not None:
             _join(target, namespace)
-        cluster = cls(embedded, timing, zygote_command)
+        cluster = cls(embedded, timing, forkserver_command)
         cluster._make = make
         return cluster
 
@@ -163,7 +163,7 @@ class Cluster:
             available |= dict.fromkeys(("link", "node"), capabilities.NEEDS_TESTBED)
         return capabilities.missing(needs, available)
 
-    def start(self, spec: ReplicateSpec, timing: Timing | None = None) -> ReplicateHandle:
+    def start(self, spec: ReplicateSpec, timing: PhaseTimeouts | None = None) -> ReplicateHandle:
         """Start a replicate, or adopt the one of this name if its supervisor lives.
 
         Args:
@@ -174,7 +174,7 @@ class Cluster:
             ConfigError: A supervisor of this name runs something else.
             SupervisorError: The supervisor does not start in time; it is ended.
         """
-        bounds = timing or self._timing or Timing.of(spec.timeouts)
+        bounds = timing or self._timing or PhaseTimeouts.of(spec.timeouts)
         self._mend()
         self._studies.add(spec.study)
         node = ray.get_runtime_context().get_node_id()
@@ -235,7 +235,7 @@ class Cluster:
             if not actors.pending(run_id):
                 raise
             since = self._pending.setdefault(run_id, time.monotonic())
-            if time.monotonic() - since < (self._timing or Timing()).supervisor:
+            if time.monotonic() - since < (self._timing or PhaseTimeouts()).supervisor:
                 raise
             actors.end(run_id)
             return None

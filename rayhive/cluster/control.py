@@ -20,7 +20,7 @@ from rayhive.cluster.address import resolve
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.embedded import RUNS_FILE
 from rayhive.cluster.node import machine, process_group
-from rayhive.cluster.replicate.peer_table import Ledger
+from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.events import Event, read_events
 from rayhive.spec.replicate import ReplicateSpec
@@ -162,19 +162,19 @@ def status_from_disk(folder: Path) -> dict[str, Any] | None:
 def _status_from_disk(folder: Path) -> dict[str, Any]:
     events = list(read_events(folder / "events.jsonl"))
     spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_bytes())
-    ledger = Ledger([spec.peer_spec(peer).name for peer in range(spec.swarm.peers)])
+    peer_table = PeerTable([spec.peer_spec(peer).name for peer in range(spec.swarm.peers)])
     phase, since, outcome = "placing", events[0]["t"] if events else time.time(), None
     heard: dict[str, float] = {}
     for event in events:
         name = event["peer"]
         if name is not None:
             heard[name] = event["t"]
-            _replay(ledger, name, event)
+            _replay(peer_table, name, event)
         elif event["kind"] == "barrier_released":
             phase, since = "training", event["t"]
         elif event["kind"] == "replicate_finished":
             phase, outcome = "finished", {k: event[k] for k in ("state", "stop_reason")}
-    peers = {name: peer.status() for name, peer in ledger.peers.items()}
+    peers = {name: peer.status() for name, peer in peer_table.peers.items()}
     for name, peer in peers.items():
         peer["last_event_age"] = time.time() - heard.get(name, since)
         if phase == "placing" and peer["pid"] is not None:
@@ -191,12 +191,12 @@ def _status_from_disk(folder: Path) -> dict[str, Any]:
     }
 
 
-def _replay(ledger: Ledger, name: str, event: Event) -> None:
-    if name not in ledger.peers:  # it came later
-        ledger.add(name)
+def _replay(peer_table: PeerTable, name: str, event: Event) -> None:
+    if name not in peer_table.peers:  # it came later
+        peer_table.add(name)
     if event["kind"] == "peer_spawned":
-        ledger.spawned(name, int(event["pid"]), str(event["host"]))
+        peer_table.spawned(name, int(event["pid"]), str(event["host"]))
     elif event["kind"] == "peer_lost":
-        ledger.lost(name, str(event["reason"]))
+        peer_table.lost(name, str(event["reason"]))
     else:
-        ledger.take(name, event)
+        peer_table.take(name, event)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -72,16 +72,16 @@ class FaultKind(ABC):
         self.planned = planned
         self.args: Any = self.Args.model_validate(planned.args)
 
-    async def setup(self, ground: Ground) -> None:
+    async def setup(self, swarm: FaultTarget) -> None:
         """Prepare what has to be there before training starts."""
         return
 
     @abstractmethod
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Do it.
 
         Args:
-            ground: The swarm.
+            swarm: The swarm.
             who: The slots or nodes that the plan's ``who`` stands for now.
 
         Returns:
@@ -89,7 +89,7 @@ class FaultKind(ABC):
         """
 
     @abstractmethod
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """Prove from outside, within :attr:`patience_s`, that it took effect."""
 
     @property
@@ -97,10 +97,10 @@ class FaultKind(ABC):
         """How long any of its steps may take [s]; longer is an error."""
         return 60.0
 
-    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Undo it; return what was done, for the ``fault_healed`` event."""
         return {}
 
-    async def teardown(self, ground: Ground) -> None:
+    async def teardown(self, swarm: FaultTarget) -> None:
         """Remove what may be left of it; called once, also after errors."""
         return

@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Draw:
+class SeededRng:
     """A stream of choices for one thing that has to be chosen.
 
     Each thing has a stream of its own, so that one thing more leaves the others' choices alone.

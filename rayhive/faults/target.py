@@ -10,7 +10,7 @@ from rayhive.events import Event
 #: Processes of one peer. ``group`` is all of them at once.
 ProcessRole = Literal["group", "trainer", "dht", "p2pd", "gradient_averager", "state_averager"]
 
-#: In place of a node, for :meth:`Ground.start`: any but the one where the peer was.
+#: In place of a node, for :meth:`FaultTarget.start`: any but the one where the peer was.
 OTHER_NODE = "other"
 
 #: What a machine may or may not let rayhive do; the reason is what ``rayhive doctor`` says.
@@ -26,7 +26,7 @@ CAPABILITIES: dict[str, str] = {
 }
 
 
-class Ground(Protocol):
+class FaultTarget(Protocol):
     """A running swarm in the hands of a fault.
 
     Peers are named by slot (``peer-1``); what happens to a slot happens to the life of it that

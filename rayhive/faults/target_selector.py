@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from rayhive.errors import Problem, nearest
-from rayhive.faults.rng import Draw
+from rayhive.faults.rng import SeededRng
 from rayhive.spec import SwarmConfig
 from rayhive.spec.fault_plan import DYNAMIC_ROLES
 
@@ -60,7 +60,7 @@ class Selector:
         self._problems = problems
         self._unit = unit
 
-    def choose(self, words: Sequence[str], draw: Draw, joined: int = 0) -> tuple[str, ...]:
+    def choose(self, words: Sequence[str], draw: SeededRng, joined: int = 0) -> tuple[str, ...]:
         """Return the names that words stand for.
 
         Args:
@@ -84,7 +84,7 @@ class Selector:
             return tuple(names)
         return tuple(sorted(set(names), key=_order))
 
-    def _one(self, word: str, draw: Draw) -> tuple[str, ...]:
+    def _one(self, word: str, draw: SeededRng) -> tuple[str, ...]:
         if word in DYNAMIC_ROLES:
             return (word,)
         name = _NAME.fullmatch(word)

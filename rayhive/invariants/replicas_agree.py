@@ -26,7 +26,8 @@ class ReplicasAgree(Invariant):
     """After every round all replicas are equal, as far as the codec lets them.
 
     The distance of two replicas is estimated from the sketches of their weights after the same
-    round (:mod:`rayhive.peer.weights_sketch`), relative to the larger norm. A replica is *astray* from a
+    round (:mod:`rayhive.peer.weights_sketch`), relative to the larger norm. A replica is *astray*
+    from a
     round that it did not average completely with others (gradients or parameters), that several
     groups averaged, whose parameters others averaged without it, or in which it loaded a state, up
     to its next complete averaging of parameters in one group; with delays that one shows a round

@@ -22,7 +22,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.utils import MSGPackSerializer, get_dht_time, get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
-from rayhive.membership.view import Census, Presence
+from rayhive.membership.view import Heartbeat, MembershipView
 
 logger = get_logger(__name__)
 
@@ -40,30 +40,30 @@ LOOKED_FOR_S = 3600.0
 SELDOM_AFTER_S, SELDOM = 600.0, 5
 
 
-class PresenceService:
-    """Keeps one census up to date; everything happens on one event loop.
+class HeartbeatService:
+    """Keeps one view up to date; everything happens on one event loop.
 
     Args:
         dht: A running DHT of the peer.
         prefix: Name of the run.
-        census: What is kept up to date.
+        view: What is kept up to date.
         heartbeat: Between two signs of life [s].
         expiration: How long an entry in the DHT is valid [s].
-        on_change: Called whenever the census may have changed.
+        on_change: Called whenever the view may have changed.
     """
 
     def __init__(
         self,
         dht: DHT,
         prefix: str,
-        census: Census,
+        view: MembershipView,
         *,
         heartbeat: float,
         expiration: float,
         on_change: Callable[[], None],
     ) -> None:
-        self.census, self._dht, self._on_change = census, dht, on_change
-        self._name, self._key = f"{prefix}.presence", f"{prefix}_presence"
+        self.view, self._dht, self._on_change = view, dht, on_change
+        self._name, self._key = f"{prefix}.heartbeat", f"{prefix}_heartbeat"
         self._heartbeat, self._expiration = heartbeat, expiration
         self._p2p: P2P
         self._calls: dict[bytes, asyncio.Task[None]] = {}
@@ -77,15 +77,15 @@ class PresenceService:
         jobs = []
         try:
             visible = await self._p2p.get_visible_maddrs()
-            with self.census.lock:
-                own = self.census.own
-                self.census.own = replace(own, addresses=tuple(map(str, visible)))
-            if not self.census.own.client_mode:
+            with self.view.lock:
+                own = self.view.own
+                self.view.own = replace(own, addresses=tuple(map(str, visible)))
+            if not self.view.own.client_mode:
                 await self._p2p.add_protobuf_handler(self._name, self._answer, BytesValue)
             jobs = [asyncio.create_task(job()) for job in (self._meet, self._watch)]
             await stop.wait()
             await self._say_goodbye()
-            if not self.census.own.client_mode:
+            if not self.view.own.client_mode:
                 await self._p2p.remove_protobuf_handler(self._name)
         finally:
             tasks = [*jobs, *self._calls.values(), *self._connecting.values()]
@@ -106,23 +106,23 @@ class PresenceService:
 
     async def _answer(self, request: BytesValue, context: P2PContext) -> BytesValue:
         self._take_in(request)
-        with self.census.lock:
-            return self._letter(self.census.told())
+        with self.view.lock:
+            return self._letter(self.view.told())
 
     @staticmethod
     def _letter(content: list[Any]) -> BytesValue:
         return BytesValue(value=MSGPackSerializer.dumps(content))
 
     def _take_in(self, letter: BytesValue) -> None:
-        with self.census.lock:
-            before = len(self.census.present())
+        with self.view.lock:
+            before = len(self.view.present())
             for fields, age, idle in MSGPackSerializer.loads(letter.value):
-                presence = Presence.unpack(fields)
-                if self.census.hear(presence, age, idle) and not self.census.is_here(
-                    presence.peer_id
+                heartbeat = Heartbeat.unpack(fields)
+                if self.view.hear(heartbeat, age, idle) and not self.view.is_here(
+                    heartbeat.peer_id
                 ):
-                    self._call_at_once(presence.peer_id)
-            if len(self.census.present()) > before:
+                    self._call_at_once(heartbeat.peer_id)
+            if len(self.view.present()) > before:
                 arrival, self._arrival = self._arrival, asyncio.Event()
                 arrival.set()
             self._start_calls()
@@ -133,10 +133,10 @@ class PresenceService:
             self._news[peer].set()
 
     def _start_calls(self) -> None:
-        for presence in self.census.others():
-            if presence.client_mode:
+        for heartbeat in self.view.others():
+            if heartbeat.client_mode:
                 continue
-            peer = presence.peer_id
+            peer = heartbeat.peer_id
             if peer not in self._calls or self._calls[peer].done():
                 self._news[peer] = asyncio.Event()
                 self._calls[peer] = asyncio.create_task(self._keep_calling(peer))
@@ -149,7 +149,7 @@ class PresenceService:
             news.clear()
             lost_s = time.monotonic() - last
             try:
-                patience = self.census.silence / FAILURES
+                patience = self.view.silence / FAILURES
                 if failures >= FAILURES and not await self._is_back(peer, patience):
                     await asyncio.wait_for(self._reconnect(peer), patience)
                 await asyncio.wait_for(self._call(peer), patience)
@@ -160,13 +160,13 @@ class PresenceService:
                 failures += 1
                 if failures == FAILURES:
                     logger.warning(f"going on without {PeerID(peer)}, no answer: {error!r}")
-                    with self.census.lock:
-                        self.census.give_up(peer)
+                    with self.view.lock:
+                        self.view.give_up(peer)
                     self._on_change()
                 if failures < FAILURES:
                     continue
             # what others have to say, a client hears when it calls
-            pause = CLIENT_PAUSE_S if self.census.own.client_mode else self._heartbeat
+            pause = CLIENT_PAUSE_S if self.view.own.client_mode else self._heartbeat
             if lost_s > SELDOM_AFTER_S:
                 pause *= SELDOM
             with contextlib.suppress(asyncio.TimeoutError):
@@ -184,8 +184,8 @@ class PresenceService:
         """
         if self._is_here(peer):
             return True
-        with self.census.lock:
-            own, addresses = self.census.own, self.census.addresses_of(peer)
+        with self.view.lock:
+            own, addresses = self.view.own, self.view.addresses_of(peer)
         try:
             await asyncio.wait_for(_knock(addresses), patience)
         except (OSError, asyncio.TimeoutError):
@@ -212,8 +212,8 @@ class PresenceService:
 
     async def _reconnect(self, peer: bytes) -> None:
         """Make a new connection to a peer that was given up."""
-        with self.census.lock:
-            addresses = self.census.addresses_of(peer)
+        with self.view.lock:
+            addresses = self.view.addresses_of(peer)
         await self._hang_up(peer)
         await self._connect(PeerID(peer), addresses)
 
@@ -232,20 +232,20 @@ class PresenceService:
         await asyncio.shield(connecting)
 
     def _knows(self, peer: bytes) -> bool:
-        with self.census.lock:
-            return any(other.peer_id == peer for other in self.census.others())
+        with self.view.lock:
+            return any(other.peer_id == peer for other in self.view.others())
 
     def _is_here(self, peer: bytes) -> bool:
-        with self.census.lock:
-            return self.census.is_here(peer)
+        with self.view.lock:
+            return self.view.is_here(peer)
 
     def _present(self) -> set[bytes]:
-        with self.census.lock:
-            return {presence.peer_id for presence in self.census.present()}
+        with self.view.lock:
+            return {heartbeat.peer_id for heartbeat in self.view.present()}
 
     async def _call(self, peer: bytes) -> None:
-        with self.census.lock:
-            letter = self._letter([self.census.told_of_own()])
+        with self.view.lock:
+            letter = self._letter([self.view.told_of_own()])
         answer = await self._p2p.call_protobuf_handler(PeerID(peer), self._name, letter, BytesValue)
         self._take_in(answer)
 
@@ -253,9 +253,9 @@ class PresenceService:
         """Notice silence, which is no event."""
         while True:
             await asyncio.sleep(self._heartbeat / 2)
-            with self.census.lock:
-                self.census.note_losses()
-                self.census.forget(max(self._expiration, LOOKED_FOR_S))
+            with self.view.lock:
+                self.view.note_losses()
+                self.view.forget(max(self._expiration, LOOKED_FOR_S))
             self._on_change()
 
     # -- the DHT -------------------------------------------------------------------------------
@@ -283,7 +283,7 @@ class PresenceService:
     async def _declare(self, here: bool) -> None:
         await self._dht.store(
             self._key,
-            subkey=self.census.own.peer_id,
+            subkey=self.view.own.peer_id,
             value=here,
             expiration_time=get_dht_time() + self._expiration,
             return_future=True,
@@ -298,9 +298,9 @@ class PresenceService:
         found = await self._dht.get(self._key, latest=True, return_future=True)
         entries = getattr(found, "value", None)
         for peer, entry in entries.items() if isinstance(entries, dict) else ():
-            if entry.value and peer != self.census.own.peer_id and not self._knows(peer):
+            if entry.value and peer != self.view.own.peer_id and not self._knows(peer):
                 with contextlib.suppress(Exception):  # an entry outlives its peer
-                    await asyncio.wait_for(self._call(peer), self.census.silence)
+                    await asyncio.wait_for(self._call(peer), self.view.silence)
 
     async def _look_where_it_began(self) -> None:
         """Call those at whom this peer has joined, or was to join: they may be in the run, too.
@@ -314,16 +314,16 @@ class PresenceService:
             if peer.to_bytes() in present or peer == self._dht.peer_id:
                 continue
             with contextlib.suppress(Exception):  # it may be long gone
-                patience = self.census.silence / FAILURES
+                patience = self.view.silence / FAILURES
                 await asyncio.wait_for(_knock([address]), patience)
                 await asyncio.wait_for(self._connect(peer, [address]), patience)
                 await asyncio.wait_for(self._call(peer.to_bytes()), patience)
 
     async def _merge(self) -> None:
         """Let the DHT know everybody whom this peer knows: a cut link may have made two of it."""
-        peers = sorted(self._present() - {self.census.own.peer_id})
+        peers = sorted(self._present() - {self.view.own.peer_id})
         meeting = self._dht.run_coroutine(partial(_make_known, peers), return_future=True)
-        await asyncio.wait_for(meeting, self.census.silence)
+        await asyncio.wait_for(meeting, self.view.silence)
 
     async def _say_goodbye(self) -> None:
         """Tell everybody that this peer takes part no more."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Rounds that a peer may be behind and still be awaited: one behind by two finishes the round before.
-#: A peer further behind has to load the state.
+#: Rounds that a peer may be behind and still be awaited: one behind by two finishes the round
+#: before. A peer further behind has to load the state.
 ROUNDS_BEHIND = 2
 
 

@@ -2,8 +2,8 @@
 
 It has what hivemind's optimizer uses of that class, and differs in this:
 
-* peers tell each other directly (:mod:`rayhive.membership.heartbeat`); hivemind's look into the DHT now
-  and then, so that a round waits for the next look;
+* peers tell each other directly (:mod:`rayhive.membership.heartbeat`); hivemind's look into the
+  DHT now and then, so that a round waits for the next look;
 * a peer that dies is noticed within seconds, not when its entry in the DHT expires;
 * a peer announces itself before it has accumulated its first sample, and says when it no longer
   takes part, so rounds begin with everybody and wait for nobody;
@@ -23,12 +23,12 @@ from hivemind.dht import DHT
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import PerformanceEMA, get_dht_time
 
-from rayhive.membership.member import Member
 from rayhive.errors import PeerError
-from rayhive.membership.heartbeat import PresenceService
-from rayhive.membership.progress_view import SwarmView
-from rayhive.membership.view import Census, Presence
 from rayhive.membership.breaks import Breaks, watch
+from rayhive.membership.heartbeat import HeartbeatService
+from rayhive.membership.member import Member
+from rayhive.membership.progress_view import ProgressView
+from rayhive.membership.view import Heartbeat, MembershipView
 
 #: The two kinds of averaging, by the field that says how far a peer is with it.
 KINDS = ("averaged", "synchronised")
@@ -49,7 +49,7 @@ HIVEMINDS_ALONE = frozenset(
 OnMembers = Callable[[str, tuple[Member, ...], frozenset[bytes]], None]
 
 
-class LiveProgressTracker(SwarmView, threading.Thread):
+class LiveProgressTracker(ProgressView, threading.Thread):
     """Tracks the progress of this peer and of the swarm.
 
     Args:
@@ -94,16 +94,16 @@ class LiveProgressTracker(SwarmView, threading.Thread):
         self.performance_ema = PerformanceEMA(alpha=performance_ema_alpha)
         silence = min(SILENCE_S, metadata_expiration) if silence is None else silence
         now = get_dht_time()
-        own = Presence(dht.peer_id.to_bytes(), now, int(now * 1000), client_mode=self.client_mode)
-        self._census = Census(own, silence, straggler_timeout=straggler_timeout)
-        self._lock = self._census.lock
-        self._service = PresenceService(
+        own = Heartbeat(dht.peer_id.to_bytes(), now, int(now * 1000), client_mode=self.client_mode)
+        self._view = MembershipView(own, silence, straggler_timeout=straggler_timeout)
+        self._lock = self._view.lock
+        self._service = HeartbeatService(
             dht,
             prefix,
-            self._census,
+            self._view,
             heartbeat=min(heartbeat, silence / 3),
             expiration=max(metadata_expiration, 2 * silence),
-            on_change=self._census_changed,
+            on_change=self._view_changed,
         )
         self._breaks = Breaks()
         self._on_break: Callable[[], None] | None = None
@@ -160,13 +160,13 @@ class LiveProgressTracker(SwarmView, threading.Thread):
         self._call_soon(self._leaving.set)
         self.ended.wait(timeout)
 
-    def _census_changed(self) -> None:
+    def _view_changed(self) -> None:
         """Wake up who waits, and tell the members if they have changed; in the thread."""
         with self._lock:
             self._lock.notify_all()
-            follower, lost = self._on_members, self._census.lost()
+            follower, lost = self._on_members, self._view.lost()
             told = {
-                kind: (self._census.members(kind, computes=kind == self.comes_first), lost)
+                kind: (self._view.members(kind, computes=kind == self.comes_first), lost)
                 for kind in KINDS
             }
         if follower is None:
@@ -188,7 +188,7 @@ class LiveProgressTracker(SwarmView, threading.Thread):
             self._on_members, self._on_break = on_members, on_break
         self._ready.wait()
         self._call_soon(self._told.clear)
-        self._call_soon(self._census_changed)
+        self._call_soon(self._view_changed)
 
     def _say(self, aloud: bool = True, **fields: Any) -> None:
         """Change what this peer says of itself, and tell it now if it is said aloud.
@@ -197,20 +197,20 @@ class LiveProgressTracker(SwarmView, threading.Thread):
         everything, and the averagers hear of it at the next heartbeat.
         """
         with self._lock:
-            self._census.say(**fields)
+            self._view.say(**fields)
             if aloud:
-                self._told_samples = self._census.own.samples
-            heard = bool(self._census.others())
+                self._told_samples = self._view.own.samples
+            heard = bool(self._view.others())
         if aloud and heard:
             self._call_soon(self._service.tell)
-            self._call_soon(self._census_changed)
+            self._call_soon(self._view_changed)
 
     # -- what this peer says -------------------------------------------------------------------
 
     @property
     def local_progress(self) -> LocalTrainingProgress:
         """How far this peer is."""
-        own = self._census.own
+        own = self._view.own
         return LocalTrainingProgress(
             peer_id=own.peer_id,
             epoch=own.round,
@@ -223,12 +223,12 @@ class LiveProgressTracker(SwarmView, threading.Thread):
     @property
     def takes_part(self) -> bool:
         """Whether the swarm's rounds wait for this peer."""
-        return self._census.own.takes_part
+        return self._view.own.takes_part
 
     def take_part(self, takes_part: bool) -> None:
         """Say whether rounds have to wait for this peer from now on."""
         with self._lock:
-            if takes_part != self.takes_part or self._census.own.away:
+            if takes_part != self.takes_part or self._view.own.away:
                 self._say(takes_part=takes_part, away=False)
 
     def end_batch(self) -> None:
@@ -245,8 +245,8 @@ class LiveProgressTracker(SwarmView, threading.Thread):
         """
         with self._lock:
             seconds = self._breaks.end()
-            self._census.note_progress()
-            return seconds if self._census.own.away else None
+            self._view.note_progress()
+            return seconds if self._view.own.away else None
 
     def _step_out_if_idle(self) -> None:
         """Let the others go on without this peer if it has computed nothing for too long.
@@ -254,7 +254,7 @@ class LiveProgressTracker(SwarmView, threading.Thread):
         Not while it averages in the background: the others have it in their group.
         """
         with self._lock:
-            own = self._census.own
+            own = self._view.own
             ended = min(getattr(own, kind) for kind in (self.comes_first, "synchronised"))
             if not (own.takes_part and self._breaks.is_long and ended >= own.entered):
                 return
@@ -271,7 +271,7 @@ class LiveProgressTracker(SwarmView, threading.Thread):
         lacks: as long as no peer's is, the round cannot be due. Peers of equal speed tell each
         other once a round.
         """
-        own = self._census.own
+        own = self._view.own
         extra = samples_accumulated - own.samples
         if extra > 0:
             self.performance_ema.update(task_size=extra)
@@ -279,9 +279,9 @@ class LiveProgressTracker(SwarmView, threading.Thread):
             self.performance_ema.reset_timer()
         with self._lock:
             unheard = samples_accumulated - self._told_samples
-            lacking = self.target_batch_size - (self._census.samples() - own.samples)
+            lacking = self.target_batch_size - (self._view.samples() - own.samples)
             lacking -= self._told_samples
-            share = lacking / max(1, self._census.in_step())
+            share = lacking / max(1, self._view.in_step())
         self._say(
             aloud=local_epoch != own.round or extra < 0 or (unheard > 0 and unheard >= share),
             round=local_epoch,
@@ -309,7 +309,7 @@ class LiveProgressTracker(SwarmView, threading.Thread):
     def skip_to(self, round_: int) -> None:
         """Go on to a round that others came to, and count those between as if done long ago."""
         with self._lock:  # a loss in between would be dated wrongly
-            self._census.skip(round_ - self._census.own.round)
+            self._view.skip(round_ - self._view.own.round)
             self.jump_to(round_)
 
     def has_ended(self, kind: str, round_: int, *, met: bool, aloud: bool = True) -> None:
@@ -322,7 +322,7 @@ class LiveProgressTracker(SwarmView, threading.Thread):
             aloud: Tell the others now. All who were in a complete group know it already.
         """
         fields = [kind, f"met_{kind}"] if met else [kind]
-        self._say(aloud, **{f: max(round_, getattr(self._census.own, f)) for f in fields})
+        self._say(aloud, **{f: max(round_, getattr(self._view.own, f)) for f in fields})
 
     def hurry(self, round_: int) -> None:
         """Ask everybody to begin a round with what there is: this peer has no time left."""

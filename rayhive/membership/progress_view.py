@@ -10,17 +10,17 @@ from typing import Literal
 from hivemind.optim.progress_tracker import GlobalTrainingProgress
 from hivemind.utils import PerformanceEMA, get_dht_time
 
-from rayhive.membership.view import Census, Reunion
+from rayhive.membership.view import MembershipView, Reunion
 
 
-class SwarmView:
-    """The questions that a progress tracker answers from its census.
+class ProgressView:
+    """The questions that a progress tracker answers from its view.
 
     Attributes:
         comes_first: The first averaging of a round: the one that peers come to from their batches.
     """
 
-    _census: Census
+    _view: MembershipView
     _lock: threading.Condition
     ended: threading.Event
     performance_ema: PerformanceEMA
@@ -35,27 +35,27 @@ class SwarmView:
     def live_peers(self) -> int:
         """Peers, this one included, that can take part in the next round."""
         with self._lock:
-            return self._census.in_step()
+            return self._view.in_step()
 
     @property
     def global_epoch(self) -> int:
         """The last round that anybody has finished."""
         with self._lock:
-            return self._census.newest_round()
+            return self._view.newest_round()
 
     @property
     def global_progress(self) -> GlobalTrainingProgress:
         """How far the swarm is."""
         with self._lock:
-            everybody = self._census.taking_part()
+            everybody = self._view.taking_part()
             rate = sum(p.samples_per_second for p in everybody) or self.performance_ema.eps
-            samples = self._census.samples()
+            samples = self._view.samples()
             lacking = max(0, self.target_batch_size - samples)
             return GlobalTrainingProgress(
-                epoch=self._census.newest_round(),
+                epoch=self._view.newest_round(),
                 samples_accumulated=samples,
                 target_batch_size=self.target_batch_size,
-                num_peers=self._census.in_step(),
+                num_peers=self._view.in_step(),
                 num_clients=sum(p.client_mode for p in everybody),
                 eta_next_epoch=get_dht_time() + lacking / rate,
                 next_fetch_time=get_dht_time(),
@@ -71,42 +71,40 @@ class SwarmView:
             timeout: Longest wait [s].
         """
         deadline = time.monotonic() + timeout
-        census, kind = self._census, self.comes_first
+        view, kind = self._view, self.comes_first
         with self._lock:
-            while census.newest_averaged(kind) > census.newest_round():
+            while view.newest_averaged(kind) > view.newest_round():
                 left = deadline - time.monotonic()
                 if left <= 0 or self.ended.is_set():
                     break
                 self._lock.wait(min(left, 0.1))
-            done = max(
-                self._census.newest_averaged(self.comes_first), self._census.newest_round() - 1
-            )
+            done = max(self._view.newest_averaged(self.comes_first), self._view.newest_round() - 1)
             return done >= round_
 
     def was_met(self, round_: int) -> bool:
         """Return whether peers that take part have averaged the gradients of a round in a group."""
-        own = self._census.own.peer_id
+        own = self._view.own.peer_id
         with self._lock:
-            others = [p for p in self._census.taking_part() if p.peer_id != own]
+            others = [p for p in self._view.taking_part() if p.peer_id != own]
             return any(p.met_averaged >= round_ for p in others)
 
     def take_reunion(self) -> Reunion | None:
         """Return who came back that was lost, since the last call."""
         with self._lock:
-            return self._census.take_reunion()
+            return self._view.take_reunion()
 
     def any_here(self, peers: Iterable[bytes]) -> bool:
         """Return whether any of these is known and alive."""
         with self._lock:
-            return any(self._census.is_here(peer) for peer in peers)
+            return any(self._view.is_here(peer) for peer in peers)
 
     @property
     def ready_to_update_epoch(self) -> bool:
         """Whether this peer may go on to the next round now."""
         with self._lock:
-            behind = self._census.newest_round() > self._census.own.round
-            due = self._census.samples() >= self.target_batch_size
-            return behind or due or self._census.is_in_a_hurry()
+            behind = self._view.newest_round() > self._view.own.round
+            due = self._view.samples() >= self.target_batch_size
+            return behind or due or self._view.is_in_a_hurry()
 
     @property
     def estimated_next_update_time(self) -> float:
@@ -128,7 +126,7 @@ class SwarmView:
         deadline = time.monotonic() + timeout
         with self._lock:
             # none of them makes progress while it waits here
-            while sum(peer.takes_part for peer in self._census.present()) < peers:
+            while sum(peer.takes_part for peer in self._view.present()) < peers:
                 left = deadline - time.monotonic()
                 if left <= 0 or self.ended.is_set():
                     return False

@@ -13,7 +13,7 @@ from rayhive.membership.member import ROUNDS_BEHIND, Member
 
 
 @dataclass(frozen=True)
-class Presence:
+class Heartbeat:
     """What a peer says of itself.
 
     Attributes:
@@ -57,14 +57,14 @@ class Presence:
         return list(vars(self).values())
 
     @classmethod
-    def unpack(cls, fields: Iterable[Any]) -> Presence:
+    def unpack(cls, fields: Iterable[Any]) -> Heartbeat:
         """Read what :meth:`pack` made.
 
         Raises:
             TypeError: There are too few or too many fields.
         """
-        presence = cls(*fields)
-        return replace(presence, addresses=tuple(presence.addresses))
+        heartbeat = cls(*fields)
+        return replace(heartbeat, addresses=tuple(heartbeat.addresses))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Reunion:
     peers: frozenset[bytes]
 
 
-class Census:
+class MembershipView:
     """Everything that a peer has heard of the peers of its run, and when.
 
     Threads that share one hold its :attr:`lock`, which is re-entrant.
@@ -95,7 +95,7 @@ class Census:
 
     def __init__(
         self,
-        own: Presence,
+        own: Heartbeat,
         silence: float,
         clock: Callable[[], float] = time.monotonic,
         straggler_timeout: float = math.inf,
@@ -104,7 +104,7 @@ class Census:
         self.straggler_timeout = straggler_timeout
         self.lock = threading.Condition()
         self._progressed: dict[bytes, float] = {own.peer_id: clock()}
-        self._others: dict[bytes, Presence] = {}
+        self._others: dict[bytes, Heartbeat] = {}
         self._heard: dict[bytes, float] = {}
         self._unreachable: set[bytes] = set()
         self._lost: dict[bytes, int] = {}
@@ -119,18 +119,18 @@ class Census:
         """Note that this peer has come further just now."""
         self._progressed[self.own.peer_id] = self._clock()
 
-    def hear(self, presence: Presence, age: float = 0.0, idle: float = 0.0) -> bool:
+    def hear(self, heartbeat: Heartbeat, age: float = 0.0, idle: float = 0.0) -> bool:
         """Take in what a peer says of itself, or said ``age`` seconds ago to somebody else.
 
         Args:
-            presence: What it says.
+            heartbeat: What it says.
             age: How old that is [s]; 0 is first hand.
             idle: How long it has made no progress [s].
 
         Returns:
             Whether it is news.
         """
-        peer = presence.peer_id
+        peer = heartbeat.peer_id
         if peer == self.own.peer_id:
             return False
         progressed = self._clock() - idle
@@ -142,12 +142,12 @@ class Census:
             self._welcome_back(peer)
         # Others' word makes a peer known, and a client, which cannot be called, stay alive. A
         # peer that can be called has to be heard itself, or its death would travel in circles.
-        if first_hand or known is None or presence.client_mode:
+        if first_hand or known is None or heartbeat.client_mode:
             heard = self._clock() - age
             self._heard[peer] = max(self._heard.get(peer, heard), heard)
-        if known is not None and known.version >= presence.version:
+        if known is not None and known.version >= heartbeat.version:
             return False
-        self._others[peer] = presence
+        self._others[peer] = heartbeat
         self._welcome_back(peer)  # also at others' word: all should know at the same time
         return True
 
@@ -176,9 +176,9 @@ class Census:
     def lost(self) -> frozenset[bytes]:
         """Return those who are gone without having said that they take part no more."""
         return frozenset(
-            presence.peer_id
-            for presence in self._others.values()
-            if presence.takes_part and not self._here(presence)
+            heartbeat.peer_id
+            for heartbeat in self._others.values()
+            if heartbeat.takes_part and not self._here(heartbeat)
         )
 
     def is_here(self, peer: bytes) -> bool:
@@ -207,7 +207,7 @@ class Census:
     def told(self) -> list[list[Any]]:
         """Return what is known of everybody that is alive: fields, age and idle time [s]."""
         now = self._clock()
-        others = [presence for presence in self._others.values() if self._here(presence)]
+        others = [heartbeat for heartbeat in self._others.values() if self._here(heartbeat)]
         ages = [max(1e-6, now - self._heard[p.peer_id]) for p in others]  # 0 is first hand
         return [
             self.told_of_own(),
@@ -218,39 +218,39 @@ class Census:
         """Return what this peer says of itself: fields, age and idle time [s]."""
         return [self.own.pack(), 0.0, self._idle(self.own)]
 
-    def _idle(self, presence: Presence) -> float:
-        return self._clock() - self._progressed[presence.peer_id]
+    def _idle(self, heartbeat: Heartbeat) -> float:
+        return self._clock() - self._progressed[heartbeat.peer_id]
 
-    def others(self) -> list[Presence]:
+    def others(self) -> list[Heartbeat]:
         """Return all other peers that are known, dead ones included."""
         return list(self._others.values())
 
-    def _here(self, presence: Presence) -> bool:
-        peer = presence.peer_id
+    def _here(self, heartbeat: Heartbeat) -> bool:
+        peer = heartbeat.peer_id
         if peer in self._unreachable:
             return False
         return self._clock() - self._heard[peer] <= self.silence
 
-    def present(self) -> list[Presence]:
+    def present(self) -> list[Heartbeat]:
         """Return everybody that is alive, the oldest first, this peer included."""
         if not self._others:
             return [self.own]
-        others = [presence for presence in self._others.values() if self._here(presence)]
+        others = [heartbeat for heartbeat in self._others.values() if self._here(heartbeat)]
         return sorted([self.own, *others], key=lambda p: (p.since, p.peer_id))
 
-    def taking_part(self) -> list[Presence]:
+    def taking_part(self) -> list[Heartbeat]:
         """Return everybody that is alive and takes part, the oldest first; no stragglers."""
-        present = [presence for presence in self.present() if presence.takes_part]
-        return [presence for presence in present if not self.is_straggling(presence)]
+        present = [heartbeat for heartbeat in self.present() if heartbeat.takes_part]
+        return [heartbeat for heartbeat in present if not self.is_straggling(heartbeat)]
 
-    def is_straggling(self, presence: Presence) -> bool:
+    def is_straggling(self, heartbeat: Heartbeat) -> bool:
         """Return whether a peer has computed for too long without progress.
 
         A peer that averages makes no progress either while it waits for others.
         """
-        if presence.peer_id == self.own.peer_id or presence.entered > presence.round:
+        if heartbeat.peer_id == self.own.peer_id or heartbeat.entered > heartbeat.round:
             return False
-        return self._idle(presence) > self.straggler_timeout
+        return self._idle(heartbeat) > self.straggler_timeout
 
     def members(self, kind: str, computes: bool = True) -> tuple[Member, ...]:
         """Return those who take part as matchmaking wants them.
@@ -276,7 +276,7 @@ class Census:
         """Return the last round that another peer has averaged, or given up."""
         return max((getattr(p, kind) for p in self._company() if not p.client_mode), default=0)
 
-    def _company(self) -> list[Presence]:
+    def _company(self) -> list[Heartbeat]:
         others = [p for p in self.present() if p.peer_id != self.own.peer_id]
         return [p for p in others if p.takes_part or p.away]
 

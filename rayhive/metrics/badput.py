@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rayhive.columns import TIME
 from rayhive.metrics.group import MetricGroup, Row
-from rayhive.metrics.incarnations import Life
+from rayhive.metrics.incarnations import Incarnation
 from rayhive.metrics.live_capacity import Window, fault_windows
 from rayhive.metrics.round_time import life_time
 from rayhive.metrics.timeline import Timeline
@@ -72,14 +72,14 @@ def time_spent(timeline: Timeline) -> tuple[dict[str, float], float]:
     return spent, total
 
 
-def _window(timeline: Timeline, first: Life) -> Window:
+def _window(timeline: Timeline, first: Incarnation) -> Window:
     assert timeline.span is not None
     begin, end = timeline.span
     late = first.joined(timeline.spec.swarm.peers)
     return (_when(first, begin, end) if late else begin), end
 
 
-def _when(life: Life, begin: float, end: float) -> float:
+def _when(life: Incarnation, begin: float, end: float) -> float:
     """Return when a life was spawned, or was first known to be there, within bounds."""
     known = (moment for moment in (life.spawned, life.started, life.ended) if moment is not None)
     return min(max(next(known, end), begin), end)

@@ -30,7 +30,7 @@ class Communication(MetricGroup):
     * ``state_bytes_per_round`` [B]: payload of state averaging / (peers x rounds), all rounds
       counted, also those without a state averaging.
     * ``wire_bytes_per_round`` [B]: what the nodes' interfaces for peers sent from the barrier to
-      the end of training, all of it, headers and presence included / (peers x rounds). None where
+      the end of training, all of it, headers and heartbeat included / (peers x rounds). None where
       no testbed counts it, or a node was gone in between.
     * ``payload_bytes_per_sample`` [B]: gradient and state payload of all peers / committed
       samples.

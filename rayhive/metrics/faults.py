@@ -23,8 +23,8 @@ class Faults(MetricGroup):
       ``fault_fired``, those with a ``fault_verified`` that is ok.
     * ``detect_p50_s``, ``detect_p95_s``, ``stall_p50_s``, ``stall_p95_s``, ``recover_p50_s``,
       ``recover_p95_s`` [s]: percentiles over all faults that fired; see
-      :func:`rayhive.metrics.fault_impact.impacts`. What was not seen before the end took longer than
-      it was looked for; where a percentile depends on how much longer, it is None
+      :func:`rayhive.metrics.fault_impact.impacts`. What was not seen before the end took longer
+      than it was looked for; where a percentile depends on how much longer, it is None
       (:func:`rayhive.metrics.stats.censored_percentile`).
     * ``rejoin_p50_s``, ``rejoin_p95_s`` [s]: the same over the peers that came while the others
       trained; see :func:`rayhive.metrics.fault_impact.rejoins`.

@@ -12,7 +12,7 @@ ENDS = ("peer_finished", "left", "peer_failed", "peer_lost")
 
 
 @dataclass(frozen=True)
-class Life:
+class Incarnation:
     """One life of a logical peer; all times are Unix times [s].
 
     Attributes:
@@ -46,7 +46,7 @@ def split_name(name: str) -> tuple[str, int]:
     return slot, int(number or 0)
 
 
-def read_lives(events: Iterable[Event]) -> dict[str, Life]:
+def read_lives(events: Iterable[Event]) -> dict[str, Incarnation]:
     """Return every life that the events tell of, by name, in the order of slots and numbers."""
     firsts: dict[str, dict[str, Event]] = {}
     for event in events:
@@ -58,15 +58,15 @@ def read_lives(events: Iterable[Event]) -> dict[str, Life]:
     return {life.name: life for life in sorted(lives, key=_place)}
 
 
-def _place(life: Life) -> tuple[int, int]:
+def _place(life: Incarnation) -> tuple[int, int]:
     return int(life.slot.removeprefix("peer-")), life.number
 
 
-def _life(name: str, firsts: Mapping[str, Event]) -> Life:
+def _life(name: str, firsts: Mapping[str, Event]) -> Incarnation:
     slot, number = split_name(name)
     end = min((firsts[kind] for kind in ENDS if kind in firsts), key=lambda e: e["t"], default=None)
     spawned, started = firsts.get("peer_spawned"), firsts.get("training_started")
-    return Life(
+    return Incarnation(
         name=name,
         slot=slot,
         number=number,

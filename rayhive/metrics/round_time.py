@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayhive.events import Event
-from rayhive.metrics.incarnations import Life
+from rayhive.metrics.incarnations import Incarnation
 from rayhive.metrics.live_capacity import Window, overlap
 from rayhive.metrics.timeline import Timeline
 
@@ -23,7 +23,7 @@ Part = tuple[str, float]
 
 
 def life_time(
-    timeline: Timeline, life: Life, stops: Mapping[str, Sequence[Window]], window: Window
+    timeline: Timeline, life: Incarnation, stops: Mapping[str, Sequence[Window]], window: Window
 ) -> dict[str, float]:
     """Return the seconds of each class in a window of a slot to which one life belongs.
 
@@ -43,7 +43,7 @@ class _LifeTime:
     """Goes through a life from event to event; whatever no event explains is the rest's."""
 
     def __init__(
-        self, timeline: Timeline, life: Life, stops: Sequence[Window], window: Window
+        self, timeline: Timeline, life: Incarnation, stops: Sequence[Window], window: Window
     ) -> None:
         self.spent: dict[str, float] = defaultdict(float)
         self._timeline, self._life, self._stops = timeline, life, stops

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from rayhive.errors import DamagedError
 from rayhive.events import GROUPED, Event, read_events
-from rayhive.metrics.incarnations import Life, read_lives
+from rayhive.metrics.incarnations import Incarnation, read_lives
 from rayhive.spec.replicate import ReplicateSpec
 
 #: Outcomes of a gradient round after which the optimizer stepped: their samples are committed.
@@ -117,7 +117,7 @@ class Timeline:
     # -- who was there, and when ---------------------------------------------------------------
 
     @cached_property
-    def lives(self) -> dict[str, Life]:
+    def lives(self) -> dict[str, Incarnation]:
         """Every peer that there was, each life of a slot on its own, by name."""
         return read_lives(self.events)
 

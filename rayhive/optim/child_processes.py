@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 #: The path of a socket may have 107 bytes, of which the name of the file takes up to 50.
 _LONGEST_FOLDER = 55
 _LIBC = ctypes.CDLL(None, use_errno=True)
-#: What the fork that is under way has to become; None outside of :meth:`Children.forking`.
+#: What the fork that is under way has to become; None outside of :meth:`ChildProcesses.forking`.
 _fork: dict[str, bool] | None = None
 
 
@@ -41,7 +41,7 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-class Children:
+class ChildProcesses:
     """What one strategy makes hivemind start, and how it is cleaned up."""
 
     def __init__(self) -> None:

@@ -20,13 +20,13 @@ from rayhive.averaging.averagers import RayhiveStateAverager
 from rayhive.averaging.excluded import ExcludedRoundFailed
 from rayhive.averaging.factory import round_fields, takes_rules, with_our_averager
 from rayhive.averaging.filtered_averager import floats
-from rayhive.membership.member import Member
-from rayhive.averaging.group_formation import NobodyElse
+from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.outlier_filter import norm_of
 from rayhive.errors import PeerError
+from rayhive.membership.member import Member
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.optim.child_processes import descendants
-from rayhive.optim.watchdog import PeerProcessDied, ProcessWatch
+from rayhive.optim.watchdog import PeerProcessDied, ProcessWatchdog
 from rayhive.spec import Aggregation, OutlierFilterRule
 
 logger = get_logger(__name__)
@@ -47,7 +47,7 @@ SPOKEN = {
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
-class SwarmParts(hivemind.Optimizer):
+class OptimizerComponents(hivemind.Optimizer):
     """A :class:`hivemind.Optimizer` that is built of rayhive's parts.
 
     The class that derives from it sets ``_on_event``, ``_averager_opts`` and
@@ -70,7 +70,7 @@ class SwarmParts(hivemind.Optimizer):
     _averager_opts: dict[str, Any]
     _straggler_timeout: float
     _state_told: threading.Event
-    _watch: ProcessWatch
+    _watch: ProcessWatchdog
 
     def __init__(
         self,
@@ -176,10 +176,10 @@ class SwarmParts(hivemind.Optimizer):
             **{role: a.pid for role, a in averagers.items() if a is not None},
         }
 
-    def _watch_processes(self) -> ProcessWatch:
+    def _watch_processes(self) -> ProcessWatchdog:
         watched = {role: pid for role, pid in self.processes.items() if role != "trainer"}
         names = {role: SPOKEN.get(role, role) for role in watched}
-        return ProcessWatch({names[role]: pid for role, pid in watched.items()}, self._on_death)
+        return ProcessWatchdog({names[role]: pid for role, pid in watched.items()}, self._on_death)
 
     def _on_death(self, error: PeerProcessDied) -> None:
         """Let go of all that a process that died, or now waits for one, may hold."""
@@ -213,7 +213,7 @@ class SwarmParts(hivemind.Optimizer):
         seconds = time.perf_counter() - began
         cancelled = control.cancelled()
         error = None if cancelled else control.exception()
-        if isinstance(error, NobodyElse):
+        if isinstance(error, NoOtherPeers):
             return False
         self._diverged |= isinstance(error, ExcludedRoundFailed)
         self._emit_refusals(round_, error, "parameters")

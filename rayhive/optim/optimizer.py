@@ -35,7 +35,7 @@ from hivemind.utils import get_logger
 from rayhive.averaging.accumulator import mean_scale
 from rayhive.averaging.excluded import ExcludedRoundFailed
 from rayhive.averaging.filtered_averager import STALE_WEIGHT
-from rayhive.averaging.group_formation import NobodyElse
+from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.step_history import NOTICE_S
 from rayhive.errors import ConfigError
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S
@@ -220,7 +220,7 @@ class RayhiveOptimizer(SteppingOut):
         """Wait for the averaged gradients and hand them, or the peer's own, to the optimizer."""
         try:
             result = control.result(self._step_timeout + NOTICE_S)
-        except NobodyElse:
+        except NoOtherPeers:
             if self.live_peers > 1:  # they are a round ahead, or do not meet
                 self._astray = record["round"]
             self._restore_own_gradients()

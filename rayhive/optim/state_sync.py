@@ -9,7 +9,7 @@ from typing import Any
 from hivemind.utils import get_logger
 
 from rayhive.averaging.factory import takes_over_state
-from rayhive.optim.components import SwarmParts
+from rayhive.optim.components import OptimizerComponents
 
 logger = get_logger(__name__)
 
@@ -17,7 +17,7 @@ logger = get_logger(__name__)
 GROUPS_KEPT = 8
 
 
-class CatchingUp(SwarmParts):
+class StateSync(OptimizerComponents):
     """Takes over the newest state that it can get, and counts for nothing until it is the others'.
 
     Attributes:

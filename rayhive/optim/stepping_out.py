@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rayhive.errors import Problem
-from rayhive.optim.state_sync import CatchingUp
+from rayhive.optim.state_sync import StateSync
 
 #: What is said of a ``target_group_size``.
 GROUP_SIZE = "absent: the group of a round is every peer that takes part"
 
 
-class SteppingOut(CatchingUp):
+class SteppingOut(StateSync):
     """Leaves the others to go on while this peer validates, saves a checkpoint or loads data.
 
     What it has accumulated stays, and enters the round in which it is back.

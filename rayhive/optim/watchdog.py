@@ -27,7 +27,7 @@ class PeerProcessDied(PeerError):
     """A process died that this peer cannot do without."""
 
 
-class ProcessWatch:
+class ProcessWatchdog:
     """Watches processes; when one dies, every future that this process waits for fails.
 
     Args:
@@ -45,7 +45,7 @@ class ProcessWatch:
         self._processes, self._on_death = dict(processes), on_death
         self._wake_read, self._wake_write = os.pipe()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="ProcessWatch", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="ProcessWatchdog", daemon=True)
         self._thread.start()
 
     def check(self) -> None:

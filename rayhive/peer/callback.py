@@ -14,10 +14,10 @@ from rayhive.compression.payload import ELEMENT_BYTES
 from rayhive.optim.watchdog import PeerProcessDied
 from rayhive.peer.channel import Channel
 from rayhive.peer.checkpoints import save_checkpoint
-from rayhive.peer.clock_skew import SkewedTime
-from rayhive.peer.fault_injection import Sabotage
+from rayhive.peer.clock_skew import SkewedClock
+from rayhive.peer.fault_injection import FaultInjection
 from rayhive.peer.from_spec import payload_fields
-from rayhive.peer.preemption import Leaving, Samples
+from rayhive.peer.preemption import Preemption, Samples
 from rayhive.peer.process import leave
 from rayhive.peer.training_clock import TrainingClock
 from rayhive.peer.weights_sketch import WeightsSketch
@@ -48,13 +48,13 @@ class MeasuredTraining(Callback):
         workload: Workload,
         channel: Channel,
         facts: dict[str, Any],
-        skew: SkewedTime | None = None,
+        skew: SkewedClock | None = None,
     ) -> None:
         self.spec, self.workload, self.channel, self.facts = spec, workload, channel, facts
         self.clock = TrainingClock()
-        self.sabotage = Sabotage(spec.faults, channel.emit, self.clock.seconds, skew)
+        self.sabotage = FaultInjection(spec.faults, channel.emit, self.clock.seconds, skew)
         self.samples = Samples()
-        self.leaving = Leaving(channel)
+        self.leaving = Preemption(channel)
         self.reason: str | None = None
         self._round = 0
         self._round_ended = self._told = 0.0

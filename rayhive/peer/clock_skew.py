@@ -10,7 +10,7 @@ import time
 from hivemind.utils import timed_storage
 
 
-class SkewedTime:
+class SkewedClock:
     """The time that hivemind's parts of this peer agree on with others, and by how much it is off.
 
     It has to be made and installed before any process of the peer is forked.

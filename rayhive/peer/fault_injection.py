@@ -16,7 +16,7 @@ import torch
 
 import rayhive.faults  # noqa: F401 - registers the kinds, which know their parameters
 from rayhive.averaging.accumulator import mean_scale
-from rayhive.peer.clock_skew import SkewedTime
+from rayhive.peer.clock_skew import SkewedClock
 from rayhive.registry import FAULTS, Registry
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -54,7 +54,7 @@ def put_back(gradients: Tensors, args: Any, past: Tensors) -> None:
         gradient.copy_(old)
 
 
-class Sabotage:
+class FaultInjection:
     """What one peer does to itself.
 
     Args:
@@ -69,7 +69,7 @@ class Sabotage:
         faults: Sequence[PlannedFault],
         emit: Callable[..., None],
         seconds: Callable[[], float],
-        skew: SkewedTime | None = None,
+        skew: SkewedClock | None = None,
     ) -> None:
         self._faults = [fault for fault in faults if FAULTS.get(fault.kind).inside]
         self._emit, self._seconds, self._skew = emit, seconds, skew

@@ -43,7 +43,7 @@ PRELOAD = (
 GRACE = 1.0
 
 
-class Zygote:
+class Forkserver:
     """Accepts requests for peers on a unix socket and forks them.
 
     Args:
@@ -198,4 +198,4 @@ def _kill_group(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    Zygote(sys.argv[1]).serve()
+    Forkserver(sys.argv[1]).serve()

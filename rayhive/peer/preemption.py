@@ -47,7 +47,7 @@ class Samples:
         return dropped
 
 
-class Leaving:
+class Preemption:
     """Decides when to leave, after each batch.
 
     Args:

@@ -110,7 +110,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     from hivemind.p2p import P2P
 
     from rayhive.peer.callback import MeasuredTraining
-    from rayhive.peer.clock_skew import SkewedTime
+    from rayhive.peer.clock_skew import SkewedClock
     from rayhive.peer.from_spec import make_trainer, strategy_arguments, workload_and_data
     from rayhive.strategy.strategy import HivemindStrategy
 
@@ -123,7 +123,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
 
     skew = None
     if any(fault.kind == "clock_skew" for fault in spec.faults):
-        skew = SkewedTime()
+        skew = SkewedClock()
         skew.install()
     start = channel.wait_for("start")
     dht = hivemind.DHT(

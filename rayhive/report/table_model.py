@@ -38,7 +38,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Sheet:
+class TableModel:
     """A table for readers; formats only draw it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Sheet:
     notes: tuple[str, ...]
 
 
-def make_sheet(results: Results, rows: Sequence[Row]) -> Sheet:
+def make_sheet(results: Results, rows: Sequence[Row]) -> TableModel:
     """Lay ``rows`` out.
 
     Args:
@@ -73,7 +73,7 @@ def make_sheet(results: Results, rows: Sequence[Row]) -> Sheet:
         for row in rows
     ]
     empty = [column.name for column in wanted if column not in full] if rows else []
-    return Sheet(
+    return TableModel(
         title=_title(results, rows),
         columns=tuple(columns),
         keys=len(keys),

@@ -11,7 +11,7 @@ from typing import Any
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
 from rayhive.metrics.fault_impact import impacts, rejoins
-from rayhive.metrics.incarnations import Life
+from rayhive.metrics.incarnations import Incarnation
 from rayhive.metrics.timeline import Timeline
 from rayhive.report.timeline_text import last_timeline, throughput
 
@@ -142,7 +142,7 @@ def lanes(timeline: Timeline) -> list[Bar]:
     return [bar for life in timeline.lives.values() for bar in _lane(timeline, life)]
 
 
-def _lane(timeline: Timeline, life: Life) -> Iterator[Bar]:
+def _lane(timeline: Timeline, life: Incarnation) -> Iterator[Bar]:
     assert timeline.span is not None
     began = timeline.span[0]
     own = timeline.of_peer(life.name)

@@ -1,8 +1,8 @@
 """A study as the user writes it: one YAML file, one model, the same fields from Python.
 
 :mod:`~rayhive.spec.study` says what there is, :mod:`~rayhive.spec.loading` turns a file into
-it, and :mod:`rayhive.spec.rules` decides what may be combined with what. :func:`load_sweep` runs all
-three and reports every mistake at once.
+it, and :mod:`rayhive.spec.rules` decides what may be combined with what. :func:`load_sweep` runs
+all three and reports every mistake at once.
 """
 
 from __future__ import annotations

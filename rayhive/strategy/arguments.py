@@ -68,8 +68,8 @@ def read_arguments(
 ) -> Settings:
     """Return the settings that the arguments of the strategy stand for.
 
-    They are those of :class:`rayhive.strategy.strategy.HivemindStrategy`; what is not named here goes
-    to the swarm's optimizer as it is.
+    They are those of :class:`rayhive.strategy.strategy.HivemindStrategy`; what is not named here
+    goes to the swarm's optimizer as it is.
 
     Raises:
         StrategyError: With every mistake in them.

@@ -15,7 +15,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from rayhive.errors import PeerError, Problem
 from rayhive.membership.addresses import join_message, reachable, same_command
-from rayhive.optim.child_processes import Children
+from rayhive.optim.child_processes import ChildProcesses
 from rayhive.strategy.validation import StrategyError
 
 log = logging.getLogger("rayhive.peer")
@@ -26,7 +26,7 @@ _DHT_TIMEOUT = 10.0
 _NEIGHBOURS_TIMEOUT = 1.0
 
 
-class Membership:
+class SwarmDHT:
     """Keeps a DHT for a strategy: one that it starts, or one that it was given.
 
     Args:
@@ -47,7 +47,7 @@ class Membership:
         peers: Sequence[str] | None,
         arguments: Mapping[str, Any],
     ) -> None:
-        self._run_id, self._children = run_id, Children()
+        self._run_id, self._children = run_id, ChildProcesses()
         self._given, self._peers, self._arguments = dht, peers, dict(arguments)
         self._neighbours: list[str] = []
         self._finalizer: weakref.finalize[..., Any] | None = None
@@ -150,6 +150,6 @@ def _readable(address: str) -> bool:
     return True
 
 
-def _end(children: Children, dht: hivemind.DHT, owner: int) -> None:
+def _end(children: ChildProcesses, dht: hivemind.DHT, owner: int) -> None:
     if os.getpid() == owner:  # forks inherit the finalizer
         children.end_dht(dht)

@@ -17,11 +17,11 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rayhive.averaging.accumulator import Accumulation
+from rayhive.averaging.accumulator import GradientAccumulator
 from rayhive.errors import Problem
-from rayhive.optim.child_processes import Children, end_process
+from rayhive.optim.child_processes import ChildProcesses, end_process
 from rayhive.strategy import optimizer_factory
-from rayhive.strategy.dht import Membership
+from rayhive.strategy.dht import SwarmDHT
 from rayhive.strategy.grad_clipping import clip_in_rounds, clips, refuse_fused
 from rayhive.strategy.overrides import Overrides
 from rayhive.strategy.schedulers import RoundSchedule, refuse_plateau, unscheduled, wrapped_config
@@ -30,7 +30,7 @@ from rayhive.strategy.validation import StrategyError
 log = logging.getLogger("rayhive.peer")
 
 
-class Participation:
+class Session:
     """Builds the swarm's optimizer and ends it.
 
     Args:
@@ -54,7 +54,7 @@ class Participation:
     def __init__(
         self,
         *,
-        membership: Membership,
+        membership: SwarmDHT,
         trainer: Trainer,
         module: LightningModule,
         configured: Optimizer,
@@ -63,7 +63,7 @@ class Participation:
         recreates: bool,
         arguments: Mapping[str, Any],
     ) -> None:
-        self._membership, self._children = membership, Children()
+        self._membership, self._children = membership, ChildProcesses()
         self._trainer, self._module = trainer, module
         self._scheduler_fn = scheduler_fn
         self._overrides = Overrides(module)
@@ -253,7 +253,7 @@ class Participation:
     def expect_batch(self) -> None:
         """Prepare for the gradients of the next batch, whose samples are counted already."""
         averager, samples = self.optimizer.grad_averager, self.optimizer.batch_size_per_step
-        if isinstance(averager, Accumulation) and samples:
+        if isinstance(averager, GradientAccumulator) and samples:
             averager.expect_batch(samples)
 
     def restore(self, state: dict[str, Any]) -> None:

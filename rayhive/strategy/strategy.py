@@ -18,10 +18,10 @@ from rayhive.errors import Problem
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S
 from rayhive.strategy import optimizer_factory
 from rayhive.strategy.arguments import read_arguments
-from rayhive.strategy.dht import Membership
+from rayhive.strategy.dht import SwarmDHT
 from rayhive.strategy.grad_scaler import swarm_scaler
 from rayhive.strategy.schedulers import HiveMindScheduler
-from rayhive.strategy.session import Participation
+from rayhive.strategy.session import Session
 from rayhive.strategy.single_device import ReusableStrategy
 from rayhive.strategy.validation import StrategyError, check_trainer
 
@@ -133,11 +133,11 @@ class HivemindStrategy(ReusableStrategy):
         settings = read_arguments(**arguments.pop("optimizer_kwargs"), **arguments)
         self._settings = settings
         self._initial_peers = settings.initial_peers
-        self._participation: Participation | None = None
+        self._participation: Session | None = None
         self._running = False
         self._caught_up = False
         self._leaving = False
-        self._membership = Membership(run_id, dht, settings.initial_peers, settings.network)
+        self._membership = SwarmDHT(run_id, dht, settings.initial_peers, settings.network)
         self._take_equal = (
             dht is None and settings.initial_peers is not None
             if load_initial_state is None
@@ -239,7 +239,7 @@ class HivemindStrategy(ReusableStrategy):
         if getattr(plugin, "scaler", None) is not None:
             reuse = bool(self._settings.optimizer["reuse_grad_buffers"])
             plugin.scaler = swarm_scaler(plugin.scaler, reuse)
-        self._participation = Participation(
+        self._participation = Session(
             membership=self._membership,
             trainer=trainer,
             module=module,

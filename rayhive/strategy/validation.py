@@ -1,4 +1,4 @@
-"""What may be asked of :class:`rayhive.strategy.strategy.HivemindStrategy`, checked before it starts.
+"""Checks of the arguments of :class:`rayhive.strategy.strategy.HivemindStrategy`.
 
 hivemind finds some of these mistakes at its start, some in the first round, and some never: then
 the weights silently stay where they are.

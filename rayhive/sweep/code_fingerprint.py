@@ -98,7 +98,7 @@ def fingerprint_of(
     )
 
 
-class CodeWatch:
+class CodeFingerprints:
     """Check for code that changes while a sweep runs.
 
     Args:

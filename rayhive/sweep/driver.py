@@ -22,7 +22,7 @@ from rayhive.metrics.timeline import LOST
 from rayhive.metrics.twins import rows_with_twins
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.aside import archive
-from rayhive.sweep.code_fingerprint import CodeWatch
+from rayhive.sweep.code_fingerprint import CodeFingerprints
 from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
 from rayhive.sweep.order import batch_end, run_order
@@ -105,7 +105,7 @@ class Driver:
         interruption: Interruption,
         measure: Callable[[Path], Row] = replicate_row,
         poll_s: float = POLL_S,
-        code: CodeWatch | None = None,
+        code: CodeFingerprints | None = None,
         again: bool = False,
     ) -> None:
         self._config = study.config

@@ -16,7 +16,7 @@ from rayhive.cluster.node import capabilities
 from rayhive.cluster.replicate.placement import gpu_problems, this_machine
 from rayhive.errors import ConfigError, Problem
 from rayhive.spec import SwarmConfig
-from rayhive.sweep.code_fingerprint import CodeWatch, Fingerprint, fingerprint_of
+from rayhive.sweep.code_fingerprint import CodeFingerprints, Fingerprint, fingerprint_of
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.files import writable
 from rayhive.sweep.replicate_runner import Swarms
@@ -139,7 +139,7 @@ def run_sweep(
         if problems:
             raise ConfigError(problems)
         now = run.continued(fingerprint(study), accept=code == "accept")
-        watched = CodeWatch(now, config.workload)
+        watched = CodeFingerprints(now, config.workload)
         with writable(run.path), run.opened(config, now) as identity:
             book = open_book(study, run, identity)
             driver = Driver(

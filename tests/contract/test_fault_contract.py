@@ -1,6 +1,6 @@
 """What every kind of fault has to keep; a new one is tested as soon as it is registered.
 
-Kinds that act on processes and nodes are also injected, on real processes, into a ground that
+Kinds that act on processes and nodes are also injected, on real processes, into a swarm that
 has no swarm, and into one in which nothing happens: there no proof may hold.
 """
 
@@ -20,7 +20,7 @@ from rayhive.faults.target import CAPABILITIES
 from rayhive.registry import FAULTS
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
-from tests.unit.fault_fakes import FakeGround, my_groups, shorten
+from tests.unit.fault_fakes import FakeSwarm, my_groups, shorten
 
 KINDS = [pytest.param(name, id=name) for name in FAULTS]
 #: Those that the fakes can carry out.
@@ -34,7 +34,7 @@ DOCS = [
     for file in sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
     for line in file.read_text(encoding="utf-8").splitlines()
 ]
-#: What the ground does itself, whatever the machine allows.
+#: What the swarm does itself, whatever the machine allows.
 _PLAYED = ("signals", "node", "drain", "link")
 
 
@@ -126,7 +126,7 @@ def test_the_docs_have_it_with_its_parameters(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_tearing_down_what_was_never_set_up_does_nothing(name: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        await made(name).teardown(FakeGround(tmp_path))
+        await made(name).teardown(FakeSwarm(tmp_path))
 
     if kind_of(name).group in ("process", "node"):
         asyncio.run(scene())
@@ -141,19 +141,19 @@ def test_it_takes_effect_says_so_heals_and_leaves_nothing(
     who = [target_of(name)]
 
     async def scene() -> tuple[dict[str, Any], Proof, dict[str, Any]]:
-        async with FakeGround(tmp_path, busy=name == "straggler") as ground:
+        async with FakeSwarm(tmp_path, busy=name == "straggler") as swarm:
             kind = made(name)
-            await kind.setup(ground)
-            done = await kind.inject(ground, who)
-            proof = await kind.verify(ground, who)
-            healed = await kind.heal(ground, who) if kind.heals else {}
-            await kind.teardown(ground)
-            everybody = set(ground.lives)
+            await kind.setup(swarm)
+            done = await kind.inject(swarm, who)
+            proof = await kind.verify(swarm, who)
+            healed = await kind.heal(swarm, who) if kind.heals else {}
+            await kind.teardown(swarm)
+            everybody = set(swarm.lives)
             if kind.heals:
-                assert set(ground.living()) == everybody
-            states = [set((await ground.process_states(peer)).values()) for peer in everybody]
+                assert set(swarm.living()) == everybody
+            states = [set((await swarm.process_states(peer)).values()) for peer in everybody]
             assert all("stopped" not in state for state in states)
-            assert not any(ground.tools._tools.values())
+            assert not any(swarm.tools._tools.values())
             return done, proof, healed
 
     done, proof, healed = asyncio.run(scene())
@@ -167,13 +167,13 @@ def test_it_takes_effect_says_so_heals_and_leaves_nothing(
 @pytest.mark.parametrize("name", [name for name in OUTSIDE if name.values != ("join",)])
 def test_its_proof_does_not_hold_where_nothing_happened(name: str, tmp_path: Path) -> None:
     async def scene() -> Proof:
-        async with FakeGround(tmp_path, deaf=True) as ground:
+        async with FakeSwarm(tmp_path, deaf=True) as swarm:
             kind = made(name)
-            await kind.setup(ground)
-            await kind.inject(ground, [target_of(name)])
-            proof = await kind.verify(ground, [target_of(name)])
-            ground.deaf = False
-            await kind.teardown(ground)
+            await kind.setup(swarm)
+            await kind.inject(swarm, [target_of(name)])
+            proof = await kind.verify(swarm, [target_of(name)])
+            swarm.deaf = False
+            await kind.teardown(swarm)
             return proof
 
     proof = asyncio.run(scene())
@@ -182,11 +182,11 @@ def test_its_proof_does_not_hold_where_nothing_happened(name: str, tmp_path: Pat
 
 def test_a_joiner_that_does_not_run_is_no_proof_either(tmp_path: Path) -> None:
     async def scene() -> Proof:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = made("join")
-            await kind.inject(ground, ["peer-3"])
-            ground.lives["peer-3"].process.kill()
-            ground.lives["peer-3"].process.wait()
-            return await kind.verify(ground, ["peer-3"])
+            await kind.inject(swarm, ["peer-3"])
+            swarm.lives["peer-3"].process.kill()
+            swarm.lives["peer-3"].process.wait()
+            return await kind.verify(swarm, ["peer-3"])
 
     assert not asyncio.run(scene()).ok

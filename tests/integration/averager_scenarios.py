@@ -31,9 +31,9 @@ from rayhive.averaging.averagers import (
     RayhivePowerSGDAverager,
     RayhiveStateAverager,
 )
-from rayhive.membership.member import Member
 from rayhive.averaging.round_result import RoundResult
 from rayhive.compression.counting import CountingCompression
+from rayhive.membership.member import Member
 from rayhive.registry import CODECS
 from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES
 

@@ -21,7 +21,7 @@ from rayhive.events import Event, read_events
 from rayhive.spec.replicate import ReplicateSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE_ZYGOTE = (sys.executable, str(ROOT / "tests" / "integration" / "fake_zygote.py"))
+FAKE_FORKSERVER = (sys.executable, str(ROOT / "tests" / "integration" / "fake_forkserver.py"))
 
 
 _trials = itertools.count()

@@ -68,7 +68,7 @@ def test_shrinking_group(told: Any) -> None:
     """A group that waits for a lost peer begins when that peer is given up."""
     assert told["too_early"] == [False, False]
     assert told["sizes"] == [2, 2]
-    assert told["alone"] == "NobodyElse"
+    assert told["alone"] == "NoOtherPeers"
 
 
 def test_state_averaging(told: Any) -> None:

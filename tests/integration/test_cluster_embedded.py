@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from rayhive.cluster.cluster import Cluster
-from rayhive.cluster.replicate.timeouts import Timing
+from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ConfigError
 from rayhive.spec import SwarmConfig
 from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import (
-    FAKE_ZYGOTE,
+    FAKE_FORKSERVER,
     events_of,
     eventually,
     groups,
@@ -40,7 +40,7 @@ PATIENT = 40.0
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     directory = None
-    with Cluster.connect("local", zygote_command=FAKE_ZYGOTE) as cluster:
+    with Cluster.connect("local", forkserver_command=FAKE_FORKSERVER) as cluster:
         assert cluster._embedded is not None
         directory = cluster._embedded.directory
         assert directory.is_dir() and len(str(directory)) < 40
@@ -48,7 +48,9 @@ def cluster() -> Iterator[Cluster]:
     assert not directory.exists()
 
 
-def run(cluster: Cluster, spec: ReplicateSpec, timing: Timing | None = None) -> dict[str, str]:
+def run(
+    cluster: Cluster, spec: ReplicateSpec, timing: PhaseTimeouts | None = None
+) -> dict[str, str]:
     """Run a replicate to its end and check what is true of every end."""
     handle = cluster.start(spec, timing)
     outcome = handle.wait(PATIENT)
@@ -97,7 +99,7 @@ def test_a_replicate_lives_its_whole_life(cluster: Cluster, tmp_path: Path) -> N
     assert handle.wait(0.0) == {"state": "completed", "stop_reason": "rounds"}
 
 
-def test_the_zygote_stays_warm_between_replicates(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_forkserver_stays_warm_between_replicates(cluster: Cluster, tmp_path: Path) -> None:
     parents = []
     for number in range(2):
         spec = replicate(tmp_path / str(number), rounds=None)
@@ -160,15 +162,15 @@ def test_a_peer_in_trouble_fails_the_replicate(
     assert outcome["state"] == "failed" and outcome["stop_reason"].startswith(text)
 
 
-def test_a_zygote_that_does_not_start_loses_the_replicate_with_its_last_words(
+def test_a_forkserver_that_does_not_start_loses_the_replicate_with_its_last_words(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no torch here')"]
-    monkeypatch.setitem(cluster._agent_options, "zygote_command", command)
+    monkeypatch.setitem(cluster._agent_options, "forkserver_command", command)
     outcome = run(cluster, replicate(tmp_path, study="broken"))
     assert outcome == {
         "state": "lost",
-        "stop_reason": "the zygote ended with exit code 1: no torch here",
+        "stop_reason": "the forkserver ended with exit code 1: no torch here",
     }
 
 
@@ -197,7 +199,7 @@ def test_a_peer_that_is_never_ready_in_time_loses_the_replicate(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     spec = replicate(tmp_path, peers={"1": {"startup_s": 60.0}})
-    outcome = run(cluster, spec, Timing(barrier=5.0, hurry=0.5))
+    outcome = run(cluster, spec, PhaseTimeouts(barrier=5.0, hurry=0.5))
     assert outcome == {
         "state": "lost",  # a machine is slow; what fails of itself says so
         "stop_reason": "peer-1 did not reach the barrier within 5 s (timeouts.barrier)",
@@ -240,7 +242,7 @@ def test_a_deaf_peer_is_killed(cluster: Cluster, tmp_path: Path) -> None:
         budget={"seconds_per_replicate": 0.5},
         peers={"1": {"deaf": True}},
     )
-    outcome = run(cluster, spec, Timing(stop=0.5, hurry=0.5))
+    outcome = run(cluster, spec, PhaseTimeouts(stop=0.5, hurry=0.5))
     assert outcome["state"] == "failed"
     assert outcome["stop_reason"] == "peer-1 did not stop within 1.5 s"
 
@@ -249,7 +251,7 @@ def test_a_peer_that_will_not_go_home_is_killed_without_harm(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     spec = replicate(tmp_path, peers={"1": {"deaf": True}})
-    outcome = run(cluster, spec, Timing(shutdown=0.5))
+    outcome = run(cluster, spec, PhaseTimeouts(shutdown=0.5))
     assert outcome == {"state": "completed", "stop_reason": "rounds"}
 
 

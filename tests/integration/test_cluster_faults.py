@@ -12,7 +12,7 @@ from rayhive.cluster.cluster import Cluster
 from rayhive.events import Event
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.replicate import ReplicateSpec
-from tests.integration.cluster_harness import FAKE_ZYGOTE, events_of, groups, litter, replicate
+from tests.integration.cluster_harness import FAKE_FORKSERVER, events_of, groups, litter, replicate
 
 pytestmark = [pytest.mark.cluster]
 
@@ -21,7 +21,7 @@ PATIENT = 60.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster.connect("local", zygote_command=FAKE_ZYGOTE) as cluster:
+    with Cluster.connect("local", forkserver_command=FAKE_FORKSERVER) as cluster:
         yield cluster
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cluster_harness import (
-    FAKE_ZYGOTE,
+    FAKE_FORKSERVER,
     driver,
     eventually,
     free_port,
@@ -33,8 +33,8 @@ import json, sys
 from rayhive.cluster.cluster import Cluster
 from rayhive.spec import SwarmConfig
 from rayhive.spec.replicate import ReplicateSpec
-address, spec, zygote = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
-with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
+address, spec, forkserver = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
+with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as cluster:
     found = [str(problem) for problem in cluster.check_room(spec.swarm)]
     print("problems", json.dumps(found), flush=True)
     never = SwarmConfig(peers=2, gpus_per_peer=1.5)
@@ -116,7 +116,7 @@ def test_a_study_waits_for_the_nodes_that_an_autoscaler_adds(folder: Path, tmp_p
         AUTOSCALER_UPDATE_INTERVAL_S="1",
         RAY_OVERRIDE_NODE_ID_FOR_TESTING=HEAD_ID,
     ) as head:
-        given = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+        given = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_FORKSERVER))
         with driver(RUN, *given, **head.environment) as run:
             assert json.loads(run.line("problems")) == []
             assert run.line("never") == "1"
@@ -131,7 +131,7 @@ def test_a_fixed_cluster_without_cores_is_refused_with_the_reason(
 ) -> None:
     spec = replicate(tmp_path, rounds=3)
     with ray_head(folder, options=["--num-cpus=0"]) as head:
-        given = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+        given = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_FORKSERVER))
         with driver(RUN, *given, **head.environment) as run:
             (problem,) = json.loads(run.line("problems"))
             assert "swarm.peers: 2" in problem

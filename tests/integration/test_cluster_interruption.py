@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.cluster_harness import (
-    FAKE_ZYGOTE,
+    FAKE_FORKSERVER,
     driver,
     events_of,
     eventually,
@@ -33,8 +33,8 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage takes it, and then the
 import json, sys
 from rayhive.cluster.cluster import Cluster
 from rayhive.spec.replicate import ReplicateSpec
-spec, zygote = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sys.argv[2])
-with Cluster.connect(None, zygote_command=zygote) as cluster:
+spec, forkserver = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sys.argv[2])
+with Cluster.connect(None, forkserver_command=forkserver) as cluster:
     assert cluster.embedded
     handle = cluster.start(spec)
     print("started", flush=True)
@@ -73,7 +73,7 @@ def folder() -> Iterator[Path]:
 )
 def test_nothing_survives_the_driver(folder: Path, tmp_path: Path, number: signal.Signals) -> None:
     spec = replicate(tmp_path, rounds=None, budget={"seconds_per_replicate": 120})
-    arguments = (spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+    arguments = (spec.model_dump_json(by_alias=True), json.dumps(FAKE_FORKSERVER))
     with driver(DRIVER, *arguments, RAY_TMPDIR=str(folder)) as running:
         running.line("started")
         eventually(lambda: training(spec), 30.0)
@@ -96,7 +96,7 @@ def test_an_embedded_run_is_seen_and_stopped_from_another_terminal(
     folder: Path, tmp_path: Path
 ) -> None:
     spec = replicate(tmp_path, study="seen", rounds=None, budget={"seconds_per_replicate": 120})
-    arguments = (spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+    arguments = (spec.model_dump_json(by_alias=True), json.dumps(FAKE_FORKSERVER))
     with driver(DRIVER, *arguments, RAY_TMPDIR=str(folder)) as running:
         running.line("started")
         eventually(lambda: training(spec), 30.0)

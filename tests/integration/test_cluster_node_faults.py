@@ -14,14 +14,14 @@ from rayhive.cluster.node import capabilities, cgroups
 from rayhive.cluster.node.leaks import tag
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.replicate import ReplicateSpec
-from tests.integration.cluster_harness import FAKE_ZYGOTE, events_of, replicate
+from tests.integration.cluster_harness import FAKE_FORKSERVER, events_of, replicate
 
 pytestmark = [pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with Cluster.connect("local", zygote_command=FAKE_ZYGOTE) as cluster:
+    with Cluster.connect("local", forkserver_command=FAKE_FORKSERVER) as cluster:
         yield cluster
 
 

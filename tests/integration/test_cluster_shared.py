@@ -18,7 +18,7 @@ import pytest
 
 from rayhive.cluster.node import capabilities
 from tests.integration.cluster_harness import (
-    FAKE_ZYGOTE,
+    FAKE_FORKSERVER,
     ROOT,
     Head,
     driver,
@@ -40,8 +40,8 @@ START = """
 import json, sys, time
 from rayhive.cluster.cluster import Cluster
 from rayhive.spec.replicate import ReplicateSpec
-address, spec, zygote = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
-with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
+address, spec, forkserver = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
+with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as cluster:
     assert not cluster.embedded
     assert not cluster.check_room(spec.swarm)
     handle = cluster.start(spec)
@@ -88,7 +88,7 @@ def test_a_replicate_outlives_its_driver_and_is_adopted(
     head: Head, folder: Path, tmp_path: Path
 ) -> None:
     spec = replicate(tmp_path, rounds=None, budget={"seconds_per_replicate": 120})
-    arguments = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+    arguments = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_FORKSERVER))
     with driver(START, *arguments, **head.environment) as first:
         first.line("started")
         eventually(lambda: training(spec))
@@ -111,7 +111,7 @@ def test_a_replicate_outlives_its_driver_and_is_adopted(
     assert events_of(spec)[-1]["state"] == "stopped"
     assert groups(spec) == [] and litter(spec) == []
     # nobody serves a study that was stopped
-    eventually(lambda: [pid for pid in users_of(folder) if "zygote" in _line(pid)] == [])
+    eventually(lambda: [pid for pid in users_of(folder) if "forkserver" in _line(pid)] == [])
 
 
 def _line(pid: int) -> str:
@@ -128,7 +128,7 @@ def test_a_driver_that_ends_takes_its_agents_along(head: Head, tmp_path: Path) -
         "cpu": {"count": 1},
     }
     spec = replicate(tmp_path, study="other", rounds=3, swarm={"peers": 3, "node_classes": classes})
-    arguments = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE))
+    arguments = (head.address, spec.model_dump_json(by_alias=True), json.dumps(FAKE_FORKSERVER))
     with driver(START, *arguments, **head.environment) as only:
         assert json.loads(only.line("outcome")) == {"state": "completed", "stop_reason": "rounds"}
         assert only.process.wait(30) == 0
@@ -161,12 +161,14 @@ def test_peers_go_to_the_nodes_of_their_class_and_their_logs_come_home(tmp_path:
     try:
         with ray_head(path, options=["--labels=zone=b"]) as head:
             arguments = (head.address, spec.model_dump_json(by_alias=True))
-            with driver(START, *arguments, json.dumps(FAKE_ZYGOTE), **head.environment) as early:
+            with driver(
+                START, *arguments, json.dumps(FAKE_FORKSERVER), **head.environment
+            ) as early:
                 assert early.process.wait(60) == 1
             assert not (tmp_path / "events.jsonl").exists()
             with (
                 ray_node(head, path, ["--labels=zone=a", "--num-cpus=1"]),
-                driver(START, *arguments, json.dumps(FAKE_ZYGOTE), **head.environment) as late,
+                driver(START, *arguments, json.dumps(FAKE_FORKSERVER), **head.environment) as late,
             ):
                 outcome = json.loads(late.line("outcome"))
                 assert outcome == {"state": "completed", "stop_reason": "rounds"}
@@ -246,8 +248,8 @@ from rayhive.cluster.cluster import Cluster
 from rayhive.spec.replicate import ReplicateSpec
 assert "RAY_ADDRESS" in os.environ
 assert os.path.dirname(rayhive.__file__) == os.path.join(os.getcwd(), "rayhive"), rayhive.__file__
-spec, zygote = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sys.argv[2])
-with Cluster.connect(None, zygote_command=zygote) as cluster:
+spec, forkserver = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sys.argv[2])
+with Cluster.connect(None, forkserver_command=forkserver) as cluster:
     assert not cluster.embedded
     handle = cluster.start(spec)
     print("outcome", json.dumps(handle.wait(60)), flush=True)
@@ -277,7 +279,7 @@ def test_a_submitted_job_runs_a_replicate(tmp_path: Path, mode: str) -> None:
             command = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
             command += ["job", "submit", "--address", head.dashboard, "--working-dir", "."]
             command += ["--", sys.executable, "script.py"]
-            command += [spec.model_dump_json(by_alias=True), json.dumps(FAKE_ZYGOTE)]
+            command += [spec.model_dump_json(by_alias=True), json.dumps(FAKE_FORKSERVER)]
             done = subprocess.run(
                 command,
                 cwd=checkout,

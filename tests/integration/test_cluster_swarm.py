@@ -1,4 +1,4 @@
-"""Real peers through Ray: the zygote, hivemind and what a kill leaves of it."""
+"""Real peers through Ray: the forkserver, hivemind and what a kill leaves of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.cluster import Cluster
-from rayhive.cluster.node.process_group import Belongings, records
+from rayhive.cluster.node.process_group import OwnedProcesses, records
 from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import events_of, eventually, groups, pids, training
 
@@ -49,14 +49,14 @@ def story(spec: ReplicateSpec) -> str:
     return "\n".join([*map(str, shown[-12:]), *logs])
 
 
-def owned(cluster: Cluster, spec: ReplicateSpec) -> list[Belongings]:
+def owned(cluster: Cluster, spec: ReplicateSpec) -> list[OwnedProcesses]:
     """Return the records of a running replicate's peers."""
     assert cluster._embedded is not None
     found = [record for _, record in records(cluster._embedded.agents)]
     return [record for record in found if record.leader in pids(spec)]
 
 
-def left_of(found: list[Belongings]) -> list[Any]:
+def left_of(found: list[OwnedProcesses]) -> list[Any]:
     """Return the files that dead peers left."""
     sockets = [path for record in found for path in record.sockets if os.path.exists(path)]
     processes = {pid for record in found for pid in record.processes}

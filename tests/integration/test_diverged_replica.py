@@ -18,9 +18,9 @@ PEERS, BATCH, ROUNDS, DIVERGED = 3, 8, 30, 4
 
 def fail_once_when_excluded() -> None:
     """Let the first all-reduce that this process is excluded from end before it begins."""
-    from rayhive.averaging.allreduce import MeasuredRunner
+    from rayhive.averaging.allreduce import MeasuredAllReduce
 
-    run, failed = MeasuredRunner.run, []
+    run, failed = MeasuredAllReduce.run, []
 
     async def failing(self: Any) -> Any:
         at = self.sender_peer_ids.index(self.peer_id)
@@ -30,7 +30,7 @@ def fail_once_when_excluded() -> None:
         async for change in run(self):
             yield change
 
-    MeasuredRunner.run = failing  # type: ignore[method-assign]
+    MeasuredAllReduce.run = failing  # type: ignore[method-assign]
 
 
 def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import pytest
 
 from rayhive.events import read_events
 from tests.integration.cluster_harness import (
-    FAKE_ZYGOTE,
+    FAKE_FORKSERVER,
     Driver,
     Head,
     driver,
@@ -48,7 +48,7 @@ from rayhive.sweep.progress_plain import PlainProgress
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.study import Study
 
-address, folder, zygote, point, number, peers, replicated = sys.argv[1:]
+address, folder, forkserver, point, number, peers, replicated = sys.argv[1:]
 folder, number = Path(folder), int(number)
 config = SweepConfig(
     name=folder.name,
@@ -109,7 +109,7 @@ replicates.prepare, Cluster.start = prepare, start
 
 @contextmanager
 def connect(address):
-    with Cluster.connect(address, zygote_command=json.loads(zygote)) as cluster:
+    with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as cluster:
         print("connected", flush=True)
         yield cluster
 
@@ -151,7 +151,7 @@ def sweep(
     replicates: int = REPLICATES,
 ) -> list[str]:
     """Return the arguments of a driver that gets a signal at a named point of a start."""
-    start = [SWEEP, head.address, str(folder), json.dumps(FAKE_ZYGOTE), point]
+    start = [SWEEP, head.address, str(folder), json.dumps(FAKE_FORKSERVER), point]
     return [*start, *map(str, (int(number), peers, replicates))]
 
 

@@ -13,13 +13,13 @@ import pytest
 
 from rayhive.peer.weights_sketch import relative_distance
 from rayhive.spec.replicate import PeerSpec
-from tests.integration.zygote_harness import (
+from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peer,
     finish_swarm,
+    forkserver,
     kill_groups,
     start_swarm,
-    zygote,
 )
 
 pytestmark = [pytest.mark.swarm]
@@ -31,7 +31,7 @@ WINDOW, LIMIT = 90.0, 60.0
 
 @pytest.fixture(scope="module")
 def socket_path() -> Iterator[str]:
-    with zygote() as path:
+    with forkserver() as path:
         yield path
 
 

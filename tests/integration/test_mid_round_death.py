@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.node.process_group import Belongings
+from rayhive.cluster.node.process_group import OwnedProcesses
 from tests.integration.swarm_helpers import call, forks  # noqa: F401
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -31,7 +31,7 @@ def die_in_all_reduce(number: int) -> None:
     """Let this process group be killed in the middle of averaging gradients."""
     from rayhive.averaging import averager
 
-    class Dying(averager.MeasuredRunner):
+    class Dying(averager.MeasuredAllReduce):
         begun = 0
 
         def __init__(self, **kwargs: Any) -> None:
@@ -47,7 +47,7 @@ def die_in_all_reduce(number: int) -> None:
                 if self.begun == number and self.sent == PARTS_SENT:
                     os.killpg(0, signal.SIGKILL)
 
-    averager.MeasuredRunner = Dying  # type: ignore[misc]
+    averager.MeasuredAllReduce = Dying  # type: ignore[misc]
 
 
 def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def test_survivors_lose_that_round_at_most_and_agree_after_the_next(phase: str) 
         call(run_peer, LEAVES_NOTHING, peer=peer, addresses=addresses, phase=phase)
         for peer in range(1, PEERS)
     ]
-    owned = Belongings(leader=victim.pid)
+    owned = OwnedProcesses(leader=victim.pid)
     victim.wait_for_line("TOGETHER")  # it has all of its processes
     owned.note()
     survivors = [child.result(100) for child in (first, *others)]

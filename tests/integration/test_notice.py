@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.node.process_group import Belongings
+from rayhive.cluster.node.process_group import OwnedProcesses
 from rayhive.spec.replicate import PeerSpec
+from tests.integration.forkserver_harness import PeerLine, digits_peers, forkserver, start_swarm
 from tests.integration.test_liveness import listen, rounds, stop
 from tests.integration.test_sabotage import assert_books_balance
-from tests.integration.zygote_harness import PeerLine, digits_peers, start_swarm, zygote
 
 pytestmark = [pytest.mark.swarm]
 
@@ -25,7 +25,7 @@ NOTICE_S = 3.0
 
 @pytest.fixture(scope="module")
 def socket_path() -> Iterator[str]:
-    with zygote() as path:
+    with forkserver() as path:
         yield path
 
 
@@ -110,7 +110,7 @@ def test_a_signal_to_the_whole_group_says_goodbye_too(socket_path: str, tmp_path
     lines = start_swarm(socket_path, specs("group", 2, 10_000_000), tmp_path)
     reclaimed, survivor = lines
     # the signal also ends the process that would remove shared memory: the agent of a node does it
-    owned = Belongings(leader=reclaimed.pid)
+    owned = OwnedProcesses(leader=reclaimed.pid)
     owned.note()
     os.killpg(reclaimed.pid, signal.SIGTERM)
     # the network daemon does not ignore it: what was not handed over by then is lost

@@ -11,12 +11,12 @@ import pytest
 from rayhive.averaging.outlier_filter import LEANING
 from rayhive.spec import WorkloadConfig
 from rayhive.spec.replicate import PeerSpec
-from tests.integration.zygote_harness import (
+from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peers,
     finish_swarm,
+    forkserver,
     start_swarm,
-    zygote,
 )
 
 pytestmark = [pytest.mark.swarm]
@@ -27,7 +27,7 @@ SKEWED = WorkloadConfig(import_path="tests.integration.skewed_digits:SkewedDigit
 
 @pytest.fixture(scope="module")
 def socket_path() -> Iterator[str]:
-    with zygote() as path:
+    with forkserver() as path:
         yield path
 
 

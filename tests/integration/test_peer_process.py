@@ -16,12 +16,12 @@ import pytest
 from rayhive.peer.weights_sketch import relative_distance
 from rayhive.spec import Delay, WorkloadConfig
 from rayhive.spec.replicate import PeerSpec
-from tests.integration.zygote_harness import (
+from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peers,
     finish_swarm,
+    forkserver,
     start_swarm,
-    zygote,
 )
 
 pytestmark = [pytest.mark.swarm]
@@ -32,7 +32,7 @@ TARGET = 128
 
 @pytest.fixture(scope="module")
 def socket_path() -> Iterator[str]:
-    with zygote() as path:
+    with forkserver() as path:
         yield path
 
 

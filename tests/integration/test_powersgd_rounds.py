@@ -25,9 +25,9 @@ def play() -> dict[str, Any]:
     import hivemind.optim.power_sgd_averager as upstream
 
     from rayhive.averaging.averagers import RayhivePowerSGDAverager
-    from rayhive.membership.member import Member
     from rayhive.compression.powersgd.factors import Factors
     from rayhive.compression.powersgd.gpu_worker import ServedFactors
+    from rayhive.membership.member import Member
     from tests.integration import averager_scenarios as scenes
 
     class ServedPowerSGD(RayhivePowerSGDAverager):

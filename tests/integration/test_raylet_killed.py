@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.events import read_events
-from tests.integration.cluster_harness import FAKE_ZYGOTE, driver, ray_head, ray_node, users_of
+from tests.integration.cluster_harness import FAKE_FORKSERVER, driver, ray_head, ray_node, users_of
 
 pytestmark = [pytest.mark.cluster]
 
@@ -27,7 +27,7 @@ from rayhive.sweep.progress_plain import PlainProgress
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.study import Study
 
-folder, zygote, kind, address = Path(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]
+folder, forkserver, kind, address = Path(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]
 local = address == "local"
 # the peers of a node outlive its raylet for seconds; what they leave there, its next agent removes
 fake = {"rounds": 50 if local else 1000, "litter": local}
@@ -59,7 +59,7 @@ def kill():
 
 @contextmanager
 def connect(_):
-    with Cluster.connect(address, zygote_command=zygote) as cluster:
+    with Cluster.connect(address, forkserver_command=forkserver) as cluster:
         threading.Thread(target=kill, daemon=True).start()
         yield cluster
 
@@ -89,7 +89,7 @@ def test_a_killed_raylet_is_named_and_the_sweep_goes_on(
     place: Path, tmp_path: Path, kind: str, attempts: int
 ) -> None:
     folder = tmp_path / "run"
-    arguments = (str(folder), json.dumps(FAKE_ZYGOTE), kind, "local")
+    arguments = (str(folder), json.dumps(FAKE_FORKSERVER), kind, "local")
     with driver(SWEEP, *arguments, RAY_TMPDIR=str(place)) as sweep:
         out, _ = sweep.process.communicate(timeout=240)
     assert "done 1 0" in out, out
@@ -107,7 +107,7 @@ def test_a_node_that_goes_without_a_plan_is_not_the_configurations_failure(
 ) -> None:
     folder = tmp_path / "run"
     with ray_head(place) as head, ray_node(head, place, ["--num-cpus=4"]):
-        arguments = (str(folder), json.dumps(FAKE_ZYGOTE), "round", head.address)
+        arguments = (str(folder), json.dumps(FAKE_FORKSERVER), "round", head.address)
         with driver(SWEEP, *arguments, **head.environment) as sweep:
             out, _ = sweep.process.communicate(timeout=280)
     assert "killed " in out.partition("starts")[2] and "done 1 0" in out, out

@@ -15,14 +15,14 @@ from rayhive.peer.weights_sketch import relative_distance
 from rayhive.spec import Budget
 from rayhive.spec.fault_plan import At, PlannedFault
 from rayhive.spec.replicate import PeerSpec
-from tests.integration.test_liveness import listen, rounds, stop
-from tests.integration.zygote_harness import (
+from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peers,
     finish_swarm,
+    forkserver,
     start_swarm,
-    zygote,
 )
+from tests.integration.test_liveness import listen, rounds, stop
 
 pytestmark = [pytest.mark.swarm]
 
@@ -33,7 +33,7 @@ POWERSGD = {"powersgd_rank": 2, "min_compression_ratio": 0.2}
 
 @pytest.fixture(scope="module")
 def socket_path() -> Iterator[str]:
-    with zygote() as path:
+    with forkserver() as path:
         yield path
 
 

@@ -16,7 +16,7 @@ from rayhive.errors import ClusterError
 from rayhive.registry import FAULTS
 from rayhive.spec import Link
 from rayhive.spec.fault_plan import At, PlannedFault
-from tests.integration.testbed_helpers import Agent, Ground, bare, needs_testbed
+from tests.integration.testbed_helpers import Agent, FaultTarget, bare, needs_testbed
 
 pytestmark = needs_testbed
 
@@ -182,21 +182,21 @@ def test_faults_take_effect_and_heal(testbed: Testbed, kind: str, args: dict[str
     planned = PlannedFault(id="f7", kind=kind, who=who, at=At(round=1), args=args)
 
     async def go() -> None:
-        ground: Any = Ground(testbed)
+        swarm: Any = FaultTarget(testbed)
         fault = FAULTS.get(kind)(planned)
-        await fault.setup(ground)
-        await fault.inject(ground, who)
-        proof = await fault.verify(ground, who)
+        await fault.setup(swarm)
+        await fault.inject(swarm, who)
+        proof = await fault.verify(swarm, who)
         assert proof.ok, proof.what
-        await fault.heal(ground, who)
+        await fault.heal(swarm, who)
         # The same proof fails as soon as the fault is gone.
         again = FAULTS.get(kind)(planned)
-        await again.setup(ground)
+        await again.setup(swarm)
         again.__dict__ |= fault.__dict__
         if kind in ("rate", "delay", "loss"):
             again.__dict__["_before"] = dict.fromkeys(who, LINKS[2] | {"delay_ms": 0, "loss": 0})
-            assert not (await again.verify(ground, who)).ok
-        await fault.teardown(ground)
+            assert not (await again.verify(swarm, who)).ok
+        await fault.teardown(swarm)
 
     asyncio.run(go())
     assert firewall.cuts(testbed.state.switch) == []

@@ -196,7 +196,7 @@ def handed_over(reuse: bool) -> list[Any]:
     """End a round before it is due, as a peer that leaves does, with scaled gradients."""
     from rayhive import HivemindStrategy
 
-    class Leaving(pl.Callback):
+    class Preemption(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
             if args[-1] == 2:
                 strategy: Any = trainer.strategy
@@ -205,7 +205,7 @@ def handed_over(reuse: bool) -> list[Any]:
 
     module = Slope()
     strategy = HivemindStrategy(**{**ALONE, "target_batch_size": 1000, "reuse_grad_buffers": reuse})
-    fitted = make_trainer(strategy, Leaving(), **plugins("16-mixed"))
+    fitted = make_trainer(strategy, Preemption(), **plugins("16-mixed"))
     fitted.fit(module, odd_data(65, 32))
     return [module.rounds, list(Recorder.applied)]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.spec import WorkloadConfig
-from tests.integration.zygote_harness import digits_peers, finish_swarm, start_swarm, zygote
+from tests.integration.forkserver_harness import digits_peers, finish_swarm, forkserver, start_swarm
 
 WORKLOAD = """
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_relative_paths_mean_the_same_on_every_peer(tmp_path: Path) -> None:
         )
     ]
     assert os.getcwd() != str(tmp_path)
-    with zygote() as path:
+    with forkserver() as path:
         lines = start_swarm(path, specs, tmp_path)
         finish_swarm(lines)
     for line in lines:

@@ -43,7 +43,7 @@ class Agent(LinkTools):
         return self._here
 
 
-class Ground:
+class FaultTarget:
     """As much of a swarm as link faults touch."""
 
     def __init__(self, testbed: Testbed) -> None:

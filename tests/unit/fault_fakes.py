@@ -1,4 +1,4 @@
-"""A ground for faults that has no swarm: peers are process groups of `sleep`, nodes are names.
+"""A swarm for faults that has no swarm: peers are process groups of `sleep`, nodes are names.
 
 What is done to processes and to the machine is done by a real NodeTools. What a peer would do by
 itself (say goodbye, notice that a process died) is played here.
@@ -23,7 +23,7 @@ import pytest
 import rayhive.faults.kinds
 from rayhive.cluster.node import cgroups
 from rayhive.cluster.node.process_faults import NodeTools
-from rayhive.cluster.node.process_group import RECORD_SUFFIX, Belongings
+from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.errors import RayhiveError
 from rayhive.events import Event, make_event
 from rayhive.faults.kind import FaultKind, Proof
@@ -56,10 +56,10 @@ def planned(kind: str, who: Sequence[str] = ("peer-1",), **args: Any) -> FaultKi
     return made
 
 
-async def run(kind: FaultKind, ground: FakeGround, who: Sequence[str] = ("peer-1",)) -> Proof:
-    await kind.setup(ground)
-    await kind.inject(ground, who)
-    return await kind.verify(ground, who)
+async def run(kind: FaultKind, swarm: FakeSwarm, who: Sequence[str] = ("peer-1",)) -> Proof:
+    await kind.setup(swarm)
+    await kind.inject(swarm, who)
+    return await kind.verify(swarm, who)
 
 
 def my_groups() -> list[Path]:
@@ -75,11 +75,11 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
         for patience in ("SETTLE_S", "_PATIENCE_S", "_NODE_S", "_CHECKPOINT_S", "_ROUND_S"):
             monkeypatch.setattr(f"{name}.{patience}", 0.3, raising=False)
     monkeypatch.setattr("rayhive.faults.kinds._process.LOOK_S", 0.01)
-    monkeypatch.setattr("rayhive.faults.kinds._child_process.LosesProcess.patience_s", 0.3)
+    monkeypatch.setattr("rayhive.faults.kinds._child_process.LosesChildProcess.patience_s", 0.3)
 
 
 @dataclass
-class Life:
+class Incarnation:
     name: str
     process: subprocess.Popen[str]
     roles: dict[str, int]
@@ -87,7 +87,7 @@ class Life:
 
 
 @dataclass
-class FakeGround:
+class FakeSwarm:
     """Three peers on two nodes.
 
     Args:
@@ -109,15 +109,15 @@ class FakeGround:
     dead_nodes: set[str] = field(default_factory=set)
     restarts: list[str] = field(default_factory=list)
     log: list[Event] = field(default_factory=list)
-    lives: dict[str, Life] = field(default_factory=dict)
+    lives: dict[str, Incarnation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tools._runs = {RUN: self.folder}
         self._waiting: list[tuple[str, str | None, dict[str, Any], asyncio.Future[Event]]] = []
         self._watches: list[asyncio.Task[None]] = []
-        self._past: list[Life] = []
+        self._past: list[Incarnation] = []
 
-    async def __aenter__(self) -> FakeGround:
+    async def __aenter__(self) -> FakeSwarm:
         for number, node in enumerate(("node-0", "node-1", "node-1")):
             await self.start(f"peer-{number}", node)
         return self
@@ -166,7 +166,7 @@ class FakeGround:
         life.process.poll()  # a zombie counts as gone, but let it go
         return await self.tools.process_states(RUN, life.process.pid, self._pids(life, process))
 
-    def _pids(self, life: Life, process: ProcessRole) -> list[int] | None:
+    def _pids(self, life: Incarnation, process: ProcessRole) -> list[int] | None:
         return None if process == "group" else [life.roles[process]]
 
     async def command(self, peer: str, do: str, **fields: Any) -> None:
@@ -217,17 +217,17 @@ class FakeGround:
         assert process.stdout is not None
         pids = [int(process.stdout.readline()) for _ in ROLES]
         roles = {"trainer": process.pid, **dict(zip(ROLES, pids, strict=True))}
-        self.lives[peer] = Life(name, process, roles, where)
+        self.lives[peer] = Incarnation(name, process, roles, where)
         own = self.folder / name.replace(".", "-")
         own.mkdir()
-        owned = Belongings(leader=process.pid, folder=str(own))
+        owned = OwnedProcesses(leader=process.pid, folder=str(own))
         owned.note()
         owned.save(own.with_suffix(RECORD_SUFFIX))
         self.say("spawned", peer, pid=process.pid)
         self._watches.append(asyncio.create_task(self._watch(peer, self.lives[peer])))
         return name
 
-    async def _watch(self, peer: str, life: Life) -> None:
+    async def _watch(self, peer: str, life: Incarnation) -> None:
         """Play the peer that sees a process of its own die, and ends."""
         while (code := life.process.poll()) is None:
             await asyncio.sleep(0.01)

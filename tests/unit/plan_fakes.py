@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.registry import FAULTS
 from rayhive.spec import Model
 
@@ -34,10 +34,10 @@ class Fake(FaultKind):
     about = "Does nothing."
     group = "process"
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         return {}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         return Proof(True)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.cluster.node import capabilities, process_group
-from rayhive.cluster.node.process_group import Belongings
+from rayhive.cluster.node.process_group import OwnedProcesses
 from rayhive.cluster.node.small_disk import SmallDisk
 from tests.integration.cluster_harness import eventually
 
@@ -66,7 +66,7 @@ def test_a_group_is_killed_and_what_it_left_removed(
 ) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
-    owned = Belongings(group.pid, folder=str(folder))
+    owned = OwnedProcesses(group.pid, folder=str(folder))
     owned.note()
     members = list(owned.processes)
     assert len(members) == 2 and group.pid in members
@@ -88,7 +88,7 @@ def test_a_group_is_killed_and_what_it_left_removed(
 
 
 def test_a_pid_that_was_used_again_is_somebody_else() -> None:
-    mine = Belongings(os.getpid(), {os.getpid(): (process_group.started(os.getpid()) or 0) - 1})
+    mine = OwnedProcesses(os.getpid(), {os.getpid(): (process_group.started(os.getpid()) or 0) - 1})
     assert mine.living() == []
     mine.kill()  # or this test ends here
 
@@ -102,7 +102,7 @@ def test_a_group_that_died_before_it_was_seen_is_cleared_by_its_pid(
     others.touch()
     os.kill(group.pid, signal.SIGKILL)
     group.wait()
-    owned = Belongings(group.pid)
+    owned = OwnedProcesses(group.pid)
     owned.note()
     child = [pid for pid in owned.processes if pid != group.pid]
     assert owned.living() == child and len(child) == 1
@@ -184,7 +184,7 @@ def test_the_undertaker_waits_for_its_owner_and_clears_up(
 ) -> None:
     directory = tmp_path / f"{process_group.DIRECTORY_PREFIX}x"
     directory.mkdir()
-    owned = Belongings(group.pid)
+    owned = OwnedProcesses(group.pid)
     owned.note()
     owned.save(directory / f"p{process_group.RECORD_SUFFIX}")
     members = list(owned.processes)

@@ -97,7 +97,8 @@ def test_a_machine_that_refuses_is_quoted(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_trying_does_not_import_ray() -> None:
-    code = "from rayhive.cluster.node.capabilities import here; import sys; here(); print(*sys.modules)"
+    code = "from rayhive.cluster.node.capabilities import here; import sys"
+    code += "; here(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "ray" not in done.stdout.split()
 

@@ -14,7 +14,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from rayhive.cluster import actors, control
 from rayhive.cluster.cluster import Cluster, _first_answer
 from rayhive.cluster.replicate.handle import ReplicateHandle
-from rayhive.cluster.replicate.timeouts import Timing
+from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, NoAnswerError
 from rayhive.spec import SwarmConfig
 from rayhive.spec.replicate import ReplicateSpec
@@ -36,7 +36,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return a cluster that every supervisor can be found on."""
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: _Asked())
     monkeypatch.setattr(actors, "pending", lambda name: False)
-    found = Cluster(None, Timing(), None)
+    found = Cluster(None, PhaseTimeouts(), None)
     yield found
     found.close()
 
@@ -105,7 +105,7 @@ def test_a_supervisor_that_ray_never_made_is_given_up_and_ended(
     with pytest.raises(NoAnswerError):  # it may be on its way
         cluster.find(SPEC.run_id, SPEC.folder)
     assert ended == []
-    hasty = Cluster(None, Timing(supervisor=0.0), None)
+    hasty = Cluster(None, PhaseTimeouts(supervisor=0.0), None)
     assert hasty.find(SPEC.run_id, SPEC.folder) is None
     assert ended == [SPEC.run_id]
     hasty.close()

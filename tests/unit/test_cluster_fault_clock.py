@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.replicate.nemesis import LATE_S, FaultClock
+from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.spec.fault_plan import QUIET_S, At, FaultPlan, PlannedFault
 from tests.unit.plan_fakes import fakes
 
@@ -67,14 +67,14 @@ def run(body: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(body, 10))
 
 
-async def until(clock: FaultClock, swarm: Swarm, kind: str, *faults: str) -> None:
+async def until(clock: Nemesis, swarm: Swarm, kind: str, *faults: str) -> None:
     """Tell the clock again and again that a peer did something, until these faults are told."""
     while swarm.said(kind) != list(faults):
         clock.heard(0)
         await asyncio.sleep(0)
 
 
-async def settled(clock: FaultClock) -> None:
+async def settled(clock: Nemesis) -> None:
     """Let the clock do all that it can do now."""
     for _ in range(50):
         clock.heard(0)
@@ -91,7 +91,7 @@ def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> N
     plan = FaultPlan(peers=4, faults=(planned(0, kind, who, at=at),))
 
     async def body() -> None:
-        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
         clock.start()
         clock.heard(3)
         await settled(clock)
@@ -115,7 +115,7 @@ def test_the_report_of_a_peer_is_awaited_from_the_time_on_when_it_is_due(at: At)
     plan = FaultPlan(peers=4, faults=(planned(0, "nan_gradient", "peer-1", at=at),))
 
     async def body() -> None:
-        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
         clock.start()
         clock.heard(3)
         await asyncio.sleep(0)
@@ -135,7 +135,7 @@ def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_trains() -> None:
     plan = FaultPlan(peers=4, faults=(planned(0, "join", "peer-4"), planned(1, "kill", "leader")))
 
     async def body() -> None:
-        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
         clock.start()
         await until(clock, swarm, "fault_verified", "f0")
         await settled(clock)
@@ -157,7 +157,7 @@ def test_two_faults_of_one_link_come_one_after_the_other() -> None:
     plan = FaultPlan(peers=4, at_most=1, faults=faults)
 
     async def body() -> None:
-        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
         clock.start()
         await until(clock, swarm, "fault_fired", "f0", "f2")
         assert not swarm.said("fault_healed")
@@ -175,7 +175,7 @@ def test_what_is_done_to_the_node_of_all_peers_need_not_spare_most_of_them() -> 
     plan = FaultPlan(peers=4, at_most=1, faults=faults)
 
     async def body() -> None:
-        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
         swarm.missing.add("peer-3")
         clock.start()
         await settled(clock)
@@ -199,7 +199,7 @@ def test_no_more_are_struck_at_once_than_the_plan_allows(at_most: int | None) ->
     plan = FaultPlan(peers=4, at_most=at_most, faults=faults)
 
     async def body() -> None:
-        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
         clock.start()
         if at_most is None:
             await until(clock, swarm, "fault_healed", "f0", "f1", "f2", "f3")
@@ -229,7 +229,7 @@ def test_the_end_of_training_moves_by_the_delay_of_the_latest_fault() -> None:
 
     async def body() -> None:
         news = asyncio.Event()
-        clock = FaultClock(plan, swarm, news.set)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, news.set)  # type: ignore[arg-type]
         clock.start()
         began = time.monotonic()
         await until(clock, swarm, "fault_verified", "f1")
@@ -257,7 +257,7 @@ def test_a_fault_that_failed_is_not_waited_for() -> None:
     )
 
     async def body() -> None:
-        clock = FaultClock(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
         clock.start()
         await until(clock, swarm, "fault_failed", "f0")
         assert clock.over() and clock.problem() is not None

@@ -12,22 +12,22 @@ import pytest
 from rayhive.cluster.node import link_faults, raylets
 from rayhive.cluster.node.link_faults import LinkTools
 from rayhive.cluster.replicate import swarm
-from rayhive.cluster.replicate.fault_target import CAUSE, SwarmGround
+from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.cluster.replicate.swarm import Swarm
 from rayhive.cluster.testbed import firewall
 from rayhive.errors import ClusterError
 from tests.fixtures.logs import make_spec
 
 
-def ground(**lives: Any) -> Any:
-    """Return the ground of peers of which something is known: state and samples per second."""
-    made: Any = SwarmGround.__new__(SwarmGround)
+def target(**lives: Any) -> Any:
+    """Return the target of peers of which something is known: state and samples per second."""
+    made: Any = SwarmTarget.__new__(SwarmTarget)
     made._lives = {slot: [SimpleNamespace(name=f"{slot}.1")] for slot in lives}
     records = {
         f"{slot}.1": SimpleNamespace(lives=True, state=state, samples_per_s=rate)
         for slot, (state, rate) in lives.items()
     }
-    made._ledger = SimpleNamespace(peers=records)
+    made._peer_table = SimpleNamespace(peers=records)
     made._ready, made._waiting, made._latest = ["b.1", "a.1"], [], {}
     made._errands = set()
     return made
@@ -35,16 +35,16 @@ def ground(**lives: Any) -> Any:
 
 @pytest.mark.parametrize("role", ["slowest", "leader"])
 def test_a_role_goes_to_one_that_trains(role: str) -> None:
-    peers = ground(a=("training", 50.0), b=("starting", None), c=("training", None))
+    peers = target(a=("training", 50.0), b=("starting", None), c=("training", None))
     assert peers.training() == ["a", "c"]
     assert peers.role(role) == "a"
     with pytest.raises(ClusterError, match=f"no peer is left to be the {role}"):
-        ground(b=("starting", None)).role(role)
+        target(b=("starting", None)).role(role)
 
 
 def test_events_are_counted_also_of_a_peer_that_has_not_joined_yet() -> None:
     async def body() -> None:
-        peers = ground(a=("training", 1.0))
+        peers = target(a=("training", 1.0))
         second = asyncio.ensure_future(peers.event("sabotaged", "z", 10, count=2, fault="f0"))
         await asyncio.sleep(0)
         for fault, round_ in (("f1", 1), ("f0", 2), ("f0", 3), ("f0", 4)):
@@ -68,13 +68,13 @@ def test_a_node_is_not_started_twice_unless_it_was_ended(monkeypatch: pytest.Mon
         if len(began) == 2 and faults:
             raise faults.pop()
 
-    monkeypatch.setattr(SwarmGround, "_start_node", start)
-    monkeypatch.setattr(SwarmGround, "peers_on", lambda self, node: [])
-    monkeypatch.setattr(SwarmGround, "_node", lambda self, node: node)
+    monkeypatch.setattr(SwarmTarget, "_start_node", start)
+    monkeypatch.setattr(SwarmTarget, "peers_on", lambda self, node: [])
+    monkeypatch.setattr(SwarmTarget, "_node", lambda self, node: node)
     monkeypatch.setattr(raylets, "kill", lambda node: None)
 
     async def body() -> None:
-        peers = ground()
+        peers = target()
         peers._starting = {}
         with pytest.raises(asyncio.TimeoutError):  # a heal that is given up
             await asyncio.wait_for(peers.start_node("node-1"), 0.05)
@@ -204,7 +204,7 @@ def test_a_command_names_the_fault_on_whose_behalf_it_is_given() -> None:
         sent.append((names, do, fields))
 
     async def body() -> None:
-        peers = ground(a=("training", 1.0))
+        peers = target(a=("training", 1.0))
         peers._swarm = SimpleNamespace(command=command)
         CAUSE.set("f3")
         await asyncio.gather(peers.command("a", "notice", deadline_s=2.0))

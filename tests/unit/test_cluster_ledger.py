@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.replicate.peer_table import Ledger, Outcome
+from rayhive.cluster.replicate.peer_table import Outcome, PeerTable
 from rayhive.events import make_event
 from rayhive.spec import Budget
 
@@ -15,24 +15,24 @@ TARGET = Budget(stop_at_target=True)
 SECONDS = Budget()
 
 
-def ledger() -> Ledger:
-    found = Ledger(["peer-0", "peer-1"])
+def peer_table() -> PeerTable:
+    found = PeerTable(["peer-0", "peer-1"])
     for index, name in enumerate(found.peers):
         found.spawned(name, 100 + index, "host")
     return found
 
 
-def say(book: Ledger, name: str, kind: str, **fields: Any) -> None:
+def say(book: PeerTable, name: str, kind: str, **fields: Any) -> None:
     book.take(name, make_event(kind, name, **fields))
 
 
-def finish(book: Ledger, *reasons: str) -> None:
+def finish(book: PeerTable, *reasons: str) -> None:
     for name, reason in zip(book.peers, reasons, strict=True):
         say(book, name, "peer_finished", reason=reason, round=7, samples=50, clock_s=1.0)
 
 
 def test_it_follows_the_peers_to_the_barrier_and_beyond() -> None:
-    book = ledger()
+    book = peer_table()
     assert not book.all_ready() and book.missing("ready") == ["peer-0", "peer-1"]
     say(book, "peer-0", "dht_ready", peer_id="x", addresses=["/ip4/1"])
     assert book.peers["peer-0"].addresses == ["/ip4/1"]
@@ -77,20 +77,20 @@ def test_the_outcome(
     stopped: str | None,
     outcome: Outcome,
 ) -> None:
-    book = ledger()
+    book = peer_table()
     finish(book, *reasons)
     assert book.all_finished()
     assert book.outcome(budget, out_of_time, stopped) == outcome
 
 
 def test_peers_that_stop_without_being_told_do_not_complete_anything() -> None:
-    book = ledger()
+    book = peer_table()
     finish(book, "stop", "stop")
     assert book.outcome(SAMPLES, False, None).state == "stopped"
 
 
 def test_trouble_names_the_peer_and_keeps_the_first_cause() -> None:
-    book = ledger()
+    book = peer_table()
     assert book.trouble() is None
     say(book, "peer-1", "peer_failed", error="ValueError('x')", traceback="...")
     book.lost("peer-1", "its process ended with exit code 1")
@@ -100,7 +100,7 @@ def test_trouble_names_the_peer_and_keeps_the_first_cause() -> None:
 
 
 def test_a_peer_that_goes_home_is_no_trouble() -> None:
-    book = ledger()
+    book = peer_table()
     finish(book, "rounds", "rounds")
     book.left("peer-0")
     assert book.trouble() is None and not book.all_exited()

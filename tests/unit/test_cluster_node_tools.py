@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.cluster.node.process_faults import NodeTools
-from rayhive.cluster.node.process_group import RECORD_SUFFIX, Belongings
+from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.errors import ClusterError
 
 RUN = "run"
@@ -35,7 +35,7 @@ def stranger() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def tools_for(folder: Path, leader: int) -> NodeTools:
-    owned = Belongings(leader=leader)
+    owned = OwnedProcesses(leader=leader)
     owned.note()
     owned.save(folder / f"p0{RECORD_SUFFIX}")
     tools = NodeTools()

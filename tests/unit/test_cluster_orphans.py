@@ -12,7 +12,7 @@ import pytest
 from rayhive.cluster.node import capabilities, leaks, process_group
 from rayhive.cluster.node.cgroups import CpuLimit
 from rayhive.cluster.node.leaks import Marks
-from rayhive.cluster.node.process_group import RECORD_SUFFIX, Belongings
+from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.cluster.node.small_disk import SmallDisk
 from tests.unit.fault_fakes import my_groups
 
@@ -29,7 +29,7 @@ def peer() -> Iterator[subprocess.Popen[bytes]]:
 
 def marked(folder: Path, leader: int) -> Marks:
     (folder / "run" / "p1").mkdir(parents=True)
-    owned = Belongings(leader=leader, folder=str(folder / "run" / "p1"))
+    owned = OwnedProcesses(leader=leader, folder=str(folder / "run" / "p1"))
     owned.note()
     owned.sockets = {str(folder / "hivemind-1.sock")}
     owned.save(folder / "run" / f"p1{RECORD_SUFFIX}")

@@ -1,4 +1,4 @@
-"""The zygote's keeper and the peer's actor without Ray, and what importing them costs."""
+"""The forkserver's keeper and the peer's actor without Ray, and what importing them costs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.node import forkserver_manager
-from rayhive.cluster.node.forkserver_manager import ZygoteKeeper, tail
+from rayhive.cluster.node.forkserver_manager import ForkserverManager, tail
 from rayhive.cluster.node.process_group import records, started
 from rayhive.cluster.replicate.peer_actor import EXITED, PeerActor
 from rayhive.errors import PeerError
 from rayhive.events import Event
-from tests.integration.cluster_harness import FAKE_ZYGOTE, replicate
+from tests.integration.cluster_harness import FAKE_FORKSERVER, replicate
 
 Body = Callable[[str, PeerActor], Coroutine[Any, Any, None]]
 
@@ -34,25 +34,25 @@ def folder() -> Iterator[Path]:
 
 
 def with_peer(folder: Path, body: Body, **settings: Any) -> None:
-    """Run ``body`` with the socket of a zygote and the actor of a started peer."""
+    """Run ``body`` with the socket of a forkserver and the actor of a started peer."""
 
     async def run() -> None:
-        keeper = ZygoteKeeper(folder, FAKE_ZYGOTE)
+        keeper = ForkserverManager(folder, FAKE_FORKSERVER)
         actor = PeerActor("peer-0")
         try:
-            zygote = await keeper.ensure()
+            forkserver = await keeper.ensure()
             own = folder / "p0"
             own.mkdir()
             spec = replicate(folder, **settings).peer_spec(0)
             answer = await actor.start(
                 spec.model_dump(mode="json", by_alias=True),
-                zygote,
+                forkserver,
                 str(folder / "peer-0.log"),
                 str(own),
                 gpus=False,
             )
             assert answer["devices"] == "" and started(answer["pid"])
-            await body(zygote, actor)
+            await body(forkserver, actor)
         finally:
             await actor.close()
             await keeper.end()
@@ -73,7 +73,7 @@ async def until(actor: PeerActor, kind: str, taken: int = 0) -> list[Event]:
 
 
 def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
-    async def body(zygote: str, actor: PeerActor) -> None:
+    async def body(forkserver: str, actor: PeerActor) -> None:
         assert await actor.next_events(0, 0.05) == []
         assert await actor.command({"do": "start", "initial_peers": []}, "1")
         first = await until(actor, "peer_ready")
@@ -93,7 +93,7 @@ def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
 
 
 def test_a_death_is_told_with_its_signal(folder: Path) -> None:
-    async def body(zygote: str, actor: PeerActor) -> None:
+    async def body(forkserver: str, actor: PeerActor) -> None:
         assert (await actor.status())["running"]
         await actor.kill(signal.SIGKILL)
         assert (await until(actor, EXITED))[-1]["exit_code"] == -signal.SIGKILL
@@ -104,9 +104,9 @@ def test_a_death_is_told_with_its_signal(folder: Path) -> None:
 def test_a_death_is_told_even_if_nobody_knows_how_and_forks_hold_the_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FAKE_ZYGOTE_IS_SILENT", "1")
+    monkeypatch.setenv("FAKE_FORKSERVER_IS_SILENT", "1")
 
-    async def body(zygote: str, actor: PeerActor) -> None:
+    async def body(forkserver: str, actor: PeerActor) -> None:
         await actor.command({"do": "start", "initial_peers": []}, "4")
         taken = len(await until(actor, "peer_ready"))
         pid = (await actor.status())["pid"]
@@ -116,9 +116,9 @@ def test_a_death_is_told_even_if_nobody_knows_how_and_forks_hold_the_line(
     with_peer(folder, body)
 
 
-def test_a_zygote_that_ends_is_replaced_and_one_that_cannot_start_is_told(folder: Path) -> None:
+def test_a_forkserver_that_ends_is_replaced_and_one_that_cannot_start_is_told(folder: Path) -> None:
     async def run() -> None:
-        keeper = ZygoteKeeper(folder, FAKE_ZYGOTE)
+        keeper = ForkserverManager(folder, FAKE_FORKSERVER)
         first = await keeper.ensure()
         pid = keeper.pid
         assert pid is not None and await keeper.ensure() == first and keeper.pid == pid
@@ -129,23 +129,25 @@ def test_a_zygote_that_ends_is_replaced_and_one_that_cannot_start_is_told(folder
         await keeper.end()
         assert keeper.pid is None
 
-        broken = ZygoteKeeper(folder, [sys.executable, "-c", "raise SystemExit('no torch here')"])
+        broken = ForkserverManager(
+            folder, [sys.executable, "-c", "raise SystemExit('no torch here')"]
+        )
         with pytest.raises(PeerError, match="no torch here"):
             await broken.ensure()
 
     asyncio.run(run())
 
 
-def test_a_zygote_that_never_serves_is_given_up(
+def test_a_forkserver_that_never_serves_is_given_up(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forkserver_manager, "READY_TIMEOUT", 0.3)
-    keeper = ZygoteKeeper(folder, [sys.executable, "-c", "import sys; sys.stdin.read()"])
+    keeper = ForkserverManager(folder, [sys.executable, "-c", "import sys; sys.stdin.read()"])
     with pytest.raises(PeerError, match="not ready after"):
         asyncio.run(keeper.ensure())
 
 
-def test_a_peer_cannot_start_without_its_zygote(folder: Path) -> None:
+def test_a_peer_cannot_start_without_its_forkserver(folder: Path) -> None:
     async def run() -> None:
         own = folder / "p0"
         own.mkdir()
@@ -155,13 +157,13 @@ def test_a_peer_cannot_start_without_its_zygote(folder: Path) -> None:
     asyncio.run(run())
 
 
-def test_the_zygote_sees_what_its_owner_can_import_and_nothing_of_ray(
+def test_the_forkserver_sees_what_its_owner_can_import_and_nothing_of_ray(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_SECRET", "x")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.syspath_prepend(str(tmp_path))
-    environment = forkserver_manager.zygote_environment()
+    environment = forkserver_manager.forkserver_environment()
     assert not [name for name in environment if name.startswith(("RAY_", "OMP_NUM"))]
     assert environment["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path)
 

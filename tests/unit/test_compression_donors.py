@@ -12,7 +12,7 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
-from rayhive.averaging.state_download import CheckedDownloads, Digest, with_digest
+from rayhive.averaging.state_download import CheckedStateDownload, Digest, with_digest
 
 State = tuple[dict[str, Any], list[torch.Tensor]]
 
@@ -33,7 +33,7 @@ def state(tensors: list[torch.Tensor], told: list[torch.Tensor] | None = None) -
     return with_digest({}, told or tensors), [*tensors, torch.full((5,), 1e9)]
 
 
-class Joiner(CheckedDownloads):
+class Joiner(CheckedStateDownload):
     """Has nothing of an averager but what the checks need."""
 
     def __init__(self, *opinions: list[torch.Tensor] | None) -> None:
@@ -65,10 +65,10 @@ def test_who_is_known_to_be_alive_is_asked_first() -> None:
         peer_id=names[3],
         _matchmaking=SimpleNamespace(
             group_key_manager=SimpleNamespace(prefix="run"),
-            rendezvous=SimpleNamespace(known=lambda: frozenset(names[1:3])),
+            group_formation=SimpleNamespace(known=lambda: frozenset(names[1:3])),
         ),
     )
-    found = asyncio.run(CheckedDownloads._donors(joiner))
+    found = asyncio.run(CheckedStateDownload._donors(joiner))
     assert found == [names[1], names[2], names[0]]
 
 

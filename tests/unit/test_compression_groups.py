@@ -12,7 +12,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.proto import averaging_pb2
 
 from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
-from rayhive.averaging.group_registry import GroupBook
+from rayhive.averaging.group_registry import GroupRegistry
 from tests.unit.compression_fakes import OTHER, PEER, settle, stream_of, unstarted
 
 SHAPES = [(4, 3)]
@@ -37,7 +37,7 @@ def in_child(kind: Any, **options: Any) -> Any:
     """Return an averager with what its process would have made."""
     averager = unstarted(kind, SHAPES, **options)
     averager._pending_groups_registered = asyncio.Event()
-    averager._matchmaking = SimpleNamespace(groups=GroupBook())
+    averager._matchmaking = SimpleNamespace(groups=GroupRegistry())
     return averager
 
 
@@ -129,7 +129,7 @@ def test_a_late_part_is_refused_at_once_and_an_unknown_one_after_a_while() -> No
 
 def test_an_assembled_group_is_waited_for_until_it_is_dropped() -> None:
     async def body() -> None:
-        book = GroupBook()
+        book = GroupRegistry()
         book.expect(b"group")
         waiting = asyncio.create_task(book.opened(b"groupPHASE_P", patience=0.0))
         await settle()

@@ -28,7 +28,7 @@ def gradients(generator: torch.Generator) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-class Ledger:
+class Owed:
     """The sum over samples that a peer owes of every matrix, in float64.
 
     The peer's average over samples is a mean, so a gradient that it computes of ``w`` samples
@@ -64,19 +64,19 @@ def put_in(room: Room, iterations: int) -> dict[int, list[torch.Tensor]]:
 
 async def play(played: list[dict[str, Any]], iterations: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    swarm: dict[int, Ledger] = {}
+    swarm: dict[int, Owed] = {}
     for round_ in played:
         samples = {at: count for at, count in enumerate(round_["samples"]) if count is not None}
-        swarm = {at: ledger for at, ledger in swarm.items() if at in samples}  # others died
+        swarm = {at: owed for at, owed in swarm.items() if at in samples}  # others died
         for at in samples.keys() - swarm.keys():
             swarm[at] = await joiner(swarm, iterations)
         own = {at: gradients(generator) for at in samples}
-        for at, ledger in swarm.items():
-            give(ledger.averager, own[at])
+        for at, owed in swarm.items():
+            give(owed.averager, own[at])
         trying = sorted(samples)
         for tried in round_["attempts"]:
-            for ledger in swarm.values():
-                await ledger.averager._take_back()  # as the next round does, to compare states
+            for owed in swarm.values():
+                await owed.averager._take_back()  # as the next round does, to compare states
             before = {at: state(swarm[at].averager) for at in trying}
             last = tried is round_["attempts"][-1]
             room = await attempt(
@@ -88,42 +88,42 @@ async def play(played: list[dict[str, Any]], iterations: int, seed: int) -> None
             entered = put_in(room, iterations)
             failed = []
             for position, at in enumerate(trying):
-                ledger, weight = swarm[at], samples[at]
+                owed, weight = swarm[at], samples[at]
                 if not room.succeeded[position]:
                     failed.append(at)
-                    for was, now in zip(before[at], state(ledger.averager), strict=True):
+                    for was, now in zip(before[at], state(owed.averager), strict=True):
                         assert torch.equal(was, now)
                     continue
                 if last and position in round_["given_up"]:
                     continue  # taken back
                 if weight:
-                    add(ledger, weight, own[at], entered[position])
+                    add(owed, weight, own[at], entered[position])
                 if "partial" not in {tried.get((position, phase)) for phase in PHASES + LATER}:
-                    applied = gradients_of(ledger.averager)
+                    applied = gradients_of(owed.averager)
                     weights = {one: samples[trying[one]] for one in entered}
                     check_average(applied, entered, weights)
             trying = failed
             if not trying:
                 break
         # Those that failed apply their own gradients, and owe what they owed.
-        for ledger in swarm.values():
-            await ledger.check()
+        for owed in swarm.values():
+            await owed.check()
 
 
-async def joiner(swarm: dict[int, Ledger], iterations: int) -> Ledger:
+async def joiner(swarm: dict[int, Owed], iterations: int) -> Owed:
     """Return a peer that has downloaded Q, and owes nothing."""
     (averager,) = peers(1, SHAPES, num_iters_per_step=iterations, **RANK)
     for donor in list(swarm.values())[:1]:
         for own, new in zip(averager._qs, donor.averager._qs, strict=True):
             own.copy_(new)
-    return Ledger(averager)
+    return Owed(averager)
 
 
-def add(ledger: Ledger, weight: float, own: list[torch.Tensor], put: list[torch.Tensor]) -> None:
+def add(owed: Owed, weight: float, own: list[torch.Tensor], put: list[torch.Tensor]) -> None:
     """Note that a peer computed gradients, and that its factors entered an average."""
-    for total, index, contributed in zip(ledger.sums, LARGE, put, strict=True):
+    for total, index, contributed in zip(owed.sums, LARGE, put, strict=True):
         total += weight * (own[index].double().view(total.shape) - contributed)
-    ledger.weight = weight
+    owed.weight = weight
 
 
 def check_average(

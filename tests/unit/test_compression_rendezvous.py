@@ -1,7 +1,7 @@
 """Groups form among peers that come, go and see different things; messages take random time.
 
-The simulation runs the real rendezvous of every peer on one event loop whose clock jumps to the
-next event, so minutes pass in milliseconds.
+The simulation runs the real group_formation of every peer on one event loop whose clock jumps to
+the next event, so minutes pass in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ import pytest
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.proto import averaging_pb2 as messages
 
+from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
 from rayhive.membership.member import Member
-from rayhive.averaging.group_formation import DifferentTensors, NobodyElse, RoundIsOver
-from tests.unit.rendezvous_fakes import LATENCY, LONGEST, PATIENCE, WINDOW, Swarm, names_of, run
+from tests.unit.group_formation_fakes import (
+    LATENCY,
+    LONGEST,
+    PATIENCE,
+    WINDOW,
+    Swarm,
+    names_of,
+    run,
+)
 
 __all__ = ["run"]
 
@@ -102,7 +110,7 @@ def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> 
         groups = [result for result in results if isinstance(result, GroupInfo)]
         others = [result for result in results if not isinstance(result, GroupInfo)]
         assert len({group.group_id for group in groups}) <= 1
-        assert all(isinstance(other, (NobodyElse, RoundIsOver)) for other in others), others
+        assert all(isinstance(other, (NoOtherPeers, RoundIsOver)) for other in others), others
         if absent is not None and len(here) > 1:
             assert {name for group in groups for name in names_of(group)} >= here
         assert asyncio.get_running_loop().time() < WINDOW, "nobody waited out the window"

@@ -14,7 +14,7 @@ from hivemind.p2p import PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.averaging.allreduce import ABSENT, HANGS_UP, MeasuredRunner, _CountedStub
+from rayhive.averaging.allreduce import ABSENT, HANGS_UP, MeasuredAllReduce, _CountedStub
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.streams import until
 from rayhive.compression.counting import CountingCompression
@@ -27,9 +27,9 @@ PART_SIZE = 256
 LIMIT = 30.0
 
 
-def loopback(peers: int, codec: str = "none", **options: Any) -> list[MeasuredRunner]:
+def loopback(peers: int, codec: str = "none", **options: Any) -> list[MeasuredAllReduce]:
     """Return the runners of one group, connected to each other by function calls."""
-    runners: dict[PeerID, MeasuredRunner] = {}
+    runners: dict[PeerID, MeasuredAllReduce] = {}
 
     class Loopback(ServicerBase):
         @classmethod
@@ -44,7 +44,7 @@ def loopback(peers: int, codec: str = "none", **options: Any) -> list[MeasuredRu
     names = tuple(PeerID(f"peer {index}".encode()) for index in range(peers))
     for index, name in enumerate(names):
         generator = torch.Generator().manual_seed(index)
-        runners[name] = MeasuredRunner(
+        runners[name] = MeasuredAllReduce(
             p2p=SimpleNamespace(peer_id=name),
             servicer_type=Loopback,
             prefix=None,
@@ -59,10 +59,10 @@ def loopback(peers: int, codec: str = "none", **options: Any) -> list[MeasuredRu
     return list(runners.values())
 
 
-async def average(runners: Sequence[MeasuredRunner]) -> list[list[torch.Tensor]]:
+async def average(runners: Sequence[MeasuredAllReduce]) -> list[list[torch.Tensor]]:
     """Run the group; return what every peer's tensors became."""
 
-    async def one(runner: MeasuredRunner) -> list[torch.Tensor]:
+    async def one(runner: MeasuredAllReduce) -> list[torch.Tensor]:
         before = runner.tensor_part_container.local_tensors
         return [tensor + delta async for tensor, delta in _zip(before, runner)]
 
@@ -70,7 +70,7 @@ async def average(runners: Sequence[MeasuredRunner]) -> list[list[torch.Tensor]]
 
 
 async def _zip(
-    tensors: Sequence[torch.Tensor], runner: MeasuredRunner
+    tensors: Sequence[torch.Tensor], runner: MeasuredAllReduce
 ) -> AsyncIterator[tuple[torch.Tensor, torch.Tensor]]:
     index = 0
     async for delta in runner:
@@ -152,7 +152,7 @@ def test_a_peer_that_was_lost_while_the_group_formed_is_not_waited_for(heard: st
     asyncio.run(body())
 
 
-def through(runner: MeasuredRunner, lost: PeerID, stub: Any) -> Any:
+def through(runner: MeasuredAllReduce, lost: PeerID, stub: Any) -> Any:
     """Return what finds the remote side of peers for a runner, and nobody behind that of one."""
 
     def stub_of(peer: PeerID) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 from rayhive.cluster.node import capabilities, cgroups, process_group, small_disk
 from rayhive.errors import RayhiveError
-from tests.unit.fault_fakes import RUN, FakeGround, my_groups, planned, run, shorten
+from tests.unit.fault_fakes import RUN, FakeSwarm, my_groups, planned, run, shorten
 
 
 @pytest.fixture(autouse=True)
@@ -37,19 +37,19 @@ def test_a_straggler_is_held_back_until_it_is_healed(
     monkeypatch.setattr("rayhive.faults.kinds.straggler._PATIENCE_S", 10.0)
 
     async def scene() -> None:
-        async with FakeGround(tmp_path, busy=True) as ground:
+        async with FakeSwarm(tmp_path, busy=True) as swarm:
             for peer in ("peer-0", "peer-2"):
-                os.killpg(ground.lives[peer].process.pid, signal.SIGSTOP)
+                os.killpg(swarm.lives[peer].process.pid, signal.SIGSTOP)
             kind = planned("straggler", cores=0.05)
-            proof = await run(kind, ground)
+            proof = await run(kind, swarm)
             assert proof.ok
             assert proof.what["peer-1"]["throttled"] >= 1
             (group,) = my_groups()
             members = {int(pid) for pid in (group / "cgroup.procs").read_text().split()}
-            assert members == set(await ground.process_states("peer-1"))
-            assert await kind.heal(ground, ["peer-1"]) == {"failed": {}}
+            assert members == set(await swarm.process_states("peer-1"))
+            assert await kind.heal(swarm, ["peer-1"]) == {"failed": {}}
             assert my_groups() == []
-            assert set((await ground.process_states("peer-1")).values()) == {"running"}
+            assert set((await swarm.process_states("peer-1")).values()) == {"running"}
 
     play(scene())
 
@@ -57,23 +57,23 @@ def test_a_straggler_is_held_back_until_it_is_healed(
 @needs("cpu_quota")
 def test_a_limit_does_not_outlive_its_run_or_its_maker(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("straggler")
-            await kind.inject(ground, ["peer-1"])
+            await kind.inject(swarm, ["peer-1"])
             (group,) = my_groups()
-            leader = ground.lives["peer-1"].process.pid
+            leader = swarm.lives["peer-1"].process.pid
             with pytest.raises(RayhiveError, match="already"):
-                await ground.agent("node-1", "limit_cpu", leader, 0.5)
+                await swarm.agent("node-1", "limit_cpu", leader, 0.5)
             assert group not in map(Path, cgroups.remove_dead())
-            ground.tools.release_tools(RUN)
+            swarm.tools.release_tools(RUN)
             assert not group.exists()
-            await kind.teardown(ground)
+            await kind.teardown(swarm)
 
             dead = group.with_name(f"{cgroups.PREFIX}{os.getpid()}.1-x-{leader}")
             dead.mkdir()  # the pid is this process's, but it started at another time
             (dead / "cgroup.procs").write_text(str(leader))
             assert str(dead) in cgroups.remove_dead()
-            assert set((await ground.process_states("peer-1")).values()) == {"running"}
+            assert set((await swarm.process_states("peer-1")).values()) == {"running"}
 
     play(scene())
 
@@ -81,14 +81,14 @@ def test_a_limit_does_not_outlive_its_run_or_its_maker(tmp_path: Path) -> None:
 @needs("memory")
 def test_memory_is_held_and_given_back(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("memory_pressure", who=["node-1"], megabytes=8)
-            await kind.setup(ground)
-            done = await kind.inject(ground, ["node-1"])
-            proof = await kind.verify(ground, ["node-1"])
+            await kind.setup(swarm)
+            done = await kind.inject(swarm, ["node-1"])
+            proof = await kind.verify(swarm, ["node-1"])
             assert proof.ok
             assert 8 * 10**6 <= proof.what["rss"]["node-1"] < 9 * 10**6
-            await kind.heal(ground, ["node-1"])
+            await kind.heal(swarm, ["node-1"])
             with pytest.raises(ProcessLookupError):
                 os.kill(done["held"]["node-1"]["pid"], 0)
 
@@ -98,27 +98,27 @@ def test_memory_is_held_and_given_back(tmp_path: Path) -> None:
 @needs("memory")
 def test_memory_whose_holder_died_is_no_proof(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("memory_pressure", who=["node-1"], megabytes=8)
-            done = await kind.inject(ground, ["node-1"])
+            done = await kind.inject(swarm, ["node-1"])
             pid = done["held"]["node-1"]["pid"]
             os.kill(pid, signal.SIGKILL)
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            assert not (await kind.verify(ground, ["node-1"])).ok
-            await kind.teardown(ground)
+            assert not (await kind.verify(swarm, ["node-1"])).ok
+            await kind.teardown(swarm)
 
     play(scene())
 
 
 def test_more_memory_than_is_free_is_refused_before_training(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("memory_pressure", who=["node-0"], megabytes=2**30)
             with pytest.raises(RayhiveError, match="besides a reserve"):
-                await kind.setup(ground)
+                await kind.setup(swarm)
             with pytest.raises(RayhiveError, match="besides a reserve"):
-                await kind.inject(ground, ["node-0"])
-            await kind.teardown(ground)
+                await kind.inject(swarm, ["node-0"])
+            await kind.teardown(swarm)
 
     play(scene())
 
@@ -131,20 +131,20 @@ def test_a_full_disk_fails_checkpoints_and_training_goes_on(
         monkeypatch.setattr(f"rayhive.faults.kinds.disk_full.{name}", 5.0)
 
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("disk_full", megabytes=1)
             folder = tmp_path / "peer-1" / "checkpoints"
-            await kind.setup(ground)
+            await kind.setup(swarm)
             (folder / "early.ckpt").write_bytes(b"x")
-            done = await kind.inject(ground, ["peer-1"])
+            done = await kind.inject(swarm, ["peer-1"])
             assert 0 < done["written"]["peer-1"] <= 2**20 + 4096
-            proof = await kind.verify(ground, ["peer-1"])
+            proof = await kind.verify(swarm, ["peer-1"])
             assert proof.ok
             assert proof.what["peer-1"]["checkpoint"] == "ENOSPC"
             assert proof.what["peer-1"]["goes_on"]
-            assert await kind.heal(ground, ["peer-1"]) == {"failed": {}}
+            assert await kind.heal(swarm, ["peer-1"]) == {"failed": {}}
             (folder / "late.ckpt").write_bytes(bytes(65536))
-            await kind.teardown(ground)
+            await kind.teardown(swarm)
             assert process_group.mounts_below(tmp_path) == []
             assert not folder.exists()
 
@@ -158,12 +158,12 @@ def test_a_checkpoint_that_is_written_is_no_proof(
     monkeypatch.setattr("rayhive.faults.kinds.disk_full._CHECKPOINT_S", 5.0)
 
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("disk_full", megabytes=1)
-            await kind.inject(ground, ["peer-1"])
+            await kind.inject(swarm, ["peer-1"])
             (tmp_path / "peer-1" / "checkpoints" / ".rayhive-full").unlink()
-            assert not (await kind.verify(ground, ["peer-1"])).ok
-            await kind.teardown(ground)
+            assert not (await kind.verify(swarm, ["peer-1"])).ok
+            await kind.teardown(swarm)
 
     play(scene())
 
@@ -184,29 +184,29 @@ def test_only_what_was_mounted_here_is_filled(tmp_path: Path) -> None:
 @needs("mount")
 def test_a_mount_does_not_outlive_its_run(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
-            await planned("disk_full", megabytes=1).inject(ground, ["peer-1"])
+        async with FakeSwarm(tmp_path) as swarm:
+            await planned("disk_full", megabytes=1).inject(swarm, ["peer-1"])
             assert len(process_group.mounts_below(tmp_path)) == 1
-            ground.tools.release_all_tools()
+            swarm.tools.release_all_tools()
             assert process_group.mounts_below(tmp_path) == []
-            leader = ground.lives["peer-1"].process.pid
+            leader = swarm.lives["peer-1"].process.pid
             with pytest.raises(RayhiveError, match="no place"):
-                await ground.agent("node-1", "mount_disk", leader, "../elsewhere", 1)
+                await swarm.agent("node-1", "mount_disk", leader, "../elsewhere", 1)
 
     play(scene())
 
 
 def test_a_killed_node_comes_back_with_its_peers(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("kill_node", who=["node-1"])
-            proof = await run(kind, ground, ["node-1"])
+            proof = await run(kind, swarm, ["node-1"])
             assert proof.ok
             assert proof.what == {"answers": {"node-1": False}, "alive": []}
-            assert ground.living() == ["peer-0"]
-            healed = await kind.heal(ground, ["node-1"])
+            assert swarm.living() == ["peer-0"]
+            healed = await kind.heal(swarm, ["node-1"])
             assert healed == {"lives": {"peer-1": "peer-1.1", "peer-2": "peer-2.1"}}
-            assert ground.peers_on("node-1") == ["peer-1", "peer-2"]
+            assert swarm.peers_on("node-1") == ["peer-1", "peer-2"]
 
     play(scene())
 
@@ -217,32 +217,32 @@ def test_a_node_is_there_again_at_the_end_though_nobody_healed_it(
     tmp_path: Path, kind: str, proved: bool
 ) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             fault = planned(kind, who=["node-1"], **({"notice_s": 0.5} if kind[0] == "d" else {}))
-            await fault.inject(ground, ["node-1"])
+            await fault.inject(swarm, ["node-1"])
             if proved:
-                await fault.verify(ground, ["node-1"])
-            await fault.teardown(ground)
-            assert ground.dead_nodes == set()
-            assert ground.restarts == ["node-1"]
+                await fault.verify(swarm, ["node-1"])
+            await fault.teardown(swarm)
+            assert swarm.dead_nodes == set()
+            assert swarm.restarts == ["node-1"]
 
     play(scene())
 
 
 def test_a_drained_node_has_its_peers_leave_before_it_ends(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("drain_node", who=["node-1"], notice_s=0.5)
-            proof = await run(kind, ground, ["node-1"])
+            proof = await run(kind, swarm, ["node-1"])
             assert proof.ok
-            assert ground.drained == {"node-1": 0.5}
+            assert swarm.drained == {"node-1": 0.5}
             assert {peer: seen["by"] for peer, seen in proof.what["peers"].items()} == {
                 "peer-1": "itself",
                 "peer-2": "itself",
             }
-            assert sorted(ground.expected) == ["peer-1", "peer-2"]
-            assert ground.dead_nodes == {"node-1"}
-            await kind.heal(ground, ["node-1"])
-            assert len(ground.living()) == 3
+            assert sorted(swarm.expected) == ["peer-1", "peer-2"]
+            assert swarm.dead_nodes == {"node-1"}
+            await kind.heal(swarm, ["node-1"])
+            assert len(swarm.living()) == 3
 
     play(scene())

@@ -13,7 +13,7 @@ import pytest
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kinds import _process
-from tests.unit.fault_fakes import ROLES, FakeGround, planned, run, shorten
+from tests.unit.fault_fakes import ROLES, FakeSwarm, planned, run, shorten
 
 
 @pytest.fixture(autouse=True)
@@ -27,31 +27,31 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
 
 def test_a_killed_peer_is_gone_whole_and_replaced_where_it_was(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("kill")
-            before = set(await ground.process_states("peer-1"))
-            proof = await run(kind, ground)
+            before = set(await swarm.process_states("peer-1"))
+            proof = await run(kind, swarm)
             assert proof.ok
             assert proof.what == {"left": {"peer-1": []}, "killed": 1 + len(ROLES)}
-            assert set((await ground.process_states("peer-1")).values()) == {"gone"}
-            assert ground.living() == ["peer-0", "peer-2"]
-            healed = await kind.heal(ground, ["peer-1"])
+            assert set((await swarm.process_states("peer-1")).values()) == {"gone"}
+            assert swarm.living() == ["peer-0", "peer-2"]
+            healed = await kind.heal(swarm, ["peer-1"])
             assert healed == {"lives": {"peer-1": "peer-1.1"}}
-            assert ground.node_of("peer-1") == "node-1"
-            assert not before & set(await ground.process_states("peer-1"))
-            await kind.teardown(ground)
-            assert len(ground.living()) == 3
+            assert swarm.node_of("peer-1") == "node-1"
+            assert not before & set(await swarm.process_states("peer-1"))
+            await kind.teardown(swarm)
+            assert len(swarm.living()) == 3
 
     play(scene())
 
 
 def test_a_replacement_may_start_on_another_node(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("kill", where="other")
-            assert (await run(kind, ground)).ok
-            await kind.heal(ground, ["peer-1"])
-            assert ground.node_of("peer-1") == "node-0"
+            assert (await run(kind, swarm)).ok
+            await kind.heal(swarm, ["peer-1"])
+            assert swarm.node_of("peer-1") == "node-0"
 
     play(scene())
 
@@ -59,39 +59,39 @@ def test_a_replacement_may_start_on_another_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["kill", "preempt", "pause", "kill_p2pd", "leave"])
 def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             with pytest.raises(RayhiveError, match="no life of peer-9 runs"):
-                await planned(name).inject(ground, ["peer-0", "peer-9"])
-            assert ground.expected == []
-            assert ground.signals == []
+                await planned(name).inject(swarm, ["peer-0", "peer-9"])
+            assert swarm.expected == []
+            assert swarm.signals == []
 
     play(scene())
 
 
 def test_a_pause_stops_all_of_a_peer_until_it_is_healed(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("pause")
-            proof = await run(kind, ground)
+            proof = await run(kind, swarm)
             assert proof.ok
             assert list(proof.what["states"]["peer-1"].values()) == ["stopped"] * 5
-            assert ground.living() == ["peer-0", "peer-1", "peer-2"]
-            assert ground.expected == []
-            done = await kind.heal(ground, ["peer-1"])
+            assert swarm.living() == ["peer-0", "peer-1", "peer-2"]
+            assert swarm.expected == []
+            done = await kind.heal(swarm, ["peer-1"])
             assert done["running"] == {"peer-1": True}
-            assert set((await ground.process_states("peer-1")).values()) == {"running"}
+            assert set((await swarm.process_states("peer-1")).values()) == {"running"}
 
     play(scene())
 
 
 def test_a_pause_that_is_never_healed_ends_with_the_replicate(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("pause")
-            await run(kind, ground)
-            await kind.teardown(ground)
+            await run(kind, swarm)
+            await kind.teardown(swarm)
             states = await _process.wait_for_states(
-                ground, "peer-1", _process.all_are("running"), timeout=5.0
+                swarm, "peer-1", _process.all_are("running"), timeout=5.0
             )
             assert set(states.values()) == {"running"}
 
@@ -100,49 +100,49 @@ def test_a_pause_that_is_never_healed_ends_with_the_replicate(tmp_path: Path) ->
 
 def test_a_pause_of_which_one_process_runs_on_is_no_pause(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("pause")
-            await kind.inject(ground, ["peer-1"])
-            os.kill(ground.lives["peer-1"].roles["p2pd"], signal.SIGCONT)
-            proof = await kind.verify(ground, ["peer-1"])
+            await kind.inject(swarm, ["peer-1"])
+            os.kill(swarm.lives["peer-1"].roles["p2pd"], signal.SIGCONT)
+            proof = await kind.verify(swarm, ["peer-1"])
             assert not proof.ok
-            await kind.teardown(ground)
+            await kind.teardown(swarm)
 
     play(scene())
 
 
 def test_a_polite_peer_leaves_within_its_notice(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("preempt", notice_s=30)
-            proof = await run(kind, ground)
-            assert ground.commands == [("peer-1", "notice", {"deadline_s": 30.0})]
+            proof = await run(kind, swarm)
+            assert swarm.commands == [("peer-1", "notice", {"deadline_s": 30.0})]
             seen = proof.what["peer-1"]
             assert proof.ok
             assert seen["by"] == "itself"
             assert seen["noticed"]
             assert seen["left"] == {"round": 7, "handed_over": 64, "lost": 0}
-            assert ground.signals == []
+            assert swarm.signals == []
 
     play(scene())
 
 
 def test_without_notice_there_is_only_the_end(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
-            proof = await run(planned("preempt", notice_s=0), ground)
+        async with FakeSwarm(tmp_path) as swarm:
+            proof = await run(planned("preempt", notice_s=0), swarm)
             assert proof.ok
             assert proof.what["peer-1"]["by"] == "SIGTERM"
             assert proof.what["peer-1"]["noticed"] is None
-            assert ground.commands == []
+            assert swarm.commands == []
 
     play(scene())
 
 
 def test_a_peer_that_ignores_its_notice_is_ended_and_the_proof_fails(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path, rude=True) as ground:
-            proof = await run(planned("preempt", notice_s=0.2, grace_s=0.1), ground)
+        async with FakeSwarm(tmp_path, rude=True) as swarm:
+            proof = await run(planned("preempt", notice_s=0.2, grace_s=0.1), swarm)
             seen = proof.what["peer-1"]
             assert not proof.ok
             assert seen["gone"]
@@ -154,23 +154,23 @@ def test_a_peer_that_ignores_its_notice_is_ended_and_the_proof_fails(tmp_path: P
 
 def test_what_survives_sigterm_gets_sigkill(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
-            os.killpg(ground.lives["peer-1"].process.pid, signal.SIGSTOP)  # SIGTERM stays pending
-            proof = await run(planned("preempt", notice_s=0, grace_s=0.05), ground)
+        async with FakeSwarm(tmp_path) as swarm:
+            os.killpg(swarm.lives["peer-1"].process.pid, signal.SIGSTOP)  # SIGTERM stays pending
+            proof = await run(planned("preempt", notice_s=0, grace_s=0.05), swarm)
             assert proof.ok
             assert proof.what["peer-1"]["by"] == "SIGKILL"
-            assert ground.signals == [("peer-1", signal.SIGTERM), ("peer-1", signal.SIGKILL)]
+            assert swarm.signals == [("peer-1", signal.SIGTERM), ("peer-1", signal.SIGKILL)]
 
     play(scene())
 
 
 def test_a_drain_goes_with_a_replacement_elsewhere(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("preempt", notice_s=5, drain=True, where="other")
-            done = await kind.inject(ground, ["peer-1"])
+            done = await kind.inject(swarm, ["peer-1"])
             assert done["drained"] == {"node-1": None}
-            assert ground.drained == {"node-1": 5.0}
+            assert swarm.drained == {"node-1": 5.0}
 
     play(scene())
     with pytest.raises(ValueError, match="where: other"):
@@ -189,54 +189,54 @@ def test_a_peer_that_lost_a_process_ends_and_is_replaced(
     name: str, args: dict[str, Any], role: str, tmp_path: Path
 ) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned(name, **args)
-            victim = ground.lives["peer-1"].roles[role]
-            done = await kind.inject(ground, ["peer-1"])
+            victim = swarm.lives["peer-1"].roles[role]
+            done = await kind.inject(swarm, ["peer-1"])
             assert done == {"process": role, "pids": {"peer-1": [victim]}}
-            proof = await kind.verify(ground, ["peer-1"])
+            proof = await kind.verify(swarm, ["peer-1"])
             assert proof.ok
             assert "PeerProcessDied" in proof.what["peer-1"]["error"]
-            assert await kind.heal(ground, ["peer-1"]) == {"lives": {"peer-1": "peer-1.1"}}
+            assert await kind.heal(swarm, ["peer-1"]) == {"lives": {"peer-1": "peer-1.1"}}
 
     play(scene())
 
 
 def test_a_peer_that_goes_on_without_its_daemon_is_no_proof(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             kind = planned("kill_p2pd")
-            os.kill(ground.lives["peer-1"].process.pid, signal.SIGSTOP)  # it can't notice
-            assert not (await run(kind, ground)).ok
-            os.kill(ground.lives["peer-1"].process.pid, signal.SIGCONT)
+            os.kill(swarm.lives["peer-1"].process.pid, signal.SIGSTOP)  # it can't notice
+            assert not (await run(kind, swarm)).ok
+            os.kill(swarm.lives["peer-1"].process.pid, signal.SIGCONT)
 
     play(scene())
 
 
 def test_a_joiner_runs_and_leaves_again(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             join = planned("join", who=["peer-3"])
-            proof = await run(join, ground, ["peer-3"])
+            proof = await run(join, swarm, ["peer-3"])
             assert proof.ok
-            assert proof.what["pids"]["peer-3"] == [ground.lives["peer-3"].process.pid]
-            proof = await run(planned("leave", who=["peer-3"]), ground, ["peer-3"])
+            assert proof.what["pids"]["peer-3"] == [swarm.lives["peer-3"].process.pid]
+            proof = await run(planned("leave", who=["peer-3"]), swarm, ["peer-3"])
             assert proof.ok
             assert proof.what["peer-3"]["left"]["handed_over"] == 64
-            assert ground.expected == ["peer-3"]
-            assert "peer-3" not in ground.living()
+            assert swarm.expected == ["peer-3"]
+            assert "peer-3" not in swarm.living()
 
     play(scene())
 
 
 def test_a_joiner_that_dies_at_once_is_no_proof(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with FakeGround(tmp_path) as ground:
+        async with FakeSwarm(tmp_path) as swarm:
             join = planned("join", who=["peer-3"])
-            await join.inject(ground, ["peer-3"])
-            ground.expect_loss("peer-3")
-            await ground.signal("peer-3", signal.SIGKILL)
-            assert not (await join.verify(ground, ["peer-3"])).ok
+            await join.inject(swarm, ["peer-3"])
+            swarm.expect_loss("peer-3")
+            await swarm.signal("peer-3", signal.SIGKILL)
+            assert not (await join.verify(swarm, ["peer-3"])).ok
 
     play(scene())
 

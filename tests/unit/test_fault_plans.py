@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rayhive.errors import ConfigError, Problem
 from rayhive.faults.library import plan_of
-from rayhive.faults.rng import Draw
+from rayhive.faults.rng import SeededRng
 from rayhive.faults.target_selector import Selector
 from rayhive.spec import Budget, NodeClass, SwarmConfig
 from rayhive.spec.fault_plan import FaultPlan
@@ -187,7 +187,7 @@ def test_selectors_choose_as_many_as_they_say(
     swarm = SwarmConfig(peers=peers, node_classes=classes if peers == 5 else None)
     for seed in range(30):
         found: list[Problem] = []
-        names = Selector(swarm, "who", found).choose(words, Draw("s", seed))
+        names = Selector(swarm, "who", found).choose(words, SeededRng("s", seed))
         if size is None:  # more than there are without the one that is spared
             assert [problem.key for problem in found] == ["who"] and names == ()
             continue
@@ -203,7 +203,7 @@ def test_selectors_choose_as_many_as_they_say(
 
 def test_a_choice_reaches_everybody() -> None:
     swarm = SwarmConfig(peers=4)
-    seen = {Selector(swarm, "who", []).choose(["one"], Draw(seed)) for seed in range(60)}
+    seen = {Selector(swarm, "who", []).choose(["one"], SeededRng(seed)) for seed in range(60)}
     assert seen == {("peer-0",), ("peer-1",), ("peer-2",), ("peer-3",)}
 
 

@@ -1,4 +1,4 @@
-"""Link faults against a ground whose tools can be made to do nothing."""
+"""Link faults against a swarm whose tools can be made to do nothing."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def fault(kind: str, who: tuple[str, ...] = ("node-0",), **args: Any) -> FaultKi
     return made
 
 
-async def run(kind: FaultKind, ground: Any) -> dict[str, Any]:
+async def run(kind: FaultKind, swarm: Any) -> dict[str, Any]:
     """Go through the phases up to the proof."""
     who = kind.planned.who
-    await kind.setup(ground)
-    done = await kind.inject(ground, who)
-    proof = await kind.verify(ground, who)
+    await kind.setup(swarm)
+    done = await kind.inject(swarm, who)
+    proof = await kind.verify(swarm, who)
     return {"done": done, "ok": proof.ok, "what": proof.what}
 
 
@@ -121,16 +121,16 @@ KINDS = [
 @pytest.mark.parametrize(("kind", "args"), KINDS)
 def test_a_fault_is_proved_and_healed(kind: str, args: dict[str, Any]) -> None:
     async def go() -> None:
-        ground = Agents()
+        swarm = Agents()
         made = fault(
             kind, ("node-0", "node-1") if args.get("mode") == "halves" else ("node-0",), **args
         )
-        seen = await run(made, ground)
+        seen = await run(made, swarm)
         assert seen["ok"], seen
-        await made.heal(ground, made.planned.who)
-        await made.teardown(ground)
-        assert all(link == MADE for link in ground.links.values())
-        assert not any(ground.cuts.values()) and not ground.flaps
+        await made.heal(swarm, made.planned.who)
+        await made.teardown(swarm)
+        assert all(link == MADE for link in swarm.links.values())
+        assert not any(swarm.cuts.values()) and not swarm.flaps
 
     asyncio.run(go())
 
@@ -144,12 +144,12 @@ def test_tools_that_did_nothing_prove_nothing(kind: str, args: dict[str, Any]) -
 @pytest.mark.parametrize(("kind", "args"), KINDS)
 def test_what_is_not_healed_ends_with_the_replicate(kind: str, args: dict[str, Any]) -> None:
     async def go() -> None:
-        ground = Agents()
+        swarm = Agents()
         made = fault(kind, **args)
-        await run(made, ground)
-        await made.teardown(ground)
-        assert all(link == MADE for link in ground.links.values())
-        assert not any(ground.cuts.values()) and not ground.flaps
+        await run(made, swarm)
+        await made.teardown(swarm)
+        assert all(link == MADE for link in swarm.links.values())
+        assert not any(swarm.cuts.values()) and not swarm.flaps
 
     asyncio.run(go())
 

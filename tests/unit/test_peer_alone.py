@@ -11,7 +11,7 @@ import torch
 
 from rayhive.averaging.averagers import RayhiveStateAverager
 from rayhive.membership.progress_tracker import LiveProgressTracker
-from rayhive.membership.view import Presence
+from rayhive.membership.view import Heartbeat
 from tests.unit.compression_fakes import OTHER, PEER
 
 DHT = SimpleNamespace(client_mode=False, peer_id=PEER)
@@ -27,8 +27,8 @@ def test_nothing_is_told_until_somebody_else_was_heard_of() -> None:
     tracker.has_ended("averaged", 1, met=False)
     tracker.update_epoch(1)
     assert told == []
-    with tracker._census.lock:
-        tracker._census.hear(Presence(OTHER.to_bytes(), 1.0, version=1, takes_part=True, round=1))
+    with tracker._view.lock:
+        tracker._view.hear(Heartbeat(OTHER.to_bytes(), 1.0, version=1, takes_part=True, round=1))
     assert not tracker.ready_to_update_epoch
     tracker.report_local_progress(1, 8)
     assert told

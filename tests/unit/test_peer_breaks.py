@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from rayhive.membership.progress_tracker import LiveProgressTracker
-from rayhive.membership.view import Presence
-from rayhive.optim.stepping_out import SteppingOut
 from rayhive.membership.breaks import BREAK_S, Breaks
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.view import Heartbeat
+from rayhive.optim.stepping_out import SteppingOut
 from tests.unit.clock_fakes import Clock, clock
 
 __all__ = ["clock"]
@@ -29,8 +29,8 @@ def tracker(clock: Clock) -> LiveProgressTracker:
 
 
 def heard(tracker: LiveProgressTracker, name: str, **fields: Any) -> None:
-    presence = Presence(name.encode(), 0.0, version=len(fields), takes_part=True)
-    tracker._census.hear(dataclasses.replace(presence, **fields))
+    heartbeat = Heartbeat(name.encode(), 0.0, version=len(fields), takes_part=True)
+    tracker._view.hear(dataclasses.replace(heartbeat, **fields))
 
 
 def test_a_short_break_is_none_and_a_long_one_ends_with_the_next_batch(

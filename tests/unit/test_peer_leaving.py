@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayhive.peer.callback import MeasuredTraining
-from rayhive.peer.preemption import MARGIN_S, Leaving, Samples
+from rayhive.peer.preemption import MARGIN_S, Preemption, Samples
 
 BATCH_S, ROUND_S, EXCHANGE_S = 0.2, 1.0, 0.1
 
@@ -22,16 +22,16 @@ class Clock:
         return self.now
 
 
-def leaving(clock: Clock, left_s: float | None) -> tuple[Leaving, list[float]]:
+def leaving(clock: Clock, left_s: float | None) -> tuple[Preemption, list[float]]:
     """Return one that knows the peer's pace, and a list of when it handed over."""
     channel: Any = SimpleNamespace(notice=None if left_s is None else clock.now + left_s)
-    made = Leaving(channel, clock)
+    made = Preemption(channel, clock)
     made.on_event("round", {"waited_s": EXCHANGE_S, "outcome": "averaged", "samples": 3})
     made.on_event("transition", {"seconds": ROUND_S, "update_s": EXCHANGE_S})
     return made, []
 
 
-def ask(made: Leaving, clock: Clock, pending: int, handed: list[float]) -> bool:
+def ask(made: Preemption, clock: Clock, pending: int, handed: list[float]) -> bool:
     made.begin_batch()
     clock.now += BATCH_S
     return made.is_due(pending, lambda: handed.append(clock.now))

@@ -11,11 +11,11 @@ import pytest
 from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.averaging.excluded import ExcludedRoundFailed
-from rayhive.averaging.group_formation import NobodyElse
+from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.errors import ConfigError, PeerError
 from rayhive.optim.components import BACKGROUND_WAITS, TOLD_S
 from rayhive.optim.optimizer import RayhiveOptimizer
-from rayhive.optim.state_sync import CatchingUp
+from rayhive.optim.state_sync import StateSync
 
 
 class Fake(SimpleNamespace):
@@ -44,7 +44,7 @@ class Fake(SimpleNamespace):
 
     @property
     def _counts_for_nothing(self) -> bool:
-        return bool(CatchingUp._counts_for_nothing.fget(self))  # type: ignore[attr-defined]
+        return bool(StateSync._counts_for_nothing.fget(self))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_stale_peer_counts_again_when_nobody_has_newer_parameters(
 @pytest.mark.parametrize("live_peers", [1, 2])
 def test_who_steps_alone_beside_others_wants_their_parameters(live_peers: int) -> None:
     def result(timeout: float) -> Any:
-        raise NobodyElse
+        raise NoOtherPeers
 
     peer = Fake(live_peers=live_peers)
     control: Any = SimpleNamespace(result=result)

@@ -11,27 +11,27 @@ from typing import Any
 import pytest
 
 from rayhive.membership import heartbeat
-from rayhive.membership.heartbeat import PresenceService
-from rayhive.membership.view import Census, Presence
+from rayhive.membership.heartbeat import HeartbeatService
+from rayhive.membership.view import Heartbeat, MembershipView
 from tests.unit.compression_fakes import OTHER
 
 SMALL, LARGE = b"a peer", b"b peer"
 PATIENCE = 5.0
 
 
-def said_by(peer: bytes, version: int = 1) -> Presence:
-    return Presence(peer, 0.0, version=version, takes_part=True)
+def said_by(peer: bytes, version: int = 1) -> Heartbeat:
+    return Heartbeat(peer, 0.0, version=version, takes_part=True)
 
 
 def service_of(own: bytes, *, lost: bytes, client_mode: bool = False) -> Any:
     """Return the service of a peer that has given up another one."""
-    census = Census(Presence(own, 0.0, client_mode=client_mode), silence=60.0)
-    census.hear(said_by(lost))
-    census.give_up(lost)
-    return PresenceService(
+    view = MembershipView(Heartbeat(own, 0.0, client_mode=client_mode), silence=60.0)
+    view.hear(said_by(lost))
+    view.give_up(lost)
+    return HeartbeatService(
         SimpleNamespace(initial_peers=[]),  # type: ignore[arg-type]
         "run",
-        census,
+        view,
         heartbeat=1.0,
         expiration=60.0,
         on_change=lambda: None,
@@ -93,7 +93,7 @@ def test_where_there_is_no_way_the_old_connection_is_ended(
         raise OSError("no route to host")
 
     async def comes_meanwhile(addresses: Any) -> None:
-        service.census.hear(said_by(SMALL, 2))
+        service.view.hear(said_by(SMALL, 2))
         raise OSError("it can call, and cannot be called")
 
     async def body() -> None:
@@ -130,7 +130,7 @@ def test_who_was_lost_is_not_dialled_for_an_old_entry_and_not_at_each_news() -> 
         service._news = {LARGE: asyncio.Event()}
         service.tell()
         assert not service._news[LARGE].is_set()
-        service.census.hear(said_by(LARGE, 2))
+        service.view.hear(said_by(LARGE, 2))
         service.tell()
         assert service._news[LARGE].is_set()
 
@@ -184,8 +184,8 @@ def test_a_peer_that_does_not_answer_has_one_request_of_the_daemon_at_a_time() -
 
     async def body() -> None:
         daemon = Daemon()
-        service: Any = PresenceService.__new__(PresenceService)
-        service.census = SimpleNamespace(lock=threading.Lock(), addresses_of=lambda peer: ())
+        service: Any = HeartbeatService.__new__(HeartbeatService)
+        service.view = SimpleNamespace(lock=threading.Lock(), addresses_of=lambda peer: ())
         service._p2p, service._connecting = SimpleNamespace(_client=daemon), {}
         for _ in range(3):
             with pytest.raises(asyncio.TimeoutError):

@@ -12,8 +12,8 @@ import pytest
 
 from rayhive.averaging.filtered_averager import weights
 from rayhive.membership.progress_tracker import LiveProgressTracker
-from rayhive.membership.view import Census, Presence, Reunion
-from rayhive.optim.state_sync import CatchingUp
+from rayhive.membership.view import Heartbeat, MembershipView, Reunion
+from rayhive.optim.state_sync import StateSync
 from tests.unit.compression_fakes import OTHER, PEER
 
 SILENCE = 4.0
@@ -26,8 +26,8 @@ class Clock:
         return self.now
 
 
-def presence(name: str, version: int = 1, **fields: object) -> Presence:
-    return Presence(name.encode(), 0.0, **{"version": version, "takes_part": True, **fields})
+def heartbeat(name: str, version: int = 1, **fields: object) -> Heartbeat:
+    return Heartbeat(name.encode(), 0.0, **{"version": version, "takes_part": True, **fields})
 
 
 @pytest.fixture
@@ -36,47 +36,47 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def census(clock: Clock) -> Census:
-    return Census(presence("own"), SILENCE, clock)
+def view(clock: Clock) -> MembershipView:
+    return MembershipView(heartbeat("own"), SILENCE, clock)
 
 
-def stand_in(census: Census, round_: int) -> None:
-    census.own = dataclasses.replace(census.own, round=round_)
+def stand_in(view: MembershipView, round_: int) -> None:
+    view.own = dataclasses.replace(view.own, round=round_)
 
 
-def test_a_reunion_tells_who_was_lost_and_since_when(census: Census, clock: Clock) -> None:
+def test_a_reunion_tells_who_was_lost_and_since_when(view: MembershipView, clock: Clock) -> None:
     for name in ("a", "b", "c"):
-        census.hear(presence(name))
-    stand_in(census, 5)
+        view.hear(heartbeat(name))
+    stand_in(view, 5)
     clock.now += SILENCE + 1
-    census.hear(presence("c", 2))
-    census.note_losses()
-    stand_in(census, 9)
-    census.note_losses()
-    assert census.take_reunion() is None
-    census.hear(presence("a", 2))
-    census.hear(presence("b", 2), age=0.5)
-    assert census.take_reunion() == Reunion(5, frozenset({b"a", b"b"}))
-    assert census.take_reunion() is None, "it is told once"
-    assert census.is_here(b"a") and not census.is_here(b"b"), "others' word does not revive"
+    view.hear(heartbeat("c", 2))
+    view.note_losses()
+    stand_in(view, 9)
+    view.note_losses()
+    assert view.take_reunion() is None
+    view.hear(heartbeat("a", 2))
+    view.hear(heartbeat("b", 2), age=0.5)
+    assert view.take_reunion() == Reunion(5, frozenset({b"a", b"b"}))
+    assert view.take_reunion() is None, "it is told once"
+    assert view.is_here(b"a") and not view.is_here(b"b"), "others' word does not revive"
 
 
-def test_one_that_has_left_is_not_missed(census: Census, clock: Clock) -> None:
-    census.hear(presence("a"))
-    census.hear(presence("a", 2, takes_part=False))
+def test_one_that_has_left_is_not_missed(view: MembershipView, clock: Clock) -> None:
+    view.hear(heartbeat("a"))
+    view.hear(heartbeat("a", 2, takes_part=False))
     clock.now += SILENCE + 1
-    census.note_losses()
-    census.hear(presence("a", 3))
-    assert census.take_reunion() is None
+    view.note_losses()
+    view.hear(heartbeat("a", 3))
+    assert view.take_reunion() is None
 
 
-def test_one_that_cannot_be_reached_is_lost_at_once(census: Census) -> None:
-    census.hear(presence("a", addresses=("/ip4/10.0.0.1/tcp/1",)))
-    stand_in(census, 3)
-    census.give_up(b"a")
-    assert not census.is_here(b"a") and census.addresses_of(b"a") == ("/ip4/10.0.0.1/tcp/1",)
-    census.hear(presence("a", 2))
-    assert census.take_reunion() == Reunion(3, frozenset({b"a"}))
+def test_one_that_cannot_be_reached_is_lost_at_once(view: MembershipView) -> None:
+    view.hear(heartbeat("a", addresses=("/ip4/10.0.0.1/tcp/1",)))
+    stand_in(view, 3)
+    view.give_up(b"a")
+    assert not view.is_here(b"a") and view.addresses_of(b"a") == ("/ip4/10.0.0.1/tcp/1",)
+    view.hear(heartbeat("a", 2))
+    assert view.take_reunion() == Reunion(3, frozenset({b"a"}))
 
 
 X, Y = ("a", "b"), ("c", "d")
@@ -120,7 +120,7 @@ def test_weights_do_not_depend_on_the_order_and_are_positive(seed: int) -> None:
     assert all(0 < weight <= 1 for weight in found.values())
 
 
-class Returning(CatchingUp):
+class Returning(StateSync):
     """A peer as far as it notes who is here again."""
 
     _parent_pid = 0  # it has nothing to shut down
@@ -158,31 +158,31 @@ def test_who_is_lost_again_for_a_moment_makes_nothing_less_of_what_was_done() ->
     assert peer._astray == 33, "parameters are averaged once all are here"
 
 
-def test_rounds_that_were_skipped_are_not_counted_as_done(census: Census) -> None:
+def test_rounds_that_were_skipped_are_not_counted_as_done(view: MembershipView) -> None:
     """A half that stands where the other is did not do the other's rounds."""
     for name in ("a", "b"):
-        census.hear(presence(name))
-    stand_in(census, 5)
-    census.give_up(b"a")
-    census.give_up(b"b")
-    stand_in(census, 9)
-    census.hear(presence("a", 2))
-    stand_in(census, 50)
-    census.skip(41)
-    assert census.take_reunion() == Reunion(46, frozenset({b"a"}))
-    census.hear(presence("b", 2))
-    assert census.take_reunion() == Reunion(46, frozenset({b"b"})), "four rounds, as before"
+        view.hear(heartbeat(name))
+    stand_in(view, 5)
+    view.give_up(b"a")
+    view.give_up(b"b")
+    stand_in(view, 9)
+    view.hear(heartbeat("a", 2))
+    stand_in(view, 50)
+    view.skip(41)
+    assert view.take_reunion() == Reunion(46, frozenset({b"a"}))
+    view.hear(heartbeat("b", 2))
+    assert view.take_reunion() == Reunion(46, frozenset({b"b"})), "four rounds, as before"
 
 
 def test_a_peer_that_skips_to_the_others_did_not_do_their_rounds() -> None:
     dht = SimpleNamespace(client_mode=False, peer_id=PEER)
     tracker = LiveProgressTracker(dht, "run", target_batch_size=8, start=False)
     gone = OTHER.to_bytes()
-    tracker._census.hear(Presence(gone, 1.0, version=1, takes_part=True))
+    tracker._view.hear(Heartbeat(gone, 1.0, version=1, takes_part=True))
     tracker.update_epoch(5)
-    tracker._census.give_up(gone)
+    tracker._view.give_up(gone)
     tracker.update_epoch(9)
     tracker.skip_to(50)
     assert tracker.local_progress.epoch == 50
-    tracker._census.hear(Presence(gone, 1.0, version=2, takes_part=True))
+    tracker._view.hear(Heartbeat(gone, 1.0, version=2, takes_part=True))
     assert tracker.take_reunion() == Reunion(46, frozenset({gone})), "four rounds were done"

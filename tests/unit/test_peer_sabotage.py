@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rayhive.faults.kind import Proof
-from rayhive.peer.fault_injection import ACTS, Sabotage
+from rayhive.peer.fault_injection import ACTS, FaultInjection
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import At, PlannedFault
 
@@ -28,7 +28,7 @@ class Run:
     def __init__(self, *faults: PlannedFault, seconds: float = 0.0) -> None:
         self.events: list[dict[str, Any]] = []
         self.seconds = seconds
-        self.sabotage = Sabotage(
+        self.sabotage = FaultInjection(
             faults, lambda kind, **fields: self.events.append(fields), lambda: self.seconds
         )
 
@@ -49,7 +49,7 @@ class Run:
 def proof(fault: PlannedFault, events: list[dict[str, Any]]) -> Proof:
     """Return what the kind makes of the reports."""
 
-    class Ground:
+    class FaultTarget:
         async def event(
             self, kind: str, peer: str, timeout: float, *, count: int, **fields: Any
         ) -> Any:
@@ -59,13 +59,13 @@ def proof(fault: PlannedFault, events: list[dict[str, Any]]) -> Proof:
             return events[count - 1]
 
     async def body() -> Proof:
-        kind, ground = FAULTS.get(fault.kind)(fault), Ground()
-        await kind.setup(ground)
-        await kind.inject(ground, fault.who)
+        kind, swarm = FAULTS.get(fault.kind)(fault), FaultTarget()
+        await kind.setup(swarm)
+        await kind.inject(swarm, fault.who)
         try:
-            result: Proof = await asyncio.wait_for(kind.verify(ground, fault.who), 0.2)
+            result: Proof = await asyncio.wait_for(kind.verify(swarm, fault.who), 0.2)
         finally:
-            await kind.teardown(ground)
+            await kind.teardown(swarm)
         return result
 
     return asyncio.run(body())

@@ -12,7 +12,7 @@ import threading
 import pytest
 from hivemind.utils import MPFuture
 
-from rayhive.optim.watchdog import PeerProcessDied, ProcessWatch
+from rayhive.optim.watchdog import PeerProcessDied, ProcessWatchdog
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def process() -> subprocess.Popen[bytes]:
 
 
 def kill_and_wait(
-    process: subprocess.Popen[bytes], watch: ProcessWatch, noticed: threading.Event
+    process: subprocess.Popen[bytes], watch: ProcessWatchdog, noticed: threading.Event
 ) -> None:
     try:
         os.kill(process.pid, signal.SIGKILL)
@@ -40,7 +40,7 @@ def test_a_death_fails_what_is_waited_for_now_and_later(process: subprocess.Pope
         told.append(error)
         noticed.set()
 
-    watch = ProcessWatch({"averager": process.pid}, on_death)
+    watch = ProcessWatchdog({"averager": process.pid}, on_death)
     try:
         watch.check()
         before: MPFuture[None] = MPFuture()
@@ -66,7 +66,7 @@ def test_a_death_is_noticed_with_more_than_a_thousand_files_open(
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(2048, limits[0]), limits[1]))
     noticed = threading.Event()
     files = [os.dup(0) for _ in range(1100)]
-    watch = ProcessWatch({"averager": process.pid}, lambda _: noticed.set())
+    watch = ProcessWatchdog({"averager": process.pid}, lambda _: noticed.set())
     try:
         kill_and_wait(process, watch, noticed)
     finally:
@@ -80,12 +80,12 @@ def test_where_the_kernel_does_not_tell_it_is_looked_for(
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     noticed = threading.Event()
-    watch = ProcessWatch({"daemon": process.pid}, lambda _: noticed.set())
+    watch = ProcessWatchdog({"daemon": process.pid}, lambda _: noticed.set())
     kill_and_wait(process, watch, noticed)
 
 
 def test_an_end_that_is_expected_is_no_death(process: subprocess.Popen[bytes]) -> None:
-    watch = ProcessWatch({"averager": process.pid}, lambda error: pytest.fail(str(error)))
+    watch = ProcessWatchdog({"averager": process.pid}, lambda error: pytest.fail(str(error)))
     watch.expect_ends()
     process.communicate(b"\n")
     watch.check()

@@ -17,7 +17,7 @@ from rayhive.cli.main import app
 from rayhive.cluster.calls import silent
 from rayhive.cluster.replicate.lifecycle import Replicate
 from rayhive.cluster.replicate.peer_table import Outcome
-from rayhive.cluster.replicate.timeouts import Timing
+from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, SupervisorError
 from rayhive.metrics.aggregate import fold
 from rayhive.metrics.rows import replicate_row
@@ -196,10 +196,10 @@ def test_patience_may_change_and_what_is_measured_may_not(run_dir: Path) -> None
 
 def test_a_study_sets_the_limits_of_its_supervisors() -> None:
     given = Timeouts(placing=1, supervisor=2, starting=3, barrier=4, stopping=5, teardown=6)
-    timing = Timing.of(given)
+    timing = PhaseTimeouts.of(given)
     assert (timing.placement, timing.supervisor, timing.startup) == (1, 2, 3)
     assert (timing.barrier, timing.stop, timing.shutdown, timing.unreachable) == (4, 5, 6, 60)
-    assert Timing.of(Timeouts()) == Timing()
+    assert PhaseTimeouts.of(Timeouts()) == PhaseTimeouts()
 
 
 def _agent(error: Exception | None) -> Any:
@@ -220,10 +220,10 @@ def test_a_failure_is_the_configurations_unless_a_part_of_the_cluster_is_gone(
 ) -> None:
     context = SimpleNamespace(get_node_id=lambda: "node")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    replicate = Replicate(SPEC, Timing(), {})
+    replicate = Replicate(SPEC, PhaseTimeouts(), {})
     replicate._swarm._nodes = {"peer-0": "node", "peer-1": "node"}
     replicate._swarm._agents = {"node": _agent(agents)}
-    replicate._ledger.lost("peer-1", "its process was killed by signal 9", uprooted)
+    replicate._peer_table.lost("peer-1", "its process was killed by signal 9", uprooted)
     outcome = asyncio.run(replicate._blamed("peer-1: killed"))
     assert isinstance(outcome, Outcome) and outcome.state == state
     assert "peer-1: killed" in outcome.stop_reason
@@ -234,11 +234,11 @@ def test_a_node_whose_peers_a_fault_takes_is_not_asked_for(
 ) -> None:
     context = SimpleNamespace(get_node_id=lambda: "node")
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    replicate = Replicate(SPEC, Timing(), {})
+    replicate = Replicate(SPEC, PhaseTimeouts(), {})
     replicate._swarm._nodes = {"peer-0": "a", "peer-1": "b"}
     replicate._swarm._agents = {"a": _agent(None), "b": _agent(ActorDiedError())}
-    replicate._ledger.doom("peer-1")
-    replicate._ledger.lost("peer-1", "its actor died", uprooted=True)
+    replicate._peer_table.doom("peer-1")
+    replicate._peer_table.lost("peer-1", "its actor died", uprooted=True)
     assert asyncio.run(replicate._blamed("peer-0: an error")).state == "failed"
 
 

@@ -17,7 +17,7 @@ import ray
 from rayhive.cluster import actors
 from rayhive.cluster.calls import Once
 from rayhive.cluster.node import cgroups, machine, process_group
-from rayhive.cluster.node.forkserver_manager import ZygoteKeeper, tail
+from rayhive.cluster.node.forkserver_manager import ForkserverManager, tail
 from rayhive.cluster.node.link_faults import LinkTools
 from rayhive.cluster.node.process_faults import NodeTools
 
@@ -26,20 +26,20 @@ _LOG_LIMIT = 8 * 2**20
 
 
 class NodeAgent(NodeTools, LinkTools):
-    """Keeps a node's zygote warm, hands out temporary directories and clears up after peers.
+    """Keeps a node's forkserver warm, hands out temporary directories and clears up after peers.
 
     An agent belongs to one study and one version of the code, so that no study runs code that
     another one imported, and outlives single replicates.
 
     Args:
-        zygote_command: Overrides rayhive's own zygote.
+        forkserver_command: Overrides rayhive's own forkserver.
         directory: Where to work; a new private directory if None.
         idle: Seconds without a replicate after which the agent goes.
     """
 
     def __init__(
         self,
-        zygote_command: Sequence[str] | None = None,
+        forkserver_command: Sequence[str] | None = None,
         directory: str | None = None,
         idle: float = 900.0,
     ) -> None:
@@ -52,7 +52,7 @@ class NodeAgent(NodeTools, LinkTools):
             Path(directory).mkdir(exist_ok=True)
         self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=directory or base))
         process_group.claim(self._directory, os.getpid())
-        self._zygote = ZygoteKeeper(self._directory, zygote_command)
+        self._forkserver = ForkserverManager(self._directory, forkserver_command)
         self._runs: dict[str, Path] = {}
         self._idle = idle
         self._used = time.monotonic()
@@ -87,11 +87,11 @@ class NodeAgent(NodeTools, LinkTools):
             peers: Names of the peers that come to this node.
 
         Returns:
-            ``zygote`` (its socket), ``temporary`` (a directory for each peer), ``logs`` (where
+            ``forkserver`` (its socket), ``temporary`` (a directory for each peer), ``logs`` (where
             their logs may go if the replicate's folder is on another node) and ``facts``.
 
         Raises:
-            PeerError: The zygote does not start.
+            PeerError: The forkserver does not start.
         """
         if run_id not in self._runs:
             await self._drop_orphaned_runs()
@@ -112,7 +112,7 @@ class NodeAgent(NodeTools, LinkTools):
             own.mkdir(exist_ok=True)
             temporary[peer] = str(own)
         return {
-            "zygote": await self._zygote.ensure(),
+            "forkserver": await self._forkserver.ensure(),
             "temporary": temporary,
             "logs": {peer: str(folder / f"{peer}.log") for peer in peers},
             "facts": machine.facts(),
@@ -142,8 +142,8 @@ class NodeAgent(NodeTools, LinkTools):
         """Return facts about the node and the agent's state."""
         return {
             **machine.facts(),
-            "zygote": self._zygote.pid,
-            "zygote_log": tail(self._zygote.log),
+            "forkserver": self._forkserver.pid,
+            "forkserver_log": tail(self._forkserver.log),
             "runs": sorted(self._runs),
             "directory": str(self._directory),
         }
@@ -178,7 +178,7 @@ class NodeAgent(NodeTools, LinkTools):
     async def _end(self) -> None:
         self._ended.set()
         self.release_all_tools()
-        await self._zygote.end()
+        await self._forkserver.end()
         for run_id in list(self._runs):
             await self.cleanup(run_id)
         process_group.remove_tree(self._directory, process_group.OWNER_FILE)

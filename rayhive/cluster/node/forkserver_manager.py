@@ -1,4 +1,4 @@
-"""Starts a node's zygote, waits until it serves, and ends it."""
+"""Starts a node's forkserver, waits until it serves, and ends it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from rayhive.errors import PeerError
 
-#: The zygote imports torch and Lightning first, on cores that peers may be using.
+#: The forkserver imports torch and Lightning first, on cores that peers may be using.
 READY_TIMEOUT = 90.0
 _RETRY_EVERY = 0.05
 _END_TIMEOUT = 5.0
 
 
-class ZygoteKeeper:
-    """Keeps one zygote alive.
+class ForkserverManager:
+    """Keeps one forkserver alive.
 
     Args:
         directory: Where its sockets and its log are.
@@ -36,17 +36,17 @@ class ZygoteKeeper:
 
     @property
     def log(self) -> Path:
-        """The file that the zygote writes to."""
-        return self._directory / "zygote.log"
+        """The file that the forkserver writes to."""
+        return self._directory / "forkserver.log"
 
     @property
     def pid(self) -> int | None:
-        """The pid of the running zygote."""
+        """The pid of the running forkserver."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process is not None else None
 
     async def ensure(self) -> str:
-        """Return the socket of a zygote that serves, after starting one if there is none.
+        """Return the socket of a forkserver that serves, after starting one if there is none.
 
         Raises:
             PeerError: It ended or was not ready in time; the end of its log is in the message.
@@ -70,20 +70,20 @@ class ZygoteKeeper:
                 stderr=log,
                 start_new_session=True,
                 close_fds=True,
-                env=zygote_environment(),
+                env=forkserver_environment(),
             )
         try:
             await asyncio.wait_for(self._serving(), READY_TIMEOUT)
         except asyncio.TimeoutError:
             await self.end()
             raise PeerError(
-                f"the zygote was not ready after {READY_TIMEOUT:g} s: {tail(self.log)}"
+                f"the forkserver was not ready after {READY_TIMEOUT:g} s: {tail(self.log)}"
             ) from None
 
     async def _serving(self) -> None:
         while True:
             if self._process is not None and (code := self._process.poll()) is not None:
-                raise PeerError(f"the zygote ended with exit code {code}: {tail(self.log)}")
+                raise PeerError(f"the forkserver ended with exit code {code}: {tail(self.log)}")
             try:
                 _, writer = await asyncio.open_unix_connection(str(self._socket()))
             except OSError:
@@ -93,7 +93,7 @@ class ZygoteKeeper:
             return
 
     async def end(self) -> None:
-        """End the zygote, and with it all of its peers."""
+        """End the forkserver, and with it all of its peers."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -107,8 +107,8 @@ class ZygoteKeeper:
             await asyncio.to_thread(process.wait)
 
 
-def zygote_environment() -> dict[str, str]:
-    """Return the environment of a zygote: this process's without Ray, with all it can import."""
+def forkserver_environment() -> dict[str, str]:
+    """Return this process's environment without Ray's variables, with its import path."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     # Ray sets this from the actor's share of cores; peers set their own number of threads.
     env.pop("OMP_NUM_THREADS", None)

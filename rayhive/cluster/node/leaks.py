@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayhive.cluster.node import cgroups, process_group
-from rayhive.cluster.node.process_group import Belongings
+from rayhive.cluster.node.process_group import OwnedProcesses
 
 #: Where network namespaces that have names are.
 NAMESPACES = Path("/run/netns")
@@ -37,7 +37,7 @@ class Marks:
 
     run_id: str
     folder: Path
-    owned: tuple[Belongings, ...]
+    owned: tuple[OwnedProcesses, ...]
 
 
 def marks(run_id: str, folder: Path) -> Marks:

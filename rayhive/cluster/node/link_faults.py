@@ -15,7 +15,7 @@ from rayhive.errors import ClusterError
 
 if TYPE_CHECKING:
     from rayhive.cluster.testbed.state import NodeState, TestbedState
-    from rayhive.cluster.testbed.veth import Cable
+    from rayhive.cluster.testbed.veth import Veth
 
 #: What a cut takes: what the node sends, what it gets, or both.
 DIRECTIONS = ("out", "in", "both")
@@ -105,10 +105,10 @@ class LinkTools:
             The fields of :class:`rayhive.cluster.testbed.link_probe.Measured`.
         """
         from rayhive.cluster.testbed.link_probe import measure_link
-        from rayhive.cluster.testbed.veth import Cable
+        from rayhive.cluster.testbed.veth import Veth
 
         state, node = await self._known()
-        now = Cable(state, node).now
+        now = Veth(state, node).now
         found = await asyncio.to_thread(measure_link, state, node, now, what)
         return found.model_dump()
 
@@ -158,7 +158,7 @@ class LinkTools:
             How many were ``sent`` in each direction, and how many arrived: ``out`` and ``in``.
         """
         from rayhive.cluster.testbed.link_probe import path
-        from rayhive.cluster.testbed.veth import Cable
+        from rayhive.cluster.testbed.veth import Veth
 
         state, node = await self._known()
         other = next((each for each in state.nodes if each.data_address == address), None)
@@ -167,7 +167,7 @@ class LinkTools:
 
         def send() -> tuple[int, int]:
             with path(state, node, other) as ends:
-                slow = sum(Cable(state, each).now.delay_ms for each in (node, other))
+                slow = sum(Veth(state, each).now.delay_ms for each in (node, other))
                 return ends.reach(count, patience_s + slow / 1e3)
 
         out, back = await asyncio.to_thread(send)
@@ -266,11 +266,11 @@ class LinkTools:
         state = await asyncio.to_thread(load, folder)
         return state, state.node(int(number))
 
-    async def _with_cable(self, do: Callable[[Cable], T]) -> T:
-        from rayhive.cluster.testbed.veth import Cable
+    async def _with_cable(self, do: Callable[[Veth], T]) -> T:
+        from rayhive.cluster.testbed.veth import Veth
 
         state, node = await self._known()
-        return await asyncio.to_thread(lambda: do(Cable(state, node)))
+        return await asyncio.to_thread(lambda: do(Veth(state, node)))
 
 
 class _Flapping:

@@ -49,7 +49,7 @@ def _allowed() -> int:
     return sys.maxsize  # "max" is no number: no limit
 
 
-class Ballast:
+class MemoryHog:
     """A process that holds memory and touches all of it.
 
     Args:

@@ -20,8 +20,8 @@ import psutil
 from rayhive.cluster.node import capabilities, leaks, process_group
 from rayhive.cluster.node.cgroups import CpuLimit
 from rayhive.cluster.node.leaks import Marks, tag
-from rayhive.cluster.node.memory_hog import Ballast, free_memory
-from rayhive.cluster.node.process_group import Belongings
+from rayhive.cluster.node.memory_hog import MemoryHog, free_memory
+from rayhive.cluster.node.process_group import OwnedProcesses
 from rayhive.cluster.node.small_disk import SmallDisk
 from rayhive.errors import ClusterError
 
@@ -142,16 +142,16 @@ class NodeTools:
         Raises:
             ClusterError: So much is not free, or some is held for the peer already.
         """
-        ballast = await self._make(run_id, leader, Ballast, lambda: Ballast(size))
-        return {"pid": ballast.pid, "rss": ballast.rss()}
+        memory_hog = await self._make(run_id, leader, MemoryHog, lambda: MemoryHog(size))
+        return {"pid": memory_hog.pid, "rss": memory_hog.rss()}
 
     async def memory_held(self, run_id: str, leader: int) -> int:
         """Return how much of what is held is in memory [bytes]."""
-        return self._tool(run_id, leader, Ballast).rss()
+        return self._tool(run_id, leader, MemoryHog).rss()
 
     async def release_memory(self, run_id: str, leader: int) -> None:
         """Give the memory back, if any is held."""
-        await self._drop(run_id, leader, Ballast)
+        await self._drop(run_id, leader, MemoryHog)
 
     async def mount_disk(self, run_id: str, leader: int, folder: str, size: int) -> str:
         """Mount a file system of ``size`` bytes over a folder in a peer's temporary directory.
@@ -247,7 +247,7 @@ class NodeTools:
             raise ClusterError(f"the peer with the leader {leader} has no {kind.__name__} here")
         return tool
 
-    def _peer(self, run_id: str, leader: int) -> Belongings:
+    def _peer(self, run_id: str, leader: int) -> OwnedProcesses:
         folder = self._runs.get(run_id)
         if folder is not None:
             for _, owned in process_group.records(folder):

@@ -68,7 +68,7 @@ def _stat(pid: int) -> list[str] | None:
 
 
 @dataclass
-class Belongings:
+class OwnedProcesses:
     """What one process group owns outside of itself.
 
     Attributes:
@@ -110,7 +110,7 @@ class Belongings:
         temporary.replace(path)
 
     @classmethod
-    def load(cls, path: Path) -> Belongings:
+    def load(cls, path: Path) -> OwnedProcesses:
         """Read a record that :meth:`save` wrote.
 
         Raises:
@@ -199,11 +199,11 @@ def _sockets_of(pids: Iterable[int]) -> set[str]:
     return {path for inode, path in names.items() if inode in inodes}
 
 
-def records(directory: Path) -> Iterator[tuple[Path, Belongings]]:
+def records(directory: Path) -> Iterator[tuple[Path, OwnedProcesses]]:
     """Yield the records below ``directory``; unreadable ones are skipped."""
     for path in sorted(directory.rglob(f"*{RECORD_SUFFIX}")):
         with contextlib.suppress(OSError, ValueError, KeyError):
-            yield path, Belongings.load(path)
+            yield path, OwnedProcesses.load(path)
 
 
 def clear(directory: Path, patience: float = 5.0) -> None:

@@ -1,4 +1,4 @@
-"""A running swarm in the hands of its faults: what :class:`rayhive.faults.target.Ground` says."""
+"""Implementation of :class:`rayhive.faults.target.FaultTarget` on a running swarm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from rayhive.cluster.node import raylets
 from rayhive.cluster.node.process_faults import NodeTools
-from rayhive.cluster.replicate.peer_table import Ledger
+from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.cluster.replicate.swarm import Started, Swarm
 from rayhive.errors import ClusterError
 from rayhive.events import GROUPED, Event, make_event
@@ -21,13 +21,13 @@ from rayhive.spec.replicate import ReplicateSpec
 CAUSE: ContextVar[str | None] = ContextVar("cause", default=None)
 
 
-class SwarmGround:
+class SwarmTarget:
     """The swarm of one replicate, by slots and logical nodes.
 
     Args:
         spec: The replicate.
         swarm: Its peers, spawned.
-        ledger: What is known of them.
+        peer_table: What is known of them.
         spawned: Takes the fault that a peer is started for, and returns what takes the peer.
         write: Takes events of the supervisor's.
     """
@@ -36,11 +36,11 @@ class SwarmGround:
         self,
         spec: ReplicateSpec,
         swarm: Swarm,
-        ledger: Ledger,
+        peer_table: PeerTable,
         spawned: Callable[[str | None], Started],
         write: Callable[[Event], None],
     ) -> None:
-        self._spec, self._swarm, self._ledger = spec, swarm, ledger
+        self._spec, self._swarm, self._peer_table = spec, swarm, peer_table
         self._spawned, self._write = spawned, write
         self._lives = {f"peer-{i}": [spec.peer_spec(i)] for i in range(spec.swarm.peers)}
         self._nodes = {f"node-{i}": swarm.reserved_node(i) for i in range(spec.slots)}
@@ -54,12 +54,12 @@ class SwarmGround:
     # -- what happens --------------------------------------------------------------------------
 
     def heard(self, name: str, event: Event) -> None:
-        """Take an event of a peer, after the ledger has."""
+        """Take an event of a peer, after the peer_table has."""
         kind, slot = event["kind"], name.partition(".")[0]
         self._latest[kind, slot] = {**event, "peer": name}
         if kind == "peer_ready":
             self._ready.append(name)
-            if self._ledger.peers[name].late:
+            if self._peer_table.peers[name].late:
                 self._errand(self._swarm.command([name], "train"))
         for matches, found in self._waiting:
             if not found.done() and matches({**event, "peer": name}):
@@ -73,7 +73,7 @@ class SwarmGround:
     async def event(
         self, kind: str, peer: str | None, timeout: float, *, count: int = 1, **fields: Any
     ) -> Event | None:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         name, left = self.life(peer) if peer in self._lives else None, count
 
         def matches(event: Event) -> bool:
@@ -97,11 +97,11 @@ class SwarmGround:
             self._waiting.remove(entry)
 
     def last(self, kind: str, peer: str) -> Event | None:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         return self._latest.get((kind, peer))
 
     def note(self, kind: str, **fields: Any) -> None:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         self._write(make_event(kind, **fields))
 
     # -- who is where --------------------------------------------------------------------------
@@ -133,14 +133,14 @@ class SwarmGround:
         return [slot for slot in self._lives if self.trains(slot)]
 
     def living(self) -> Sequence[str]:
-        """See :class:`~rayhive.faults.target.Ground`."""
-        return [slot for slot in self._lives if self._ledger.peers[self.life(slot)].lives]
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
+        return [slot for slot in self._lives if self._peer_table.peers[self.life(slot)].lives]
 
     def trains(self, peer: str) -> bool:
         """Return whether a slot has a peer that has begun to train and has not ended."""
         if peer not in self._lives:
             return False
-        record = self._ledger.peers[self.life(peer)]
+        record = self._peer_table.peers[self.life(peer)]
         return record.lives and record.state == "training"
 
     def down(self) -> set[str]:
@@ -148,7 +148,7 @@ class SwarmGround:
         return {slot for slot in self._lives if not (self.trains(slot) and self._is_in(slot))}
 
     def _is_in(self, peer: str) -> bool:
-        if not self._ledger.peers[self.life(peer)].late:
+        if not self._peer_table.peers[self.life(peer)].late:
             return True
         kind = "state_round" if self._spec.swarm.use_local_updates else "round"
         last = self._latest.get((kind, peer))
@@ -167,7 +167,7 @@ class SwarmGround:
         return at
 
     def node_of(self, peer: str) -> str:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         if peer not in self._lives:
             return f"node-{peer.removeprefix('peer-')}"
         at = self._place(peer)
@@ -177,7 +177,7 @@ class SwarmGround:
         return next(name for name, node in self._nodes.items() if node == at)
 
     def peers_on(self, node: str) -> Sequence[str]:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         at = self._node(node)
         return [s for s in self.living() if self._swarm.node_of(self.life(s)) == at]
 
@@ -187,12 +187,14 @@ class SwarmGround:
         return self._nodes[node]
 
     def role(self, name: str) -> str:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         training = self.training()
         if not training:
             raise ClusterError(f"no peer is left to be the {name}")
         if name == "slowest":
-            rates = {slot: self._ledger.peers[self.life(slot)].samples_per_s for slot in training}
+            rates = {
+                slot: self._peer_table.peers[self.life(slot)].samples_per_s for slot in training
+            }
             known = {slot: rate for slot, rate in rates.items() if rate is not None}
             return min(known, key=known.__getitem__) if known else training[0]
         # the peer that has been there for the longest leads
@@ -202,14 +204,14 @@ class SwarmGround:
     # -- what can be done to them --------------------------------------------------------------
 
     def expect_loss(self, peer: str) -> None:
-        """See :class:`~rayhive.faults.target.Ground`."""
-        self._ledger.doom(self.life(peer))
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
+        self._peer_table.doom(self.life(peer))
 
     def _processes(self, peer: str, process: ProcessRole) -> list[int] | None:
         """Return the pids of a peer's processes, None for all of them."""
         if process == "group":
             return None
-        record = self._ledger.peers[self.life(peer)]
+        record = self._peer_table.peers[self.life(peer)]
         known = {**record.processes, "trainer": record.pid}
         pid = known.get(process)
         if pid is None:
@@ -217,23 +219,23 @@ class SwarmGround:
         return [pid]
 
     async def signal(self, peer: str, signum: int, process: ProcessRole = "group") -> list[int]:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         pids = self._processes(peer, process)
         hit: list[int] = await self._agent_of(peer, "signal_processes", signum, pids)
         return hit
 
     async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         pids = self._processes(peer, process)
         states: dict[int, str] = await self._agent_of(peer, "process_states", pids)
         return states
 
     async def command(self, peer: str, do: str, **fields: Any) -> None:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         await self._swarm.command([self.life(peer)], do, fault=CAUSE.get(), **fields)
 
     async def start(self, peer: str, node: str | None = None) -> str:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         lives = self._lives.get(peer, [])
         number = int(peer.removeprefix("peer-"))
         at = self._place(peer) if lives else self._swarm.reserved_node(number)
@@ -242,9 +244,9 @@ class SwarmGround:
         elif node is not None:
             at = self._node(node)
         spec = self._spec.peer_spec(number, len(lives))
-        known = [a for s in self.living() for a in self._ledger.peers[self.life(s)].addresses]
+        known = [a for s in self.living() for a in self._peer_table.peers[self.life(s)].addresses]
         self._lives[peer] = [*lives, spec]
-        self._ledger.add(spec.name)
+        self._peer_table.add(spec.name)
         await self._swarm.spawn_later(spec, at, self._spawned(CAUSE.get()))
         await self._swarm.command([spec.name], "start", initial_peers=known)
         return spec.name
@@ -258,7 +260,7 @@ class SwarmGround:
         return min(sorted(others), key=busy.count)
 
     async def agent(self, node: str, method: str, *args: Any) -> Any:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         # what is done to processes belongs to a run, what is done to a link to the node
         about = (self._spec.run_id,) if hasattr(NodeTools, method) else ()
         return await self._swarm.agent(self._node(node), method, *about, *args)
@@ -266,23 +268,23 @@ class SwarmGround:
     async def _agent_of(self, peer: str, method: str, *args: Any) -> Any:
         """Call the agent of a peer's node about the peer."""
         life = self.life(peer)
-        about = self._spec.run_id, self._ledger.peers[life].pid
+        about = self._spec.run_id, self._peer_table.peers[life].pid
         return await self._swarm.agent(self._swarm.node_of(life), method, *about, *args)
 
     async def drain(self, node: str, notice_s: float) -> None:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         deadline_ms = int((time.time() + notice_s) * 1000)
         await asyncio.to_thread(raylets.drain, self._node(node), deadline_ms)
 
     async def kill_node(self, node: str) -> None:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         for slot in self.peers_on(node):
             self.expect_loss(slot)
         self._starting.pop(node, None)
         await asyncio.to_thread(raylets.kill, self._node(node))
 
     async def start_node(self, node: str) -> None:
-        """See :class:`~rayhive.faults.target.Ground`."""
+        """See :class:`~rayhive.faults.target.FaultTarget`."""
         # a heal may be given up while the node or its peers start: at the end it is asked for again
         starting = self._starting.get(node)
         if starting is None or (starting.done() and starting.exception() is not None):

@@ -10,13 +10,13 @@ from typing import Any
 
 from rayhive.cluster.node import machine
 from rayhive.cluster.node.forkserver_manager import tail
-from rayhive.cluster.replicate.fault_target import SwarmGround
+from rayhive.cluster.replicate.fault_target import SwarmTarget
 from rayhive.cluster.replicate.log import ReplicateLog
-from rayhive.cluster.replicate.nemesis import LATE_S, FaultClock
+from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.peer_actor import EXITED
-from rayhive.cluster.replicate.peer_table import Ledger, Outcome
+from rayhive.cluster.replicate.peer_table import Outcome, PeerTable
 from rayhive.cluster.replicate.swarm import Started, Swarm
-from rayhive.cluster.replicate.timeouts import Timing
+from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import RayhiveError
 from rayhive.events import Event, make_event, read_events
 from rayhive.invariants import InvariantResult, check_all
@@ -40,13 +40,13 @@ class Replicate:
     """
 
     def __init__(
-        self, spec: ReplicateSpec, timing: Timing, agent_options: Mapping[str, Any]
+        self, spec: ReplicateSpec, timing: PhaseTimeouts, agent_options: Mapping[str, Any]
     ) -> None:
         self.outcome: Outcome | None = None
         self._spec = spec
         self._timing = timing
         self._swarm = Swarm(spec, agent_options, self._heard, timing.unreachable)
-        self._ledger = Ledger(self._swarm.names)
+        self._peer_table = PeerTable(self._swarm.names)
         self._phase = "placing"
         self._created = time.monotonic()
         self._released: float | None = None
@@ -55,8 +55,8 @@ class Replicate:
         self._out_of_time = False
         self._news = asyncio.Event()
         self._log = ReplicateLog(spec, self._news.set)
-        self._ground: SwarmGround | None = None
-        self._clock: FaultClock | None = None
+        self._target: SwarmTarget | None = None
+        self._clock: Nemesis | None = None
 
     async def run(self) -> None:
         """Run to the end. Whatever happens, there is an outcome afterwards, and it is on disk."""
@@ -102,11 +102,11 @@ class Replicate:
             "seconds": now - (self._created if self._released is None else self._released),
             "budget_seconds": self._spec.budget.seconds_per_replicate,
             "outcome": None if self.outcome is None else self.outcome.as_dict(),
-            "peers": {name: peer.status() for name, peer in self._ledger.peers.items()},
+            "peers": {name: peer.status() for name, peer in self._peer_table.peers.items()},
         }
 
     async def _course(self) -> Outcome:
-        spec, timing, swarm, ledger = self._spec, self._timing, self._swarm, self._ledger
+        spec, timing, swarm, peer_table = self._spec, self._timing, self._swarm, self._peer_table
         self._emit(
             "replicate_started",
             spec=spec.model_dump(mode="json", by_alias=True),
@@ -115,8 +115,8 @@ class Replicate:
         )
         await self._unless_stopped(swarm.place(timing.placement))
         if spec.plan is not None and spec.plan.faults:
-            self._ground = SwarmGround(spec, swarm, ledger, self._spawned, self._log.append)
-            self._clock = FaultClock(spec.plan, self._ground, self._news.set)
+            self._target = SwarmTarget(spec, swarm, peer_table, self._spawned, self._log.append)
+            self._clock = Nemesis(spec.plan, self._target, self._news.set)
         self._phase = "starting"
         startup = time.monotonic() + timing.startup
         spawned = self._spawned(None)
@@ -125,15 +125,17 @@ class Replicate:
         first, *others = swarm.names
         await swarm.command([first], "start", initial_peers=[])
         await self._until(
-            lambda: bool(ledger.peers[first].addresses),
+            lambda: bool(peer_table.peers[first].addresses),
             startup,
             f"its DHT within {timing.startup:g} s (timeouts.starting)",
         )
         barrier = time.monotonic() + timing.barrier
-        addresses = ledger.peers[first].addresses
+        addresses = peer_table.peers[first].addresses
         await swarm.command(others, "start", initial_peers=addresses)
         await self._until(
-            ledger.all_ready, barrier, f"the barrier within {timing.barrier:g} s (timeouts.barrier)"
+            peer_table.all_ready,
+            barrier,
+            f"the barrier within {timing.barrier:g} s (timeouts.barrier)",
         )
         if self._clock is not None:
             await self._unless_stopped(self._clock.setup())
@@ -147,7 +149,7 @@ class Replicate:
             self._clock.start()
         await self._train(self._released + spec.budget.seconds_per_replicate)
         await self._count_links("end")
-        return ledger.outcome(spec.budget, self._out_of_time, self._stopped)
+        return peer_table.outcome(spec.budget, self._out_of_time, self._stopped)
 
     async def _count_links(self, when: str) -> None:
         counted = await self._swarm.link_counters()
@@ -156,10 +158,10 @@ class Replicate:
 
     async def _train(self, deadline: float) -> None:
         """Return when every peer has finished, by itself or because it was told to."""
-        ledger, patience = self._ledger, self._patience()
+        peer_table, patience = self._peer_table, self._patience()
 
         def ended() -> object:
-            return self._trouble() or ledger.first_finish() or self._stopped
+            return self._trouble() or peer_table.first_finish() or self._stopped
 
         over = await self._wait(ended, deadline)
         if not over and self._clock is not None:
@@ -167,35 +169,35 @@ class Replicate:
         if self._clock is not None:
             await self._clock.close()  # nobody can end while it is stopped or cut off
         await self._raise_trouble()
-        reason = ledger.first_finish()
+        reason = peer_table.first_finish()
         if self._stopped is None and over and reason == "rounds":
             # The others are in the same round: they end by themselves unless they hang.
             until = min(deadline, time.monotonic() + patience)
             await self._wait(
-                lambda: self._trouble() or ledger.all_finished() or self._stopped, until
+                lambda: self._trouble() or peer_table.all_finished() or self._stopped, until
             )
             await self._raise_trouble()
-        if ledger.all_finished():
+        if peer_table.all_finished():
             return
         self._out_of_time = not over
         self._phase = "stopping"
         why = "stop" if self._stopped is not None else reason or "seconds"
-        await self._swarm.command(ledger.running(), "stop", reason=why)
+        await self._swarm.command(peer_table.running(), "stop", reason=why)
         if self._stopped is not None:
             patience = self._timing.hurry
         await self._wait(
-            lambda: self._trouble() or ledger.all_finished(), time.monotonic() + patience
+            lambda: self._trouble() or peer_table.all_finished(), time.monotonic() + patience
         )
         if self._stopped is None:
             await self._raise_trouble()
-        elif not ledger.all_finished():
+        elif not peer_table.all_finished():
             raise _Ended(Outcome("stopped", self._stopped))
-        if not ledger.all_finished():
-            hung = ", ".join(ledger.missing("finished", "gone"))
+        if not peer_table.all_finished():
+            hung = ", ".join(peer_table.missing("finished", "gone"))
             raise _Ended(await self._blamed(f"{hung} did not stop within {patience:g} s"))
 
     async def _follow_faults(
-        self, clock: FaultClock, ended: Callable[[], object], deadline: float
+        self, clock: Nemesis, ended: Callable[[], object], deadline: float
     ) -> bool:
         """Train on past the deadline if faults were late; return whether something ended it."""
         latest = deadline + (LONGEST - 1) * self._spec.budget.seconds_per_replicate
@@ -233,17 +235,17 @@ class Replicate:
         Raises:
             _Ended: A peer is in trouble, somebody wants to stop, or time is over.
         """
-        ledger = self._ledger
+        peer_table = self._peer_table
         done = await self._wait(lambda: reached() or self._trouble() or self._stopped, deadline)
         if self._stopped is not None:
             raise _Ended(Outcome("stopped", self._stopped))
         await self._raise_trouble()
         if not done:
-            late = ", ".join(ledger.missing("ready"))
+            late = ", ".join(peer_table.missing("ready"))
             raise _Ended(Outcome("lost", f"{late} did not reach {what}"))
 
     def _trouble(self) -> str | None:
-        return self._log.error or self._ledger.trouble()
+        return self._log.error or self._peer_table.trouble()
 
     async def _raise_trouble(self) -> None:
         trouble = self._trouble()
@@ -257,9 +259,9 @@ class Replicate:
         failure. A node that goes takes its peers along before anybody knows: all of them are
         asked.
         """
-        if self._log.error is not None or self._ledger.uprooted():
+        if self._log.error is not None or self._peer_table.uprooted():
             return Outcome("lost", trouble)
-        gone = await self._swarm.silent_nodes(self._ledger.undoomed())
+        gone = await self._swarm.silent_nodes(self._peer_table.undoomed())
         if not gone:
             return Outcome("failed", trouble)
         nodes = "; ".join(f"node {node[:8]} does not answer ({why})" for node, why in gone.items())
@@ -287,14 +289,14 @@ class Replicate:
         if self._released is None:
             return
         results = check_all(self._spec, list(read_events(self._log.path)))
-        nodes = len({peer.host for peer in self._ledger.peers.values()})
+        nodes = len({peer.host for peer in self._peer_table.peers.values()})
         for found in (*results, InvariantResult("no_orphans", not left, nodes, tuple(left))):
             self._emit("invariant", **dataclasses.asdict(found))
 
     async def _end(self, outcome: Outcome) -> list[str]:
         """Send the peers home and see that they are gone; return what is left of them."""
         self._phase = "stopping"
-        swarm, ledger = self._swarm, self._ledger
+        swarm, peer_table = self._swarm, self._peer_table
         if self._clock is not None:
             await self._clock.close()
         self._told_to_go = True
@@ -302,22 +304,22 @@ class Replicate:
         if outcome.state in ("failed", "stopped", "lost"):
             # Before the barrier peers wait for other commands, and there is nothing to save.
             patience = self._timing.hurry if self._released is not None else 0.0
-            await swarm.command(ledger.running(), "stop", reason=outcome.state)
-        await swarm.kill(ledger.beginners())  # they wait for another command
-        await swarm.command(list(ledger.peers), "shutdown")
-        running = [name for name, peer in ledger.peers.items() if peer.pid is not None]
+            await swarm.command(peer_table.running(), "stop", reason=outcome.state)
+        await swarm.kill(peer_table.beginners())  # they wait for another command
+        await swarm.command(list(peer_table.peers), "shutdown")
+        running = [name for name, peer in peer_table.peers.items() if peer.pid is not None]
         await self._wait(
-            lambda: all(ledger.peers[name].exited for name in running),
+            lambda: all(peer_table.peers[name].exited for name in running),
             time.monotonic() + patience,
         )
-        await swarm.kill([name for name in running if not ledger.peers[name].exited])
+        await swarm.kill([name for name in running if not peer_table.peers[name].exited])
         return await swarm.clear()
 
     def _spawned(self, cause: str | None) -> Started:
         """Return what takes a peer that was started on behalf of a fault, or with the others."""
 
         def started(peer: PeerSpec, answer: Mapping[str, Any]) -> None:
-            self._ledger.spawned(peer.name, int(answer["pid"]), str(answer["host"]))
+            self._peer_table.spawned(peer.name, int(answer["pid"]), str(answer["host"]))
             place = {key: answer[key] for key in ("node", "host", "pid")}
             told = {"slot": peer.slot, "life": peer.life, "cause": cause}
             self._emit("peer_spawned", peer.name, **place, **told)
@@ -337,31 +339,35 @@ class Replicate:
         else:
             self._log.append({**event, "peer": name})
             try:
-                self._ledger.take(name, event)
+                self._peer_table.take(name, event)
             except (KeyError, TypeError, ValueError) as error:
-                self._ledger.lost(name, f"it sent a {event['kind']} that can't be read: {error!r}")
-            if self._ground is not None:
-                self._ground.heard(name, event)
+                self._peer_table.lost(
+                    name, f"it sent a {event['kind']} that can't be read: {error!r}"
+                )
+            if self._target is not None:
+                self._target.heard(name, event)
             if self._clock is not None and event["kind"] in ("transition", "training_started"):
                 self._clock.heard(int(event.get("round", 0)))
         self._news.set()
 
     def _peer_exited(self, name: str, code: int | None, reason: str | None) -> None:
-        if self._told_to_go or self._ledger.peers[name].finish_reason is not None:
-            self._ledger.left(name)
+        if self._told_to_go or self._peer_table.peers[name].finish_reason is not None:
+            self._peer_table.left(name)
             return
         text = reason or _describe_exit(code)
-        known = self._ledger.peers[name].error
+        known = self._peer_table.peers[name].error
         end = tail(self._swarm.log_of(name), 6)
         # only the loss of its actor has a reason of its own
-        self._ledger.lost(name, f"{text}; its log ends with: {end}", uprooted=reason is not None)
+        self._peer_table.lost(
+            name, f"{text}; its log ends with: {end}", uprooted=reason is not None
+        )
         self._emit("peer_lost", name, exit_code=code, reason=known or text)
 
     def _emit(self, kind: str, peer: str | None = None, **fields: Any) -> None:
         event = make_event(kind, peer, **fields)
         self._log.append(event)
-        if self._ground is not None and peer is not None:
-            self._ground.heard(peer, event)
+        if self._target is not None and peer is not None:
+            self._target.heard(peer, event)
 
 
 def _describe_exit(code: int | None) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import rayhive.faults  # noqa: F401 - fills the registry
-from rayhive.cluster.replicate.fault_target import CAUSE, SwarmGround
+from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.errors import RayhiveError, ReplicateError
 from rayhive.faults.kind import FaultKind
 from rayhive.faults.queries import JOIN, takes_away
@@ -20,7 +20,7 @@ T = TypeVar("T")
 LATE_S = 0.5
 
 
-class FaultClock:
+class Nemesis:
     """The faults of one replicate.
 
     Every fault runs in a task of its own, so faults may overlap. What a fault does is an event:
@@ -33,14 +33,14 @@ class FaultClock:
 
     Args:
         plan: The plan.
-        ground: The swarm.
+        target: The swarm.
         on_over: Called each time that a fault is over.
     """
 
     def __init__(
-        self, plan: FaultPlan, ground: SwarmGround, on_over: Callable[[], None] = lambda: None
+        self, plan: FaultPlan, target: SwarmTarget, on_over: Callable[[], None] = lambda: None
     ) -> None:
-        self._ground, self._at_most, self._on_over = ground, plan.at_most, on_over
+        self._target, self._at_most, self._on_over = target, plan.at_most, on_over
         self._struck: dict[str, tuple[FaultKind, set[str]]] = {}
         self._faults: list[FaultKind] = [
             FAULTS.get(planned.kind)(planned) for planned in plan.faults
@@ -64,7 +64,7 @@ class FaultClock:
         for fault in self._faults:
             self._set_up.append(fault)
             try:
-                await _bounded(fault, fault.setup(self._ground))
+                await _bounded(fault, fault.setup(self._target))
             except Exception as error:
                 self._failed(fault.planned, "setup", error)
                 raise ReplicateError(f"{_title(fault.planned)} can't be set up: {error}") from error
@@ -113,41 +113,41 @@ class FaultClock:
             await self._due(fault, began)
             slip = self._slip(planned.at, began)
             who = self._who(fault)
-            lives = self._ground.lives_of(who)
+            lives = self._target.lives_of(who)
             fired_at = time.time()
-            step = fault.inject(self._ground, who)
+            step = fault.inject(self._target, who)
             done = await (step if fault.inside else _bounded(fault, step))
             if fault.inside:  # only now it is known when the peer did it
                 slip = self._slip(planned.at, began)
             self._fired[planned.id] = time.monotonic()
             self._slip_s = max(self._slip_s, slip.get("slip_s", 0.0))
-            self._ground.note(
+            self._target.note(
                 "fault_fired",
                 fault=planned.id,
                 fault_kind=planned.kind,
                 effect=fault.effect,
                 who=list(who),
-                lives=lives or self._ground.lives_of(who),
+                lives=lives or self._target.lives_of(who),
                 planned=str(planned.at),
                 began=fired_at,
                 done=done,
                 **slip,
             )
             phase = "verify"
-            proof = await _bounded(fault, fault.verify(self._ground, who))
+            proof = await _bounded(fault, fault.verify(self._target, who))
             if proof.ok:
                 self._verified.add(planned.id)
-            self._ground.note("fault_verified", fault=planned.id, ok=proof.ok, proof=proof.what)
+            self._target.note("fault_verified", fault=planned.id, ok=proof.ok, proof=proof.what)
             if planned.heal_after_s is None or not fault.heals:
                 return
             phase = "heal"
             left = self._fired[planned.id] + planned.heal_after_s - time.monotonic()
             await asyncio.sleep(max(0.0, left))
-            done = await _bounded(fault, fault.heal(self._ground, who))
-            self._ground.note(
+            done = await _bounded(fault, fault.heal(self._target, who))
+            self._target.note(
                 "fault_healed",
                 fault=planned.id,
-                lives=self._ground.lives_of(who),
+                lives=self._target.lives_of(who),
                 done=done,
                 seconds=time.monotonic() - self._fired[planned.id],
             )
@@ -182,9 +182,9 @@ class FaultClock:
         """Wait until those whom a fault strikes are there, and not too many others are not."""
         while True:
             slots = set(self._strikes(fault))
-            there = fault.planned.kind == JOIN or all(map(self._ground.trains, slots))
+            there = fault.planned.kind == JOIN or all(map(self._target.trains, slots))
             if not set(DYNAMIC_ROLES).isdisjoint(fault.planned.who):
-                there = there and bool(self._ground.training())
+                there = there and bool(self._target.training())
             if there and (self._at_most is None or self._few(fault, slots, self._at_most)):
                 self._struck[fault.planned.id] = fault, slots
                 return
@@ -201,7 +201,7 @@ class FaultClock:
             for other, those in struck
             if not gentle or takes_away(other.planned.kind) or fault.group == other.group == "link"
         ]
-        down = self._ground.down()
+        down = self._target.down()
         others = down.union(*(those for _, those in struck)) - slots
         # what is gentle to a node may be so to all peers, if they are on one
         few = len(slots | others) <= at_most or (gentle and not others)
@@ -211,23 +211,23 @@ class FaultClock:
         """Return the slots that a fault strikes; none for a role, which goes to who is there."""
         who = [name for name in fault.planned.who if name not in DYNAMIC_ROLES]
         slots = [name for name in who if name.startswith("peer-")]
-        nodes = [self._ground.node_of(slot) for slot in slots] if fault.targets == "node" else []
+        nodes = [self._target.node_of(slot) for slot in slots] if fault.targets == "node" else []
         nodes += [name for name in who if name.startswith("node-")]
-        return [*slots, *(slot for node in nodes for slot in self._ground.home(node))]
+        return [*slots, *(slot for node in nodes for slot in self._target.home(node))]
 
     def _who(self, fault: FaultKind) -> Sequence[str]:
-        ground = self._ground
-        named = [ground.role(n) if n in DYNAMIC_ROLES else n for n in fault.planned.who]
+        target = self._target
+        named = [target.role(n) if n in DYNAMIC_ROLES else n for n in fault.planned.who]
         if fault.targets == "node":
-            named = [ground.node_of(n) if n.startswith("peer-") else n for n in named]
+            named = [target.node_of(n) if n.startswith("peer-") else n for n in named]
         else:
-            named = ground.slots(named)
+            named = target.slots(named)
         return list(dict.fromkeys(named))
 
     def _failed(self, planned: PlannedFault, phase: str, error: Exception) -> None:
         text = str(error) if isinstance(error, RayhiveError) else repr(error)
         self._errors[planned.id] = f"{phase}: {text}"
-        self._ground.note("fault_failed", fault=planned.id, phase=phase, error=text)
+        self._target.note("fault_failed", fault=planned.id, phase=phase, error=text)
 
     async def close(self) -> None:
         """Stop counting, and have every fault remove what may be left of it."""
@@ -236,7 +236,7 @@ class FaultClock:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for fault in reversed(self._set_up):
             try:
-                await _bounded(fault, fault.teardown(self._ground))
+                await _bounded(fault, fault.teardown(self._target))
             except Exception as error:
                 self._failed(fault.planned, "teardown", error)
         self._set_up = []

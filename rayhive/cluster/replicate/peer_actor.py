@@ -19,17 +19,17 @@ from typing import Any
 
 from rayhive.cluster import actors
 from rayhive.cluster.calls import Once
-from rayhive.cluster.node.process_group import RECORD_SUFFIX, Belongings
+from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.errors import PeerError
 from rayhive.events import Event, load_event
 
-#: The zygote's last word on a peer; not an event of the log.
+#: The forkserver's last word on a peer; not an event of the log.
 EXITED = "exited"
 #: Events after which the peer may own processes and sockets that it did not own before.
 _NOTED_AFTER = ("dht_ready", "peer_ready", "training_started", "peer_finished")
 _LINE_LIMIT = 2**26
 _SPAWN_TIMEOUT = 20.0
-#: How long the zygote may take to tell a dead peer's exit code [s].
+#: How long the forkserver may take to tell a dead peer's exit code [s].
 _LAST_WORD_TIMEOUT = 1.0
 
 
@@ -45,7 +45,7 @@ class PeerActor:
         self._events: list[Event] = []
         self._taken = 0
         self._news = asyncio.Condition()
-        self._owned = Belongings()
+        self._owned = OwnedProcesses()
         self._record: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._death = asyncio.Event()
@@ -55,13 +55,13 @@ class PeerActor:
         self._calls = Once()
 
     async def start(
-        self, spec: Mapping[str, Any], zygote: str, log: str, temporary: str, gpus: bool
+        self, spec: Mapping[str, Any], forkserver: str, log: str, temporary: str, gpus: bool
     ) -> dict[str, Any]:
         """Start the peer process; asked again, return what came of the first time.
 
         Args:
             spec: The PeerSpec as a JSON object.
-            zygote: Path of the socket of the node's zygote.
+            forkserver: Path of the socket of the node's forkserver.
             log: Absolute path of the peer's log.
             temporary: The peer's own temporary directory; removed after its end.
             gpus: Whether the peer may use the GPUs that Ray gave to this actor.
@@ -70,14 +70,14 @@ class PeerActor:
             ``pid``, ``host`` and the devices it sees.
 
         Raises:
-            PeerError: The zygote is gone or did not fork.
+            PeerError: The forkserver is gone or did not fork.
         """
         return await self._calls.do(
-            "start", lambda: self._start(spec, zygote, log, temporary, gpus)
+            "start", lambda: self._start(spec, forkserver, log, temporary, gpus)
         )
 
     async def _start(
-        self, spec: Mapping[str, Any], zygote: str, log: str, temporary: str, gpus: bool
+        self, spec: Mapping[str, Any], forkserver: str, log: str, temporary: str, gpus: bool
     ) -> dict[str, Any]:
         devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
         env = {"TMPDIR": temporary, "CUDA_VISIBLE_DEVICES": devices}
@@ -86,14 +86,14 @@ class PeerActor:
         self._owned.save(self._record)
         request = json.dumps({"spec": dict(spec), "log": log, "env": env})
         try:
-            reader, self._writer = await asyncio.open_unix_connection(zygote, limit=_LINE_LIMIT)
+            reader, self._writer = await asyncio.open_unix_connection(forkserver, limit=_LINE_LIMIT)
             self._writer.write(request.encode() + b"\n")
             await self._writer.drain()
             line = await asyncio.wait_for(reader.readline(), _SPAWN_TIMEOUT)
             first = load_event(line.decode())
             pid = int(first["pid"])
         except (OSError, ValueError, KeyError, asyncio.TimeoutError) as error:
-            raise PeerError(f"the zygote did not start {self.name}: {error!r}") from error
+            raise PeerError(f"the forkserver did not start {self.name}: {error!r}") from error
         if first["kind"] != "spawned":
             raise PeerError(f"{self.name} began with {first['kind']!r} instead of 'spawned'")
         self._owned.leader = pid
@@ -142,7 +142,8 @@ class PeerActor:
         """Publish the end of the peer after everything that it said before."""
         await self._death.wait()
         with contextlib.suppress(asyncio.TimeoutError):
-            # The zygote reaps at once; it may be dead itself, and forks may hold the connection.
+            # The forkserver reaps at once; it may be dead itself, and forks may hold the
+            # connection.
             await asyncio.wait_for(self._tasks[0], _LAST_WORD_TIMEOUT)
         await self._publish({"kind": EXITED, "t": 0.0, "exit_code": self._exit_code})
 
@@ -226,7 +227,7 @@ class PeerActor:
 
 
 def _exit_code(text: str) -> int | None:
-    """Return the exit code if ``text`` is the zygote's last word."""
+    """Return the exit code if ``text`` is the forkserver's last word."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         message = json.loads(text)
         if message["kind"] == EXITED:

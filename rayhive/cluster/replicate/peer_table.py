@@ -86,7 +86,7 @@ class PeerRecord:
         }
 
 
-class Ledger:
+class PeerTable:
     """The peers of one replicate.
 
     Args:

@@ -16,7 +16,7 @@ import ray
 
 from rayhive.cluster import actors
 from rayhive.cluster.replicate.lifecycle import Replicate
-from rayhive.cluster.replicate.timeouts import Timing
+from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.spec.replicate import ReplicateSpec
 
 _LONGEST_POLL = 30.0
@@ -32,7 +32,7 @@ class TrialSupervisor:
     """
 
     def __init__(
-        self, spec: Mapping[str, Any], timing: Timing, agent_options: Mapping[str, Any]
+        self, spec: Mapping[str, Any], timing: PhaseTimeouts, agent_options: Mapping[str, Any]
     ) -> None:
         self._spec = ReplicateSpec.model_validate(spec)
         self._timing = timing

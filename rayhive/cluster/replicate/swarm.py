@@ -224,7 +224,7 @@ class Swarm:
         at_home = node == self._home
         given = (
             own.model_dump(mode="json", by_alias=True),
-            ready["zygote"],
+            ready["forkserver"],
             str(self.log_of(peer.name)) if at_home else ready["logs"][peer.name],
             ready["temporary"][peer.name],
             bool(bundle.gpus),

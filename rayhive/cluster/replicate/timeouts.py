@@ -8,7 +8,7 @@ from rayhive.spec import Timeouts
 
 
 @dataclass(frozen=True)
-class Timing:
+class PhaseTimeouts:
     """Bounds of a replicate's phases, all in seconds.
 
     The budget of a replicate bounds its training; these bound everything around it.
@@ -16,7 +16,7 @@ class Timing:
     Attributes:
         placement: Wait for room on the cluster, while other replicates hold it.
         supervisor: From the start of the supervisor's actor to its first answer.
-        startup: From the first peer's start to its DHT: the zygote's imports and every process.
+        startup: From the first peer's start to its DHT: the forkserver's imports and every process.
         barrier: From the first peer's DHT to the barrier: data, model and DHT of every peer.
         stop: From the command to stop to the last peer's end of training; an averaging that
             runs may end first, so the swarm's ``averaging_timeout`` is added.
@@ -25,7 +25,7 @@ class Timing:
             replicate failed or somebody wants it to end.
         unreachable: How long an actor may be unavailable before it counts as lost.
         linger: How long a supervisor whose outcome nobody takes stays.
-        agent_idle: How long an agent without a replicate keeps itself and its zygote.
+        agent_idle: How long an agent without a replicate keeps itself and its forkserver.
     """
 
     placement: float = 600.0
@@ -40,7 +40,7 @@ class Timing:
     agent_idle: float = 900.0
 
     @classmethod
-    def of(cls, timeouts: Timeouts) -> Timing:
+    def of(cls, timeouts: Timeouts) -> PhaseTimeouts:
         """Return the bounds that a study sets."""
         return cls(
             placement=timeouts.placing,

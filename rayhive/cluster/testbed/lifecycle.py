@@ -118,9 +118,9 @@ class Testbed:
         """Start a node that was killed, with its labels and its link as they were made."""
         start_node(self.state.folder, index)
 
-    def link(self, index: int) -> veth.Cable:
+    def link(self, index: int) -> veth.Veth:
         """Return a node's data link."""
-        return veth.Cable(self.state, self.state.node(index))
+        return veth.Veth(self.state, self.state.node(index))
 
 
 def up(
@@ -161,7 +161,7 @@ def up(
         made.save()
         _groups(made)
         for node in made.nodes:
-            veth.Cable(made, node).set(node.link)
+            veth.Veth(made, node).set(node.link)
         if ray:
             raylets.start_head(made)
             raylets.start_nodes(made, made.nodes)
@@ -302,7 +302,7 @@ def kill_node(folder: str | Path, index: int) -> list[int]:
     for name in firewall.cuts(known.switch):
         if name.startswith(f"{index}-"):
             firewall.mend(known.switch, name)
-    veth.Cable(known, node).cut_off()
+    veth.Veth(known, node).cut_off()
     return killed
 
 
@@ -319,7 +319,7 @@ def start_node(folder: str | Path, index: int) -> None:
     group = raylets.group(known, node)
     if group is not None:
         quota.limit(group, None)
-    veth.Cable(known, node).set(node.link)
+    veth.Veth(known, node).set(node.link)
     raylets.start_nodes(known, [node])
     _limit(known, node)
 
@@ -334,7 +334,7 @@ def measured(known: TestbedState) -> list[link_probe.Measured | None]:
     found: list[link_probe.Measured | None] = []
     for node in known.nodes:
         try:
-            found.append(link_probe.measure_link(known, node, veth.Cable(known, node).now))
+            found.append(link_probe.measure_link(known, node, veth.Veth(known, node).now))
         except (OSError, RayhiveError):
             found.append(None)
     return found

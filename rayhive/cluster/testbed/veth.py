@@ -42,7 +42,7 @@ def kernel_delays() -> bool:
         return True
 
 
-class Cable:
+class Veth:
     """The link between a node and the switch.
 
     Rates are shaped where packets leave: on the node's interface for what it sends, on the

@@ -84,7 +84,7 @@ def _multiply(left: Matrix, right: Matrix, out: Matrix) -> None:
 
 
 class CompiledPasses(TorchPasses):
-    """What :class:`~rayhive.compression.powersgd.kernels.TorchPasses` does, in fewer passes over memory."""
+    """Compiled :class:`~rayhive.compression.powersgd.kernels.TorchPasses`: fewer passes."""
 
     @staticmethod
     def begin(

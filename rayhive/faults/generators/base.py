@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rayhive.errors import Problem
 from rayhive.faults.queries import notice_of
-from rayhive.faults.rng import Draw
+from rayhive.faults.rng import SeededRng
 from rayhive.registry import FAULTS
 from rayhive.spec import Budget, Model, SwarmConfig
 from rayhive.spec.fault_plan import At
@@ -64,9 +64,9 @@ class Setting:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
-    def draw(self, *parts: object) -> Draw:
+    def draw(self, *parts: object) -> SeededRng:
         """Return the stream of choices for one thing of the plan."""
-        return Draw(self.scenario, self.seed, *parts)
+        return SeededRng(self.scenario, self.seed, *parts)
 
 
 class Generator(Model, ABC):
@@ -107,11 +107,11 @@ class _Span(Model):
             raise ValueError("a range from the least to the greatest value, neither negative")
         return self
 
-    def of(self, draw: Draw) -> float:
+    def of(self, draw: SeededRng) -> float:
         """Return one value."""
         return draw.between(*self.between)
 
-    def seconds(self, draw: Draw) -> float:
+    def seconds(self, draw: SeededRng) -> float:
         """Return one value, never rounded to a whole one."""
         return draw.between(*map(float, self.between))
 
@@ -140,7 +140,7 @@ class When(Model):
                 raise ValueError("a round is a whole number, at least 1")
         return self
 
-    def of(self, draw: Draw) -> At:
+    def of(self, draw: SeededRng) -> At:
         """Return one moment."""
         if self.round is not None:
             return At(round=int(self.round.of(draw)))
@@ -175,12 +175,12 @@ def _is_range(ends: object) -> bool:
 DrawnArgs = Annotated[dict[str, Any], AfterValidator(_check_choices)]
 
 
-def drawn_args(args: Mapping[str, Any], draw: Callable[[str], Draw]) -> dict[str, Any]:
+def drawn_args(args: Mapping[str, Any], draw: Callable[[str], SeededRng]) -> dict[str, Any]:
     """Return parameters with their ranges (``between``) and choices (``choose``) drawn."""
     return {name: _drawn(value, draw(name)) for name, value in args.items()}
 
 
-def _drawn(value: Any, draw: Draw) -> Any:
+def _drawn(value: Any, draw: SeededRng) -> Any:
     if isinstance(value, Mapping) and set(value) == {"between"}:
         return draw.between(*value["between"])
     if isinstance(value, Mapping) and set(value) == {"choose"}:
@@ -188,7 +188,9 @@ def _drawn(value: Any, draw: Draw) -> Any:
     return value
 
 
-def heal_of(kind: str, heal: _Span | None, args: Mapping[str, Any], draw: Draw) -> float | None:
+def heal_of(
+    kind: str, heal: _Span | None, args: Mapping[str, Any], draw: SeededRng
+) -> float | None:
     """Return the time from an injection to the heal [s].
 
     Args:

@@ -21,7 +21,7 @@ from rayhive.faults.generators.base import (
     unit_of,
 )
 from rayhive.faults.queries import JOIN, is_inside, takes_away
-from rayhive.faults.rng import Draw
+from rayhive.faults.rng import SeededRng
 from rayhive.faults.target_selector import COUNTS
 from rayhive.registry import FAULTS
 from rayhive.spec import Model
@@ -173,7 +173,7 @@ class Chaos(Generator):
 
     def _free(
         self,
-        draw: Draw,
+        draw: SeededRng,
         t_s: float,
         size: int,
         most: int,

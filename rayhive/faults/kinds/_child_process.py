@@ -17,10 +17,10 @@ from rayhive.faults.kinds._process import (
     require_living,
     wait_for_states,
 )
-from rayhive.faults.target import Ground, ProcessRole
+from rayhive.faults.target import FaultTarget, ProcessRole
 
 
-class LosesProcess(EndsPeers):
+class LosesChildProcess(EndsPeers):
     """Kills one process without which a peer cannot go on: it has to see that, and end."""
 
     #: How long the peer may take to end by itself [s]. The proof says how long it took.
@@ -31,30 +31,30 @@ class LosesProcess(EndsPeers):
         """The process that is killed."""
         raise NotImplementedError
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Send SIGKILL to the process."""
-        require_living(ground, who)
+        require_living(swarm, who)
         for peer in who:
-            ground.expect_loss(peer)
-        self._failed = Listening(ground, "peer_failed", who)
+            swarm.expect_loss(peer)
+        self._failed = Listening(swarm, "peer_failed", who)
         self._began = time.monotonic()
         hit = await asyncio.gather(
-            *(ground.signal(peer, signal.SIGKILL, self.process) for peer in who)
+            *(swarm.signal(peer, signal.SIGKILL, self.process) for peer in who)
         )
         self._hit = dict(zip(who, hit, strict=True))
         return {"process": self.process, "pids": self._hit}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """See that the process is gone, and that its peer said so and ended."""
-        seen = await asyncio.gather(*(self._look(ground, peer) for peer in who))
+        seen = await asyncio.gather(*(self._look(swarm, peer) for peer in who))
         what = {peer: what for peer, (_, what) in zip(who, seen, strict=True)}
         return Proof(all(ok for ok, _ in seen), what)
 
-    async def _look(self, ground: Ground, peer: str) -> tuple[bool, dict[str, Any]]:
+    async def _look(self, swarm: FaultTarget, peer: str) -> tuple[bool, dict[str, Any]]:
         hit = self._hit[peer]
-        one = await wait_for_states(ground, peer, all_are("gone", hit), SETTLE_S, self.process)
+        one = await wait_for_states(swarm, peer, all_are("gone", hit), SETTLE_S, self.process)
         event = await self._failed.heard(peer, self.patience_s)
-        whole = await wait_for_states(ground, peer, all_are("gone", hit), SETTLE_S)
+        whole = await wait_for_states(swarm, peer, all_are("gone", hit), SETTLE_S)
         seconds = time.monotonic() - self._began
         gone, ended = all_are("gone", hit)(one), all_are("gone", hit)(whole)
         what = {

@@ -13,7 +13,7 @@ from pydantic import Field
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 
 #: Longest wait for a peer's report once the fault is due [s]; it has its round to end first.
@@ -22,7 +22,7 @@ REPORT_S = 60.0
 _EVER = 10 * 365 * 24 * 3600.0
 
 
-class InRounds(Model):
+class RoundsArgs(Model):
     """Parameters of a fault in gradients.
 
     Attributes:
@@ -32,7 +32,7 @@ class InRounds(Model):
     rounds: int = Field(default=1, ge=1)
 
 
-class Inside(FaultKind):
+class InTraining(FaultKind):
     """A fault that a peer commits itself: injected by waiting for the peer's report."""
 
     group: ClassVar[Group] = "training"
@@ -48,14 +48,14 @@ class Inside(FaultKind):
         """The proof waits for the last of its rounds."""
         return _EVER
 
-    async def setup(self, ground: Ground) -> None:
+    async def setup(self, swarm: FaultTarget) -> None:
         """Listen from the start: events of the past do not count."""
 
         def reports(count: int) -> dict[str, asyncio.Task[Event | None]]:
             fault = self.planned.id
             return {
                 peer: asyncio.ensure_future(
-                    ground.event("sabotaged", peer, _EVER, count=count, fault=fault)
+                    swarm.event("sabotaged", peer, _EVER, count=count, fault=fault)
                 )
                 for peer in self.planned.who
             }
@@ -63,7 +63,7 @@ class Inside(FaultKind):
         self._reports, self._last = reports(1), reports(self.args.rounds)
         await asyncio.sleep(0)  # they listen from here on
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Wait until every peer has reported.
 
         Raises:
@@ -77,7 +77,7 @@ class Inside(FaultKind):
         self._seen = [event for event in events if event is not None]
         return {"sabotaged": [{"round": e["round"], **e["what"]} for e in self._seen]}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """Hold what the peers measured, in the first and last round, against what was asked."""
         last = [event for event in await asyncio.gather(*self._last.values()) if event is not None]
         whats = [event["what"] for event in last]
@@ -89,7 +89,7 @@ class Inside(FaultKind):
     def took_effect(self, what: dict[str, Any]) -> bool:
         """Say whether what a peer has measured is the fault."""
 
-    async def teardown(self, ground: Ground) -> None:
+    async def teardown(self, swarm: FaultTarget) -> None:
         """Listen no longer."""
         waiting = [getattr(self, name, {}) for name in ("_reports", "_last")]
         for report in [task for tasks in waiting for task in tasks.values()]:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 
 
 class LinkFault(FaultKind):
@@ -31,11 +31,11 @@ class LinkFault(FaultKind):
     #: What the links were before, by node; of those that are not healed yet.
     _before: dict[str, Any]
 
-    async def setup(self, ground: Ground) -> None:
+    async def setup(self, swarm: FaultTarget) -> None:
         """Touch nothing."""
         self._before = {}
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Change the links.
 
         Raises:
@@ -43,37 +43,37 @@ class LinkFault(FaultKind):
         """
         value = getattr(self.args, self.key)
         for node in who:
-            present = (await ground.agent(node, "link"))[self.key]
+            present = (await swarm.agent(node, "link"))[self.key]
             if not self.worse(value, present):
                 text = f"{self.key} {value:g} is no worse than what the link of {node} has"
                 raise RayhiveError(f"{text}: {present}")
         for node in who:
             self._before[node] = None
-            self._before[node] = await ground.agent(node, "set_link", *self.arguments(value))
+            self._before[node] = await swarm.agent(node, "set_link", *self.arguments(value))
         return {"before": dict(self._before), "now": {self.key: value}}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """Measure every link that was changed."""
         found = await asyncio.gather(
-            *(ground.agent(node, "measure_link", self.measured) for node in who)
+            *(swarm.agent(node, "measure_link", self.measured) for node in who)
         )
         seen = dict(zip(who, found, strict=True))
         ok = bool(seen) and all(self.proves(each, self._before[n]) for n, each in seen.items())
         return Proof(ok, {"asked": getattr(self.args, self.key), "measured": seen})
 
-    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Give the links back what the testbed was made with."""
         links = {}
         for node in who:
-            links[node] = await ground.agent(node, "restore_link", self.key)
+            links[node] = await swarm.agent(node, "restore_link", self.key)
             self._before.pop(node, None)
         return {"links": links}
 
-    async def teardown(self, ground: Ground) -> None:
+    async def teardown(self, swarm: FaultTarget) -> None:
         """Restore what was not healed; a node that is gone gets a new link when it comes back."""
         for node in list(getattr(self, "_before", {})):
             with contextlib.suppress(RayhiveError):
-                await self.heal(ground, [node])
+                await self.heal(swarm, [node])
 
     def arguments(self, value: float) -> tuple[float | None, float | None, float | None]:
         """Return the arguments of the agent's ``set_link`` that set the quantity alone."""

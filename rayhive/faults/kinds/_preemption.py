@@ -9,38 +9,40 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayhive.faults.kinds._process import SETTLE_S, Listening, States, all_are, wait_for_states
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 
 
 class Notice:
     """Announces the end to peers and brings it about.
 
     Args:
-        ground: The swarm.
+        swarm: The swarm.
         who: The slots.
         notice_s: Time between the notice and SIGTERM [s].
         grace_s: Time between SIGTERM and SIGKILL [s].
     """
 
-    def __init__(self, ground: Ground, who: Sequence[str], notice_s: float, grace_s: float) -> None:
-        self._ground, self._who = ground, list(who)
+    def __init__(
+        self, swarm: FaultTarget, who: Sequence[str], notice_s: float, grace_s: float
+    ) -> None:
+        self._swarm, self._who = swarm, list(who)
         self._notice_s, self._grace_s = notice_s, grace_s
-        self._noticed = Listening(ground, "notice", who)
-        self._left = Listening(ground, "left", who)
+        self._noticed = Listening(swarm, "notice", who)
+        self._left = Listening(swarm, "left", who)
         self._pids: dict[str, list[int]] = {}
 
     async def give(self) -> None:
         """Tell every peer; their end is expected from now on."""
         for peer in self._who:
-            self._ground.expect_loss(peer)
-        states = await asyncio.gather(*(self._ground.process_states(p) for p in self._who))
+            self._swarm.expect_loss(peer)
+        states = await asyncio.gather(*(self._swarm.process_states(p) for p in self._who))
         for peer, seen in zip(self._who, states, strict=True):
             self._pids[peer] = [pid for pid, state in seen.items() if state != "gone"]
         self._began = time.monotonic()
         if self._notice_s > 0:
             await asyncio.gather(
                 *(
-                    self._ground.command(peer, "notice", deadline_s=self._notice_s)
+                    self._swarm.command(peer, "notice", deadline_s=self._notice_s)
                     for peer in self._who
                 )
             )
@@ -65,7 +67,7 @@ class Notice:
             if self._is_gone(peer, states):
                 break
             by = number.name
-            await self._ground.signal(peer, number)
+            await self._swarm.signal(peer, number)
             states = await self._gone_within(peer, patience)
         return {
             "noticed": noticed,
@@ -87,5 +89,5 @@ class Notice:
 
     async def _gone_within(self, peer: str, timeout: float) -> States:
         return await wait_for_states(
-            self._ground, peer, lambda states: self._is_gone(peer, states), timeout
+            self._swarm, peer, lambda states: self._is_gone(peer, states), timeout
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from rayhive.faults.kinds._in_training import Inside
+from rayhive.faults.kinds._in_training import InTraining
 from rayhive.spec import Model
 
 
@@ -19,7 +19,7 @@ class Skew(Model):
     seconds: float = 30.0
 
 
-class ClockSkew(Inside):
+class ClockSkew(InTraining):
     """From the planned round on, what a peer takes for the swarm's time is off."""
 
     about = "The clock by which a peer agrees with others on times is off."

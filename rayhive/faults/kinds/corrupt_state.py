@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from rayhive.faults.kinds._in_training import Inside
+from rayhive.faults.kinds._in_training import InTraining
 from rayhive.spec import Model
 
 
@@ -21,7 +21,7 @@ class Corruption(Model):
     factor: float = 1000.0
 
 
-class CorruptState(Inside):
+class CorruptState(InTraining):
     """From the planned round on, whoever asks a peer for the state gets a corrupt one."""
 
     about = "The state that a peer serves to joiners is corrupt; its own parameters are not."

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.kinds._process import Listening, leader_of, require_living, undo
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -50,60 +50,60 @@ class DiskFull(FaultKind):
         super().__init__(planned)
         self._mounted: dict[str, tuple[str, int]] = {}
 
-    async def setup(self, ground: Ground) -> None:
+    async def setup(self, swarm: FaultTarget) -> None:
         """Mount it, for peers that are known before training starts."""
-        living = set(ground.living())
+        living = set(swarm.living())
         for peer in self.planned.who:
             if peer in living:
-                await self._mount(ground, peer)
+                await self._mount(swarm, peer)
 
-    async def _mount(self, ground: Ground, peer: str) -> None:
-        node, leader = ground.node_of(peer), await leader_of(ground, peer)
+    async def _mount(self, swarm: FaultTarget, peer: str) -> None:
+        node, leader = swarm.node_of(peer), await leader_of(swarm, peer)
         if self._mounted.get(peer) != (node, leader):  # another life has another folder
-            await ground.agent(node, "mount_disk", leader, FOLDER, self.args.megabytes * _MB)
+            await swarm.agent(node, "mount_disk", leader, FOLDER, self.args.megabytes * _MB)
             self._mounted[peer] = (node, leader)
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Fill it."""
-        require_living(ground, who)
+        require_living(swarm, who)
         written = {}
         for peer in who:
-            await self._mount(ground, peer)
+            await self._mount(swarm, peer)
             node, leader = self._mounted[peer]
-            written[peer] = await ground.agent(node, "fill_disk", leader)
+            written[peer] = await swarm.agent(node, "fill_disk", leader)
         return {"written": written}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """See that nothing can be written there, that the peer says so, and that it goes on."""
-        seen = await asyncio.gather(*(self._look(ground, peer) for peer in who))
+        seen = await asyncio.gather(*(self._look(swarm, peer) for peer in who))
         ok = all(
             each["disk"]["error"] == "ENOSPC" and each["checkpoint"] == "ENOSPC" and each["goes_on"]
             for each in seen
         )
         return Proof(ok, dict(zip(who, seen, strict=True)))
 
-    async def _look(self, ground: Ground, peer: str) -> dict[str, Any]:
+    async def _look(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
         node, leader = self._mounted[peer]
-        disk = await ground.agent(node, "disk_state", leader)
-        checkpoints = Listening(ground, "checkpoint", [peer])
-        await ground.command(peer, "checkpoint")
+        disk = await swarm.agent(node, "disk_state", leader)
+        checkpoints = Listening(swarm, "checkpoint", [peer])
+        await swarm.command(peer, "checkpoint")
         event = await checkpoints.heard(peer, _CHECKPOINT_S)
         if event is None:
             return {"disk": disk, "checkpoint": None, "goes_on": False}
-        went_on = await ground.event("transition", peer, _ROUND_S)
+        went_on = await swarm.event("transition", peer, _ROUND_S)
         return {"disk": disk, "checkpoint": event.get("error"), "goes_on": went_on is not None}
 
-    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Make room again; the file system stays until the end."""
         failed = {}
         for peer, (node, leader) in self._mounted.items():
-            error = await undo(ground, node, "empty_disk", leader)
+            error = await undo(swarm, node, "empty_disk", leader)
             if error is not None:
                 failed[peer] = error
         return {"failed": failed}
 
-    async def teardown(self, ground: Ground) -> None:
+    async def teardown(self, swarm: FaultTarget) -> None:
         """Unmount it."""
         mounted, self._mounted = self._mounted, {}
         for node, leader in mounted.values():
-            await undo(ground, node, "unmount_disk", leader)
+            await undo(swarm, node, "unmount_disk", leader)

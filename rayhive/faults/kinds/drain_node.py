@@ -11,7 +11,7 @@ from pydantic import Field
 from rayhive.faults.kind import Proof
 from rayhive.faults.kinds._preemption import Notice
 from rayhive.faults.kinds._process import EndsNodes, nodes_gone
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 
 
@@ -45,30 +45,30 @@ class DrainNode(EndsNodes):
         """The proof waits for the end."""
         return float(60.0 + self.args.notice_s)
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Give the notice, to Ray and to the peers."""
-        self._peers = {node: list(ground.peers_on(node)) for node in who}
+        self._peers = {node: list(swarm.peers_on(node)) for node in who}
         everybody = [peer for peers in self._peers.values() for peer in peers]
-        self._notice = Notice(ground, everybody, self.args.notice_s, self.args.grace_s)
+        self._notice = Notice(swarm, everybody, self.args.notice_s, self.args.grace_s)
         self._drained = True
-        await asyncio.gather(*(ground.drain(node, self.args.notice_s) for node in who))
+        await asyncio.gather(*(swarm.drain(node, self.args.notice_s) for node in who))
         await self._notice.give()
         return {"notice_s": self.args.notice_s, "peers": self._peers}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """Wait for the end of the peers, end the nodes, and see that nobody answers there."""
         everybody = [peer for peers in self._peers.values() for peer in peers]
         seen = await asyncio.gather(*(self._notice.end(peer) for peer in everybody))
         await self._notice.deadline()
-        await self.end(ground)
+        await self.end(swarm)
         self._drained = False
-        gone = await nodes_gone(ground, self._peers)
+        gone = await nodes_gone(swarm, self._peers)
         peers = dict(zip(everybody, seen, strict=True))
         noticed = all(each["noticed"] is not False for each in seen)
         return Proof(gone.ok and noticed, {**gone.what, "peers": peers})
 
-    async def teardown(self, ground: Ground) -> None:
+    async def teardown(self, swarm: FaultTarget) -> None:
         """Start the nodes that are still down; and those on which Ray starts nothing any more."""
         if self._drained:
-            await self.end(ground)
-        await super().teardown(ground)
+            await self.end(swarm)
+        await super().teardown(swarm)

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 
 _PATIENCE_S = 6.0
@@ -43,39 +43,39 @@ class Flapping(FaultKind):
 
     _flapping: set[str]
 
-    async def setup(self, ground: Ground) -> None:
+    async def setup(self, swarm: FaultTarget) -> None:
         """Touch nothing."""
         self._flapping = set()
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Have the agents flap their links."""
         for node in who:
             self._flapping.add(node)
             given = (self.planned.id, self.args.down_s, self.args.up_s, self.args.times)
-            await ground.agent(node, "flap", *given)
+            await swarm.agent(node, "flap", *given)
         return dict(self.args.model_dump())
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """Look at what arrived while the link was down, and once it was up again, if it is soon."""
         phases = 2 if self.args.down_s + 1 < _PATIENCE_S else 1
         given = (self.planned.id, phases, _PATIENCE_S)
-        logs = await asyncio.gather(*(ground.agent(node, "flap_log", *given) for node in who))
+        logs = await asyncio.gather(*(swarm.agent(node, "flap_log", *given) for node in who))
         ok = bool(logs) and all(_flaps(log, phases) for log in logs)
         return Proof(ok, {"phases": dict(zip(who, logs, strict=True))})
 
-    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """End it, with the link up."""
         times = {}
         for node in who:
-            times[node] = await ground.agent(node, "settle", self.planned.id)
+            times[node] = await swarm.agent(node, "settle", self.planned.id)
             self._flapping.discard(node)
         return {"times_down": times}
 
-    async def teardown(self, ground: Ground) -> None:
+    async def teardown(self, swarm: FaultTarget) -> None:
         """End what was not healed; on a node that is gone it went with the agent."""
         for node in list(getattr(self, "_flapping", ())):
             with contextlib.suppress(RayhiveError):
-                await self.heal(ground, [node])
+                await self.heal(swarm, [node])
 
 
 def _flaps(log: Sequence[Mapping[str, Any]], phases: int) -> bool:

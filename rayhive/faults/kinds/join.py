@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.kinds._process import SETTLE_S, wait_for_states
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 
 
 class Join(FaultKind):
@@ -18,16 +18,16 @@ class Join(FaultKind):
     group: ClassVar[Group] = "process"
     needs: ClassVar[tuple[str, ...]] = ()
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Start them."""
-        lives = await asyncio.gather(*(ground.start(peer) for peer in who))
+        lives = await asyncio.gather(*(swarm.start(peer) for peer in who))
         return {"lives": dict(zip(who, lives, strict=True))}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """See that each has a process that runs."""
         pids = {}
         for peer in who:
-            states = await wait_for_states(ground, peer, _runs, SETTLE_S, "trainer")
+            states = await wait_for_states(swarm, peer, _runs, SETTLE_S, "trainer")
             pids[peer] = [pid for pid, state in states.items() if state == "running"]
         return Proof(all(pids.values()), {"pids": pids})
 

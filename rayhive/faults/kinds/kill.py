@@ -15,7 +15,7 @@ from rayhive.faults.kinds._process import (
     require_living,
     wait_for_states,
 )
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 
 
 class Kill(EndsPeers):
@@ -23,21 +23,21 @@ class Kill(EndsPeers):
 
     about: ClassVar[str] = "Kills all the processes of a peer at once (SIGKILL)."
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Send the signal."""
-        require_living(ground, who)
+        require_living(swarm, who)
         for peer in who:
-            ground.expect_loss(peer)
-        hit = await asyncio.gather(*(ground.signal(peer, signal.SIGKILL) for peer in who))
+            swarm.expect_loss(peer)
+        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGKILL) for peer in who))
         self._hit = dict(zip(who, hit, strict=True))
         return {"pids": self._hit}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """See that no process is left of any of them."""
         ok, left = True, {}
         for peer in who:
             gone = all_are("gone", self._hit[peer])
-            states = await wait_for_states(ground, peer, gone, SETTLE_S)
+            states = await wait_for_states(swarm, peer, gone, SETTLE_S)
             ok = ok and bool(self._hit[peer]) and gone(states)
             left[peer] = [pid for pid, state in states.items() if state != "gone"]
         return Proof(ok, {"left": left, "killed": sum(map(len, self._hit.values()))})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from rayhive.faults.kinds._child_process import LosesProcess
+from rayhive.faults.kinds._child_process import LosesChildProcess
 from rayhive.faults.kinds._process import ReplacedArgs
 from rayhive.faults.target import ProcessRole
 from rayhive.spec import Model
@@ -20,7 +20,7 @@ class Args(ReplacedArgs):
     which: Literal["gradient", "state"] = "gradient"
 
 
-class KillAverager(LosesProcess):
+class KillAverager(LosesChildProcess):
     """Kills an averager, for whose answers the trainer would wait for ever."""
 
     about: ClassVar[str] = "Kills an averaging process of a peer, which has to notice and end."

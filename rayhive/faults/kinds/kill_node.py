@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from rayhive.faults.kind import Proof
 from rayhive.faults.kinds._process import EndsNodes, nodes_gone
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 
 
 class KillNode(EndsNodes):
@@ -16,12 +16,12 @@ class KillNode(EndsNodes):
     about: ClassVar[str] = "Ends a node of the testbed with all that runs on it."
     needs: ClassVar[tuple[str, ...]] = ("node",)
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """End them."""
-        self._peers = {node: list(ground.peers_on(node)) for node in who}
-        await self.end(ground)
+        self._peers = {node: list(swarm.peers_on(node)) for node in who}
+        await self.end(swarm)
         return {"peers": self._peers}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """See that nobody answers there and that its peers are gone."""
-        return await nodes_gone(ground, self._peers)
+        return await nodes_gone(swarm, self._peers)

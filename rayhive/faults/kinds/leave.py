@@ -14,7 +14,7 @@ from rayhive.faults.kinds._process import (
     require_living,
     wait_for_states,
 )
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 
 #: A peer may be in the middle of a round, which it finishes or gives up first [s].
 _PATIENCE_S = 30.0
@@ -27,25 +27,25 @@ class Leave(EndsPeers):
     about: ClassVar[str] = "Asks a peer to hand over its samples and leave the swarm."
     needs: ClassVar[tuple[str, ...]] = ()
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Ask them."""
-        require_living(ground, who)
+        require_living(swarm, who)
         for peer in who:
-            ground.expect_loss(peer)
-        self._left = Listening(ground, "left", who)
-        await asyncio.gather(*(ground.command(peer, "leave") for peer in who))
+            swarm.expect_loss(peer)
+        self._left = Listening(swarm, "left", who)
+        await asyncio.gather(*(swarm.command(peer, "leave") for peer in who))
         return {}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """See that each said goodbye and that nothing is left of it."""
-        seen = await asyncio.gather(*(self._look(ground, peer) for peer in who))
+        seen = await asyncio.gather(*(self._look(swarm, peer) for peer in who))
         ok = all(each["left"] is not None and each["gone"] for each in seen)
         return Proof(ok, dict(zip(who, seen, strict=True)))
 
-    async def _look(self, ground: Ground, peer: str) -> dict[str, Any]:
+    async def _look(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
         event = await self._left.heard(peer, _PATIENCE_S)
         if event is None:
             return {"left": None, "gone": False}
-        states = await wait_for_states(ground, peer, all_are("gone"), _EXIT_S)
+        states = await wait_for_states(swarm, peer, all_are("gone"), _EXIT_S)
         left = {key: event.get(key) for key in ("round", "handed_over", "lost")}
         return {"left": left, "gone": all_are("gone")(states)}

@@ -11,7 +11,7 @@ from pydantic import Field
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.kinds._process import leader_of, undo
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -48,7 +48,7 @@ class MemoryPressure(FaultKind):
         super().__init__(planned)
         self._held: dict[str, int] = {}
 
-    async def setup(self, ground: Ground) -> None:
+    async def setup(self, swarm: FaultTarget) -> None:
         """See that the memory is there, on nodes that are known before training starts.
 
         Raises:
@@ -56,48 +56,48 @@ class MemoryPressure(FaultKind):
         """
         for node in self.planned.who:
             if node.startswith("node-"):
-                free = await ground.agent(node, "free_memory") // _MB
+                free = await swarm.agent(node, "free_memory") // _MB
                 if free < self.args.megabytes:
                     raise RayhiveError(
                         f"{self.args.megabytes} MB can't be held on {node}: besides a reserve, "
                         f"{free} MB are free"
                     )
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Hold the memory, for as long as the run of a peer there lasts at most."""
         for node in who:
-            peers = ground.peers_on(node)
+            peers = swarm.peers_on(node)
             if not peers:
                 raise RayhiveError(f"no peer lives on {node}")
-            self._held[node] = await leader_of(ground, peers[0])
+            self._held[node] = await leader_of(swarm, peers[0])
         size = self.args.megabytes * _MB
         done = await asyncio.gather(
-            *(ground.agent(node, "hold_memory", self._held[node], size) for node in who)
+            *(swarm.agent(node, "hold_memory", self._held[node], size) for node in who)
         )
         return {"held": dict(zip(who, done, strict=True))}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """See that it is resident."""
         seen = await asyncio.gather(
-            *(ground.agent(node, "memory_held", self._held[node]) for node in who)
+            *(swarm.agent(node, "memory_held", self._held[node]) for node in who)
         )
         enough = _RESIDENT * self.args.megabytes * _MB
         rss = dict(zip(who, seen, strict=True))
         return Proof(all(held >= enough for held in seen), {"rss": rss})
 
-    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Give it back."""
-        return {"failed": await self._release(ground)}
+        return {"failed": await self._release(swarm)}
 
-    async def teardown(self, ground: Ground) -> None:
+    async def teardown(self, swarm: FaultTarget) -> None:
         """Give it back if it was never healed."""
-        await self._release(ground)
+        await self._release(swarm)
 
-    async def _release(self, ground: Ground) -> dict[str, str]:
+    async def _release(self, swarm: FaultTarget) -> dict[str, str]:
         held, self._held = self._held, {}
         failed = {}
         for node, leader in held.items():
-            error = await undo(ground, node, "release_memory", leader)
+            error = await undo(swarm, node, "release_memory", leader)
             if error is not None:
                 failed[node] = error
         return failed

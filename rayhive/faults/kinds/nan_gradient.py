@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rayhive.faults.kinds._in_training import InRounds, Inside
+from rayhive.faults.kinds._in_training import InTraining, RoundsArgs
 
 
-class NanGradient(Inside):
+class NanGradient(InTraining):
     """Puts NaN into what a peer has accumulated for a round."""
 
     about = "The gradient of a peer becomes NaN just before it is averaged."
-    Args = InRounds
+    Args = RoundsArgs
 
     def took_effect(self, what: dict[str, Any]) -> bool:
         """Say whether a finite gradient is finite no more."""

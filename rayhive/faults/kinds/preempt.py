@@ -12,7 +12,7 @@ from rayhive.errors import RayhiveError
 from rayhive.faults.kind import Proof
 from rayhive.faults.kinds._preemption import Notice
 from rayhive.faults.kinds._process import EndsPeers, ReplacedArgs, require_living
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 
 
@@ -52,25 +52,25 @@ class Preempt(EndsPeers):
         """The proof waits for the end."""
         return float(60.0 + self.args.notice_s)
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Give the notice."""
-        require_living(ground, who)
-        self._notice = Notice(ground, who, self.args.notice_s, self.args.grace_s)
+        require_living(swarm, who)
+        self._notice = Notice(swarm, who, self.args.notice_s, self.args.grace_s)
         await self._notice.give()
-        return {"notice_s": self.args.notice_s, "drained": await self._drain(ground, who)}
+        return {"notice_s": self.args.notice_s, "drained": await self._drain(swarm, who)}
 
-    async def _drain(self, ground: Ground, who: Sequence[str]) -> dict[str, str | None]:
+    async def _drain(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, str | None]:
         """Return for each node that was drained None, or why the cluster refused."""
         drained: dict[str, str | None] = {}
-        for node in {ground.node_of(peer): None for peer in who} if self.args.drain else ():
+        for node in {swarm.node_of(peer): None for peer in who} if self.args.drain else ():
             try:
-                await ground.drain(node, self.args.notice_s)
+                await swarm.drain(node, self.args.notice_s)
                 drained[node] = None
             except RayhiveError as error:
                 drained[node] = str(error)
         return drained
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """Wait for the end of each, by itself or by force, and see that nothing is left."""
         seen = await asyncio.gather(*(self._notice.end(peer) for peer in who))
         what = dict(zip(who, seen, strict=True))

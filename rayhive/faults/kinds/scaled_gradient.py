@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rayhive.faults.kinds._in_training import InRounds, Inside
+from rayhive.faults.kinds._in_training import InTraining, RoundsArgs
 
 
-class Scaling(InRounds):
+class Scaling(RoundsArgs):
     """Parameters of the kind.
 
     Attributes:
@@ -18,7 +18,7 @@ class Scaling(InRounds):
     factor: float = 1000.0
 
 
-class ScaledGradient(Inside):
+class ScaledGradient(InTraining):
     """Multiplies what a peer has accumulated for a round."""
 
     about = "The gradient of a peer is multiplied, by 1000 unless said otherwise."

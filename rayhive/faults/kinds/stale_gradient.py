@@ -6,10 +6,10 @@ from typing import Any
 
 from pydantic import Field
 
-from rayhive.faults.kinds._in_training import InRounds, Inside
+from rayhive.faults.kinds._in_training import InTraining, RoundsArgs
 
 
-class Staleness(InRounds):
+class Staleness(RoundsArgs):
     """Parameters of the kind.
 
     Attributes:
@@ -19,7 +19,7 @@ class Staleness(InRounds):
     age: int = Field(default=5, ge=1)
 
 
-class StaleGradient(Inside):
+class StaleGradient(InTraining):
     """Replaces what a peer has accumulated by what it had some rounds ago."""
 
     about = "A peer contributes its gradient of some rounds ago."

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.kinds._process import LOOK_S, leader_of, require_living, undo
-from rayhive.faults.target import Ground
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -42,15 +42,13 @@ class Straggler(FaultKind):
         super().__init__(planned)
         self._limited: dict[str, tuple[str, int]] = {}
 
-    async def inject(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Set the quota."""
-        require_living(ground, who)
-        self._limited = {
-            peer: (ground.node_of(peer), await leader_of(ground, peer)) for peer in who
-        }
+        require_living(swarm, who)
+        self._limited = {peer: (swarm.node_of(peer), await leader_of(swarm, peer)) for peer in who}
         done = await asyncio.gather(
             *(
-                ground.agent(node, "limit_cpu", leader, self.args.cores)
+                swarm.agent(node, "limit_cpu", leader, self.args.cores)
                 for node, leader in self._limited.values()
             )
         )
@@ -58,34 +56,34 @@ class Straggler(FaultKind):
         pids = {peer: answer["pids"] for peer, answer in zip(who, done, strict=True)}
         return {"cores": self.args.cores, "pids": pids}
 
-    async def verify(self, ground: Ground, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
         """See that the kernel held the processes back."""
-        seen = await asyncio.gather(*(self._look(ground, peer) for peer in who))
+        seen = await asyncio.gather(*(self._look(swarm, peer) for peer in who))
         return Proof(all(each["throttled"] > 0 for each in seen), dict(zip(who, seen, strict=True)))
 
-    async def _look(self, ground: Ground, peer: str) -> dict[str, float]:
+    async def _look(self, swarm: FaultTarget, peer: str) -> dict[str, float]:
         node, leader = self._limited[peer]
         deadline = time.monotonic() + _PATIENCE_S
         while True:
-            stat = await ground.agent(node, "cpu_stat", leader)
+            stat = await swarm.agent(node, "cpu_stat", leader)
             since = {key: value - self._began[peer][key] for key, value in stat.items()}
             if since["throttled"] > 0 or time.monotonic() >= deadline:
                 return since
             await asyncio.sleep(LOOK_S)
 
-    async def heal(self, ground: Ground, who: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
         """Take the quota away."""
-        return {"failed": await self._unlimit(ground)}
+        return {"failed": await self._unlimit(swarm)}
 
-    async def teardown(self, ground: Ground) -> None:
+    async def teardown(self, swarm: FaultTarget) -> None:
         """Take the quota away if it was never healed."""
-        await self._unlimit(ground)
+        await self._unlimit(swarm)
 
-    async def _unlimit(self, ground: Ground) -> dict[str, str]:
+    async def _unlimit(self, swarm: FaultTarget) -> dict[str, str]:
         limited, self._limited = self._limited, {}
         failed = {}
         for peer, (node, leader) in limited.items():
-            error = await undo(ground, node, "unlimit_cpu", leader)
+            error = await undo(swarm, node, "unlimit_cpu", leader)
             if error is not None:
                 failed[peer] = error
         return failed

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from rayhive.metrics.group import Row
 from rayhive.report.results import Results
-from rayhive.report.table_model import Cell, Sheet, make_sheet
+from rayhive.report.table_model import Cell, TableModel, make_sheet
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -32,7 +32,7 @@ def latex_text(results: Results, rows: Sequence[Row], width: int, color: bool) -
     return "\n".join([*head, *_tabular(sheet), r"{\footnotesize", *notes, "}"]) + "\n"
 
 
-def _tabular(sheet: Sheet) -> list[str]:
+def _tabular(sheet: TableModel) -> list[str]:
     if not sheet.rows:
         return []
     align = "l" * sheet.keys + "r" * (len(sheet.columns) - sheet.keys)

@@ -16,7 +16,7 @@ from rich.text import Text
 from rayhive.columns import Column
 from rayhive.metrics.group import Row
 from rayhive.report.results import Results
-from rayhive.report.table_model import Cell, Sheet, make_sheet
+from rayhive.report.table_model import Cell, TableModel, make_sheet
 
 #: Names longer than the first are broken after underscores into lines of the second at most.
 LONG_NAME, NAME_LINE = 16, 14
@@ -48,7 +48,7 @@ def table_text(results: Results, rows: Sequence[Row], width: int, color: bool) -
     return "\n".join(parts) + "\n"
 
 
-def _blocks(sheet: Sheet, width: int) -> list[list[int]]:
+def _blocks(sheet: TableModel, width: int) -> list[list[int]]:
     """Split the columns behind the keys; a group is split only where it does not fit alone."""
     blocks: list[list[int]] = [[]]
     indices = range(sheet.keys, len(sheet.columns))
@@ -63,7 +63,7 @@ def _blocks(sheet: Sheet, width: int) -> list[list[int]]:
     return blocks
 
 
-def _fits(sheet: Sheet, block: Sequence[int], width: int) -> bool:
+def _fits(sheet: TableModel, block: Sequence[int], width: int) -> bool:
     return _width(_table(sheet, block, False)) <= width
 
 
@@ -72,7 +72,7 @@ def _width(table: Table) -> int:
     return Measurement.get(console, console.options, table).maximum
 
 
-def _table(sheet: Sheet, block: Sequence[int], color: bool) -> Table:
+def _table(sheet: TableModel, block: Sequence[int], color: bool) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style=""
     )

@@ -1,4 +1,4 @@
-"""A swarm of real rendezvous on one event loop whose clock jumps to the next event."""
+"""A swarm of real group_formation on one event loop whose clock jumps to the next event."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 
+from rayhive.averaging.group_formation import GroupFormation
 from rayhive.membership.member import Member
-from rayhive.averaging.group_formation import Rendezvous
 
 WINDOW, PATIENCE, LONGEST = 30.0, 60.0, 600.0
 LATENCY = 0.05
@@ -62,10 +62,10 @@ class Swarm:
     def __init__(self, names: list[str], seed: int = 0) -> None:
         self.random = random.Random(seed)
         self.ids = {name: PeerID(name.encode()) for name in names}
-        self.peers: dict[str, Rendezvous] = {}
+        self.peers: dict[str, GroupFormation] = {}
         self.dead: set[str] = set()
         for name in names:
-            self.peers[name] = Rendezvous(
+            self.peers[name] = GroupFormation(
                 self.ids[name], client_mode=False, schema_hash=b"s", key="k", ask=self._asker(name)
             )
 

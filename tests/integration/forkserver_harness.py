@@ -18,7 +18,7 @@ from typing import Any
 
 import psutil
 
-from rayhive.cluster.node.process_group import Belongings
+from rayhive.cluster.node.process_group import OwnedProcesses
 from rayhive.events import Event, load_event
 from rayhive.spec import Budget, Configuration, Evaluation, SwarmConfig, WorkloadConfig
 from rayhive.spec.fault_plan import PlannedFault
@@ -114,13 +114,13 @@ class PeerLine:
 
 
 @contextlib.contextmanager
-def zygote() -> Iterator[str]:
-    """Run a zygote; yield the path of its socket; leave nothing behind."""
+def forkserver() -> Iterator[str]:
+    """Run a forkserver; yield the path of its socket; leave nothing behind."""
     with tempfile.TemporaryDirectory(prefix="rayhive-z") as folder:
-        yield from _zygote(f"{folder}/z")
+        yield from _forkserver(f"{folder}/z")
 
 
-def _zygote(path: str) -> Iterator[str]:
+def _forkserver(path: str) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "rayhive.peer.forkserver", path],
         stdin=subprocess.PIPE,
@@ -135,8 +135,8 @@ def _zygote(path: str) -> Iterator[str]:
                 if probe.connect_ex(path) == 0:
                     probe.sendall(b"\n")  # refused: not a request
                     break
-            assert process.poll() is None, "the zygote died at start"
-            assert time.monotonic() < deadline, "the zygote does not listen"
+            assert process.poll() is None, "the forkserver died at start"
+            assert time.monotonic() < deadline, "the forkserver does not listen"
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.05)
         yield path
@@ -155,7 +155,7 @@ def kill_groups(*leaders: int) -> float:
 
     What they were about to remove is removed, as the agent of a node does it.
     """
-    owned = [Belongings(leader=leader) for leader in leaders]
+    owned = [OwnedProcesses(leader=leader) for leader in leaders]
     for each in owned:
         each.note()
     members = [psutil.Process(pid) for each in owned for pid in each.living()]

@@ -1,7 +1,7 @@
-"""A zygote whose peers only pretend to train: the protocol of the real one, in milliseconds.
+"""A forkserver whose peers only pretend to train: the protocol of the real one, in milliseconds.
 
-Run as ``python fake_zygote.py SOCKET``. What a peer does is told by ``workload.args.fake`` of its
-spec, see ``DEFAULTS``. Like a real peer it forks a child that holds the channel, listens on a
+Run as ``python fake_forkserver.py SOCKET``. What a peer does is told by ``workload.args.fake`` of
+its spec, see ``DEFAULTS``. Like a real peer it forks a child that holds the channel, listens on a
 hivemind socket and owns shared memory, none of which it removes when it is killed.
 """
 
@@ -199,7 +199,7 @@ def reap(peers: dict[int, socket.socket]) -> None:
         if pid == 0:
             return
         connection = peers.pop(pid)
-        if not os.environ.get("FAKE_ZYGOTE_IS_SILENT"):
+        if not os.environ.get("FAKE_FORKSERVER_IS_SILENT"):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)  # what the peer forked
             code = os.waitstatus_to_exitcode(status)
