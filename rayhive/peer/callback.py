@@ -14,7 +14,6 @@ from rayhive.compression.payload import ELEMENT_BYTES
 from rayhive.optim.watchdog import PeerProcessDied
 from rayhive.peer.channel import Channel
 from rayhive.peer.checkpoints import save_checkpoint
-from rayhive.peer.clock_skew import SkewedClock
 from rayhive.peer.fault_injection import FaultInjection
 from rayhive.peer.from_spec import payload_fields
 from rayhive.peer.preemption import Preemption, Samples
@@ -22,6 +21,7 @@ from rayhive.peer.process import leave
 from rayhive.peer.training_clock import TrainingClock
 from rayhive.peer.weights_sketch import WeightsSketch
 from rayhive.spec.replicate import PeerSpec
+from rayhive.strategy.clock_skew import SkewedClock
 from rayhive.workloads.base import Workload
 
 #: Longest wait at the start for the peers that the supervisor says are ready [s].

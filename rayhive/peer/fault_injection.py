@@ -16,9 +16,9 @@ import torch
 
 import rayhive.faults  # noqa: F401 - registers the kinds, which know their parameters
 from rayhive.averaging.accumulator import mean_scale
-from rayhive.peer.clock_skew import SkewedClock
 from rayhive.registry import FAULTS, Registry
 from rayhive.spec.fault_plan import PlannedFault
+from rayhive.strategy.clock_skew import SkewedClock
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
 #: Gets what was accumulated, the parameters of the fault, and the oldest gradients that are kept.

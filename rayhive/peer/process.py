@@ -15,7 +15,6 @@ import platform
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -105,17 +104,14 @@ def _die_with_parent() -> None:
 
 
 def _train(channel: Channel, spec: PeerSpec) -> None:
-    import hivemind
     import torch
-    from hivemind.p2p import P2P
 
     from rayhive.peer.callback import MeasuredTraining
-    from rayhive.peer.clock_skew import SkewedClock
     from rayhive.peer.from_spec import make_trainer, strategy_arguments, workload_and_data
+    from rayhive.strategy.clock_skew import SkewedClock
+    from rayhive.strategy.dht import start_on_host
     from rayhive.strategy.strategy import HivemindStrategy
 
-    # hivemind's sockets go where everything temporary of this peer goes, and with it
-    P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
     torch.set_num_threads(spec.swarm.threads_per_peer)
     workload, batch_size, loader = workload_and_data(spec)
     module = workload.module(spec.seed)
@@ -126,12 +122,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
         skew = SkewedClock()
         skew.install()
     start = channel.wait_for("start")
-    dht = hivemind.DHT(
-        initial_peers=start["initial_peers"] or None,
-        host_maddrs=[f"/ip4/{spec.host}/tcp/0"],
-        use_relay=False,
-        start=True,
-    )
+    dht = start_on_host(spec.host, start["initial_peers"])
     try:
         channel.emit(
             "dht_ready",

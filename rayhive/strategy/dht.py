@@ -6,11 +6,13 @@ import contextlib
 import logging
 import os
 import sys
+import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hivemind
+from hivemind.p2p import P2P
 from hivemind.utils.multiaddr import Multiaddr
 
 from rayhive.errors import PeerError, Problem
@@ -134,6 +136,23 @@ class SwarmDHT:
             future = self.dht.run_coroutine(_neighbours, return_future=True)
             self._neighbours = future.result(timeout=_NEIGHBOURS_TIMEOUT)
         self._finalizer()
+
+
+def start_on_host(host: str, initial_peers: Sequence[str]) -> hivemind.DHT:
+    """Start a DHT that listens on one address and keeps its sockets in the temporary directory.
+
+    Args:
+        host: IPv4 address to listen on.
+        initial_peers: Addresses to join at; empty to begin a swarm.
+    """
+    # Removing the temporary directory of a peer removes its sockets, too.
+    P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
+    return hivemind.DHT(
+        initial_peers=list(initial_peers) or None,
+        host_maddrs=[f"/ip4/{host}/tcp/0"],
+        use_relay=False,
+        start=True,
+    )
 
 
 async def _neighbours(dht: hivemind.DHT, node: Any) -> list[str]:
