@@ -33,7 +33,8 @@ class ReplicasAgree(Invariant):
     to its next complete averaging of parameters in one group; with delays that one shows a round
     later. Replicas that are astray are not compared; but one that lives to the end may not be
     astray for more than :data:`ASTRAY_ROUNDS` (10) rounds, unless a fault that set peers apart
-    was not healed ten seconds before the end.
+    was not healed ten seconds before the end. Rounds before the first of the other peers that
+    live to the end began to train do not count: there was no replica to differ from.
 
     The tolerance is 1e-5; to which is added what the gradient codec loses, unless every round
     averages parameters and nothing is delayed, and what the codec of the parameters loses.
@@ -67,7 +68,9 @@ class ReplicasAgree(Invariant):
     def _lasting(self, log: RunLog, name: str, astray: frozenset[int]) -> Iterator[str]:
         alone = len(log.living) < 2
         apart = any(fault.settled > log.end for fault in log.faults if fault.effect in APART)
-        rounds = [event["round"] for event in log.of(name, "weights")]
+        others = (log.moment(peer, "training_started") for peer in log.living if peer != name)
+        company = min((t for t in others if t is not None), default=math.inf)
+        rounds = [event["round"] for event in log.of(name, "weights") if event["t"] >= company]
         last = next((at for at, n in enumerate(reversed(rounds)) if n not in astray), len(rounds))
         if not (alone or apart) and rounds:
             self.checked += 1

@@ -36,6 +36,7 @@ _TEXTS = frozenset(
         "hardware",
         "started",
         "ended",
+        "rejected_peers",
         *(f"{name}_s" for name in TIMES),
     }
 )

@@ -96,6 +96,23 @@ def test_who_loaded_a_state_may_differ_until_it_is_averaged() -> None:
     )
 
 
+@pytest.mark.parametrize(("rounds_in_company", "ok"), [(1, True), (10, True), (11, False)])
+def test_a_lone_survivor_is_astray_only_once_a_replacement_trains(
+    rounds_in_company: int, ok: bool
+) -> None:
+    killed = ["peer-0", "peer-2"]
+    story = Story([planned(kind="kill", who=tuple(killed), heal_after_s=20.0)])
+    story.rounds(1.0, 2.0, peers=ALL)
+    story.fire(2.5, 0, killed)
+    for peer in killed:
+        story.lose(2.5, peer)
+    story.rounds(*(3.0 + n for n in range(20)), peers=["peer-1"], outcome="alone")
+    story.train(22.6, "peer-0.1", round=22)
+    story.rounds(*(23.0 + n for n in range(rounds_in_company)), peers=["peer-1"], outcome="alone")
+    story.finish(40.0, ("peer-1", "peer-0.1"))
+    assert result(story, "replicas_agree").ok is ok, result(story, "replicas_agree").violations
+
+
 # -- components --------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from rayhive.report.frames import (
 from rayhive.report.pareto import mark_front
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
-from tests.fixtures.logs import Log, make_spec, write_run
+from tests.fixtures.logs import START, Log, make_spec, write_run
 
 
 def study(run: Path) -> Path:
@@ -87,6 +88,20 @@ def test_column_types_do_not_depend_on_what_is_in_them(tmp_path: Path) -> None:
     both = pd.concat([configuration_frame([]), results.configurations])
     assert (both.dtypes == results.configurations.dtypes).all()
     assert "object" not in set(map(str, results.configurations.dtypes))
+
+
+def test_peers_whose_tensors_were_refused_are_named_in_the_parquet_files(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [Log(), Log(spec=make_spec(replicate=1))])
+    log = run / "trials" / "0" / "r0-none" / "events.jsonl"
+    refusal = {"round": 2, "offender": "peer-1", "reason": "norm"}
+    with log.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"kind": "rejected", "t": START + 3.0, "peer": "peer-0", **refusal}))
+    results = load_results(run)
+    write_parquet(results, run)
+    replicates = pd.read_parquet(run / "trials.parquet")["rejected_peers"]
+    assert list(replicates.fillna("")) == ["peer-1 1", ""]
+    (told,) = pd.read_parquet(run / "configurations.parquet")["rejected_peers"]
+    assert told == "peer-1 1"
 
 
 def test_the_columns_are_those_that_were_promised() -> None:
