@@ -38,8 +38,7 @@ from rayhive.membership.member import Member
 SENDER_TIMEOUT = 10.0
 #: Longest wait for replies that are still leaving when our own part of a round is done [s].
 DRAIN_PATIENCE = 2.0
-#: Longest waits at shutdown, for steps to end and for the DHT to have read our messages [s];
-#: hivemind terminates an averager that takes longer than 5 s.
+#: Longest waits at shutdown for steps and for the DHT [s]; hivemind terminates after 5 s.
 STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
 #: Shortest time between two announcements that the state can be had here [s].
 DECLARE_PAUSE_S = 1.0

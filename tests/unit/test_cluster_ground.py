@@ -136,7 +136,7 @@ def test_an_agent_that_does_not_answer_has_cleared_nothing(
 def test_a_testbed_that_lacks_a_node_is_no_place_for_a_replicate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(swarm.nodes, "missing", lambda: [2])
+    monkeypatch.setattr(swarm.raylets, "missing", lambda: [2])
     made = Swarm.__new__(Swarm)
     with pytest.raises(ClusterError, match="node 2 of the testbed is down"):
         asyncio.run(made.place(1.0))

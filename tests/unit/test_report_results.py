@@ -94,8 +94,9 @@ def test_peers_whose_tensors_were_refused_are_named_in_the_parquet_files(tmp_pat
     run = write_run(tmp_path / "run", [Log(), Log(spec=make_spec(replicate=1))])
     log = run / "trials" / "0" / "r0-none" / "events.jsonl"
     refusal = {"round": 2, "offender": "peer-1", "reason": "norm"}
+    event = {"kind": "rejected", "t": START + 3.0, "peer": "peer-0", **refusal}
     with log.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"kind": "rejected", "t": START + 3.0, "peer": "peer-0", **refusal}))
+        file.write(json.dumps(event) + "\n")
     results = load_results(run)
     write_parquet(results, run)
     replicates = pd.read_parquet(run / "trials.parquet")["rejected_peers"]
