@@ -22,34 +22,37 @@ def replay(
     scenario: Annotated[
         str | None,
         typer.Option(
-            help="Its scenario; by default the one of the trial that has faults.",
+            help="Its scenario; by default the only one of the trial that has faults.",
             show_default=False,
         ),
     ] = None,
     address: Address = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to; by default runs/replay-TIME.", show_default=False),
+        typer.Option(
+            help="Folder of the new replicate; by default runs/replay-TIME.", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """Run a recorded replicate again: the same spec and the same fault plan, as they were written.
+    """Run a recorded replicate again, with the recorded spec and fault plan.
 
     Example: `rayhive replay runs/kill-one 0`
 
     Exit code 1 if the replicate failed, a fault did not take effect, or an invariant is violated.
     """
-    from rayhive.cli.scenario_run import StoryProgress, new_folder, tell
-    from rayhive.sweep.replay import recorded_spec, run_again
-    from rayhive.sweep.signals import Interrupted, Interruption
+    from rayhive import api
+    from rayhive.cli.scenario_run import print_story
+    from rayhive.sweep.signals import Interrupted
 
-    target = out if out is not None else new_folder("replay")
-    spec = recorded_spec(folder, trial, replicate, scenario, out=target)
     try:
-        with Interruption() as interruption:
-            run_again(spec, StoryProgress(), interruption, address)
+        found = api.replay(
+            folder, trial, replicate=replicate, scenario=scenario, address=address, out=out
+        )
     except Interrupted as stop:
-        complain(f"{stop.reason}; what was written is in {target}")
+        complain(f"{stop.reason}; the unfinished replicate is in {stop.folder}")
         raise typer.Exit(stop.exit_code) from None
-    wrong = tell(target, always=True)
-    print(f"all columns: {shlex.join(['rayhive', 'results', str(target)])}")
-    raise typer.Exit(1 if wrong else 0)
+    stories = found.stories(always=True)
+    for story in stories:
+        print_story(story)
+    print(f"all columns: {shlex.join(['rayhive', 'results', str(found.folder)])}")
+    raise typer.Exit(1 if any(story.wrong for story in stories) else 0)

@@ -13,7 +13,6 @@ from rayhive.errors import ConfigError, unknown
 
 if TYPE_CHECKING:
     from rayhive.faults.scenario import Scenario
-    from rayhive.spec.fault_plan import FaultPlan
 
 app = typer.Typer(no_args_is_help=True, help="Fault scenarios: which there are, what they plan.")
 
@@ -80,6 +79,8 @@ def show(
     from rayhive.cli.scenario_text import plan_lines
     from rayhive.cluster.node.capabilities import here, missing
     from rayhive.faults.library import load_scenario, with_members
+    from rayhive.sweep.resolve import plan_replicate
+    from rayhive.sweep.scenario_study import scenario_config
 
     _check_format(format)
     asked = load_scenario(name)
@@ -87,10 +88,14 @@ def show(
     shown = []
     for each in members:
         scenario = load_scenario(each)
-        plan, seconds = _plan(scenario, each, seed, peers, config, set_ or [])
+        study = scenario_config(each, config, set_ or (), peers, seed)
+        warnings: list[str] = []
+        plan = plan_replicate(study, each, 0, warnings)
+        for warning in warnings:
+            complain(warning)
         if format == "table":
             print(f"{scenario.name}: {scenario.about}")
-            for line in plan_lines(plan, seconds):
+            for line in plan_lines(plan, study.budget.seconds_per_replicate):
                 print(line)
         shown.append({"hash": plan.hash, "plan": plan.model_dump(mode="json")})
     if format == "json":
@@ -99,36 +104,6 @@ def show(
     if refused:
         complain(f"this machine can't run {asked.name}:")
         raise ConfigError(refused)
-
-
-def _plan(
-    scenario: Scenario,
-    name: str,
-    seed: int,
-    peers: int | None,
-    config: Path | None,
-    sets: list[str],
-) -> tuple[FaultPlan, float]:
-    from rayhive.faults.library import plan_of
-    from rayhive.sweep.replicate_runner import replicate_seed
-    from rayhive.sweep.scenario_study import scenario_config
-    from rayhive.sweep.scenarios import allows
-
-    study = scenario_config(scenario, name, config, sets, peers)
-    warnings: list[str] = []
-    plan = plan_of(
-        name,
-        seed=replicate_seed(seed, 0),
-        peers=study.swarm.peers,
-        swarm=study.swarm,
-        budget=study.budget,
-        args=study.scenario_args.get(scenario.name),
-        allows=allows,
-        warnings=warnings,
-    )
-    for warning in warnings:
-        complain(warning)
-    return plan, study.budget.seconds_per_replicate
 
 
 def _row(scenario: Scenario) -> dict[str, Any]:

@@ -1,7 +1,9 @@
-"""The sweep: a study is read, its space searched with Optuna, every replicate kept.
+"""Sweeps: a study is resolved, its space is searched with Optuna, and every replicate is kept.
 
-:mod:`~rayhive.sweep.study` reads a study, :mod:`~rayhive.sweep.space` says which configurations
-there are, :mod:`~rayhive.sweep.trial_book` keeps the trials in Optuna's storage,
-:mod:`~rayhive.sweep.replicate_runner` runs one repetition, :mod:`~rayhive.sweep.driver` asks and
-tells. Nothing here imports Ray: the cluster is handed in.
+:mod:`~rayhive.sweep.resolve` turns a study into a :class:`~rayhive.sweep.resolved.ResolvedStudy`,
+:mod:`~rayhive.sweep.space` defines its configurations, :mod:`~rayhive.sweep.trial_book` keeps the
+trials in Optuna's storage, :mod:`~rayhive.sweep.replicate_runner` runs one replicate, and
+:mod:`~rayhive.sweep.driver` asks and tells. Ray stays behind :mod:`~rayhive.sweep.target`.
+
+The package itself can be called: ``rayhive.sweep(study)`` is :func:`rayhive.api.sweep`.
 """

@@ -1,9 +1,9 @@
-"""The driver: asks for trials, runs their replicates to the end, tells what they measured.
+"""Driver of a study: asks for trials, runs their replicates and tells their values.
 
-It may die at any instant. What it needs to go on is in the storage and in the run folder: a trial
-says what it tries before its first replicate starts, and a replicate is finished when its log
-says so. A driver that starts over walks through the trials from the first one on and does
-whatever is missing; what is there it keeps.
+The driver may be killed at any instant. Its state is in the storage and in the run folder: a trial
+is stored with its configuration before its first replicate starts, and a replicate is finished when
+its log says so. A new driver goes through the trials from the first one, keeps what is finished and
+runs the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayhive.errors import ClusterError, DamagedError
-from rayhive.faults.library import label
 from rayhive.metrics.rows import last_attempt, replicate_row
 from rayhive.metrics.timeline import LOST
 from rayhive.metrics.twins import rows_with_twins
@@ -27,18 +26,10 @@ from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
 from rayhive.sweep.order import batch_end, run_order
 from rayhive.sweep.provenance import code_revision
-from rayhive.sweep.replicate_runner import (
-    POLL_S,
-    ReplicateRunner,
-    Swarms,
-    Watcher,
-    finished_event,
-    replicate_seed,
-)
+from rayhive.sweep.replicate_runner import POLL_S, ReplicateRunner, Swarms, Watcher, finished_event
+from rayhive.sweep.resolved import ResolvedScenario, ResolvedStudy, replicate_seed
 from rayhive.sweep.run_folder import RunFolder
-from rayhive.sweep.scenarios import replicate_plan
 from rayhive.sweep.signals import Interruption
-from rayhive.sweep.study import Study
 from rayhive.sweep.trial_book import TrialBook, TrialRecord
 
 Row = Mapping[str, Any]
@@ -48,29 +39,29 @@ LOSSES = 3
 
 
 class Progress(Watcher, Protocol):
-    """Whoever wants to see a sweep run."""
+    """Display of the progress of a sweep."""
 
     def began(self, trials: int, replicates: int) -> None:
-        """So many trials, of so many replicates each, are to be done."""
+        """Take note of the number of trials, and of replicates in each."""
 
     def replicate_finished(self, spec: ReplicateSpec, row: Row, kept: bool) -> None:
-        """It is finished on disk; ``kept`` says that an earlier driver ran it."""
+        """Take note of a finished replicate; ``kept`` if an earlier driver ran it."""
 
     def trial_finished(
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
     ) -> None:
-        """A trial has its values, or failed for a reason."""
+        """Take note of a trial that has its values, or has failed for a reason."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a sweep came to.
+    """Outcome of a sweep.
 
     Attributes:
-        trials: Distinct configurations that were told.
-        failed: How many of them failed.
-        duplicates: Suggestions that were no new configuration.
-        exhausted: Whether the space ended before the budget did.
+        trials: Distinct configurations that were tried.
+        failed: Trials without a replicate that completed.
+        duplicates: Suggestions that repeated an earlier configuration.
+        exhausted: Whether the space was exhausted before the budget.
     """
 
     trials: int
@@ -84,20 +75,21 @@ class Driver:
 
     Args:
         study: The study.
-        folder: Its run folder, held by this process.
+        folder: Its run folder, locked by this process.
         book: Its trials.
         swarms: The cluster.
-        progress: Whoever wants to see.
-        interruption: Ends it.
-        measure: Makes a row of a finished replicate's folder.
-        code: Notices when the user's code or data change.
-        poll_s: Seconds between two looks at a running replicate.
-        again: Whether replicates that were lost in every attempt get as many once more.
+        progress: Display of the progress.
+        interruption: Ends the sweep.
+        measure: Computes the row of a finished replicate from its folder.
+        poll_s: Interval at which a running replicate is polled [s].
+        code: Detects changes of the workload's code and data.
+        again: Whether replicates that were lost in every attempt get the same number of further
+            attempts.
     """
 
     def __init__(
         self,
-        study: Study,
+        study: ResolvedStudy,
         folder: RunFolder,
         book: TrialBook,
         swarms: Swarms,
@@ -108,6 +100,7 @@ class Driver:
         code: CodeFingerprints | None = None,
         again: bool = False,
     ) -> None:
+        self._study = study
         self._config = study.config
         self._folder = folder
         self._book = book
@@ -123,16 +116,16 @@ class Driver:
         self._runner = ReplicateRunner(swarms, progress, interruption, poll_s, study.config.retries)
 
     def run(self) -> Done:
-        """Bring every trial of the budget to its end.
+        """Run every trial of the budget to its end.
 
         Raises:
-            Interrupted: It was told to end; run again, it goes on.
-            RayhiveError: The first replicates failed alike.
-            ClusterError: The infrastructure loses one replicate after the other.
+            Interrupted: The sweep was interrupted; a later run resumes it.
+            RayhiveError: The first replicates failed with the same error.
+            ClusterError: Several replicates in a row were lost to the infrastructure.
         """
         config = self._config
-        self._progress.began(config.budget.trials, len(config.scenarios) * config.replicates)
-        self._mend()
+        self._progress.began(config.budget.trials, self._study.replicates_per_trial)
+        self._reset_early_failures()
         start, exhausted = 0, False
         while not exhausted and start < max(config.budget.trials, len(self._book.records)):
             batch, exhausted = self._batch(start)
@@ -148,7 +141,7 @@ class Driver:
         return Done(len(records), failed, self._book.duplicates, exhausted)
 
     def _batch(self, start: int) -> tuple[Sequence[TrialRecord], bool]:
-        """Return the trials that are run together from position ``start`` on.
+        """Return the batch of trials that begins at position ``start``.
 
         Returns:
             The trials, and whether the space has no further configuration.
@@ -163,10 +156,10 @@ class Driver:
         exhausted = len(self._book.records) < wanted
         return batch, exhausted
 
-    def _mend(self) -> None:
-        """Let failed replicates of open trials run again, if nothing has been measured yet.
+    def _reset_early_failures(self) -> None:
+        """Archive failed replicates of open trials if no replicate has measured anything yet.
 
-        The sweep may have ended at early failures, whose cause is mended by now.
+        An earlier sweep may have ended at early failures whose cause has since been removed.
         """
         if self._folder.has_measured:
             return
@@ -178,21 +171,21 @@ class Driver:
                         archive(folder)
 
     def _run_batch(self, start: int, batch: Sequence[TrialRecord]) -> None:
-        """Finish what is missing of some trials; each is told when its last replicate is there.
+        """Run the missing replicates of some trials; tell each trial when its last one is done.
 
-        A trial that was told gets only replicates that were added.
+        A trial that was told before runs only the replicates that the study has gained since.
         """
         rows: dict[int, list[Row]] = {record.number: [] for record in batch}
-        each = len(self._config.scenarios) * self._config.replicates
         whole: list[TrialRecord] = []
-        for record, scenario, number in run_order(self._config, start, batch):
+        scenarios = self._study.scenarios
+        for record, scenario, number in run_order(self._config, scenarios, start, batch):
             self._interruption.check()
             done = rows[record.number]
             done.append(self._replicate(record, scenario, number))
-            folder = self._folder.replicate(record.number, number, label(scenario))
+            folder = self._folder.replicate(record.number, number, scenario.name)
             if done[-1]["state"] != LOST:
                 self._early.take(record.number, done[-1], folder)
-            if len(done) == each:
+            if len(done) == self._study.replicates_per_trial:
                 whole.append(record)
             while whole and not self._early.undecided:
                 first = whole.pop(0)
@@ -217,18 +210,18 @@ class Driver:
         self._progress.trial_finished(record, told, reason)
 
     def _with_twins(self, record: TrialRecord, rows: list[Row]) -> Sequence[Row]:
-        """Return the rows of a trial with what compares the faulted ones with their twins."""
-        scenarios = self._config.scenarios
+        """Return the rows of a trial, the faulted ones compared with their twins."""
+        scenarios = self._study.scenarios
         if len(scenarios) == 1:
             return rows
         folders = [
-            self._folder.replicate(record.number, number, label(scenario))
+            self._folder.replicate(record.number, number, scenario.name)
             for scenario in scenarios
             for number in range(self._config.replicates)
         ]
         return rows_with_twins(last_attempt(folder) for folder in folders)
 
-    def _replicate(self, record: TrialRecord, scenario: str, number: int) -> Row:
+    def _replicate(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> Row:
         spec = self.spec(record, scenario, number)
         if self._code is not None:
             self._code.check()
@@ -247,38 +240,38 @@ class Driver:
         return row
 
     def _count_losses(self, row: Row) -> None:
-        """End a sweep that would lose all of its replicates, one after the other.
+        """End a sweep whose replicates are lost one after the other.
 
         Raises:
-            ClusterError: As many in a row were lost as :data:`LOSSES` says.
+            ClusterError: :data:`LOSSES` replicates in a row were lost.
         """
         self._lost_in_a_row = self._lost_in_a_row + 1 if row["state"] == LOST else 0
         if self._lost_in_a_row >= LOSSES:
             raise ClusterError(
                 f"{LOSSES} replicates in a row were lost to the infrastructure, the last one: "
-                f"{row.get('stop_reason')}; once that is mended, `rayhive retry "
-                f"{self._folder.path}` runs them again and goes on"
+                f"{row.get('stop_reason')}; once the cause is removed, `rayhive retry "
+                f"{self._folder.path}` runs them again and resumes the sweep"
             )
 
-    def spec(self, record: TrialRecord, scenario: str, replicate: int) -> ReplicateSpec:
-        """Return what a replicate of a trial is; its attempt is chosen when it is run."""
+    def spec(
+        self, record: TrialRecord, scenario: ResolvedScenario, replicate: int
+    ) -> ReplicateSpec:
+        """Return the spec of a replicate of a trial; the runner chooses its attempt."""
         config = self._config
-        seed = replicate_seed(config.seed, replicate)
-        name = label(scenario)
         return ReplicateSpec(
             study=config.name,
             trial=record.number,
             replicate=replicate,
-            scenario=name,
-            plan=replicate_plan(config, scenario, seed),
-            seed=seed,
+            scenario=scenario.name,
+            plan=scenario.plans[replicate],
+            seed=replicate_seed(config.seed, replicate),
             workload=config.workload,
             swarm=config.swarm,
             configuration=record.configuration,
             budget=config.budget,
             evaluation=config.evaluation,
             timeouts=config.timeouts,
-            folder=str(self._folder.replicate(record.number, replicate, name)),
+            folder=str(self._folder.replicate(record.number, replicate, scenario.name)),
             code=None if self._code is None else self._code.digest,
             git_revision=code_revision(),
             directory=os.getcwd(),

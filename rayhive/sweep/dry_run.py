@@ -1,4 +1,4 @@
-"""What a study would run, foretold from shapes and budgets; nothing is started."""
+"""Dry run: the size, duration and payload of a study, predicted without starting anything."""
 
 from __future__ import annotations
 
@@ -8,31 +8,28 @@ from dataclasses import dataclass
 from itertools import islice
 
 from rayhive.compression.payload import allreduce_bytes, payload
-from rayhive.faults.library import label
-from rayhive.faults.queries import needs_of
+from rayhive.errors import Problem
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.spec import Configuration, Range, Space, SweepConfig
-from rayhive.spec.fault_plan import FaultPlan
-from rayhive.sweep.replicate_runner import replicate_seed
-from rayhive.sweep.scenarios import replicate_plan
+from rayhive.spec import Configuration, Range, Space
+from rayhive.sweep.resolved import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.space import SearchSpace
-from rayhive.sweep.study import Study
 
-#: Configurations that a plan lists; the rest it only counts.
+#: Configurations that a plan lists; further ones are only counted.
 LISTED = 32
 
 
 @dataclass(frozen=True)
 class PlannedConfiguration:
-    """One configuration and the gradient payload that it would send.
+    """A configuration with its predicted gradient payload.
 
     Attributes:
         configuration: The configuration.
-        enqueued: Whether it is run first, by the study's wish; else it is a corner of the space.
-        bytes_per_round: Payload that a peer sends in a round, the mean over the peers [B].
-        ratio: Dense payload / this payload.
+        enqueued: Whether the study enqueues it; otherwise it is a corner of the space.
+        bytes_per_round: Payload that one peer sends in a round, the mean over the peers [B].
+        ratio: Dense payload divided by this payload.
         compressed: Tensors that PowerSGD factorises.
-        exact: Whether measured bytes will equal these; a codec's size may depend on the data.
+        exact: Whether the measured bytes will equal the prediction; the size of some codecs depends
+            on the data.
     """
 
     configuration: Configuration
@@ -44,71 +41,53 @@ class PlannedConfiguration:
 
 
 @dataclass(frozen=True)
-class PlannedScenario:
-    """What breaks under one scenario.
-
-    Attributes:
-        name: The scenario.
-        plans: The fault plan of each replicate; None where nothing breaks.
-    """
-
-    name: str
-    plans: tuple[FaultPlan | None, ...]
-
-    def describe(self) -> str:
-        """Say how many faults of which kinds there are, and name the plans by their hashes."""
-        kinds = Counter(fault.kind for plan in self.plans if plan for fault in plan.faults)
-        faults = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        hashes = ", ".join(plan.hash[:8] for plan in self.plans if plan)
-        return f"{faults} in all replicates (plans {hashes})" if faults else "no faults"
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What a study comes to.
+    """Dry run of a study.
 
     Attributes:
         study: The study.
-        space_size: Distinct configurations in the space, None where a range makes them many.
-        trials: Trials that will run at most.
-        replicates: Replicates that will run at most.
-        rounds: Rounds of one replicate, None where only seconds end it.
-        longest_s: Longest training time of all replicates together [s], starting not counted.
-        dense_bytes: Gradients of one peer, uncompressed [B].
-        scenarios: What breaks, beside ``none``.
-        configurations: The enqueued ones and the corners of the space.
+        space_size: Distinct configurations in the space; None if a range makes it unbounded.
+        trials: Most trials that will run.
+        replicates: Most replicates that will run.
+        rounds: Rounds of one replicate; None if only seconds limit it.
+        longest_s: Longest training time of all replicates together [s], without their starts.
+        dense_bytes: Uncompressed gradients of one peer [B].
+        configurations: The enqueued configurations and the corners of the space.
         left_out: Corners that are not listed.
+        unmet: Demands that the storage or the target does not meet.
     """
 
-    study: Study
+    study: ResolvedStudy
     space_size: int | None
     trials: int
     replicates: int
     rounds: int | None
     longest_s: float
     dense_bytes: int
-    scenarios: tuple[PlannedScenario, ...]
     configurations: tuple[PlannedConfiguration, ...]
     left_out: int
+    unmet: tuple[Problem, ...] = ()
 
     @property
-    def needs(self) -> dict[str, frozenset[str]]:
-        """What the kinds of the faults that are planned need of the machine."""
-        plans = [plan for scenario in self.scenarios for plan in scenario.plans if plan is not None]
-        return needs_of((fault.kind, fault.args) for plan in plans for fault in plan.faults)
+    def scenarios(self) -> tuple[ResolvedScenario, ...]:
+        """The faulted scenarios."""
+        return tuple(item for item in self.study.scenarios if item.name != NO_FAULTS)
 
 
-def make_plan(study: Study) -> Plan:
-    """Foretell a study."""
-    config = study.config
-    space = SearchSpace(config.space, study.shapes)
-    everything = space.every()
-    enqueued = {space.key(item) for item in config.enqueue}
-    size = None if everything is None else len({space.key(item) for item in everything} | enqueued)
+def make_plan(study: ResolvedStudy) -> Plan:
+    """Return the dry run of a study."""
+    config, shapes = study.config, study.workload.shapes
+    everything = study.space.every()
+    enqueued = {study.space.key(item) for item in config.enqueue}
+    size = (
+        None
+        if everything is None
+        else len({study.space.key(item) for item in everything} | enqueued)
+    )
     trials = config.budget.trials if size is None else min(config.budget.trials, size)
-    replicates = trials * len(config.scenarios) * config.replicates
+    replicates = trials * study.replicates_per_trial
     samples = config.budget.samples_per_replicate
-    rows = list(_rows(study, space))
+    rows = list(_rows(study))
     return Plan(
         study=study,
         space_size=size,
@@ -116,23 +95,22 @@ def make_plan(study: Study) -> Plan:
         replicates=replicates,
         rounds=None if samples is None else -(-samples // config.swarm.target_batch_size),
         longest_s=replicates * config.budget.seconds_per_replicate,
-        dense_bytes=payload(study.shapes).dense_bytes,
-        scenarios=tuple(_scenarios(config)),
+        dense_bytes=payload(shapes).dense_bytes,
         configurations=tuple(rows[:LISTED]),
         left_out=max(0, len(rows) - LISTED),
     )
 
 
-def _scenarios(config: SweepConfig) -> Iterator[PlannedScenario]:
-    seeds = [replicate_seed(config.seed, number) for number in range(config.replicates)]
-    for name in config.scenarios:
-        if name != NO_FAULTS:
-            plans = tuple(replicate_plan(config, name, seed) for seed in seeds)
-            yield PlannedScenario(label(name), plans)
+def describe(scenario: ResolvedScenario) -> str:
+    """Return the number of planned faults of each kind and the hashes of the plans."""
+    kinds = Counter(fault.kind for plan in scenario.plans if plan for fault in plan.faults)
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    hashes = ", ".join(plan.hash[:8] for plan in scenario.plans if plan)
+    return f"{faults} in all replicates (plans {hashes})" if faults else "no faults"
 
 
-def _rows(study: Study, space: SearchSpace) -> Iterator[PlannedConfiguration]:
-    """Yield enqueued configurations, then corners that are none of them, each once."""
+def _rows(study: ResolvedStudy) -> Iterator[PlannedConfiguration]:
+    """Yield the enqueued configurations, then the other corners, each distinct one once."""
     config = study.config
     seen: set[str] = set()
     corners = _corners(config.space)
@@ -140,12 +118,12 @@ def _rows(study: Study, space: SearchSpace) -> Iterator[PlannedConfiguration]:
         *((one, True) for one in config.enqueue),
         *((c, False) for c in corners),
     ):
-        key = space.key(item)
+        key = study.space.key(item)
         if key in seen:
             continue
         seen.add(key)
         predicted = payload(
-            study.shapes,
+            study.workload.shapes,
             codec=item.codec,
             threshold=item.threshold,
             powersgd_rank=item.powersgd_rank,
@@ -158,7 +136,7 @@ def _rows(study: Study, space: SearchSpace) -> Iterator[PlannedConfiguration]:
 
 
 def _corners(space: Space) -> Iterator[Configuration]:
-    """Yield the points at the ends of every axis; delay changes no bytes, so one will do."""
+    """Yield the points at the ends of every axis; one value of delay, which changes no bytes."""
     ends: dict[str, tuple[object, ...]] = {}
     for name in Space.model_fields:
         axis = getattr(space, name)

@@ -1,7 +1,7 @@
-"""Failures that every replicate would have: a sweep ends at the first few of them.
+"""Detection of failures that every replicate of a study would share.
 
-A mistake in the user's code, a data set that is not there or a node that lacks a package fails each
-replicate in the same way. To try every configuration would take long and tell nothing more.
+A bug in the user's code, a missing data set or a node without a package fails each replicate with
+the same error. Trying every configuration would take long and show nothing more.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from rayhive.errors import RayhiveError
 
-#: So many replicates, of at least two trials, have to fail alike.
+#: Replicates, of at least two trials, that have to fail with the same error.
 ALIKE = 3
 
 
 class EarlyFailures:
-    """Watches the first replicates of a sweep."""
+    """Ends a sweep whose first replicates fail with the same error."""
 
     def __init__(self) -> None:
         self._reason: str | None = None
@@ -27,11 +27,11 @@ class EarlyFailures:
 
     @property
     def undecided(self) -> bool:
-        """Whether every replicate so far failed alike, and they are too few to end the sweep."""
+        """Whether every replicate so far failed alike, but too few of them to end the sweep."""
         return bool(self._failed) and not self._over
 
     def take(self, trial: int, row: Mapping[str, Any], folder: Path) -> None:
-        """Take account of a replicate.
+        """Take account of a finished replicate.
 
         Args:
             trial: Number of its trial.
@@ -39,7 +39,7 @@ class EarlyFailures:
             folder: Its folder.
 
         Raises:
-            RayhiveError: The first replicates failed alike, and so would the others.
+            RayhiveError: The first replicates failed with the same error.
         """
         if self._over:
             return
@@ -54,13 +54,13 @@ class EarlyFailures:
             self._over = True
             raise RayhiveError(
                 f"the first {len(self._failed)} replicates (of trials "
-                f"{', '.join(map(str, trials))}) failed alike, as the others would: "
-                f"{row.get('stop_reason')}\nThe traceback is in {folder / 'logs'}. Run the same "
-                "command again when it is mended."
+                f"{', '.join(map(str, trials))}) failed alike, and the rest would too: "
+                f"{row.get('stop_reason')}\nThe traceback is in {folder / 'logs'}. Remove the "
+                "cause and run the same command again."
             )
 
 
 def _general(reason: str) -> str:
-    """Return the first line of a reason without what differs from one replicate to the next."""
+    """Return the first line of a reason without the parts that differ between replicates."""
     first = reason.strip().partition("\n")[0].partition("; its log ends with")[0]
     return re.sub(r"0x[0-9a-f]+|\d+", "#", re.sub(r"peer-[\d.]+", "peer", first))

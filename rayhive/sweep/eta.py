@@ -1,13 +1,13 @@
-"""When a sweep will be done, from how long its replicates took."""
+"""Estimate of the remaining duration of a sweep."""
 
 from __future__ import annotations
 
 
 class Eta:
-    """Estimates what is left from the mean duration of finished replicates.
+    """Estimates the remaining duration from the mean duration of the finished replicates.
 
     Args:
-        replicates: How many there are in all.
+        replicates: Number of replicates in the sweep.
     """
 
     def __init__(self, replicates: int) -> None:
@@ -18,19 +18,19 @@ class Eta:
 
     @property
     def done(self) -> int:
-        """Replicates finished so far."""
+        """Finished replicates."""
         return self._done
 
     @property
     def total(self) -> int:
-        """Replicates in all."""
+        """All replicates."""
         return self._total
 
     def add(self, seconds: float | None) -> None:
         """Count a finished replicate.
 
         Args:
-            seconds: How long it took; None if that is not known.
+            seconds: Its duration [s]; None if unknown.
         """
         self._done += 1
         if seconds is not None:
@@ -38,10 +38,10 @@ class Eta:
             self._seconds += seconds
 
     def remaining_s(self, running_s: float = 0.0) -> float | None:
-        """Return the seconds that are left; None before the first replicate is timed.
+        """Return the remaining duration [s]; None before the first replicate is timed.
 
         Args:
-            running_s: How long the one that runs now has been running.
+            running_s: Time for which the current replicate has been running [s].
         """
         left = max(0, self._total - self._done)
         if not left:
@@ -53,7 +53,7 @@ class Eta:
 
 
 def clock(seconds: float | None) -> str:
-    """Return a duration as people say it: ``1 h 04 min``, ``3 min 20 s``, ``7 s``."""
+    """Return a duration as text: ``1 h 04 min``, ``3 min 20 s``, ``7 s``."""
     if seconds is None:
         return "unknown"
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""A recorded replicate, to be run again."""
+"""Replay of a recorded replicate with the same spec and the same fault plan."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from rayhive.faults.queries import needs_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.replicate_runner import ReplicateRunner, Watcher
+from rayhive.sweep.resolved import Demands, most_joining
 from rayhive.sweep.run_folder import RunFolder
-from rayhive.sweep.scenarios import host_of
 from rayhive.sweep.signals import Interruption
+from rayhive.sweep.target import Target
 
 SPEC = "spec.json"
 
@@ -25,20 +26,20 @@ def recorded_spec(
     scenario: str | None = None,
     out: str | Path | None = None,
 ) -> ReplicateSpec:
-    """Return what a replicate of a run was, its fault plan as it was recorded included.
+    """Return the spec of a replicate of a run, with its recorded fault plan.
 
-    The plan is not made anew: what the library or a trace says today does not matter.
+    The plan is not made again, so changes to the library or to a trace do not matter.
 
     Args:
         folder: The run folder.
         trial: Number of the trial.
         replicate: Number of the replicate.
         scenario: Its scenario; by default the only one of the trial that has faults, or the only
-            one that there is.
+            one at all.
         out: Folder of the new replicate; by default that of the recorded one.
 
     Raises:
-        ConfigError: There is no such replicate, or its specification can't be read.
+        ConfigError: The replicate does not exist, or its spec cannot be read.
     """
     run = RunFolder(folder)
     trials = run.path / "trials"
@@ -54,14 +55,9 @@ def recorded_spec(
     name = scenario if scenario is not None else _choice(found)
     if name is None or name not in found:
         listed = ", ".join(found) or "none"
-        raise ConfigError(
-            Problem(
-                "--scenario",
-                scenario,
-                f"one of those that replicate {replicate} of trial {trial} ran under: {listed}",
-                None if scenario is None else nearest(scenario, found),
-            )
-        )
+        allowed = f"a scenario of replicate {replicate} of trial {trial}: {listed}"
+        close = None if scenario is None else nearest(scenario, found)
+        raise ConfigError(Problem("--scenario", scenario, allowed, close))
     path = run.replicate(trial, replicate, name)
     try:
         spec = ReplicateSpec.model_validate_json((path / SPEC).read_text(encoding="utf-8"))
@@ -78,30 +74,27 @@ def _choice(names: list[str]) -> str | None:
 
 
 def run_again(
-    spec: ReplicateSpec, watcher: Watcher, interruption: Interruption, address: str | None = None
+    spec: ReplicateSpec, watcher: Watcher, interruption: Interruption, target: Target
 ) -> None:
-    """Run one replicate, on a testbed if its faults or its nodes need one.
+    """Run one replicate.
 
     Args:
-        spec: The replicate; its folder has to be new.
-        watcher: Whoever wants to see.
-        interruption: Ends it.
-        address: Address of a Ray cluster; None starts one on this machine.
+        spec: The replicate; its folder must not hold one yet.
+        watcher: Display of the progress.
+        interruption: Ends the replicate.
+        target: Where it runs.
 
     Raises:
-        ConfigError: Something runs in its folder already, or the swarm does not fit.
-        Interrupted: It was told to end; nothing of it runs any more.
+        ConfigError: The folder holds a replicate, or the cluster does not meet its demands.
+        Interrupted: The replicate was interrupted, and nothing of it runs any more.
     """
-    from rayhive.cluster.cluster import Cluster
-
     if any(Path(spec.folder).glob("events*.jsonl")):
         raise ConfigError(Problem("--out", spec.folder, "a folder without a replicate"))
     faults = () if spec.plan is None else spec.plan.faults
-    needs = needs_of((fault.kind, fault.args) for fault in faults)
-    host = host_of(needs, spec.swarm, address, lambda: spec.slots - spec.swarm.peers)
-    with host as found, Cluster.connect(found) as cluster:
-        interruption.install()
-        problems = [*cluster.check_room(spec.swarm), *cluster.check_kinds(needs, spec.swarm)]
-        if problems:
-            raise ConfigError(problems)
+    demands = Demands(
+        swarm=spec.swarm,
+        needs=needs_of((fault.kind, fault.args) for fault in faults),
+        joining=most_joining([spec.plan]),
+    )
+    with target.cluster(demands, connected=interruption.install) as cluster:
         ReplicateRunner(cluster, watcher, interruption).run(spec)

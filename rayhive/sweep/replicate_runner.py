@@ -1,12 +1,11 @@
-"""One replicate: kept if it is finished on disk, adopted if it still runs, else run.
+"""Execution of one replicate: keep it if it is finished on disk, adopt it if it runs, else run it.
 
-A replicate that the infrastructure lost is run again as a further attempt, and only if every
-attempt is lost it stays so: it says nothing about its configuration.
+A replicate that was lost to the infrastructure runs again as a further attempt. If every attempt is
+lost the replicate stays lost, which says nothing about its configuration.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping
@@ -22,38 +21,38 @@ from rayhive.sweep.aside import archive, current_attempt, set_aside
 from rayhive.sweep.files import write_atomically
 from rayhive.sweep.signals import Interrupted, Interruption
 
-#: Seconds between two looks at a running replicate.
+#: Interval at which a running replicate is polled [s].
 POLL_S = 0.5
-#: Seconds that a supervisor gets to end its peers and write its last event.
+#: Time for a supervisor to end its peers and write its last event [s].
 STOP_S = 30.0
-#: Further attempts at a replicate that was lost, unless the study says otherwise.
+#: Default number of further attempts at a replicate that was lost.
 RETRIES = 2
 
 
 class Handle(Protocol):
-    """A running replicate, as the cluster offers it."""
+    """A running replicate on a cluster."""
 
     def wait(self, timeout: float) -> Mapping[str, Any] | None:
-        """Return ``state`` and ``stop_reason`` once it is over, None if it still runs."""
+        """Return ``state`` and ``stop_reason`` once it has ended, None while it runs."""
 
     def status(self) -> Mapping[str, Any]:
         """Return the phase and the state of each peer."""
 
     def stop(self, reason: str) -> None:
-        """Ask it to end; it answers through :meth:`wait`."""
+        """Request its end, which :meth:`wait` reports."""
 
     def release(self) -> None:
-        """Let go of what it still holds."""
+        """Release its resources on the cluster."""
 
 
 class Swarms(Protocol):
-    """What the driver needs of a cluster."""
+    """Interface of a cluster for the driver."""
 
     def find(self, run_id: str, folder: str | Path | None = None) -> Handle | None:
-        """Return the live replicate of that name that writes to that folder, if there is one.
+        """Return the live replicate of that name that writes to that folder, if any.
 
         Raises:
-            NoAnswerError: One lives but does not answer.
+            NoAnswerError: It is alive but does not answer.
         """
 
     def start(self, spec: ReplicateSpec) -> Handle:
@@ -61,26 +60,20 @@ class Swarms(Protocol):
 
 
 class Watcher(Protocol):
-    """Whoever wants to see a replicate run."""
+    """Display of the progress of single replicates."""
 
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
-        """It was started, or a live one was adopted."""
+        """Take note of a replicate that was started or adopted."""
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
-        """It still runs; called about every :data:`POLL_S` seconds."""
+        """Take note of a replicate that runs; called about every :data:`POLL_S` seconds."""
 
     def note(self, text: str) -> None:
-        """Something that is worth a line."""
-
-
-def replicate_seed(seed: int, replicate: int) -> int:
-    """Return the seed of a replicate number: the same for every configuration of a study."""
-    digest = hashlib.blake2b(f"{seed}/{replicate}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "big") >> 1
+        """Show a line."""
 
 
 def finished_event(folder: Path) -> Event | None:
-    """Return how the replicate in ``folder`` ended; None if it did not or was stopped.
+    """Return the last event of the replicate in ``folder``; None if it is unfinished or stopped.
 
     Raises:
         DamagedError: Its event log is damaged.
@@ -92,19 +85,19 @@ def finished_event(folder: Path) -> Event | None:
     for event in read_events(log):
         if event["kind"] == "replicate_finished":
             if not isinstance(event.get("state"), str):
-                raise DamagedError(log, "it does not say how the replicate ended")
+                raise DamagedError(log, "replicate_finished has no state")
             last = event
     return None if last is None or last["state"] == "stopped" else last
 
 
 class ReplicateRunner:
-    """Brings replicates to their end.
+    """Runs replicates to their end.
 
     Args:
         swarms: The cluster.
-        watcher: Whoever wants to see.
+        watcher: Display of the progress.
         interruption: Ends the running replicate.
-        poll_s: Seconds between two looks at it.
+        poll_s: Interval at which it is polled [s].
         retries: Further attempts at a replicate that was lost.
     """
 
@@ -127,14 +120,15 @@ class ReplicateRunner:
 
         Args:
             spec: The replicate; its ``attempt`` is chosen here.
-            again: Whether one that was lost in every attempt gets as many once more.
+            again: Whether a replicate that was lost in every attempt gets the same number of
+                further attempts.
 
         Returns:
-            Whether it was run now; False if a finished one was kept.
+            True if the replicate ran now, False if a finished one was kept.
 
         Raises:
-            Interrupted: The sweep was told to end; the replicate has been stopped.
-            ConfigError: The one that is there ran under another fault plan.
+            Interrupted: The sweep was interrupted; the replicate has been stopped.
+            ConfigError: The recorded replicate has another fault plan.
         """
         folder = Path(spec.folder)
         ran = False
@@ -154,24 +148,24 @@ class ReplicateRunner:
                 )
             self._interruption.check()
             ran = True
-            # the supervisor of an attempt that has ended may still be there: it is not adopted
+            # The supervisor of an attempt that has ended may still live; it is not adopted.
             reason, handle = self._follow(spec, handle), None
             end = self._finished(spec, folder) or record_end(folder, LOST, reason)
 
     def _finished(self, spec: ReplicateSpec, folder: Path) -> Event | None:
-        """Return how a replicate ended, None if it did not; a damaged one is set aside."""
+        """Return the last event of a finished replicate; set a damaged log aside."""
         try:
             found = finished_event(folder)
             outcome = None if found is not None else _outcome(folder)
         except DamagedError as error:
             self.set_aside(spec, error)
             return None
-        if outcome is not None:  # its supervisor died while it cleared up
+        if outcome is not None:  # the supervisor died while it cleaned up
             return record_end(folder, outcome["state"], outcome["stop_reason"])
         return found
 
     def set_aside(self, spec: ReplicateSpec, error: DamagedError) -> None:
-        """Put a damaged file of a replicate where nobody reads it, and say so."""
+        """Rename a damaged file of a replicate so that it is not read, and report it."""
         new = set_aside(error.path)
         again = "; it is run again" if error.path.name == "events.jsonl" else ""
         self._watcher.note(
@@ -180,9 +174,10 @@ class ReplicateRunner:
         )
 
     def of_other_code(self, spec: ReplicateSpec) -> bool:
-        """Return whether a finished replicate ran with other code; it makes room, if so.
+        """Return whether a finished replicate ran with other code, and archive it if so.
 
-        It keeps a row of its own, and what the sampler is told of a trial is of one code.
+        It keeps a row of its own, and the values that Optuna receives for a trial come from one
+        version of the code.
         """
         recorded = Path(spec.folder) / "spec.json"
         try:
@@ -201,27 +196,30 @@ class ReplicateRunner:
     def _adopt(self, spec: ReplicateSpec, folder: Path) -> tuple[ReplicateSpec, Handle | None]:
         """Return the spec with its attempt, and the live replicate if there is one.
 
-        Looking for a live one comes before looking at the disk: one that ends in between has
-        written its last event by then.
+        The cluster is asked before the disk is read: a replicate that ends in between has written
+        its last event by then.
         """
         current = spec.model_copy(update={"attempt": current_attempt(folder)})
         handle = self._find(current.run_id, folder) if folder.exists() else None
         return current, handle
 
     def _find(self, run_id: str, folder: Path) -> Handle | None:
-        """Wait for a live supervisor that does not answer: another one would run beside it."""
-        told = False
+        """Find a live replicate, waiting for its supervisor as long as it does not answer.
+
+        A second supervisor would otherwise run beside it.
+        """
+        noted = False
         while True:
             try:
                 return self._swarms.find(run_id, folder)
             except NoAnswerError as error:
-                if not told:
+                if not noted:
                     self._watcher.note(f"{error}; waiting for it")
-                told = True
+                noted = True
             time.sleep(self._poll_s)
 
     def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> str:
-        """Run a replicate, or wait for one that runs, and return why it ended."""
+        """Run a replicate, or wait for one that runs, and return the reason of its end."""
         adopted = handle is not None
         with self._interruption.held():
             if handle is None:
@@ -245,7 +243,7 @@ class ReplicateRunner:
                 if outcome is None:
                     self._watcher.replicate_status(spec, handle)
         except BaseException as error:
-            # Whatever happened here, peers must not outlive it; that may fail for the same cause.
+            # Peers must not outlive the driver's error. Stopping them may fail for the same cause.
             with suppress(Exception):
                 handle.stop(str(error) or type(error).__name__)
                 handle.wait(STOP_S)
@@ -256,7 +254,7 @@ class ReplicateRunner:
 
 
 def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
-    """Refuse to put replicates of different plans into one row: a scenario is a name for a file."""
+    """Refuse a replicate whose recorded plan differs: one row must not mix two plans."""
     recorded = folder / "spec.json"
     if not recorded.exists():
         return
@@ -265,21 +263,21 @@ def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
     except ValueError:
         started = next(iter(read_events(folder / "events.jsonl")), {}).get("spec")
         if started is None:
-            return  # nothing says under which
+            return  # the recorded plan is unknown
         before = ReplicateSpec.model_validate(started).plan
         write_atomically(recorded, json.dumps(started, indent=1) + "\n")
     if before != spec.plan:
         allowed = (
-            f"what it was when {folder} was recorded: its faults are others now; put the file "
-            "back, or begin a new run folder"
+            f"the same as when {folder} was recorded, but it now plans other faults: restore its "
+            "file, or begin a new run folder"
         )
         raise ConfigError([Problem("scenarios", spec.scenario, allowed)])
 
 
 def prepare(spec: ReplicateSpec) -> ReplicateSpec:
-    """Make the folder of a replicate ready for a run and return the spec of the new attempt.
+    """Prepare the folder of a replicate for a run and return the spec of the new attempt.
 
-    What an earlier attempt left is kept beside it, under a name with its number.
+    Files of an earlier attempt stay beside it, under a name with the number of the attempt.
     """
     folder = Path(spec.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -290,13 +288,13 @@ def prepare(spec: ReplicateSpec) -> ReplicateSpec:
 
 
 def lost_attempts(folder: Path) -> int:
-    """Return how many attempts at a replicate were lost to the infrastructure."""
+    """Return the number of attempts at a replicate that were lost to the infrastructure."""
     logs = [path for path in folder.glob("events*.jsonl") if "damaged" not in path.name]
     return sum(_lost(log) for log in logs)
 
 
 def _lost(log: Path) -> bool:
-    """Return whether the attempt of a log was lost; one that can't be read says nothing."""
+    """Return whether the attempt of a log was lost; False if the log cannot be read."""
     state = None
     with suppress(DamagedError, OSError):
         for event in read_events(log):
@@ -306,20 +304,20 @@ def _lost(log: Path) -> bool:
 
 
 def _outcome(folder: Path) -> Event | None:
-    """Return the outcome of a replicate whose log has no end, if it came to one."""
+    """Return the ``outcome`` event of a log that lacks ``replicate_finished``, if it has one."""
     log, found = folder / "events.jsonl", None
     for event in read_events(log) if log.exists() else ():
         if event["kind"] == "replicate_finished":
             return None
         if event["kind"] == "outcome":
             if not isinstance(event.get("state"), str):
-                raise DamagedError(log, "it does not say how the replicate ended")
+                raise DamagedError(log, "outcome has no state")
             found = event
     return found
 
 
 def record_end(folder: Path, state: str, reason: str) -> Event:
-    """End a log whose writer is gone; return its last event."""
+    """Append ``replicate_finished`` to a log whose writer is gone, and return it."""
     end = make_event("replicate_finished", state=state, stop_reason=reason)
     events = EventLog(folder / "events.jsonl")
     events.append(end)

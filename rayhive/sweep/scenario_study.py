@@ -1,4 +1,4 @@
-"""The study that a scenario makes when it is run or shown alone."""
+"""The study that runs a single scenario: one configuration, one replicate."""
 
 from __future__ import annotations
 
@@ -6,48 +6,50 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rayhive.compression  # noqa: F401 - fills the registry that the checks look names up in
+import rayhive.compression  # noqa: F401 - fills a registry that the checks use
 from rayhive.errors import Problem
-from rayhive.faults.library import label
-from rayhive.faults.scenario import Scenario
+from rayhive.faults.library import label, load_scenario
 from rayhive.spec import SweepConfig, apply_overrides, read_mapping, validate_sweep
 
 
 def scenario_config(
-    scenario: Scenario,
-    name_or_path: str,
-    file: Path | None = None,
+    name: str,
+    file: str | Path | None = None,
     overrides: Sequence[str] = (),
     peers: int | None = None,
+    seed: int | None = None,
 ) -> SweepConfig:
-    """Return a study of one scenario: its own defaults, under what the user says.
+    """Return the study of one scenario: the scenario's defaults, then the user's settings.
 
     Args:
-        scenario: The scenario.
-        name_or_path: How the user named it.
-        file: A study whose settings replace the scenario's; its other scenarios, further
-            configurations and repetitions are left aside.
+        name: Name of the scenario, or the path of its file.
+        file: A study whose settings replace the scenario's. Its other scenarios, further
+            configurations and replicates are left out.
         overrides: ``a.b=c`` strings that replace single fields.
-        peers: Peers that start together, instead of what either says.
+        peers: Peers that start together; replaces both settings.
+        seed: Seed of the study; replaces both settings.
 
     Raises:
         ConfigError: With every mistake in the file and the overrides.
     """
     problems: list[Problem] = []
-    data = scenario.study
+    data = load_scenario(name).study
     if file is not None:
-        given = read_mapping(file, problems)
+        given = read_mapping(Path(file), problems)
         given["enqueue"] = list(given.get("enqueue") or [])[:1]
         given["budget"] = {**_mapping(given.get("budget")), "trials": 1}
         data = _merged(data, {**given, "replicates": 1})
-    data["scenarios"] = [name_or_path]
+    data["scenarios"] = [name]
     arguments = _mapping(data.get("scenario_args"))
     data["scenario_args"] = {
-        name: value for name, value in arguments.items() if name == label(name_or_path)
+        each: value for each, value in arguments.items() if each == label(name)
     }
     apply_overrides(data, overrides, problems)
     if peers is not None:
         data = _merged(data, {"swarm": {"peers": peers}})
+    if seed is not None:
+        data["seed"] = seed
+    data.setdefault("objectives", {"samples_per_s": "maximize"})
     return validate_sweep(data, None if file is None else str(file), problems)
 
 
@@ -56,7 +58,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``below`` with what ``above`` says; budgets and swarms are merged key by key."""
+    """Return ``below`` replaced by ``above``; budget, swarm and evaluation merge key by key."""
     merged = {**below, **above}
     for key in ("budget", "swarm", "evaluation"):
         if isinstance(below.get(key), Mapping) and isinstance(above.get(key), Mapping):

@@ -1,24 +1,30 @@
-"""Ctrl-C and SIGTERM: the first ends a sweep tidily, the second at once."""
+"""Interruption of a sweep: the first Ctrl-C or SIGTERM ends it in order, the second at once."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupted(BaseException):
-    """The sweep was told to end before its work was done.
+    """A sweep was ended before its last trial.
 
-    As KeyboardInterrupt it is no Exception: whoever mends what went wrong must let it pass.
+    Derives from :class:`BaseException`, as KeyboardInterrupt does, so that ``except Exception``
+    does not swallow an interruption.
 
     Args:
-        reason: Who said so, in words.
-        signal_number: The signal, if it was one; it decides the exit code (128 + signal), as
-            shells expect.
+        reason: Cause of the interruption, in words.
+        signal_number: The signal, if one was received. It determines the exit code
+            (128 + signal), as in shells.
+
+    Attributes:
+        folder: The run folder that holds the finished replicates, once it is known.
     """
 
     def __init__(self, reason: str, signal_number: int | None = None) -> None:
@@ -26,15 +32,18 @@ class Interrupted(BaseException):
         self.reason = reason
         self.signal_number = signal_number
         self.exit_code = 1 if signal_number is None else 128 + signal_number
+        self.folder: Path | None = None
 
 
 class Interruption:
-    """Turns the two signals into :class:`Interrupted`.
+    """Raises :class:`Interrupted` on SIGINT and SIGTERM.
 
-    Outside :meth:`held` a signal raises where the main thread is. Inside, the first is only noted
-    in :attr:`requested`, so that what was just started is not lost; the second still raises.
+    Outside :meth:`held` a signal raises in the main thread at once. Inside, the first signal is
+    only recorded in :attr:`requested`, so that a replicate that is being started is not lost; the
+    second one raises.
 
-    As a context manager it installs its handlers and puts the old ones back.
+    As a context manager it installs its handlers and restores the previous ones. Off the main
+    thread, where Python allows no signal handlers, it installs none.
     """
 
     def __init__(self) -> None:
@@ -51,14 +60,16 @@ class Interruption:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def install(self) -> None:
-        """Install the handlers; again, if something (such as Ray) replaced them."""
+        """Install the handlers, or install them again after a library such as Ray replaced them."""
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number in SIGNALS:
             found = signal.signal(number, self._handle)
             self._before.setdefault(number, found or signal.SIG_DFL)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Note the first signal instead of raising."""
+        """Record the first signal instead of raising."""
         self._held += 1
         try:
             yield
@@ -66,10 +77,10 @@ class Interruption:
             self._held -= 1
 
     def check(self) -> None:
-        """Raise what was noted.
+        """Raise the recorded interruption, if any.
 
         Raises:
-            Interrupted: A signal came.
+            Interrupted: A signal was received.
         """
         if self.requested is not None:
             raise self.requested

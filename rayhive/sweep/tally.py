@@ -1,12 +1,11 @@
-"""What a sweep says while it runs: a line when a replicate starts and one when it ends."""
+"""Counts of a running sweep, and the lines that describe its replicates and trials."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from rayhive.columns import BY_NAME
 from rayhive.metrics.timeline import LOST
@@ -14,19 +13,20 @@ from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.eta import Eta, clock
 from rayhive.sweep.objectives import missed_charge
-from rayhive.sweep.replicate_runner import Handle
-from rayhive.sweep.trial_book import TrialRecord
 
-#: Columns that a finished replicate's line shows besides the objectives.
+if TYPE_CHECKING:
+    from rayhive.sweep.trial_book import TrialRecord
+
+#: Columns that the line of a finished replicate shows besides the objectives.
 KEY_FIGURES = ("final_loss", "samples_per_s", "round_p50_s", "payload_bytes_per_round")
 
 
 class Tally:
-    """What every kind of progress counts.
+    """Counts of finished replicates and trials, and the best value of each objective.
 
     Args:
         config: The study.
-        now: A clock that only goes forward [s].
+        now: Monotonic clock [s].
     """
 
     def __init__(self, config: SweepConfig, now: Callable[[], float] = time.monotonic) -> None:
@@ -39,16 +39,16 @@ class Tally:
         self._started: float | None = None
 
     def began(self, trials: int, replicates: int) -> None:
-        """Start counting."""
+        """Set the number of trials, and of replicates in each."""
         self.trials = trials
         self.eta = Eta(trials * replicates)
 
     def started(self, adopted: bool) -> None:
-        """A replicate runs; how long an adopted one has been running is not known."""
+        """Start timing a replicate; the start of an adopted one is unknown."""
         self._started = None if adopted else self._now()
 
     def finished(self, row: Mapping[str, Any]) -> float | None:
-        """Count a finished replicate and return how long it took [s]."""
+        """Count a finished replicate and return its duration [s], if it is known."""
         seconds = _seconds(row) if self._started is None else self._now() - self._started
         self._started = None
         self.eta.add(seconds)
@@ -57,7 +57,7 @@ class Tally:
     def told(
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None = None
     ) -> None:
-        """Count a finished trial and keep the best of each objective; a failed one is never it."""
+        """Count a finished trial, and keep the best values of those that did not fail."""
         self.trials_done += 1
         if values is None or reason is not None:
             return
@@ -69,72 +69,19 @@ class Tally:
 
     @property
     def remaining(self) -> str:
-        """How long it will still take, in words."""
+        """Estimate of the remaining duration, as text."""
         running = 0.0 if self._started is None else self._now() - self._started
         return clock(self.eta.remaining_s(running))
 
     @property
     def position(self) -> str:
-        """Which replicate this is, of how many."""
+        """Number of the current replicate, and of all."""
         width = len(str(self.eta.total))
         return f"[{min(self.eta.done + 1, self.eta.total):{width}}/{self.eta.total}]"
 
 
-class PlainProgress:
-    """Prints lines, for logs and pipes.
-
-    Args:
-        config: The study.
-        out: Where to.
-        now: A clock that only goes forward [s].
-    """
-
-    def __init__(
-        self,
-        config: SweepConfig,
-        out: IO[str] | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._tally = Tally(config, now)
-        self._out = out or sys.stderr
-
-    def began(self, trials: int, replicates: int) -> None:
-        """Print what is to be done."""
-        self._tally.began(trials, replicates)
-        name = self._tally.config.name
-        self.note(f"{name}: {trials} trials of {replicates} replicates each")
-
-    def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
-        """Print which replicate starts, and when all will be done."""
-        self._tally.started(adopted)
-        verb = "goes on" if adopted else "starts"
-        left = self._tally.remaining
-        self.note(f"{self._tally.position} {replicate_label(spec)} {verb} (left: {left})")
-
-    def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
-        """Print nothing: lines are for what starts and ends."""
-
-    def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
-        """Print how it ended and what it measured."""
-        position = self._tally.position
-        seconds = self._tally.finished(row)
-        line = finished_line(self._tally.config, spec, row, seconds, kept)
-        self.note(f"{position} {line}")
-
-    def trial_finished(
-        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
-    ) -> None:
-        """Print the trial's values."""
-        self._tally.told(record, values, reason)
-        self.note(trial_line(self._tally, record, values, reason))
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        print(text, file=self._out, flush=True)
-
-
 def replicate_label(spec: ReplicateSpec) -> str:
-    """Name a replicate: ``trial 3 float16 r1``, with scenario and attempt where there are any."""
+    """Return the name of a replicate: ``trial 3 float16 r1``, then its scenario and attempt."""
     scenario = "" if spec.scenario == "none" else f" {spec.scenario}"
     attempt = "" if not spec.attempt else f" attempt {spec.attempt + 1}"
     return f"trial {spec.trial} {spec.configuration.label} r{spec.replicate}{scenario}{attempt}"
@@ -147,7 +94,15 @@ def finished_line(
     seconds: float | None,
     kept: bool,
 ) -> str:
-    """Describe a finished replicate in one line."""
+    """Return the line of a finished replicate.
+
+    Args:
+        config: The study.
+        spec: The replicate.
+        row: Its row.
+        seconds: Its duration [s], if known.
+        kept: Whether an earlier driver ran it.
+    """
     state = str(row.get("state"))
     took = "" if seconds is None else f" in {clock(seconds)}"
     reason = (
@@ -163,7 +118,14 @@ def finished_line(
 def trial_line(
     tally: Tally, record: TrialRecord, values: Sequence[float] | None, reason: str | None
 ) -> str:
-    """Describe a finished trial in one line."""
+    """Return the line of a finished trial.
+
+    Args:
+        tally: The counts, this trial included.
+        record: The trial.
+        values: Values of its objectives, if it has any.
+        reason: Reason of its failure, if it failed.
+    """
     head = f"trial {record.number} done, {tally.trials_done} of {tally.trials}"
     failed = f"{head}: failed{f' ({reason})' if reason else ''}"
     if values is None:
@@ -171,25 +133,25 @@ def trial_line(
     pairs = list(zip(tally.config.objectives, values, strict=True))
     if reason is not None:
         return f"{failed}, counts as {', '.join(f'{n} {figure(n, value)}' for n, value in pairs)}"
-    told = ", ".join(f"{name} {objective(tally.config, name, value)}" for name, value in pairs)
-    return f"{head}: {told}"
+    shown = ", ".join(f"{name} {objective(tally.config, name, value)}" for name, value in pairs)
+    return f"{head}: {shown}"
 
 
 def objective(config: SweepConfig, name: str, value: float) -> str:
-    """Print the value of an objective; what stands for a target missed each time says so."""
+    """Return the value of an objective as text; the charge for a missed target is marked."""
     missed = value == missed_charge(name, config.budget)
     return f"missed (counts as {figure(name, value)})" if missed else figure(name, value)
 
 
 def figure(name: str, value: float) -> str:
-    """Print a number with the unit of its column."""
+    """Return a number with the unit of its column."""
     unit = BY_NAME[name].unit
     digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{digits} {unit}" if unit else digits
 
 
 def _seconds(row: Mapping[str, Any]) -> float | None:
-    """Return how long a replicate took by its own account [s]."""
+    """Return the duration of a replicate from the times in its row [s]."""
     started, ended = row.get("started"), row.get("ended")
     if not isinstance(started, str) or not isinstance(ended, str):
         return None

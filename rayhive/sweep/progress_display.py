@@ -1,9 +1,9 @@
-"""What a sweep shows on a terminal: a bar, the peers of the running replicate, the best so far."""
+"""Display of a running sweep on a terminal: a bar, the peers of the replicate, the best values."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -14,19 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from rayhive.errors import RayhiveError
-from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.progress_plain import (
-    Tally,
-    finished_line,
-    objective,
-    replicate_label,
-    trial_line,
-)
 from rayhive.sweep.replicate_runner import Handle
-from rayhive.sweep.trial_book import TrialRecord
+from rayhive.sweep.tally import Tally, objective, replicate_label
 
-#: What is shown of a peer: the key in its status, the header, the format.
+#: Figures of a peer: the key in its status, the header, the format.
 PEER_FIGURES = (
     ("state", "state", "{}"),
     ("round", "round", "{}"),
@@ -36,17 +28,17 @@ PEER_FIGURES = (
 )
 
 
-class LiveProgress:
-    """Keeps a display up to date and prints a line above it for everything that ends.
+class Display:
+    """Display at the bottom of a terminal, with lines above it.
 
     Args:
-        config: The study.
-        console: The terminal; by default that of the standard error output.
+        tally: Counts of the sweep.
+        console: The terminal.
     """
 
-    def __init__(self, config: SweepConfig, console: Console | None = None) -> None:
-        self._tally = Tally(config)
-        self._console = console or Console(stderr=True)
+    def __init__(self, tally: Tally, console: Console) -> None:
+        self._tally = tally
+        self._console = console
         self._running: ReplicateSpec | None = None
         self._since = 0.0
         self._status: Mapping[str, Any] = {}
@@ -54,41 +46,24 @@ class LiveProgress:
             get_renderable=self.render, console=self._console, refresh_per_second=2, transient=True
         )
 
-    def __enter__(self) -> LiveProgress:
+    def start(self) -> None:
+        """Show the display from now on."""
         self._live.start()
-        return self
 
-    def __exit__(self, *raised: object) -> None:
+    def stop(self) -> None:
+        """Remove the display."""
         self._live.stop()
 
-    def began(self, trials: int, replicates: int) -> None:
-        """Start the bar."""
-        self._tally.began(trials, replicates)
-
-    def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
-        """Show its peers from now on."""
-        self._tally.started(adopted)
+    def show(self, spec: ReplicateSpec | None) -> None:
+        """Show the peers of a replicate, or none if no replicate runs."""
         self._running, self._status, self._since = spec, {}, time.monotonic()
 
-    def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
-        """Ask for the state of the peers; a display that lags is no reason to stop."""
+    def update(self, handle: Handle) -> None:
+        """Read the state of the peers; if that fails, the last one stays."""
         with suppress(RayhiveError):
             self._status = handle.status()
 
-    def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
-        """Print how it ended."""
-        self._running = None
-        seconds = self._tally.finished(row)
-        self.note(finished_line(self._tally.config, spec, row, seconds, kept))
-
-    def trial_finished(
-        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
-    ) -> None:
-        """Print the trial's values."""
-        self._tally.told(record, values, reason)
-        self.note(trial_line(self._tally, record, values, reason))
-
-    def note(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line above the display."""
         self._console.print(Text(text))
 
@@ -133,7 +108,7 @@ class LiveProgress:
         return table
 
     def _rate(self, peer: Mapping[str, Any]) -> float | None:
-        """Return what a peer says of its speed, or else its mean since training began [1/s]."""
+        """Return the rate that a peer reports, or else its mean since training began [1/s]."""
         if peer.get("samples_per_s") is not None:
             return float(peer["samples_per_s"])
         seconds, samples = self._status.get("seconds"), peer.get("samples")

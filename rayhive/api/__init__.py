@@ -1,0 +1,15 @@
+"""Python interface: run studies and scenarios, and load their results as data frames.
+
+The functions take the options of the command line, which calls them. Errors are exceptions:
+:class:`rayhive.errors.ConfigError` for bad input, :class:`rayhive.errors.RayhiveError` for other
+failures, and :class:`rayhive.sweep.signals.Interrupted` for Ctrl-C and SIGTERM. ``rayhive.sweep``,
+``rayhive.run_scenario`` and ``rayhive.load`` are shortcuts to three of them.
+"""
+
+from __future__ import annotations
+
+from rayhive.api.run import Run, load
+from rayhive.api.scenarios import replay, run_scenario
+from rayhive.api.studies import plan, retry, sweep
+
+__all__ = ["Run", "load", "plan", "replay", "retry", "run_scenario", "sweep"]

@@ -1,0 +1,119 @@
+"""A run folder as data frames and text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayhive.report.results import Results, load_results
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from rayhive.api.story import Story
+    from rayhive.sweep.driver import Done
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """Results of a run.
+
+    Attributes:
+        folder: The run folder, or the folder of one replicate.
+        results: Rows of the replicates, from which the tables are computed.
+        done: Outcome of the sweep that this process ran; None for a loaded run.
+    """
+
+    folder: Path
+    results: Results
+    done: Done | None = None
+
+    @property
+    def configurations(self) -> DataFrame:
+        """One row per configuration and scenario, as in ``configurations.parquet``."""
+        return self.results.configurations
+
+    @property
+    def replicates(self) -> DataFrame:
+        """One row per replicate, as in ``trials.parquet``."""
+        return self.results.replicates
+
+    @cached_property
+    def events(self) -> DataFrame:
+        """One row per event of every attempt, with a column for each field of the events.
+
+        ``t`` is the time in Unix seconds. Fields that an event lacks are empty.
+        """
+        from rayhive.report.event_frame import event_frame
+
+        return event_frame(self.folder)
+
+    def table(self, format: str = "table", by: Sequence[str] = (), sort: str | None = None) -> str:
+        """Return the results table, as ``rayhive results`` prints it.
+
+        Args:
+            format: ``table``, ``md``, ``csv``, ``json`` or ``latex``.
+            by: Configuration columns; replicates that agree in them make one row.
+            sort: Column to sort by, with ``-`` in front for descending.
+
+        Raises:
+            ConfigError: A format or column is unknown.
+        """
+        from rayhive.report.render import results_text
+
+        return results_text(self.folder, format, by, sort)
+
+    def stories(self, always: bool = False) -> list[Story]:
+        """Return the stories of the replicates: faults, their effects, recoveries, invariants.
+
+        Args:
+            always: Whether replicates without planned faults and without problems are included.
+        """
+        from rayhive.api.story import replicate_story
+
+        found = (replicate_story(place, row, always) for place, row in self._places())
+        return [story for story in found if story is not None]
+
+    def _places(self) -> list[tuple[Path, Mapping[str, Any]]]:
+        """Return the folder and the row of each replicate."""
+        trials = self.folder / "trials"
+        if not trials.is_dir():
+            return [(self.folder, row) for row in self.results.rows]
+        return [
+            (trials / str(row["trial"]) / f"r{row['replicate']}-{row['scenario']}", row)
+            for row in self.results.rows
+        ]
+
+    def __repr__(self) -> str:
+        rows = self.results
+        return f"Run({str(self.folder)!r}: {len(rows.folded)} rows of {len(rows.rows)} replicates)"
+
+
+def load(folder: str | Path) -> Run:
+    """Load the results of a run from its events.
+
+    Args:
+        folder: The run folder, or the folder of one replicate.
+
+    Raises:
+        ConfigError: ``folder`` is neither.
+        DamagedError: Its study cannot be read. Damaged replicates are left out and named in
+            ``results.damaged``.
+    """
+    return Run(Path(folder), load_results(folder))
+
+
+def write_tables(folder: Path) -> None:
+    """Write the Parquet files of a run folder.
+
+    Raises:
+        RayhiveError: The disk is full or cannot be written.
+    """
+    from rayhive.report.frames import write_parquet
+    from rayhive.sweep.files import writable
+
+    with writable(folder):
+        write_parquet(load_results(folder), folder)

@@ -1,0 +1,185 @@
+"""Functions that plan and run studies."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rayhive.api.run import Run, load, write_tables
+from rayhive.errors import ConfigError, Problem
+from rayhive.sweep.signals import Interrupted, Interruption
+
+if TYPE_CHECKING:
+    from rayhive.sweep.driver import Progress
+    from rayhive.sweep.dry_run import Plan
+    from rayhive.sweep.resolve import StudyLike
+    from rayhive.sweep.resolved import ResolvedStudy
+
+#: Values of single fields: ``{"budget.trials": 4}``, or ``["budget.trials=4"]`` with YAML values.
+Sets: TypeAlias = Mapping[str, Any] | Sequence[str]
+
+
+def sweep(
+    study: StudyLike,
+    *,
+    set: Sets = (),
+    address: str | None = None,
+    out: str | Path | None = None,
+    code: str = "refuse",
+    progress: bool | Progress = True,
+) -> Run:
+    """Run a study, or resume it where it was interrupted, and return its results.
+
+    Args:
+        study: The path of a YAML file, a mapping with its content, or a
+            :class:`rayhive.spec.SweepConfig`.
+        set: Values that replace single fields of the study.
+        address: ``HOST:PORT`` of a running Ray cluster, or ``auto``; by default ``RAY_ADDRESS``, or
+            else a Ray on this machine that ends with the call.
+        out: The run folder; by default ``runs/NAME``, in a submitted job ``~/runs/NAME``.
+        code: Treatment of a run folder that was begun with other code or data: ``refuse``,
+            ``keep-apart`` or ``accept``.
+        progress: Whether progress is shown, or an object that shows it.
+
+    Returns:
+        The results. The Parquet files of the run folder are written.
+
+    Raises:
+        ConfigError: Bad input, with every mistake; nothing has been started or written.
+        RayhiveError: The sweep cannot go on; finished replicates are kept.
+        Interrupted: Ctrl-C or SIGTERM; the same call resumes the sweep.
+    """
+    from rayhive.sweep.resolve import resolve
+    from rayhive.sweep.sweep import default_folder
+
+    resolved = resolve(study, assignments(set))
+    folder = Path(out) if out is not None else default_folder(resolved)
+    return execute(resolved, folder, address, _shown(resolved, progress), code)
+
+
+def retry(
+    folder: str | Path,
+    *,
+    set: Sets = (),
+    address: str | None = None,
+    progress: bool | Progress = True,
+) -> Run:
+    """Run again the replicates that were lost in every attempt, then resume the study.
+
+    Args:
+        folder: The run folder.
+        set: Values that replace single fields of the study, such as ``timeouts.starting``.
+        address: As for :func:`sweep`.
+        progress: As for :func:`sweep`.
+
+    Raises:
+        ConfigError: ``folder`` is no run folder, or as for :func:`sweep`.
+        RayhiveError: As for :func:`sweep`.
+        Interrupted: As for :func:`sweep`.
+    """
+    from rayhive.sweep.resolve import resolve
+    from rayhive.sweep.run_folder import SWEEP
+
+    folder = Path(folder)
+    if not (folder / SWEEP).is_file():
+        raise ConfigError(Problem("DIR", str(folder), f"a run folder, which has a {SWEEP}"))
+    resolved = resolve(folder / SWEEP, assignments(set))
+    return execute(resolved, folder, address, _shown(resolved, progress), again=True)
+
+
+def plan(study: StudyLike, *, set: Sets = (), address: str | None = None) -> Plan:
+    """Predict the trials, bytes and duration of a study; nothing is started or written.
+
+    Args:
+        study: As for :func:`sweep`.
+        set: As for :func:`sweep`.
+        address: The cluster that the study is for. It is not contacted, and this machine is not
+            checked.
+
+    Returns:
+        The prediction; its ``unmet`` lists the reasons for which :func:`sweep` would refuse.
+
+    Raises:
+        ConfigError: The study has mistakes.
+    """
+    from rayhive.sweep.dry_run import make_plan
+    from rayhive.sweep.resolve import resolve
+    from rayhive.sweep.sweep import check_target
+    from rayhive.sweep.target import Target
+
+    resolved = resolve(study, assignments(set))
+    found = make_plan(resolved)
+    return replace(found, unmet=tuple(check_target(resolved, Target(address))))
+
+
+def execute(
+    study: ResolvedStudy,
+    folder: Path,
+    address: str | None,
+    shown: AbstractContextManager[Progress],
+    code: str = "refuse",
+    again: bool = False,
+) -> Run:
+    """Run a resolved study and write its tables, also if it is interrupted.
+
+    Args:
+        study: The study.
+        folder: Its run folder.
+        address: Address of a Ray cluster, if one is named.
+        shown: Display of the progress.
+        code: Treatment of a run folder that was begun with other code or data.
+        again: Whether lost replicates get further attempts.
+
+    Raises:
+        ConfigError: As :func:`rayhive.sweep.sweep.run_sweep`, like the following.
+        RayhiveError: The sweep cannot go on.
+        Interrupted: Its ``folder`` is the run folder.
+    """
+    from rayhive.sweep.sweep import run_sweep
+    from rayhive.sweep.target import Target
+
+    try:
+        with Interruption() as interruption, shown as progress:
+            done = run_sweep(
+                study, folder, progress, interruption, Target(address), code=code, again=again
+            )
+    except Interrupted as stop:
+        stop.folder = folder
+        if (folder / "trials").is_dir():
+            write_tables(folder)
+        raise
+    write_tables(folder)
+    return replace(load(folder), done=done)
+
+
+def assignments(given: Sets) -> list[str]:
+    """Return values of single fields as ``a.b=c`` strings.
+
+    Raises:
+        ConfigError: A value is none that a YAML file can hold.
+    """
+    if isinstance(given, str):
+        raise ConfigError(Problem("set", given, "a mapping, or a list of KEY=VALUE strings"))
+    if not isinstance(given, Mapping):
+        return list(given)
+    texts, problems = [], []
+    for key, value in given.items():
+        try:
+            texts.append(f"{key}={json.dumps(value)}")
+        except (TypeError, ValueError):
+            problems.append(Problem(f"set {key}", value, "a value that a YAML file can hold"))
+    if problems:
+        raise ConfigError(problems)
+    return texts
+
+
+def _shown(study: ResolvedStudy, progress: bool | Progress) -> AbstractContextManager[Progress]:
+    from rayhive.sweep.progress import default_progress
+
+    if isinstance(progress, bool):
+        return default_progress(study.config, progress)
+    return nullcontext(progress)

@@ -1,0 +1,268 @@
+"""Resolution of a study: from a file, a mapping or a model to a :class:`ResolvedStudy`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import yaml
+
+import rayhive.compression
+import rayhive.faults  # noqa: F401 - both fill registries that the checks use
+from rayhive.cluster.node import capabilities
+from rayhive.errors import ConfigError, Problem, described
+from rayhive.faults.library import label, load_scenario, plan_of
+from rayhive.faults.queries import needs_of
+from rayhive.metrics.rows import NO_FAULTS
+from rayhive.registry import CODECS, SCENARIOS
+from rayhive.spec import (
+    DEFAULT_MIN_COMPRESSION_RATIO,
+    DEFAULT_THRESHOLD,
+    Configuration,
+    SweepConfig,
+    apply_overrides,
+    is_path,
+    read_mapping,
+    validate_sweep,
+)
+from rayhive.spec.fault_plan import FaultPlan
+from rayhive.sweep.resolved import (
+    Demands,
+    ResolvedScenario,
+    ResolvedStudy,
+    WorkloadFacts,
+    most_joining,
+    replicate_seed,
+)
+
+#: A study as a user gives it: the path of a YAML file, the content of one, or the model.
+StudyLike: TypeAlias = str | Path | Mapping[str, Any] | SweepConfig
+
+
+def resolve(
+    study: StudyLike,
+    overrides: Sequence[str] = (),
+    *,
+    source: str | None = None,
+    twin: bool = True,
+) -> ResolvedStudy:
+    """Read, check and resolve a study.
+
+    Args:
+        study: The study.
+        overrides: ``a.b=c`` strings that replace single fields; the values are YAML.
+        source: Origin of the study for error messages; by default its path, if it has one.
+        twin: Whether the scenario ``none`` is added to faulted scenarios that lack it.
+
+    Raises:
+        ConfigError: With every mistake in the study and the overrides.
+    """
+    problems: list[Problem] = []
+    if isinstance(study, (str, Path)):
+        source = str(study) if source is None else source
+        data = read_mapping(Path(study), problems)
+    else:
+        data = as_data(study) if isinstance(study, SweepConfig) else deepcopy(dict(study))
+    apply_overrides(data, overrides, problems)
+    check = _Check()
+    config = validate_sweep(data, source, problems, [check.workload, check.scenarios])
+    if check.facts is None:
+        raise RuntimeError("a study was accepted without a workload")
+    return _resolved(config, check.facts, check.plans, twin)
+
+
+def resolve_config(
+    config: SweepConfig, workload: WorkloadFacts, *, twin: bool = True
+) -> ResolvedStudy:
+    """Resolve a valid study whose workload is known already.
+
+    Raises:
+        ConfigError: With every mistake in the scenarios.
+    """
+    check = _Check()
+    problems = list(check.scenarios(config))
+    if problems:
+        raise ConfigError(problems)
+    return _resolved(config, workload, check.plans, twin)
+
+
+def as_data(config: SweepConfig) -> dict[str, Any]:
+    """Return a study as the content of its YAML file, the password of ``storage`` included."""
+    data: dict[str, Any] = yaml.safe_load(config.to_yaml())
+    return {**data, "storage": config.storage}
+
+
+def completed(configuration: Configuration) -> Configuration:
+    """Return ``configuration`` with the defaults of what it leaves out but uses."""
+    update: dict[str, Any] = {}
+    if configuration.threshold is None and CODECS.get(configuration.codec).uses_threshold:
+        update["threshold"] = DEFAULT_THRESHOLD
+    if configuration.powersgd_rank is not None and configuration.min_compression_ratio is None:
+        update["min_compression_ratio"] = DEFAULT_MIN_COMPRESSION_RATIO
+    return configuration.model_copy(update=update)
+
+
+def expanded(config: SweepConfig) -> SweepConfig:
+    """Return a study in which each grid of scenarios is replaced by its members.
+
+    Arguments of a grid apply to each member. If they include the parameter of the grid itself, the
+    grid is one scenario with that value.
+    """
+    names: list[str] = []
+    args = dict(config.scenario_args)
+    for name in config.scenarios:
+        scenario = load_scenario(name) if not is_path(name) and name in SCENARIOS else None
+        given = args.get(name, {})
+        if scenario is None or not scenario.members or set(scenario.file.grid) & set(given):
+            names.append(name)
+            continue
+        names.extend(scenario.members)
+        if args.pop(name, None):
+            args |= {member: {**given, **args.get(member, {})} for member in scenario.members}
+    update = {"scenarios": tuple(dict.fromkeys(names)), "scenario_args": args}
+    return config.model_copy(update=update)
+
+
+def with_twin(scenarios: Sequence[str]) -> tuple[str, ...]:
+    """Return scenarios with ``none`` in front, unless they include it.
+
+    A faulted replicate is compared with its twin: the replicate of the same configuration and seed
+    without faults. Retention and the convergence penalty need it.
+    """
+    return tuple(scenarios) if NO_FAULTS in scenarios else (NO_FAULTS, *scenarios)
+
+
+def plan_replicate(
+    config: SweepConfig, scenario: str, replicate: int, warnings: list[str] | None = None
+) -> FaultPlan:
+    """Return the fault plan of one replicate of a study.
+
+    Kinds of faults that the machine of the driver cannot commit are left out by scenarios that ask
+    for that (``available_only``).
+
+    Args:
+        config: The study.
+        scenario: One of its scenarios, by name or path.
+        replicate: Number of the replicate; the plan of its twin has the same seed.
+        warnings: Receives remarks on the files of the scenario.
+
+    Raises:
+        ConfigError: With every mistake in the scenario or in its use here.
+    """
+    return plan_of(
+        scenario,
+        seed=replicate_seed(config.seed, replicate),
+        peers=config.swarm.peers,
+        swarm=config.swarm,
+        budget=config.budget,
+        args=config.scenario_args.get(label(scenario)),
+        allows=_allowed_here,
+        warnings=warnings,
+    )
+
+
+def _allowed_here(kind: str) -> bool:
+    return not capabilities.missing(needs_of([(kind, {})]), capabilities.here())
+
+
+def _resolved(
+    config: SweepConfig, workload: WorkloadFacts, plans: Mapping[str, _Plans], twin: bool
+) -> ResolvedStudy:
+    """Assemble a resolved study.
+
+    Args:
+        config: The study as the user wrote it.
+        workload: Properties of its workload.
+        plans: The fault plans of its scenarios, by name or path.
+        twin: Whether a missing twin is added.
+    """
+    whole = expanded(config)
+    scenarios = with_twin(whole.scenarios) if twin else whole.scenarios
+    update = {
+        "enqueue": tuple(completed(configuration) for configuration in config.enqueue),
+        "scenarios": scenarios,
+    }
+    nothing: _Plans = (None,) * config.replicates
+    resolved = tuple(ResolvedScenario(label(s), plans.get(s, nothing)) for s in scenarios)
+    return ResolvedStudy(
+        config=whole.model_copy(update=update),
+        workload=workload,
+        scenarios=resolved,
+        demands=Demands(
+            swarm=config.swarm,
+            needs=needs_of(f for name in scenarios for f in load_scenario(name).may_plan()),
+            joining=most_joining(plan for scenario in resolved for plan in scenario.plans),
+        ),
+        twin_added=NO_FAULTS not in config.scenarios and NO_FAULTS in scenarios,
+    )
+
+
+_Plans: TypeAlias = tuple[FaultPlan | None, ...]
+
+
+@dataclass
+class _Check:
+    """Checks of a study that need its workload and scenarios; keeps what they load.
+
+    Attributes:
+        facts: Properties of the workload, if it is valid.
+        plans: Scenario, by name or path -> fault plan of each replicate.
+    """
+
+    facts: WorkloadFacts | None = field(default=None, init=False)
+    plans: dict[str, _Plans] = field(default_factory=dict, init=False)
+
+    def workload(self, config: SweepConfig) -> Iterator[Problem]:
+        """Yield the mistakes in the workload and in what the swarm asks of it."""
+        from rayhive.workloads.loading import load_workload
+
+        given = config.workload
+        try:
+            workload = load_workload(given.name, given.import_path, given.args)
+        except ConfigError as error:
+            yield from error.problems
+            return
+        least, target = workload.default_batch_size, config.swarm.target_batch_size
+        if config.swarm.batch_size is None and target < least:
+            allowed = f"at least the batch size of one peer ({least} by default with this workload)"
+            yield Problem("swarm.target_batch_size", target, allowed)
+        try:
+            size = workload.train_size()
+            self.facts = WorkloadFacts(
+                shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
+                batch_size=config.swarm.batch_size or least,
+                data=workload.data,
+                data_files=tuple(workload.data_files()),
+            )
+        except ConfigError as error:
+            yield from error.problems
+            return
+        except Exception as error:  # raised by methods of the user's workload
+            key = "workload.name" if given.import_path is None else "workload.import"
+            yield Problem(key, given.label, f"a workload that works; it raised {described(error)}")
+            return
+        if size is not None and config.swarm.peers > size:
+            allowed = f"at most the {size} samples that the workload trains on"
+            yield Problem("swarm.peers", config.swarm.peers, allowed)
+
+    def scenarios(self, config: SweepConfig) -> Iterator[Problem]:
+        """Plan the faults of every replicate, and yield the mistakes that this shows."""
+        config = expanded(config)
+        for name in config.scenarios:
+            if not is_path(name) and name not in SCENARIOS:
+                continue  # reported by the rules of the study
+            found: dict[str, Problem] = {}
+            plans: list[FaultPlan | None] = []
+            for number in range(config.replicates):
+                try:
+                    plan = plan_replicate(config, name, number)
+                    plans.append(plan if plan.faults else None)
+                except ConfigError as error:
+                    found.update((str(problem), problem) for problem in error.problems)
+            self.plans[name] = tuple(plans)
+            for problem in found.values():
+                key = f"scenarios.{label(name)}: {problem.key}"
+                yield Problem(key, problem.value, problem.allowed, problem.nearest)

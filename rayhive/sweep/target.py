@@ -1,0 +1,100 @@
+"""Target of a run: the cluster that a study or a replicate runs on.
+
+The pre-flight check belongs to the target. On a Ray of rayhive's own, this machine must have the
+capabilities and GPUs that the run demands. On a cluster that the user names, its nodes must, and
+they are asked once the cluster is joined: the machine of the driver does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Protocol
+
+from rayhive.cluster.address import named
+from rayhive.cluster.node import capabilities
+from rayhive.cluster.replicate.placement import gpu_problems, this_machine
+from rayhive.errors import ConfigError, Problem
+from rayhive.spec import SwarmConfig
+from rayhive.sweep.replicate_runner import Swarms
+from rayhive.sweep.resolved import Demands
+
+
+class ClusterLike(Swarms, Protocol):
+    """Interface of a cluster for a sweep."""
+
+    def check_room(self, swarm: SwarmConfig) -> Iterable[Problem]:
+        """Return the reasons for which the swarm can never be placed."""
+
+    def check_kinds(
+        self, needs: Mapping[str, Collection[str]], swarm: SwarmConfig
+    ) -> Iterable[Problem]:
+        """Return the kinds of faults that some node of the swarm cannot commit."""
+
+
+#: Connects to the cluster at an address; without one, starts a Ray on this machine.
+Connect = Callable[[str | None], AbstractContextManager[ClusterLike]]
+
+
+def connect_to_ray(address: str | None) -> AbstractContextManager[ClusterLike]:
+    """Connect to the Ray cluster at ``address``, or start one on this machine."""
+    from rayhive.cluster.cluster import Cluster
+
+    return Cluster.connect(address)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Place of a run.
+
+    Attributes:
+        address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for a Ray on this
+            machine.
+        connect: Replaces :func:`connect_to_ray`.
+    """
+
+    address: str | None = None
+    connect: Connect | None = None
+
+    def problems(self, demands: Demands) -> Iterator[Problem]:
+        """Yield the demands that this machine does not meet; none if a cluster is named."""
+        if named(self.address):
+            return
+        if demands.needs:
+            yield from capabilities.missing(demands.needs, capabilities.here())
+        yield from gpu_problems(demands.swarm, [this_machine()])
+
+    @contextmanager
+    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
+        """Connect to the cluster and check that it meets the demands.
+
+        A testbed is made around it if the demands need one and no cluster is named.
+
+        Args:
+            demands: The demands.
+            connected: Called right after the connection: Ray replaces signal handlers.
+
+        Raises:
+            ConfigError: The cluster does not meet the demands.
+            ClusterError: It does not start or cannot be joined.
+        """
+        with (
+            self._host(demands) as address,
+            (self.connect or connect_to_ray)(address) as cluster,
+        ):
+            connected()
+            problems = [
+                *cluster.check_room(demands.swarm),
+                *cluster.check_kinds(demands.needs, demands.swarm),
+            ]
+            if problems:
+                raise ConfigError(problems)
+            yield cluster
+
+    def _host(self, demands: Demands) -> AbstractContextManager[str | None]:
+        if not demands.testbed:
+            return nullcontext(self.address)
+        from rayhive.cluster.testbed.context import hosted
+
+        return hosted(demands.swarm, self.address, demands.joining)
