@@ -1,4 +1,7 @@
-"""The command line: parse, call, print. What it calls is imported when it is called."""
+"""Command line: parses arguments, calls :mod:`rayhive.api`, prints the outcome.
+
+A command imports its dependencies when it runs, so that ``rayhive --help`` is quick.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Format = Annotated[str, typer.Option(help="table or json.")]
 
 
 def status(address: Address = None, format: Format = "table") -> None:
-    """Show every replicate that runs, and what each of its peers is doing.
+    """Show the running replicates and the state of each peer.
 
     Examples: `rayhive status`, `rayhive status --address 10.0.0.1:6379`
     """
@@ -23,7 +23,7 @@ def status(address: Address = None, format: Format = "table") -> None:
     if format == "json":
         print_json(found)
     elif not found:
-        print("nothing runs")
+        print("no replicate is running")
     for replicate in found if format != "json" else ():
         _print_replicate(replicate)
 
@@ -32,20 +32,20 @@ def stop(
     name: Annotated[str, typer.Argument(help="The study.", show_default=False)],
     address: Address = None,
 ) -> None:
-    """End a sweep that runs, on this machine or on a cluster; what is finished is kept.
+    """End a running sweep on this machine or on a cluster; finished replicates are kept.
 
     Example: `rayhive stop quickstart`
     """
     from rayhive.cluster.control import stop_study
 
     stopped = stop_study(address, name)
-    print(f"stopped {', '.join(stopped)}" if stopped else f"nothing of {name!r} runs")
+    print(f"stopped {', '.join(stopped)}" if stopped else f"no replicate of {name!r} is running")
 
 
 def doctor(format: Format = "table") -> None:
-    """Say what is wrong with this machine, and how to mend it.
+    """Check this machine and print how to repair each fault.
 
-    Exits with 1 if something is missing that rayhive cannot work without.
+    Exit code 1 if a requirement of rayhive is missing.
     """
     from dataclasses import asdict
 
@@ -56,9 +56,7 @@ def doctor(format: Format = "table") -> None:
         print_json([asdict(check) for check in checks])
     else:
         rows = [{**asdict(check), "verdict": _verdict(check)} for check in checks]
-        print_rows(
-            rows, {"verdict": "", "name": "what", "detail": "found", "mend": "how to mend it"}
-        )
+        print_rows(rows, {"verdict": "", "name": "check", "detail": "found", "mend": "repair"})
     if any(check.needed and not check.ok for check in checks):
         raise typer.Exit(1)
 
@@ -72,7 +70,7 @@ def _verdict(check: Any) -> str:
 def _print_replicate(replicate: Mapping[str, Any]) -> None:
     peers: Iterable[tuple[str, Mapping[str, Any]]] = sorted(dict(replicate["peers"]).items())
     seconds, budget = replicate["seconds"], replicate["budget_seconds"]
-    if seconds is None:  # its supervisor does not answer
+    if seconds is None:  # the supervisor does not answer
         print(f"{replicate['run_id']}: {replicate['phase']}")
         return
     print(f"{replicate['run_id']}: {replicate['phase']}, {seconds:.0f} of {budget:.0f} s")

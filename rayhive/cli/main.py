@@ -1,4 +1,4 @@
-"""The application, and the one place where an error becomes a message and an exit code."""
+"""Application of the command line; turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="""Measure which settings of decentralised training pay on slow links and unreliable
-machines.
+    help="""Measure which settings of decentralised training pay off on slow links and
+unreliable machines.
 
 Try: `rayhive sweep experiments/quickstart.yaml`, then `rayhive results runs/quickstart`.
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: Instead of those of the process.
+        arguments: Arguments; by default those of the process.
 
     Returns:
         The exit code.
@@ -58,10 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def script(command: str, arguments: Sequence[str] | None = None) -> int:
-    """Run one command of the command line, for a script that stands for it.
+    """Run one command, for a script that is a synonym of it.
 
     Args:
-        command: Its name.
-        arguments: Instead of those of the process.
+        command: Name of the command.
+        arguments: Its arguments; by default those of the process.
     """
     return main([command, *(sys.argv[1:] if arguments is None else arguments)])

@@ -19,7 +19,7 @@ def results(
     by: Annotated[
         list[str] | None,
         typer.Option(
-            help="Fold all replicates that agree in this column into one row: codec, "
+            help="Make one row of all replicates that agree in this column: codec, "
             "powersgd_rank, delay, …; may be repeated.",
             show_default=False,
         ),
@@ -28,12 +28,12 @@ def results(
     sort: Annotated[
         str | None,
         typer.Option(
-            help="Sort by a column; with - in front, descending (--sort=-samples_per_s).",
+            help="Column to sort by; with - in front, descending (--sort=-samples_per_s).",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Print the table of a run: one row per configuration, computed from its events.
+    """Print the results table of a run: one row per configuration, computed from its events.
 
     Examples: `rayhive results runs/quickstart`, `rayhive results runs/quickstart --by codec
     --format md`

@@ -14,7 +14,7 @@ from rayhive.errors import ConfigError, unknown
 if TYPE_CHECKING:
     from rayhive.faults.scenario import Scenario
 
-app = typer.Typer(no_args_is_help=True, help="Fault scenarios: which there are, what they plan.")
+app = typer.Typer(no_args_is_help=True, help="List, show and run fault scenarios.")
 
 Name = Annotated[
     str,
@@ -27,7 +27,7 @@ Config = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="A study whose swarm, workload and budget are taken instead of the scenario's.",
+        help="A study whose swarm, workload and budget replace the scenario's.",
         show_default=False,
     ),
 ]
@@ -41,7 +41,7 @@ Peers = Annotated[
 def list_scenarios(
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """List the scenarios that a study can name: what each does, needs and takes.
+    """List the scenarios of the library with their needs, peers and durations.
 
     Example: `rayhive scenario list`
     """
@@ -55,7 +55,7 @@ def list_scenarios(
         print_json(rows)
         return
     shown = [{**row, "needs": ", ".join(row["needs"])} for row in rows]
-    columns = {"scenario": "scenario", "about": "what happens", "needs": "needs", "here": "here"}
+    columns = {"scenario": "scenario", "about": "about", "needs": "needs", "here": "here"}
     print_rows(shown, {**columns, "peers": "peers>", "seconds": "seconds>"})
     for kind, reason in sorted({item for row in rows for item in row["lacking"].items()}):
         print(f"not here: {kind}: {reason}")
@@ -64,17 +64,17 @@ def list_scenarios(
 @app.command("show")
 def show(
     name: Name,
-    seed: Annotated[int, typer.Option(help="Seed of the study: replicate 0 has this plan.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the study; replicate 0 is shown.")] = 0,
     peers: Peers = None,
     config: Config = None,
     set_: Sets = None,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Show the concrete plan that a scenario makes of a seed. Starts nothing.
+    """Show the fault plan of a scenario for a seed. Starts nothing.
 
     Example: `rayhive scenario show kill-one --seed 1`
 
-    A scenario with parameters takes them with --set, as in `--set scenario_args.chaos.faults=20`.
+    Parameters of a scenario are set with --set, as in `--set scenario_args.chaos.faults=20`.
     """
     from rayhive.cli.scenario_text import plan_lines
     from rayhive.cluster.node.capabilities import here, missing
@@ -102,7 +102,7 @@ def show(
         print_json(shown if asked.members else shown[0])
     refused = missing(asked.needs, here())
     if refused:
-        complain(f"this machine can't run {asked.name}:")
+        complain(f"this machine cannot run {asked.name}:")
         raise ConfigError(refused)
 
 

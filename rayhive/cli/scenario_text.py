@@ -1,4 +1,4 @@
-"""How a plan looks in a terminal."""
+"""Text form of a fault plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH = 64
 
 
 def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
-    """Yield the faults of a plan and a picture of them.
+    """Yield the faults of a plan as lines and as a chart over time.
 
     Args:
         plan: The plan.
@@ -28,8 +28,8 @@ def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
     for fault in plan.faults:
         heal = "" if fault.heal_after_s is None else f", heals after {fault.heal_after_s:g} s"
         args = "".join(f", {key} {value}" for key, value in fault.args.items())
-        who = ", ".join(fault.who)
-        yield f"  {fault.id:{ids}}  {fault.at!s:{times}}  {fault.kind} {who}{args}{heal}"
+        targets = ", ".join(fault.who)
+        yield f"  {fault.id:{ids}}  {fault.at!s:{times}}  {fault.kind} {targets}{args}{heal}"
     by_round = [fault for fault in plan.faults if fault.at.round is not None]
     by_time = [fault for fault in plan.faults if fault.at.round is None]
     if by_round:
@@ -42,7 +42,7 @@ def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
 
 
 def _end_s(fault: PlannedFault) -> float | None:
-    """Return when a fault is healed [s]: never, if it lasts; None if there is nothing to heal."""
+    """Return the time of the heal [s]; infinity if it never heals, None for kinds without one."""
     if fault.heal_after_s is not None and fault.at.seconds is not None:
         return fault.at.seconds + fault.heal_after_s
     return math.inf if FAULTS.get(fault.kind).heals else None

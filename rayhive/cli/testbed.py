@@ -23,7 +23,9 @@ app = typer.Typer(
 Name = Annotated[
     str | None,
     typer.Argument(
-        metavar="[NAME]", help="Its name; not needed if there is one only.", show_default=False
+        metavar="[NAME]",
+        help="Its name; optional if only one exists.",
+        show_default=False,
     ),
 ]
 
@@ -34,17 +36,17 @@ def up(
         Path, typer.Argument(metavar="FILE", help="The testbed, a YAML file.", show_default=False)
     ],
 ) -> None:
-    """Make a testbed, which stays until it is taken down, and say how to use it.
+    """Create a testbed, which stays until `down`, and print the command that uses it.
 
     Example: `rayhive testbed up experiments/testbed.yaml`
     """
     from rayhive.cluster.testbed import lifecycle, load_testbed
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is half made is removed then
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # removes a half-made testbed
     made = lifecycle.up(load_testbed(file))
     complain(f"the testbed {made.name!r} has {len(made.nodes)} nodes; on it:")
     print(" ".join(_command(made)))
-    complain("what its links do: rayhive testbed status; to remove it: rayhive testbed down")
+    complain("measure its links: rayhive testbed status; remove it: rayhive testbed down")
 
 
 @app.command("status")
@@ -52,9 +54,9 @@ def status(
     name: Name = None,
     format: Annotated[str, typer.Option(help="table or json.")] = "table",
 ) -> None:
-    """Measure every link of a testbed, and show what was asked beside it.
+    """Measure every link of a testbed, and show the settings beside the measurements.
 
-    Takes some seconds for each node; what else uses the links takes its share of them.
+    Takes some seconds for each node. Other traffic on the links lowers the measured rates.
     """
     from rayhive.cluster.testbed import lifecycle
 
@@ -74,7 +76,7 @@ def status(
             "state": "state",
             "data_address": "data address",
             "cpu_share": "cores>",
-            **{f"{key}_text": f"{header}: asked, measured>" for key, header in _COLUMNS.items()},
+            **{f"{key}_text": f"{header}: set, measured>" for key, header in _COLUMNS.items()},
         },
     )
 
@@ -84,7 +86,7 @@ def down(
     name: Name = None,
     all_: Annotated[bool, typer.Option("--all", help="Every testbed of this machine.")] = False,
 ) -> None:
-    """Remove a testbed with all that runs on it; also what is left of one after a crash."""
+    """Remove a testbed with its processes; also one that a crash left behind."""
     from rayhive.cluster.testbed import lifecycle, state
 
     numbers = state.numbers()
@@ -92,12 +94,12 @@ def down(
         numbers = [lifecycle.find(name).number]
     kept = [str(state.folder_of(number)) for number in numbers if not lifecycle.down(number)]
     if kept:
-        text = "what is left of these testbeds can't be removed; see what uses them, and try again"
+        text = "these testbeds can't be removed while something uses them; end it, and try again"
         raise ClusterError(f"{text}: {', '.join(kept)}")
-    print(f"removed {len(numbers)}" if numbers else "there is no testbed")
+    print(f"removed {len(numbers)}" if numbers else "no testbed exists")
 
 
-#: What is asked and measured, and how a header calls it.
+#: Settings that are measured, with their headers.
 _COLUMNS = {"rate_mbit": "rate (Mbit/s)", "rtt_ms": "round trip (ms)", "loss": "loss (%)"}
 
 

@@ -1,4 +1,4 @@
-"""What commands share: how they print, and how options are spelled."""
+"""Options and output that several commands share."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Address = Annotated[
     str | None,
     typer.Option(
         help="HOST:PORT of a running Ray cluster, or auto; by default RAY_ADDRESS, else a Ray "
-        "of our own on this machine, which ends with the command.",
+        "on this machine that ends with the command.",
         show_default=False,
     ),
 ]
 
 
 def complain(text: str) -> None:
-    """Print a message on the standard error output, without the passwords in it."""
+    """Print a message on the standard error output, with passwords masked."""
     print(f"rayhive: {without_secrets(text)}", file=sys.stderr, flush=True)
 
 
@@ -46,7 +46,7 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) ->
 
     Args:
         rows: The rows.
-        columns: Key to header; a header that ends in ``>`` aligns to the right.
+        columns: Key -> header; a header that ends in ``>`` is right-aligned.
     """
     from rich.console import Console
 

@@ -14,16 +14,16 @@ def train(
     initial_peers: Annotated[
         list[str] | None,
         typer.Option(
-            help="Address of a peer to join, as another peer printed it; may be repeated. "
-            "INITIAL_PEERS counts too. Without any, this is the first peer.",
+            help="Address of a peer to join, as that peer printed it; may be repeated. "
+            "INITIAL_PEERS is read too. Without any address this is the first peer.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Train as one peer of a collaborative run by hand, on this machine.
+    """Train as one peer of a collaborative run on this machine.
 
-    Example: `rayhive train experiments/quickstart.yaml` on the first machine; on the others the
-    command that it prints.
+    Example: `rayhive train experiments/quickstart.yaml` on the first machine; it prints the command
+    for the other ones.
     """
     from rayhive.peer.train import train_file
 

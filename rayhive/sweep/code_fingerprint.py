@@ -1,7 +1,7 @@
-"""Fingerprints of a workload: of the user's own code, and of the data that it names.
+"""Fingerprint of a workload: digests of the user's code and of the data that it names.
 
-A replicate says in ``code`` which it ran with, and replicates of different code never share a row.
-rayhive's own code is told by ``git_revision`` and ``versions`` instead.
+A replicate records the fingerprint in ``code``, and replicates of different code never share a row.
+rayhive's own code is identified by ``git_revision`` and ``versions`` instead.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import rayhive
 from rayhive.errors import RayhiveError
 from rayhive.spec import WorkloadConfig
 
-#: A larger file of data is told by its size and time of change, not by its content [B].
+#: Size from which a data file is identified by size and modification time [B].
 LARGE = 2**28
-#: Of a folder with more files than this only their names and sizes are told.
+#: Number of files from which a folder is identified by their names and sizes.
 MANY = 2000
 #: Choices of ``--code`` for a run folder whose code has changed.
 CHOICES = ("refuse", "keep-apart", "accept")
@@ -29,13 +29,13 @@ CHOICES = ("refuse", "keep-apart", "accept")
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Which code and data a workload is made of.
+    """Code and data of a workload.
 
     Attributes:
-        code: Source file (as its module lies in its package) -> digest of its content.
-        data: Where a file of data is named, and its path below that -> digest of its content.
+        code: Source file, by the path of its module -> digest of its content.
+        data: Key that names a data file, and its path below that -> digest of its content.
         kind: Whether the workload's data is ``real`` or ``generated``.
-        accepted: The digest of earlier code that the user says does the same.
+        accepted: Digest of earlier code that the user declared equivalent.
     """
 
     code: Mapping[str, str] = field(default_factory=dict)
@@ -45,13 +45,13 @@ class Fingerprint:
 
     @property
     def digest(self) -> str | None:
-        """A short name of all of it; None where there is neither code nor data of the user's."""
+        """Digest of code and data; None for a workload without code or data of the user's."""
         if self.accepted is not None or not (self.code or self.data):
             return self.accepted
         return _digest(repr((sorted(self.code.items()), sorted(self.data.items()), self.kind)))
 
     def differences(self, before: Fingerprint) -> list[str]:
-        """Return what became of each file that is not as it was ``before``, in words."""
+        """Return the files that are new, gone or changed since ``before``, as texts."""
         found = []
         for old, new in ((before.code, self.code), (before.data, self.data)):
             for name in sorted(old.keys() | new.keys()):
@@ -63,13 +63,13 @@ class Fingerprint:
         return found
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what ``provenance.json`` keeps."""
+        """Return the fingerprint as ``provenance.json`` keeps it."""
         given = {"code": dict(self.code), "data": dict(self.data), "kind": self.kind}
         return given if self.accepted is None else {**given, "accepted": self.accepted}
 
 
 def read_fingerprint(given: object) -> Fingerprint | None:
-    """Return what ``provenance.json`` keeps of a fingerprint, None if it keeps none."""
+    """Return the fingerprint in ``provenance.json``, None if it has none."""
     if not isinstance(given, Mapping):
         return None
     files = [given.get(name) for name in ("code", "data")]
@@ -86,10 +86,10 @@ def fingerprint_of(
     """Return the fingerprint of a workload.
 
     Args:
-        workload: What a study says of it. Arguments that are paths of files or folders which
-            exist are data.
-        data_files: Further files and folders of data, as the workload names them.
-        kind: Whether its data is ``real`` or ``generated``.
+        workload: Its entry in the study. Arguments that are paths of existing files or folders
+            count as data.
+        data_files: Further files and folders of data that the workload names.
+        kind: Whether the data is ``real`` or ``generated``.
     """
     return Fingerprint(
         code=_code_digests(workload),
@@ -99,11 +99,11 @@ def fingerprint_of(
 
 
 class CodeFingerprints:
-    """Check for code that changes while a sweep runs.
+    """Detects code that changes while a sweep runs.
 
     Args:
-        fingerprint: What it was when the sweep began.
-        workload: What the study says of its workload.
+        fingerprint: Fingerprint at the start of the sweep.
+        workload: Entry of the workload in the study.
     """
 
     def __init__(self, fingerprint: Fingerprint, workload: WorkloadConfig) -> None:
@@ -112,18 +112,18 @@ class CodeFingerprints:
         self._workload = workload
 
     def check(self) -> None:
-        """Compare the code with what it was.
+        """Compare the code with its fingerprint.
 
         Raises:
-            RayhiveError: A file is not what it was.
+            RayhiveError: A file has changed.
         """
         now = replace(self._known, code=_code_digests(self._workload))
         differences = now.differences(self._known)
         if differences:
             raise RayhiveError(
-                f"the workload changed while the sweep ran ({'; '.join(differences)}); what is "
-                "finished is kept. Put it back and run the same command, or say with --code "
-                "what becomes of the rest"
+                f"the workload changed while the sweep ran ({'; '.join(differences)}); finished "
+                "replicates are kept. Restore it and run the same command, or choose with --code "
+                "how the rest is treated"
             )
 
 
@@ -135,7 +135,7 @@ def _code_digests(workload: WorkloadConfig) -> dict[str, str]:
 
 
 def _code(workload: WorkloadConfig) -> dict[str, Path]:
-    """Return the source files of a user's module and of the user's modules that it imports."""
+    """Return the source files of the workload's module and of the user's modules it imports."""
     if workload.import_path is None:
         return {}
     found: dict[str, Path] = {}
@@ -156,7 +156,7 @@ def _code(workload: WorkloadConfig) -> dict[str, Path]:
 
 
 def _files(module: str) -> Iterator[tuple[str, Path]]:
-    """Yield a module of the user's with its file, the packages around it first."""
+    """Yield a module of the user's with its file, after the packages that contain it."""
     top, *rest = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -184,7 +184,7 @@ def _files(module: str) -> Iterator[tuple[str, Path]]:
 
 
 def _is_own(path: Path) -> bool:
-    """Return whether code is the user's own: no package that is installed, and not rayhive."""
+    """Return whether code is the user's: neither installed nor part of rayhive."""
     paths = sysconfig.get_paths()
     installed = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib")]
     resolved = path.resolve()
@@ -196,7 +196,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _imports(path: Path, package: str) -> Iterator[str]:
-    """Yield names that a source file imports anywhere: of modules, and what may be submodules."""
+    """Yield the names that a source file imports, those of possible submodules included."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -233,7 +233,7 @@ def _data_digests(workload: WorkloadConfig, data_files: Iterable[Path]) -> dict[
 
 
 def _paths(given: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
-    """Yield the arguments that name a file or folder which exists."""
+    """Yield the arguments that name an existing file or folder."""
     for key, value in given.items():
         if isinstance(value, Mapping):
             yield from ((f"{key}.{name}", path) for name, path in _paths(value))
@@ -243,11 +243,11 @@ def _paths(given: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
                 try:
                     if path.exists() and path.resolve() != Path.cwd():
                         yield key, path
-                except OSError:  # no path
+                except OSError:  # not a path
                     continue
 
 
-#: Path, size and time of change -> digest, so that an unchanged file is read once.
+#: Path, size and modification time -> digest, so that an unchanged file is read once.
 _READ: dict[tuple[str, int, int], str] = {}
 
 

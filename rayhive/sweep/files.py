@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and disks that take no more."""
+"""Atomic writes, and one clear error for disks that cannot be written."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from rayhive.errors import RayhiveError
 
 _NEW = ".new"
-#: What a disk says that can't be written, whatever is written.
+#: Errors of a disk that cannot be written at all.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-#: The same from SQLite, which has no error numbers of the system.
+#: The same errors in SQLite, which reports them as text only.
 _SQLITE = ("database or disk is full", "disk I/O error", "attempt to write a readonly database")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content in one step, on disk when this returns."""
+    """Replace the content of a file atomically; it is on disk when this returns."""
     new = path.with_name(f".{path.name}{_NEW}")
     try:
         with new.open("w", encoding="utf-8") as file:
@@ -32,16 +32,16 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def is_unfinished(path: Path) -> bool:
-    """Return whether a file is what :func:`write_atomically` leaves if its process is killed."""
+    """Return whether a file was left by :func:`write_atomically` in a process that was killed."""
     return path.name.startswith(".") and path.name.endswith(_NEW)
 
 
 @contextmanager
 def writable(folder: Path) -> Iterator[None]:
-    """Turn what a disk that takes no more raises into one error that says so.
+    """Turn errors of a disk that cannot be written into one :class:`RayhiveError`.
 
     Args:
-        folder: What is written to.
+        folder: The folder that is written to.
 
     Raises:
         RayhiveError: The disk is full or can't be written.
@@ -53,13 +53,13 @@ def writable(folder: Path) -> Iterator[None]:
         if reason is None:
             raise
         raise RayhiveError(
-            f"{folder} can't be written: {reason}. What is finished is kept: once there is room, "
-            "the same command goes on"
+            f"{folder} can't be written: {reason}. Finished replicates are kept; once there is "
+            "room, the same command resumes the sweep"
         ) from None
 
 
 def _disk_trouble(error: BaseException | None) -> str | None:
-    """Return what a disk says that is the cause of an error, None if none is."""
+    """Return the error text of a disk that caused an error, None if no disk did."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _UNWRITABLE:
             return error.strerror

@@ -1,4 +1,4 @@
-"""From the rows of a trial's replicates to what Optuna is told."""
+"""Values of the objectives of a trial, from the rows of its replicates."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from rayhive.spec import Budget, SweepConfig
 
 Row = Mapping[str, Any]
 
-#: States of a replicate whose measurements stand.
+#: States of a replicate whose measurements count.
 GOOD = ("completed", "timed_out")
-#: States that are the configuration's own doing: such a replicate is charged in every objective.
+#: States that the configuration causes: such a replicate is charged in every objective.
 CHARGED = ("diverged", "failed")
-#: A target that was missed is charged this many budgets: the penalised average of Hutter,
-#: Hoos, Leyton-Brown and Stützle, JAIR 36 (2009), there with a factor of 10; 2 is the usual one of
-#: solver competitions. A finite charge keeps means and hypervolumes finite, and a configuration
-#: that misses sometimes lies between one that never does and one that always does.
+#: Charge for a missed target, in budgets: the penalised average of Hutter, Hoos, Leyton-Brown and
+#: Stützle, JAIR 36 (2009). They use a factor of 10, solver competitions usually 2. A finite charge
+#: keeps means and hypervolumes finite, and a configuration that sometimes misses its target lies
+#: between one that never does and one that always does.
 MISS_FACTOR = 2
-#: Columns that only a scenario with faults has.
+#: Columns that only faulted scenarios have.
 OF_FAULTS = ("retention", "retention_normalised")
-#: The charge for what is minimised and has no bound, as long as nothing was measured.
+#: Charge in an unbounded minimised objective while nothing has been measured.
 UNKNOWN_WORST = 1e9
 
 
@@ -34,13 +34,13 @@ class NoValue(RayhiveError):
 class Charges:
     """Charges for a replicate that diverged or failed, one for each objective.
 
-    The charge is finite, as Optuna has no place for an infinite one, and worse than all that was
-    measured so far:
+    The charge is finite, as Optuna stores no infinite value, and worse than every value measured so
+    far:
 
-    * 0 for what is maximised, as no such column can be negative;
-    * :data:`MISS_FACTOR` times the budget for the columns that ask when the target was reached;
-    * twice the worst value measured so far for whatever else is minimised, or where that is not
-      worse (of a loss that can be negative) the worst value and the range of all values.
+    * 0 for a maximised objective, as no such column can be negative;
+    * :data:`MISS_FACTOR` times the budget for ``time_to_target_s`` and ``samples_to_target``;
+    * for any other minimised objective twice the worst value measured so far. Where that is not
+      worse, as for a loss that can be negative, the worst value plus the range of all values.
 
     Args:
         config: The study.
@@ -51,7 +51,7 @@ class Charges:
         self._range: dict[str, tuple[float, float]] = {}
 
     def learn(self, rows: Iterable[Row]) -> None:
-        """Take account of what replicates measured."""
+        """Take account of measured rows."""
         for row in rows:
             for name in self._config.objectives:
                 value = _number(row, name) if row["state"] in GOOD else None
@@ -60,7 +60,7 @@ class Charges:
                     self._range[name] = (min(low, value), max(high, value))
 
     def of(self, name: str) -> float:
-        """Return what one replicate is charged in one objective."""
+        """Return the charge of one replicate in one objective."""
         missed = missed_charge(name, self._config.budget)
         if missed is not None:
             return missed
@@ -77,22 +77,26 @@ def objective_values(
 ) -> list[float]:
     """Return the values of the objectives of one trial, in the study's order.
 
-    Each is made of one number per scenario, with the same weight however many replicates failed:
-    their mean, or the worst of them, as ``across_scenarios`` says. A scenario's number is the mean
-    over its replicates, of which one that diverged or failed is charged the worst value
-    (:class:`Charges`) in every objective: what it measured before is no merit. One that missed the
-    target is charged :data:`MISS_FACTOR` times the budget in the columns that ask when the target
-    was reached. A replicate that is neither, such as an invalid one, says nothing. A column that a
-    scenario does not have, as retention where nothing breaks, is that of the other scenarios.
+    Each value is the mean, or the worst, of one number per scenario, as ``across_scenarios`` says;
+    scenarios have equal weight however many replicates failed. The number of a scenario is the mean
+    over its replicates:
+
+    * A replicate that diverged or failed is charged (:class:`Charges`) in every objective,
+      whatever it had measured.
+    * A replicate that missed the target is charged :data:`MISS_FACTOR` times the budget in
+      ``time_to_target_s`` and ``samples_to_target``.
+    * A replicate in any other state, such as an invalid one, is left out.
+
+    A scenario that lacks a column, as the scenario without faults lacks retention, is left out of
+    that objective.
 
     Args:
         config: The study.
         rows: One row of ``trials.parquet`` for each of the trial's replicates.
-        charges: What was measured in the study so far; by default nothing.
+        charges: Charges from the rows of the study so far; by default from none.
 
     Raises:
-        NoValue: No replicate under a scenario says anything about the configuration; or none has
-            the column.
+        NoValue: No replicate under a scenario was measured or charged, or none has the column.
     """
     charges = charges or Charges(config)
     charges.learn(rows)
@@ -103,7 +107,7 @@ def objective_values(
         if not any(row["state"] in (*GOOD, *CHARGED) for row in group):
             states = ", ".join(sorted({str(row["state"]) for row in group})) or "there are none"
             under = f" under {name}" if len(scenarios) > 1 else ""
-            raise NoValue(f"no replicate says what it does{under}: {states}")
+            raise NoValue(f"no replicate was measured{under}: {states}")
     values = []
     for name, direction in config.objectives.items():
         groups = [
@@ -117,7 +121,7 @@ def objective_values(
             if (mean := _scenario_value(config, group, name, charges)) is not None
         ]
         if not found and any(row["state"] in CHARGED for row in rows):
-            found = [charges.of(name)]  # as the twin diverged, nothing can be compared with it
+            found = [charges.of(name)]  # the twin diverged, so no comparison exists
         if not found:
             raise NoValue(f"no replicate has a value of {name}")
         if config.across_scenarios == "mean":
@@ -128,7 +132,7 @@ def objective_values(
 
 
 def failure(rows: Sequence[Row]) -> str | None:
-    """Say how the replicates of a trial ended, if none of them came to a good end."""
+    """Return the states of the replicates as text if none of them was measured, else None."""
     if any(row["state"] in GOOD for row in rows):
         return None
     states = ", ".join(sorted({str(row["state"]) for row in rows})) or "there are none"
@@ -152,7 +156,7 @@ def _scenario_value(
 
 
 def missed_charge(objective: str, budget: Budget) -> float | None:
-    """Return what a replicate that missed the target is charged; None for other objectives."""
+    """Return the charge for a missed target; None for objectives that do not depend on it."""
     if objective == "time_to_target_s":
         return MISS_FACTOR * budget.seconds_per_replicate
     if objective == "samples_to_target" and budget.samples_per_replicate is not None:

@@ -41,22 +41,22 @@ class SweepProgress:
     ) -> None:
         self.tally = Tally(config, now)
         self._out = out or sys.stderr
-        self._display: Display | None = None
+        self.display: Display | None = None
         if console is not None:
             from rayhive.sweep.progress_display import Display
 
-            self._display = Display(self.tally, console)
+            self.display = Display(self.tally, console)
 
     def close(self) -> None:
         """Remove the display, if there is one."""
-        if self._display is not None:
-            self._display.stop()
+        if self.display is not None:
+            self.display.stop()
 
     def began(self, trials: int, replicates: int) -> None:
         """Show the size of the sweep."""
         self.tally.began(trials, replicates)
-        if self._display is not None:
-            self._display.start()
+        if self.display is not None:
+            self.display.start()
         else:
             name = self.tally.config.name
             self.note(f"{name}: {trials} trials of {replicates} replicates each")
@@ -64,8 +64,8 @@ class SweepProgress:
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Show the replicate and the remaining duration of the sweep."""
         self.tally.started(adopted)
-        if self._display is not None:
-            self._display.show(spec)
+        if self.display is not None:
+            self.display.show(spec)
             return
         verb = "goes on" if adopted else "starts"
         left = self.tally.remaining
@@ -73,14 +73,14 @@ class SweepProgress:
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
         """Update the display."""
-        if self._display is not None:
-            self._display.update(handle)
+        if self.display is not None:
+            self.display.update(handle)
 
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         """Print the outcome and the key figures of a replicate."""
-        position = "" if self._display is not None else f"{self.tally.position} "
-        if self._display is not None:
-            self._display.show(None)
+        position = "" if self.display is not None else f"{self.tally.position} "
+        if self.display is not None:
+            self.display.show(None)
         seconds = self.tally.finished(row)
         self.note(f"{position}{finished_line(self.tally.config, spec, row, seconds, kept)}")
 
@@ -93,8 +93,8 @@ class SweepProgress:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        if self._display is not None:
-            self._display.print(text)
+        if self.display is not None:
+            self.display.print(text)
         else:
             print(text, file=self._out, flush=True)
 

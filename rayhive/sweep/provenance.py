@@ -1,4 +1,4 @@
-"""What a run was made with: the code, the packages, the machine, the link."""
+"""Provenance of a run: code, packages, machine and link."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CHECKOUT = Path(__file__).parents[2]
 
 
 def collect(config: SweepConfig) -> dict[str, Any]:
-    """Return the content of ``provenance.json``, of this process on this machine."""
+    """Return the content of ``provenance.json`` for this process on this machine."""
     revision, dirty = git_state(_CHECKOUT)
     return {
         "study": config.name,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "git_revision": revision,
         "git_dirty": dirty,
-        # A checkout that is not installed has no metadata, but it knows its version.
+        # A checkout that is not installed has no package metadata.
         "versions": {**machine.versions(), "rayhive": rayhive.__version__},
         "hardware": machine.facts(),
         "link": _link(config),
@@ -35,16 +35,16 @@ def collect(config: SweepConfig) -> dict[str, Any]:
 
 @functools.cache
 def code_revision() -> str | None:
-    """Return the revision of the code that this process runs, and whether it was changed since."""
+    """Return the git revision of the running code, marked if the code has changed since."""
     revision, dirty = git_state(_CHECKOUT)
     return f"{revision} with changes" if dirty else revision
 
 
 def git_state(root: Path) -> tuple[str | None, bool | None]:
-    """Return the revision of the code below ``root`` and whether it was changed since.
+    """Return the git revision of the code below ``root``, and whether it has changed since.
 
-    Both are None where rayhive does not run from a checkout of its own: an installed package may
-    lie inside somebody else's repository.
+    Both are None if rayhive does not run from its own checkout: an installed package may lie inside
+    the repository of another project.
     """
     if _git(root, "ls-files", "--error-unmatch", "rayhive/__init__.py") is None:
         return None, None
@@ -54,7 +54,7 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
 
 
 def _link(config: SweepConfig) -> str:
-    """Describe what shapes the links: nothing, unless node classes say so."""
+    """Return the shaping of the links by node class, or ``none``."""
     classes = config.swarm.node_classes or {}
     shaped = {name: item.link for name, item in classes.items() if item.link is not None}
     return "; ".join(f"{name}: {link}" for name, link in shaped.items()) or "none"
@@ -67,7 +67,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def _output(command: list[str]) -> str | None:
-    """Return what a command prints; None if it fails or takes too long."""
+    """Return the output of a command; None if it fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):

@@ -96,7 +96,7 @@ def as_data(config: SweepConfig) -> dict[str, Any]:
 
 
 def completed(configuration: Configuration) -> Configuration:
-    """Return ``configuration`` with the defaults of what it leaves out but uses."""
+    """Return ``configuration`` with the defaults of the axes that apply to it."""
     update: dict[str, Any] = {}
     if configuration.threshold is None and CODECS.get(configuration.codec).uses_threshold:
         update["threshold"] = DEFAULT_THRESHOLD

@@ -1,4 +1,4 @@
-"""The run folder: where everything of a study lies, and who may write there."""
+"""Run folder of a study: its files, its lock, and the checks before a run is resumed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from rayhive.sweep.code_fingerprint import Fingerprint, read_fingerprint
 from rayhive.sweep.files import is_unfinished, write_atomically
 from rayhive.sweep.provenance import collect
 
-#: Keys that may grow when a study is continued; every other difference makes it another study.
+#: Keys that may grow when a study is resumed; any other difference makes it another study.
 MAY_GROW = ("budget.trials", "replicates")
-#: Keys that say how patient a sweep is, and nothing of what is measured.
+#: Keys that set limits of time and attempts, and do not affect measurements.
 MAY_CHANGE = re.compile(r"retries|timeouts\..+")
 
-#: States of a replicate that measured something of its configuration.
+#: States of a replicate that measured its configuration.
 MEASURED = ("completed", "timed_out", "diverged")
 
 SWEEP, PROVENANCE, LOCK = "sweep.yaml", "provenance.json", "driver.lock"
@@ -38,7 +38,7 @@ _RUN = re.compile(r'"run":\s*"([0-9a-f]{32})"')
 
 
 class RunFolder:
-    """One study's folder.
+    """Run folder of one study.
 
     Args:
         path: The folder; it need not exist.
@@ -58,7 +58,7 @@ class RunFolder:
         return trials.is_dir() and any(trials.iterdir())
 
     def check(self, config: SweepConfig) -> Iterator[Problem]:
-        """Find what speaks against running ``config`` here, without writing anything."""
+        """Yield the reasons against running ``config`` in this folder; nothing is written."""
         problem = self._unwritable()
         if problem is not None:
             yield problem
@@ -71,7 +71,7 @@ class RunFolder:
             yield Problem("--out", str(self.path), "a run folder, or one that is empty or new")
 
     def check_code(self, config: SweepConfig, now: Fingerprint) -> Iterator[Problem]:
-        """Find whether the run was begun with other code or data, and has measured with it."""
+        """Yield a problem if the run has measurements of other code or data."""
         before = self._fingerprint()
         differences = [] if before is None else now.differences(before)
         if differences and self.has_measured:
@@ -79,17 +79,17 @@ class RunFolder:
             yield Problem(
                 "workload.name" if by_name else "workload.import",
                 config.workload.label,
-                f"the code and data that {self.path} was run with ({'; '.join(differences)}): put "
-                "it back, begin a new run with --out or another name, keep the two apart with "
-                "--code keep-apart, or say with --code accept that it does the same",
+                f"the code and data of the run in {self.path} ({'; '.join(differences)}): restore "
+                "them, begin a new run with --out or another name, keep the two apart with "
+                "--code keep-apart, or declare them equivalent with --code accept",
             )
 
     def continued(self, now: Fingerprint, accept: bool) -> Fingerprint:
-        """Return ``now``, under the digest of what was there before if it does the same.
+        """Return ``now``, with the digest of the earlier fingerprint if the two are equivalent.
 
         Args:
-            now: What the workload is made of now.
-            accept: Whether the user says that it does the same.
+            now: Fingerprint of the workload's present code and data.
+            accept: Whether the user declares a changed workload equivalent.
         """
         before = self._fingerprint()
         if before is None:
@@ -105,12 +105,12 @@ class RunFolder:
         return None
 
     def replicates(self, trial: int) -> list[Path]:
-        """Return the folders of a trial's replicates that there are."""
+        """Return the existing folders of a trial's replicates."""
         return sorted((self.path / "trials" / str(trial)).glob("r*-*/"))
 
     @property
     def has_measured(self) -> bool:
-        """Return whether any replicate came to a good end; without one nothing can be mixed."""
+        """Whether any replicate measured its configuration; without one no results can be mixed."""
         for log in self.path.glob("trials/*/*/events*.jsonl"):
             with suppress(DamagedError):
                 for event in read_events(log):
@@ -120,17 +120,17 @@ class RunFolder:
 
     @contextmanager
     def opened(self, config: SweepConfig, code: Fingerprint | None = None) -> Iterator[str]:
-        """Hold the folder for one driver, with ``sweep.yaml`` and ``provenance.json`` written.
+        """Lock the folder for one driver, and write ``sweep.yaml`` and ``provenance.json``.
 
         Args:
             config: The study.
-            code: Which code and data its workload is made of.
+            code: Fingerprint of its workload.
 
         Yields:
-            The identity of the run: the same each time that this folder is opened.
+            The identity of the run, which stays the same over all sessions.
 
         Raises:
-            ConfigError: Another driver holds it, or it cannot be written.
+            ConfigError: Another driver holds the lock, or the folder cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ class RunFolder:
         except OSError as error:
             raise ConfigError(_not_writable(self.path, error)) from error
         with lock:
-            # The kernel lets go of it when this process dies, however it dies.
+            # The kernel releases the lock when this process dies, in whatever way.
             if not _lock(lock, fcntl.LOCK_EX):
                 raise ConfigError(self._in_use(_owner(lock)))
             lock.seek(0)
@@ -153,12 +153,15 @@ class RunFolder:
     def _write_provenance(
         self, config: SweepConfig, code: Fingerprint | None, known: str | None
     ) -> str:
-        """Describe this session; what earlier ones said is kept if it differs.
+        """Write the provenance of this session, and keep that of earlier ones that differ.
 
         Args:
             config: The study.
-            code: Which code and data its workload is made of.
-            known: The identity of the run, as the lock says, where the provenance is damaged.
+            code: Fingerprint of its workload.
+            known: Identity of the run in the lock file, for a damaged ``provenance.json``.
+
+        Returns:
+            The identity of the run.
         """
         file = self.path / PROVENANCE
         before = self._provenance()
@@ -176,7 +179,7 @@ class RunFolder:
         return run
 
     def _provenance(self) -> dict[str, Any]:
-        """Return what ``provenance.json`` says; of a damaged one, which is kept, the identity."""
+        """Return the content of ``provenance.json``; of a damaged one, set aside, the identity."""
         file = self.path / PROVENANCE
         if not file.exists():
             return {}
@@ -190,11 +193,11 @@ class RunFolder:
         return {} if run is None else {"run": run[1]}
 
     def _occupied(self) -> bool:
-        """Return whether the folder holds more than a driver leaves that dies as it begins."""
+        """Return whether the folder holds files besides those that a driver writes first."""
         return any(item.name != LOCK and not is_unfinished(item) for item in self.path.iterdir())
 
     def _unwritable(self) -> Problem | None:
-        """Find the first existing part of the path and say if nothing can be made there."""
+        """Return a problem if the first existing part of the path cannot be written."""
         for part in (self.path, *self.path.parents):
             try:
                 found = part.stat()
@@ -210,7 +213,7 @@ class RunFolder:
         return None
 
     def _locked_by(self) -> str | None:
-        """Return who holds the folder, if anybody does."""
+        """Return the process that holds the lock, if any."""
         try:
             with (self.path / LOCK).open(encoding="utf-8", errors="replace") as lock:
                 return None if _lock(lock, fcntl.LOCK_SH) else _owner(lock)
@@ -218,7 +221,7 @@ class RunFolder:
             return None
 
     def _in_use(self, owner: str) -> Problem:
-        return Problem("--out", str(self.path), f"a folder that nobody runs in; {owner} does")
+        return Problem("--out", str(self.path), f"a folder that no other driver uses; {owner} does")
 
     def _differences(self, config: SweepConfig) -> Iterator[Problem]:
         import yaml
@@ -228,7 +231,8 @@ class RunFolder:
             existing = SweepConfig.model_validate(yaml.safe_load(text))
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             first = str(error).splitlines()[0]
-            yield Problem("--out", str(self.path), f"a run folder; its {SWEEP} says: {first}")
+            allowed = f"a run folder; its {SWEEP} is not valid: {first}"
+            yield Problem("--out", str(self.path), allowed)
             return
         old, new = _flat(_plain(existing)), _flat(_plain(config))
         for key in sorted(old.keys() | new.keys()):
@@ -254,7 +258,7 @@ def _is_provenance(found: object) -> bool:
 
 def _plain(config: SweepConfig) -> dict[str, Any]:
     data = config.model_dump(mode="json", by_alias=True)
-    if config.storage is not None:  # a password is not kept, and may be another one now
+    if config.storage is not None:  # the password is not kept, and may have changed
         data["storage"] = without_secrets(config.storage)
     return data
 
@@ -274,11 +278,11 @@ def _timeless(session: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lock(file: IO[str], kind: int) -> bool:
-    """Try to lock a file until it is closed; say if that worked."""
+    """Lock a file until it is closed; return False if another process holds it."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError as error:
-        # A file system without locks protects nobody; that is no reason not to run.
+        # A file system without locks gives no protection, but the sweep can run on it.
         return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
     return True
 

@@ -1,4 +1,4 @@
-"""Where trials are kept: SQLite in the run folder, or any storage that Optuna has, by URL."""
+"""Storage of trials: SQLite in the run folder, or any storage of Optuna by URL."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from rayhive.errors import MASK, ConfigError, Problem
 if TYPE_CHECKING:
     from rayhive.spec import SweepConfig
 
-#: User attribute of the study: the identity of the run folder that it belongs to.
+#: User attribute of the study: identity of its run folder.
 RUN_ATTRIBUTE = "run"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
-#: Trials that the sampler draws at random before it learns from any.
+#: Trials that the sampler draws at random before it learns.
 STARTUP_TRIALS = 10
 ALLOWED = (
     "a storage that Optuna can open: sqlite:///FILE, postgresql://… or mysql://… (with its driver "
@@ -33,7 +33,7 @@ ALLOWED = (
 
 
 def check_storage(url: str) -> Iterator[Problem]:
-    """Find what is wrong with a storage URL, as far as that shows without opening it."""
+    """Yield the mistakes in a storage URL that show without opening the storage."""
     unset = sorted({name for name in _VARIABLE.findall(url) if name not in os.environ})
     if unset:
         yield Problem("storage", url, f"with variables that are set; not set: {', '.join(unset)}")
@@ -42,8 +42,8 @@ def check_storage(url: str) -> Iterator[Problem]:
         yield Problem(
             "storage",
             url,
-            "with its password: a run folder keeps none. Write it as ${NAME} and set NAME in the "
-            "environment, or give the URL by --set storage=…",
+            "with its password: a run folder keeps none. Write ${NAME} in its place and set NAME "
+            "in the environment, or pass the URL by --set storage=…",
         )
         return
     given, url = url, expanded(url)
@@ -68,7 +68,7 @@ def check_storage(url: str) -> Iterator[Problem]:
             return
         file = parsed.database if parsed.get_backend_name() == "sqlite" else None
         if parsed.get_backend_name() == "sqlite" and file in (None, "", ":memory:"):
-            yield Problem("storage", given, "a storage that outlives the driver: name a file")
+            yield Problem("storage", given, "a storage that outlives the driver, in a named file")
             return
     if file is not None and not Path(file).absolute().parent.is_dir():
         yield Problem(
@@ -77,7 +77,7 @@ def check_storage(url: str) -> Iterator[Problem]:
 
 
 def expanded(url: str) -> str:
-    """Return a storage URL with the values of the environment's variables in it."""
+    """Return a storage URL with its ``${NAME}`` replaced by variables of the environment."""
     return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), url)
 
 
@@ -87,16 +87,17 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
     Args:
         config: The study; its name is the name in the storage.
         folder: The run folder.
-        run: Identity of the run folder: a study of another folder is not continued.
+        run: Identity of the run folder; the study of another folder is refused.
 
     Raises:
-        ConfigError: The storage cannot be opened, or its study of that name is another one.
+        ConfigError: The storage cannot be opened, or its study of that name belongs to another
+            run folder.
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url = config.storage
     try:
         study = optuna.create_study(
-            storage=_storage(expanded(url) if url else _sqlite(folder / "study.db")),
+            storage=make_storage(expanded(url) if url else _sqlite(folder / "study.db")),
             study_name=config.name,
             directions=list(config.objectives.values()),
             pruner=optuna.pruners.NopPruner(),
@@ -111,7 +112,7 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
         first = _hidden(str(error).splitlines()[0], url)
         raise ConfigError(Problem("storage", url, f"{ALLOWED} ({first})")) from None
     except (ValueError, LookupError, TypeError) as error:  # a journal with a damaged line
-        reason = f"a storage that is whole: {_hidden(repr(error), url)}"
+        reason = f"an undamaged storage: {_hidden(repr(error), url)}"
         raise ConfigError(Problem("storage", url, reason)) from None
     if url is not None and owner != run:
         raise ConfigError(
@@ -129,9 +130,9 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
 def sampler(seed: int, trials: int) -> optuna.samplers.BaseSampler:
     """Return the sampler of a study that has ``trials`` trials.
 
-    Optuna replays its start-up draws after a resumption with the same seed; so the seed comes
-    from both numbers. Axes are sampled one by one, for they are conditional: a joint model could
-    only use those that every trial has.
+    After a resumption with the same seed Optuna would repeat its start-up draws, so the seed
+    depends on both numbers. Axes are sampled independently because they are conditional: a joint
+    model could only use axes that every trial has.
     """
     digest = hashlib.blake2b(f"sampler/{seed}/{trials}".encode(), digest_size=4).digest()
     return optuna.samplers.TPESampler(
@@ -143,7 +144,7 @@ def sampler(seed: int, trials: int) -> optuna.samplers.BaseSampler:
 
 
 def _hidden(text: str, url: str | None) -> str:
-    """Return what a database's driver says, without the password of its URL."""
+    """Return the error text of a database driver without the password of the URL."""
     with suppress(SQLAlchemyError, ValueError):
         password = make_url(expanded(url or "")).password
         if password:
@@ -151,7 +152,8 @@ def _hidden(text: str, url: str | None) -> str:
     return text
 
 
-def _storage(url: str) -> BaseStorage | str:
+def make_storage(url: str) -> BaseStorage:
+    """Return the storage of Optuna at a URL."""
     if url.startswith(("redis://", "rediss://", "unix://")):
         return JournalStorage(JournalRedisBackend(url))
     if url.startswith("journal:"):

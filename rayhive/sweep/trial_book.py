@@ -1,9 +1,9 @@
-"""The trials of a study in Optuna's storage: which configurations were asked for, which are told.
+"""Trials of a study in Optuna's storage.
 
-Everything that a later driver needs stands in the storage: the configuration of a trial is a user
-attribute from before its first replicate starts. A trial is *distinct* if its configuration does
-something that no earlier one's does; the others are told as failed at once, which the sampler
-passes over: told as complete they would count twice, told as pruned they would count as bad.
+The storage holds everything that a later driver needs: the configuration of a trial is a user
+attribute before its first replicate starts. A trial is *distinct* if no earlier trial has an
+equivalent configuration. Duplicates are told to Optuna as failed at once, which the sampler
+ignores: told as complete they would count twice, told as pruned they would count as bad.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rayhive.errors import RayhiveError
 from rayhive.spec import Configuration
 from rayhive.sweep.space import OptunaChooser, SearchSpace
 
-#: Suggestions in a row that were tried before, after which chance chooses instead.
+#: Repeated suggestions in a row after which an untried configuration is drawn at random.
 REASKS = 8
 
 # User attributes of a trial.
@@ -41,8 +41,8 @@ class TrialRecord:
 
     Attributes:
         number: Its number in the study, and the name of its folder.
-        configuration: What it tries.
-        told: Whether it has its values, or its failure.
+        configuration: Its configuration.
+        told: Whether its values, or its failure, have been told to Optuna.
     """
 
     number: int
@@ -54,10 +54,10 @@ class TrialBook:
     """The distinct trials of a study.
 
     Args:
-        study: Where they are kept.
-        space: Where new ones come from.
+        study: The study in Optuna's storage.
+        space: The space of new configurations.
         enqueue: The configurations to try first, in this order.
-        seed: Seed of what chance chooses.
+        seed: Seed of the random choices.
     """
 
     def __init__(
@@ -73,20 +73,20 @@ class TrialBook:
         self._seed = seed
         self._seen: dict[str, int] = {}
         self._records: list[TrialRecord] = []
-        self._amended: dict[int, int] = {}  # a lost trial -> the one with its values
+        self._amended: dict[int, int] = {}  # lost trial -> trial with its values
         self.duplicates = 0
         for trial in self._trials():
             self._settle(trial)
 
     @property
     def records(self) -> tuple[TrialRecord, ...]:
-        """Every distinct trial so far, in the order of their numbers."""
+        """The distinct trials so far, in the order of their numbers."""
         return tuple(self._records)
 
     def next(self) -> TrialRecord | None:
-        """Return the next distinct trial; None if the space has no more.
+        """Return the next distinct trial; None if the space is exhausted.
 
-        Asks at most :data:`REASKS` times before chance chooses among what is left.
+        After :data:`REASKS` repeated suggestions an untried configuration is drawn at random.
         """
         asked = 0
         while True:
@@ -103,7 +103,7 @@ class TrialBook:
 
     @property
     def size(self) -> int | None:
-        """Distinct configurations, the enqueued ones among them; None where a range makes many."""
+        """Number of distinct configurations with the enqueued ones; None if a range has many."""
         everything = self._space.every()
         if everything is None:
             return None
@@ -116,16 +116,17 @@ class TrialBook:
         reason: str | None = None,
         lost: bool = False,
     ) -> None:
-        """Finish a trial, or one that was told as lost and has values by now.
+        """Finish a trial, or add values to one that was told as lost.
 
-        Optuna keeps a finished trial as it is: the values go into another one, which stands for
+        Optuna does not change a finished trial, so the values go into a further trial that replaces
         it.
 
         Args:
             record: The trial.
-            values: Those of its objectives; None if there is nothing to learn from it.
-            reason: Why it failed, if it did: the sampler may learn from a failed trial, too.
-            lost: Whether it has no values because the infrastructure lost its replicates.
+            values: Values of its objectives; None if it has none.
+            reason: Reason of its failure, if it failed. A failed trial may have values, from which
+                the sampler learns.
+            lost: Whether it has no values because its replicates were lost.
         """
         if record.told:
             self._amend(record, values, reason)
@@ -161,25 +162,25 @@ class TrialBook:
         self._amended[record.number] = len(self._trials()) - 1
 
     def lost(self, record: TrialRecord) -> bool:
-        """Return whether a trial was told as lost to the infrastructure, and still is."""
+        """Return whether a trial was told as lost and has no values yet."""
         return record.told and bool(self._told(record).user_attrs.get(LOST))
 
     def _told(self, record: TrialRecord) -> FrozenTrial:
-        """Return the trial that holds what was told of another one, mostly itself."""
+        """Return the trial that holds the values of a trial: mostly itself."""
         return self._trials()[self._amended.get(record.number, record.number)]
 
     def values(self, record: TrialRecord) -> tuple[float, ...] | None:
-        """Return what a trial was told, None if it failed or has not been told."""
+        """Return the values of a trial; None if it has none yet or failed without any."""
         found = self._told(record)
         return None if found.state != TrialState.COMPLETE else tuple(found.values)
 
     def failed(self, record: TrialRecord) -> str | None:
-        """Return why a trial failed, None if it did not or has not been told."""
+        """Return the reason of a trial's failure; None if it has not failed."""
         reason = self._told(record).user_attrs.get(FAILED)
         return None if reason is None else str(reason)
 
     def _settle(self, trial: FrozenTrial) -> None:
-        """Enter what a driver left behind, and finish what it can't have started."""
+        """Take over a trial of an earlier driver, and finish one that it cannot have started."""
         if AMENDS in trial.user_attrs:
             self._amended[int(trial.user_attrs[AMENDS])] = trial.number
             return
@@ -188,7 +189,7 @@ class TrialBook:
             return
         running = trial.state == TrialState.RUNNING
         if given is None:
-            if running:  # the driver died before it knew what it had asked for
+            if running:  # the driver died before it received the configuration
                 optuna.Trial(self._study, trial._trial_id).set_user_attr(ORPHAN, True)
                 self._study.tell(trial.number, state=TrialState.FAIL)
             return
@@ -201,13 +202,13 @@ class TrialBook:
                 again.set_user_attr(DUPLICATE_OF, self._seen[key])
                 self._study.tell(trial.number, state=TrialState.FAIL)
             return
-        if running:  # it may have died while the queued values were being asked for
+        if running:  # the driver may have died while it asked for the queued values
             self._space.follow(configuration, optuna.Trial(self._study, trial._trial_id))
         self._seen[key] = trial.number
         self._records.append(TrialRecord(trial.number, configuration, told=not running))
 
     def _take(self, trial: optuna.Trial) -> TrialRecord | None:
-        """Make a fresh trial a distinct one, or finish it as a duplicate."""
+        """Record a new trial if it is distinct, or finish it as a duplicate."""
         given = trial.user_attrs.get(CONFIGURATION)
         if given is None:
             configuration = self._space.draw(OptunaChooser(trial))
@@ -227,7 +228,7 @@ class TrialBook:
         return record
 
     def _queue_enqueued(self) -> bool:
-        """Queue the next enqueued configuration of the study that was not queued yet."""
+        """Queue the next enqueued configuration that has not been queued."""
         done = {trial.user_attrs.get(ENQUEUED) for trial in self._trials()}
         for index, configuration in enumerate(self._enqueue):
             if index not in done:
@@ -261,5 +262,5 @@ def _configuration(trial: FrozenTrial | optuna.Trial, given: object) -> Configur
     except ValidationError as error:
         first = str(error).splitlines()[0]
         raise RayhiveError(
-            f"the storage says of trial {trial.number} what is no configuration: {first}"
+            f"trial {trial.number} in the storage has no valid configuration: {first}"
         ) from error

@@ -44,9 +44,11 @@ from rayhive.cluster.replicate.supervisor import TrialSupervisor
 from rayhive.spec import SweepConfig
 from rayhive.sweep import replicate_runner
 from rayhive.sweep.signals import Interrupted, Interruption
-from rayhive.sweep.progress_plain import PlainProgress
+from rayhive.sweep.progress import SweepProgress
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.study import Study
+from rayhive.sweep.target import Target
+from rayhive.sweep.resolve import resolve_config
+from rayhive.sweep.resolved import WorkloadFacts
 
 address, folder, forkserver, point, number, peers, replicated = sys.argv[1:]
 folder, number = Path(folder), int(number)
@@ -59,14 +61,14 @@ config = SweepConfig(
     budget={"trials": 1, "seconds_per_replicate": 30, "samples_per_replicate": 40},
     storage=f"journal:{folder}.log",
 )
-study = Study(config, ((2, 3),), batch_size=4, data="real")
+study = resolve_config(config, WorkloadFacts(((2, 3),), 4, "real"))
 
 
 def die():
     os.kill(os.getpid(), number)
 
 
-def prepare(spec, before=replicates.prepare):
+def prepare(spec, before=replicate_runner.prepare):
     found = before(spec)
     if point == "prepared":
         die()
@@ -104,7 +106,7 @@ def start(self, spec, before=Cluster.start):
     return handle
 
 
-replicates.prepare, Cluster.start = prepare, start
+replicate_runner.prepare, Cluster.start = prepare, start
 
 
 @contextmanager
@@ -117,7 +119,7 @@ def connect(address):
 try:
     with Interruption() as interruption:
         done = run_sweep(
-            study, folder, PlainProgress(config, sys.stdout), interruption, address, connect
+            study, folder, SweepProgress(config, sys.stdout), interruption, Target(address, connect)
         )
 except Interrupted as stop:
     sys.exit(stop.exit_code)

@@ -23,9 +23,11 @@ import psutil
 from rayhive.cluster.cluster import Cluster
 from rayhive.spec import SweepConfig
 from rayhive.sweep.signals import Interruption
-from rayhive.sweep.progress_plain import PlainProgress
+from rayhive.sweep.progress import SweepProgress
+from rayhive.sweep.target import Target
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.study import Study
+from rayhive.sweep.resolve import resolve_config
+from rayhive.sweep.resolved import WorkloadFacts
 
 folder, forkserver, kind, address = Path(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]
 local = address == "local"
@@ -65,9 +67,9 @@ def connect(_):
 
 
 with Interruption() as interruption:
-    study = Study(config, ((2, 3),), batch_size=4, data="real")
-    progress = PlainProgress(config, sys.stdout)
-    done = run_sweep(study, folder, progress, interruption, address, connect)
+    study = resolve_config(config, WorkloadFacts(((2, 3),), 4, "real"))
+    progress = SweepProgress(config, sys.stdout)
+    done = run_sweep(study, folder, progress, interruption, Target(address, connect))
 print("done", done.trials, done.failed, flush=True)
 """
 

@@ -49,7 +49,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Return a world that takes the place of Ray."""
     world = World()
-    monkeypatch.setattr(rayhive.sweep.sweep, "_ray", world.connect)
+    monkeypatch.setattr(rayhive.sweep.target, "connect_to_ray", world.connect)
     return world
 
 
@@ -171,7 +171,7 @@ def test_a_failure_is_a_message_and_a_bug_is_a_traceback(
         raise ClusterError("an embedded Ray did not start: no room")
         yield
 
-    monkeypatch.setattr(rayhive.sweep.sweep, "_ray", connect)
+    monkeypatch.setattr(rayhive.sweep.target, "connect_to_ray", connect)
     assert main(["sweep", "study.yaml"]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("rayhive: an embedded Ray did not start")
@@ -180,7 +180,7 @@ def test_a_failure_is_a_message_and_a_bug_is_a_traceback(
     def broken(address: str | None) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(rayhive.sweep.sweep, "_ray", broken)
+    monkeypatch.setattr(rayhive.sweep.target, "connect_to_ray", broken)
     with pytest.raises(ZeroDivisionError):  # python prints it and exits with 1
         main(["sweep", "study.yaml"])
 
@@ -265,7 +265,7 @@ def test_status_shows_what_the_cluster_says(
     assert capsys.readouterr().out == "tiny-t1: does not answer\n"
     monkeypatch.setattr(control, "cluster_status", lambda address: [])
     assert main(["status"]) == 0
-    assert capsys.readouterr().out == "nothing runs\n"
+    assert capsys.readouterr().out == "no replicate is running\n"
 
 
 def test_stop_says_what_it_stopped(
@@ -281,7 +281,7 @@ def test_stop_says_what_it_stopped(
     assert main(["stop", "tiny", "--address", "a:1"]) == 0
     assert capsys.readouterr().out == "stopped tiny-t0-r0-none-a0\n"
     assert main(["stop", "other"]) == 0
-    assert "nothing of 'other' runs" in capsys.readouterr().out
+    assert "no replicate of 'other' is running" in capsys.readouterr().out
     assert asked == [("a:1", "tiny"), (None, "other")]
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rayhive.errors import ConfigError
 from rayhive.spec import load_sweep
 from rayhive.sweep.dry_run import make_plan
-from rayhive.sweep.study import load_study
+from rayhive.sweep.resolve import resolve
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def hold(text: str, given: list[str], file: Path) -> None:
     """Load a study: the one or the other, and what is valid can be written down and planned."""
     file.write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
-        study = load_study(file, given)
+        study = resolve(file, given)
     except ConfigError as error:
         assert error.problems
         told = str(error)
@@ -208,11 +208,11 @@ def test_a_file_that_is_hardly_one(text: str, study: str, tmp_path: Path) -> Non
     file = tmp_path / "study.yaml"
     file.write_text(study.replace("{text}", text))
     with pytest.raises(ConfigError):
-        load_study(file)
+        resolve(file)
 
 
 def test_the_study_that_is_damaged_is_whole(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text("&study " + emit(STUDY))
     assert yaml.safe_load(file.read_text()) == STUDY
-    assert load_study(file).config.name == "fuzz"
+    assert resolve(file).config.name == "fuzz"

@@ -15,9 +15,11 @@ from rayhive.report.results import load_results
 from rayhive.spec import WorkloadConfig
 from rayhive.sweep import code_fingerprint
 from rayhive.sweep.code_fingerprint import Fingerprint, fingerprint_of, read_fingerprint
+from rayhive.sweep.resolve import resolve
+from rayhive.sweep.resolved import ResolvedStudy
 from rayhive.sweep.signals import Interrupted, Interruption
-from rayhive.sweep.study import Study, make_study
 from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.target import Target
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -56,9 +58,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[module]
 
 
-def study(package: Path, **fields: Any) -> Study:
+def study(package: Path, **fields: Any) -> ResolvedStudy:
     args = {"corpus": "corpus"}
-    return make_study(
+    return resolve(
         {
             "name": "study",
             "workload": {"import": f"{package.name}.model:Mine", "args": args},
@@ -71,10 +73,14 @@ def study(package: Path, **fields: Any) -> Study:
     )
 
 
-def sweep(given: Study, folder: Path, world: World | None = None, how: str = "refuse") -> Recorder:
+def sweep(
+    given: ResolvedStudy, folder: Path, world: World | None = None, how: str = "refuse"
+) -> Recorder:
     progress, world = Recorder(), world or World()
     with Interruption() as interruption:
-        run_sweep(given, folder, progress, interruption, connect=world.connect, code=how)
+        run_sweep(
+            given, folder, progress, interruption, target=Target(connect=world.connect), code=how
+        )
     return progress
 
 

@@ -18,12 +18,14 @@ from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import Done
 from rayhive.sweep.objectives import UNKNOWN_WORST, Charges, NoValue, objective_values
 from rayhive.sweep.provenance import code_revision
-from rayhive.sweep.replicate_runner import ReplicateRunner, finished_event, prepare, replicate_seed
+from rayhive.sweep.replicate_runner import ReplicateRunner, finished_event, prepare
+from rayhive.sweep.resolve import resolve_config
+from rayhive.sweep.resolved import ResolvedStudy, WorkloadFacts, replicate_seed
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import open_study
-from rayhive.sweep.study import Study
 from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.target import Target
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Recorder, World
 
@@ -34,7 +36,7 @@ STEPS = [
 ]
 
 
-def make_study(**fields: Any) -> Study:
+def make_study(**fields: Any) -> ResolvedStudy:
     given: dict[str, Any] = {
         "name": "study",
         "workload": {"name": "digits"},
@@ -44,25 +46,27 @@ def make_study(**fields: Any) -> Study:
         "budget": {"trials": 3, "seconds_per_replicate": 30},
     }
     config = SweepConfig.model_validate({**given, **fields})
-    return Study(config, SHAPES, batch_size=32, data="real")
+    return resolve_config(config, WorkloadFacts(SHAPES, 32, "real"))
 
 
-def journalled(study: Study, folder: Path) -> Study:
+def journalled(study: ResolvedStudy, folder: Path) -> ResolvedStudy:
     """Keep trials in a journal, which is far quicker than SQLite where a disk is slow."""
     return replace(
         study, config=study.config.model_copy(update={"storage": f"journal:{folder}.log"})
     )
 
 
-def sweep(study: Study, folder: Path, world: World) -> tuple[Done, Recorder]:
+def sweep(study: ResolvedStudy, folder: Path, world: World) -> tuple[Done, Recorder]:
     progress = Recorder()
     with Interruption() as interruption:
         study = journalled(study, folder)
-        done = run_sweep(study, folder, progress, interruption, connect=world.connect)
+        done = run_sweep(
+            study, folder, progress, interruption, target=Target(connect=world.connect)
+        )
     return done, progress
 
 
-def stored(study: Study, folder: Path) -> list[optuna.trial.FrozenTrial]:
+def stored(study: ResolvedStudy, folder: Path) -> list[optuna.trial.FrozenTrial]:
     run = json.loads((folder / "provenance.json").read_text())["run"]
     return open_study(journalled(study, folder).config, folder, run).get_trials()
 
@@ -70,7 +74,9 @@ def stored(study: Study, folder: Path) -> list[optuna.trial.FrozenTrial]:
 def test_a_sweep_runs_every_replicate_of_every_trial_once(run_dir: Path) -> None:
     study, world, progress = make_study(), World(), Recorder()
     with Interruption() as interruption:
-        done = run_sweep(study, run_dir, progress, interruption, connect=world.connect)
+        done = run_sweep(
+            study, run_dir, progress, interruption, target=Target(connect=world.connect)
+        )
     assert done == Done(trials=3, failed=0, duplicates=done.duplicates, exhausted=False)
     assert sorted(world.starts.values()) == [1] * 6
     assert len(progress.of("finished")) == 6
@@ -309,7 +315,9 @@ def test_a_signal_stops_the_replicate_and_the_next_run_goes_on(
     study, world = journalled(make_study(), run_dir), World(looks=3)
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=number.name) as caught, Interruption() as interruption:
-        run_sweep(study, run_dir, Signalling(number), interruption, connect=world.connect)
+        run_sweep(
+            study, run_dir, Signalling(number), interruption, target=Target(connect=world.connect)
+        )
     assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) is before
     assert not world.live and world.closed == 1 and len(world.released) == 1

@@ -15,7 +15,7 @@ from rayhive.events import Event, make_event
 from rayhive.report.results import load_results
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.early_failures import EarlyFailures
-from rayhive.sweep.study import make_study as make_real_study
+from rayhive.sweep.resolve import resolve
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import World
 from tests.unit.test_sweep_driver import make_study, stored, sweep
@@ -152,5 +152,5 @@ def test_a_workload_that_fails_while_it_is_checked_names_its_line(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as caught:
-        make_real_study({"name": "a", "workload": {"import": f"{name}:Mine"}})
+        resolve({"name": "a", "workload": {"import": f"{name}:Mine"}})
     assert f"({name}.py, line {line}" in str(caught.value)

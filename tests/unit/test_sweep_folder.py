@@ -67,7 +67,7 @@ def test_two_drivers_do_not_share_a_folder(run_dir: Path) -> None:
     folder, config = RunFolder(run_dir), study()
     with folder.opened(config):
         assert "process" in told(folder, config)["--out"]
-        with pytest.raises(ConfigError, match="nobody runs in"), folder.opened(config):
+        with pytest.raises(ConfigError, match="no other driver uses"), folder.opened(config):
             pass
     assert told(folder, config) == {}
 

@@ -25,9 +25,10 @@ from rayhive.spec import Timeouts
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import LOSSES, Done
 from rayhive.sweep.replicate_runner import lost_attempts
+from rayhive.sweep.resolved import ResolvedStudy
 from rayhive.sweep.signals import Interruption
-from rayhive.sweep.study import Study
 from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.target import Target
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, FakeHandle, Recorder, World
 from tests.unit.test_cluster_control import SPEC
@@ -41,11 +42,13 @@ def losing(lost: Callable[[ReplicateSpec], bool]) -> Callable[[ReplicateSpec], L
     return lambda spec: Log(spec, state="lost" if lost(spec) else "completed")
 
 
-def again(study: Study, folder: Path, world: World) -> tuple[Done, Recorder]:
+def again(study: ResolvedStudy, folder: Path, world: World) -> tuple[Done, Recorder]:
     progress = Recorder()
     with Interruption() as interruption:
         study = journalled(study, folder)
-        done = run_sweep(study, folder, progress, interruption, connect=world.connect, again=True)
+        done = run_sweep(
+            study, folder, progress, interruption, target=Target(connect=world.connect), again=True
+        )
     return done, progress
 
 
@@ -65,7 +68,7 @@ def test_a_study_bounds_the_attempts(run_dir: Path, retries: int) -> None:
     world = World(log=losing(lambda spec: True))
     done, progress = sweep(make_study(**ONE, retries=retries), run_dir, world)
     assert world.starts["0/0/none"] == lost_attempts(run_dir / "trials/0/r0-none") == retries + 1
-    assert progress.of("trial") == [(0, None, "no replicate says what it does: lost")]
+    assert progress.of("trial") == [(0, None, "no replicate was measured: lost")]
     assert (done.trials, done.failed) == (1, 1)
     (trial,) = stored(make_study(**ONE), run_dir)
     assert trial.state.name == "FAIL" and trial.user_attrs["lost"] is True
@@ -83,7 +86,7 @@ def test_the_bound_holds_over_drivers_that_die(run_dir: Path) -> None:
                 run_dir,
                 Dying(attempt),
                 interruption,
-                connect=world.connect,
+                target=Target(connect=world.connect),
             )
         assert world.starts["0/0/none"] == attempt + 1
     sweep(make_study(**ONE), run_dir, world)
@@ -267,7 +270,7 @@ def test_the_command_retries_in_the_folder_with_more_patience(
     (run_dir / "sweep.yaml").write_text(make_study(**ONE).config.to_yaml())
     seen: list[Any] = []
 
-    def run(study: Study, folder: Path, *arguments: Any, **options: Any) -> Done:
+    def run(study: ResolvedStudy, folder: Path, *arguments: Any, **options: Any) -> Done:
         seen.append((study.config.timeouts.starting, folder, options["again"]))
         return Done(1, 0, 0, False)
 

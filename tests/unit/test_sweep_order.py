@@ -11,9 +11,10 @@ import pytest
 
 from rayhive.spec import SweepConfig
 from rayhive.sweep.order import batch_end, run_order
+from rayhive.sweep.resolve import resolve
 from rayhive.sweep.signals import Interrupted, Interruption
-from rayhive.sweep.study import make_study
 from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.target import Target
 from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -27,7 +28,7 @@ def config(**fields: Any) -> SweepConfig:
 
 def started(folder: Path, world: World, **fields: Any) -> list[tuple[int, int, str]]:
     """Run a sweep and return trial, replicate and scenario of all that it started, in order."""
-    study = make_study(
+    study = resolve(
         {
             "name": "order",
             "workload": {"name": "digits"},
@@ -43,7 +44,7 @@ def started(folder: Path, world: World, **fields: Any) -> list[tuple[int, int, s
     progress = Recorder()
     with Interruption() as interruption:
         try:
-            run_sweep(study, folder, progress, interruption, connect=world.connect)
+            run_sweep(study, folder, progress, interruption, target=Target(connect=world.connect))
         except Interrupted:
             world.live.clear()
     found = [name.split("/") for name, *_ in progress.of("started")]
@@ -113,6 +114,6 @@ def test_what_the_sampler_can_not_learn_from_is_one_batch() -> None:
 
 def test_every_replicate_is_run_once_whatever_the_batch() -> None:
     given = config(scenarios=["none", "kill-one"], interleave=2)
-    order = list(run_order(given, 0, ["a", "b", "c"]))
+    order = list(run_order(given, given.scenarios, 0, ["a", "b", "c"]))
     assert len(order) == len(set(order)) == 3 * 2 * 3
-    assert order != list(run_order(given, 3, ["a", "b", "c"]))
+    assert order != list(run_order(given, given.scenarios, 3, ["a", "b", "c"]))

@@ -12,8 +12,8 @@ from rayhive.errors import ClusterError
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.eta import Eta, clock
-from rayhive.sweep.progress_live import LiveProgress
-from rayhive.sweep.progress_plain import PlainProgress, Tally, figure
+from rayhive.sweep.progress import SweepProgress
+from rayhive.sweep.tally import Tally, figure
 from rayhive.sweep.trial_book import TrialRecord
 from tests.fixtures.logs import make_spec
 
@@ -121,7 +121,7 @@ def test_figures_have_units(name: str, value: float, text: str) -> None:
 
 def test_plain_lines_tell_start_end_and_what_is_left() -> None:
     out, time = io.StringIO(), Clock()
-    progress = PlainProgress(CONFIG, out, time)
+    progress = SweepProgress(CONFIG, out, time)
     progress.began(2, 2)
     progress.replicate_started(spec(), adopted=False)
     time.now += 10
@@ -166,10 +166,12 @@ def test_the_display_shows_the_peers_and_the_best() -> None:
             "peer-0": {"state": "lost", "round": 6, "samples": 0, "samples_per_s": 77.7},
         },
     }
-    progress = LiveProgress(CONFIG, console)
+    progress = SweepProgress(CONFIG, console=console)
+    assert progress.display is not None
+    display = progress.display
     progress.began(2, 1)
     with console.capture() as before:
-        console.print(progress.render())
+        console.print(display.render())
     assert "replicates 0/2" in before.get() and "peer" not in before.get()
 
     progress.replicate_started(spec(), adopted=False)
@@ -177,7 +179,7 @@ def test_the_display_shows_the_peers_and_the_best() -> None:
     progress.replicate_status(spec(), Handle(None))  # the last known status stays
     progress.trial_finished(record(0, "uniform8"), [12.5, 900.0], None)
     with console.capture() as during:
-        console.print(progress.render())
+        console.print(display.render())
     lines = [line.split() for line in during.get().splitlines()]
     assert ["peer-0", "lost", "6", "0", "78"] in lines
     assert ["peer-1", "training", "7", "400", "100", "1.25"] in lines  # 400 samples in 4 s
@@ -186,18 +188,19 @@ def test_the_display_shows_the_peers_and_the_best() -> None:
 
     progress.replicate_finished(spec(), ROW, kept=False)
     with console.capture() as after:
-        console.print(progress.render())
+        console.print(display.render())
     assert "replicates 1/2" in after.get() and "peer-0" not in after.get()
 
 
 def test_the_display_starts_and_ends_with_the_sweep() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
-    with LiveProgress(CONFIG, console) as progress:
-        progress.began(1, 1)
-        progress.replicate_started(spec(), adopted=False)
-        progress.replicate_finished(spec(), ROW, kept=False)
-        progress.note("a note")
+    progress = SweepProgress(CONFIG, console=console)
+    progress.began(1, 1)
+    progress.replicate_started(spec(), adopted=False)
+    progress.replicate_finished(spec(), ROW, kept=False)
+    progress.note("a note")
+    progress.close()
     assert "trial 0 float16 r0 completed" in out.getvalue()
     assert "a note" in out.getvalue()
     assert out.getvalue().count("\x1b[?25h") == 1  # the cursor is shown again

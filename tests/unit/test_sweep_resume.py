@@ -25,12 +25,14 @@ from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep import driver, files, replicate_runner, trial_book
 from rayhive.sweep.driver import Driver
 from rayhive.sweep.replicate_runner import finished_event
+from rayhive.sweep.resolve import resolve_config
+from rayhive.sweep.resolved import WorkloadFacts
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import open_study, sampler
-from rayhive.sweep.study import Study
 from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.target import Target
 from rayhive.sweep.trial_book import TrialBook
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Killed, Recorder, World
@@ -49,7 +51,7 @@ CONFIG = SweepConfig(
     replicates=2,
     budget={"trials": 2, "seconds_per_replicate": 30},
 )
-STUDY = Study(CONFIG, SHAPES, batch_size=32, data="real")
+STUDY = resolve_config(CONFIG, WorkloadFacts(SHAPES, 32, "real"))
 
 
 class Trap:
@@ -258,6 +260,7 @@ import os, signal, sys
 from pathlib import Path
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.target import Target
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_resume import STUDY, short_log
 
@@ -270,7 +273,8 @@ def tick():
         os.kill(os.getpid(), signal.SIGKILL)
 
 world = World(log=short_log, tick=tick)
-run_sweep(STUDY, Path(sys.argv[1]), Recorder(), Interruption(), connect=world.connect)
+target = Target(connect=world.connect)
+run_sweep(STUDY, Path(sys.argv[1]), Recorder(), Interruption(), target)
 """
 
 
@@ -282,7 +286,7 @@ def test_sqlite_and_the_lock_survive_kill_9(run_dir: Path, tick: int) -> None:
     assert len(kept) == (0 if tick == 4 else 3)
 
     world, progress = World(log=short_log), Witness()
-    run_sweep(STUDY, run_dir, progress, Interruption(), connect=world.connect)
+    run_sweep(STUDY, run_dir, progress, Interruption(), target=Target(connect=world.connect))
     assert {log: log.read_bytes() for log in kept} == kept
     assert sum(world.starts.values()) == 4 - len(kept)
     study = open_study(CONFIG, run_dir, "whoever")

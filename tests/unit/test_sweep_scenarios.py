@@ -19,11 +19,11 @@ from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.dry_run import make_plan
 from rayhive.sweep.objectives import NoValue, objective_values
 from rayhive.sweep.replay import recorded_spec
-from rayhive.sweep.replicate_runner import replicate_seed
-from rayhive.sweep.scenarios import replicate_plan, with_twin
+from rayhive.sweep.resolve import resolve, with_twin
+from rayhive.sweep.resolved import ResolvedStudy, replicate_seed
 from rayhive.sweep.signals import Interruption
-from rayhive.sweep.study import Study, make_study
 from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.target import Target
 from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -40,9 +40,9 @@ MEMBERS = tuple(f"preempt-notice-{seconds}" for seconds in (0, 5, 15, 30))
 
 
 def sweep(folder: Path, world: World, **fields: Any) -> Recorder:
-    study, progress = make_study({**STUDY, **fields}), Recorder()
+    study, progress = resolve({**STUDY, **fields}), Recorder()
     with Interruption() as interruption:
-        run_sweep(study, folder, progress, interruption, connect=world.connect)
+        run_sweep(study, folder, progress, interruption, target=Target(connect=world.connect))
     return progress
 
 
@@ -58,30 +58,29 @@ def test_a_faulted_scenario_brings_its_twin() -> None:
     assert with_twin(["kill-one"]) == ("none", "kill-one")
     assert with_twin(["kill-one", "none"]) == ("kill-one", "none")
     assert with_twin(["none"]) == ("none",)
-    study = make_study(STUDY)
+    study = resolve(STUDY)
     assert study.config.scenarios == ("none", "kill-one", *MEMBERS)
     assert study.twin_added
-    assert not make_study({**STUDY, "scenarios": ["none", "kill-one"]}).twin_added
-    again = make_study(yaml.safe_load(study.config.to_yaml()))
+    assert not resolve({**STUDY, "scenarios": ["none", "kill-one"]}).twin_added
+    again = resolve(yaml.safe_load(study.config.to_yaml()))
     assert again.config == study.config and not again.twin_added
 
 
 def test_parameters_of_a_grid_are_those_of_its_members_or_make_it_one_scenario() -> None:
     """They were ignored, and the study that was written down could not be read back."""
     one = {**STUDY, "scenarios": ["none", "preempt-notice"]}
-    study = make_study({**one, "scenario_args": {"preempt-notice": {"notice_s": 2}}})
+    study = resolve({**one, "scenario_args": {"preempt-notice": {"notice_s": 2}}})
     assert study.config.scenarios == ("none", "preempt-notice")
     (fault,) = plans_of(study, "preempt-notice")[0].faults
     assert fault.args["notice_s"] == 2
-    again = make_study(yaml.safe_load(study.config.to_yaml()))
+    again = resolve(yaml.safe_load(study.config.to_yaml()))
     assert again.config == study.config
     with pytest.raises(ConfigError, match=r"preempt-notice-\d+: args.faults"):
-        make_study({**one, "scenario_args": {"preempt-notice": {"faults": 2}}})
+        resolve({**one, "scenario_args": {"preempt-notice": {"faults": 2}}})
 
 
-def plans_of(study: Study, scenario: str) -> list[FaultPlan]:
-    seeds = [replicate_seed(study.config.seed, number) for number in range(2)]
-    plans = [replicate_plan(study.config, scenario, seed) for seed in seeds]
+def plans_of(study: ResolvedStudy, scenario: str) -> list[FaultPlan]:
+    (plans,) = [each.plans for each in study.scenarios if each.name == scenario]
     return [plan for plan in plans if plan is not None]
 
 
@@ -164,7 +163,7 @@ def test_mistakes_in_scenarios_are_told_with_the_study(
     fields: dict[str, Any], key: str, text: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        make_study({**STUDY, "scenarios": ["kill-one"], **fields, "storage": 3})
+        resolve({**STUDY, "scenarios": ["kill-one"], **fields, "storage": 3})
     told = {problem.key: str(problem) for problem in caught.value.problems}
     assert set(told) == ({"storage", key} if "x/" not in str(fields) else set(told))
     assert text in told[key]
@@ -174,7 +173,7 @@ def test_a_plan_counts_scenarios_and_says_what_was_added(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = make_plan(make_study(STUDY))
+    found = make_plan(resolve(STUDY))
     assert (found.replicates, found.longest_s) == (12, 720)
     assert [scenario.name for scenario in found.scenarios] == ["kill-one", *MEMBERS]
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
@@ -232,7 +231,7 @@ def test_the_worst_is_that_of_the_direction() -> None:
 
 def test_a_scenario_that_says_nothing_fails_the_trial() -> None:
     rows = [row("none", 1.0), row("a", 1.0, "invalid"), row("a", 1.0, "stopped")]
-    with pytest.raises(NoValue, match="no replicate says what it does under a: invalid, stopped"):
+    with pytest.raises(NoValue, match="no replicate was measured under a: invalid, stopped"):
         objective_values(config(), rows)
     rows[-1] = row("a", 1.0, "diverged")
     assert objective_values(config(), rows) == [1.5]

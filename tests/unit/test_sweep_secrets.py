@@ -20,6 +20,7 @@ from rayhive.sweep import sweep as sweep_run
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import check_storage, expanded, open_study
 from rayhive.sweep.sweep import preflight, run_sweep
+from rayhive.sweep.target import Target
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_driver import make_study
 
@@ -63,11 +64,11 @@ def test_a_password_is_not_on_disk_and_not_printed(
         opened.append(url)
         return memory
 
-    monkeypatch.setattr(storage, "_storage", open_storage)
+    monkeypatch.setattr(storage, "make_storage", open_storage)
     monkeypatch.setattr(sweep_run, "check_storage", lambda url: ())
     given, progress = make_study(storage=URL), Recorder()
     with Interruption() as interruption:
-        run_sweep(given, run_dir, progress, interruption, connect=World().connect)
+        run_sweep(given, run_dir, progress, interruption, target=Target(connect=World().connect))
     assert opened == [URL]
     assert not [path for path in run_dir.rglob("*.*") if SECRET in path.read_text("utf-8")]
     written = yaml.safe_load((run_dir / "sweep.yaml").read_text())["storage"]
@@ -77,13 +78,13 @@ def test_a_password_is_not_on_disk_and_not_printed(
     # the same study goes on, also with another password, and not in another database
     same = make_study(storage=URL.replace(SECRET, "newer"))
     with Interruption() as interruption:
-        run_sweep(same, run_dir, Recorder(), interruption, connect=World().connect)
+        run_sweep(same, run_dir, Recorder(), interruption, target=Target(connect=World().connect))
     with pytest.raises(ConfigError) as caught:
-        preflight(make_study(storage=URL.replace("host", "other")), run_dir)
+        preflight(make_study(storage=URL.replace("host", "other")), run_dir, Target())
     assert "storage" in str(caught.value) and SECRET not in str(caught.value)
     with pytest.raises(ConfigError, match="with its password: a run folder keeps none"):
         monkeypatch.undo()
-        preflight(make_study(storage=written), run_dir)
+        preflight(make_study(storage=written), run_dir, Target())
 
     complain(f"to go on: rayhive sweep --set storage={URL}")
     assert SECRET not in capsys.readouterr().err
@@ -121,7 +122,7 @@ def test_a_database_that_refuses_tells_no_password(
     def refuse(url: str) -> None:
         raise OSError(f"no login with {SECRET} at {url}")
 
-    monkeypatch.setattr(storage, "_storage", refuse)
+    monkeypatch.setattr(storage, "make_storage", refuse)
     config = SweepConfig(name="a", workload={"name": "digits"}, storage=URL)
     with pytest.raises(ConfigError, match="no login with") as caught:
         open_study(config, tmp_path, "run")
@@ -146,10 +147,9 @@ def test_the_command_that_goes_on_tells_no_password(
     file.write_text(yaml.safe_dump({"name": "a", "workload": {"name": "digits"}}))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweep_run, "run_sweep", stop)
-    monkeypatch.setattr(sweep_run, "preflight", lambda *arguments, code: None)
     command = ["sweep", str(file), "--set", f"storage={URL}"]
     monkeypatch.setattr(sys, "argv", ["rayhive", *command])
-    assert study._command()[-1] == f"storage={URL}"
+    assert study.command_of_process()[-1] == f"storage={URL}"
     assert main(command) == 130
     told = capsys.readouterr()
     assert "rayhive sweep" in told.err and SECRET not in told.err + told.out

@@ -9,10 +9,11 @@ import pytest
 
 from rayhive.errors import ConfigError
 from rayhive.spec import Configuration, Space, SweepConfig
+from rayhive.sweep.resolve import resolve_config
+from rayhive.sweep.resolved import WorkloadFacts
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import check_storage, open_study, sampler
-from rayhive.sweep.study import Study
 from rayhive.sweep.sweep import open_book
 from rayhive.sweep.trial_book import REASKS, TrialBook
 from tests.unit.sweep_fakes import SHAPES
@@ -76,7 +77,7 @@ def test_a_storage_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
 
 
 def test_a_folder_whose_trials_the_storage_does_not_know_is_refused(run_dir: Path) -> None:
-    study = Study(config(), SHAPES, 32, "real")
+    study = resolve_config(config(), WorkloadFacts(SHAPES, 32, "real"))
     run = RunFolder(run_dir)
     run.replicate(0, 0, "none").mkdir(parents=True)
     with pytest.raises(ConfigError, match="the storage that knows the trials"):

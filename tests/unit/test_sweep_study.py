@@ -9,8 +9,8 @@ import yaml
 from rayhive.errors import ConfigError
 from rayhive.spec import Configuration
 from rayhive.sweep.dry_run import LISTED, make_plan
-from rayhive.sweep.space import SearchSpace
-from rayhive.sweep.study import Study, completed, load_study, make_study
+from rayhive.sweep.resolve import completed, resolve
+from rayhive.sweep.resolved import ResolvedStudy
 from rayhive.workloads.base import Workload
 from rayhive.workloads.digits import Digits
 
@@ -29,18 +29,18 @@ def keys(error: pytest.ExceptionInfo[ConfigError]) -> list[str]:
 def test_a_study_knows_its_workload(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(yaml.safe_dump(BASE))
-    study = load_study(file, ["workload.args.width=8", "replicates=1"])
+    study = resolve(file, ["workload.args.width=8", "replicates=1"])
     assert study.config.replicates == 1
-    assert study.batch_size == 32
-    assert study.data == "real"
-    assert study.shapes[0] == (8, 1, 3, 3)
-    assert load_study(file, ["swarm.batch_size=16"]).batch_size == 16
+    assert study.workload.batch_size == 32
+    assert study.workload.data == "real"
+    assert study.workload.shapes[0] == (8, 1, 3, 3)
+    assert resolve(file, ["swarm.batch_size=16"]).workload.batch_size == 16
 
 
 def test_mistakes_in_the_workload_are_told_with_the_rest() -> None:
     wrong = {**BASE, "workload": {"name": "digits", "args": {"widht": 8, "target": 3}}}
     with pytest.raises(ConfigError) as caught:
-        make_study({**wrong, "replicates": 0, "space": {"codec": "nonne"}})
+        resolve({**wrong, "replicates": 0, "space": {"codec": "nonne"}})
     assert keys(caught) == [
         "replicates",
         "space.codec",
@@ -51,10 +51,10 @@ def test_mistakes_in_the_workload_are_told_with_the_rest() -> None:
 
 def test_a_round_holds_at_least_one_batch_of_a_peer() -> None:
     small = {**BASE, "swarm": {"target_batch_size": 16}}
-    with pytest.raises(ConfigError, match="by default 32 with this workload") as caught:
-        make_study(small)
+    with pytest.raises(ConfigError, match=r"\(32 by default with this workload\)") as caught:
+        resolve(small)
     assert keys(caught) == ["swarm.target_batch_size"]
-    make_study({**small, "swarm": {"target_batch_size": 16, "batch_size": 16}})
+    resolve({**small, "swarm": {"target_batch_size": 16, "batch_size": 16}})
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_round_holds_at_least_one_batch_of_a_peer() -> None:
 def test_peers_without_a_sample_are_told_with_the_rest(args: dict[str, Any]) -> None:
     swarm = {"peers": 2000, "target_batch_size": 2**20}
     with pytest.raises(ConfigError, match="samples that the workload trains on") as caught:
-        make_study({**BASE, "workload": args, "swarm": swarm, "replicates": 0})
+        resolve({**BASE, "workload": args, "swarm": swarm, "replicates": 0})
     assert keys(caught) == ["replicates", "swarm.peers"]
 
 
@@ -78,12 +78,12 @@ def test_nothing_is_said_of_a_workload_that_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Digits, "train_size", Workload.train_size)
-    make_study({**BASE, "swarm": {"peers": 2000, "target_batch_size": 2**20}})
+    resolve({**BASE, "swarm": {"peers": 2000, "target_batch_size": 2**20}})
 
 
 def test_enqueued_configurations_are_spelled_out() -> None:
     enqueue = [{"codec": "size_adaptive"}, {"powersgd_rank": 2}, {"codec": "float16"}]
-    study = make_study({**BASE, "enqueue": enqueue})
+    study = resolve({**BASE, "enqueue": enqueue})
     assert study.config.enqueue == (
         Configuration(codec="size_adaptive", threshold=65537),
         Configuration(powersgd_rank=2, min_compression_ratio=0.5),
@@ -92,23 +92,25 @@ def test_enqueued_configurations_are_spelled_out() -> None:
     assert all(completed(item) == item for item in study.config.enqueue)
 
 
-def quickstart() -> Study:
-    return load_study(EXPERIMENTS / "quickstart.yaml")
+def quickstart() -> ResolvedStudy:
+    return resolve(EXPERIMENTS / "quickstart.yaml")
 
 
 def test_the_robustness_study_has_its_twin_and_room_for_its_faults() -> None:
-    study = load_study(EXPERIMENTS / "robustness.yaml")
-    space = SearchSpace(study.config.space, study.shapes)
+    study = resolve(EXPERIMENTS / "robustness.yaml")
     enqueue = study.config.enqueue
-    assert len({space.key(item) for item in enqueue}) == len(enqueue) == study.config.budget.trials
+    assert (
+        len({study.space.key(item) for item in enqueue})
+        == len(enqueue)
+        == study.config.budget.trials
+    )
     assert study.config.scenarios[0] == "none" and len(study.config.scenarios) == 5
 
 
 def test_the_quickstart_covers_what_it_promises() -> None:
     study = quickstart()
     enqueue = study.config.enqueue
-    space = SearchSpace(study.config.space, study.shapes)
-    assert len({space.key(item) for item in enqueue}) == len(enqueue) >= 8
+    assert len({study.space.key(item) for item in enqueue}) == len(enqueue) >= 8
     assert {item.codec for item in enqueue} >= {"none", "float16", "uniform8", "size_adaptive"}
     assert {item.delay for item in enqueue} == {"none", "state", "optimizer", "gradients"}
     assert {item.powersgd_rank for item in enqueue} == {None, 1, 2, 4}
@@ -120,7 +122,7 @@ def test_the_quickstart_covers_what_it_promises() -> None:
 def test_a_plan_counts_and_predicts() -> None:
     space = {"codec": ["none", "float16"], "delay": ["none", "state"]}
     budget = {"trials": 9, "seconds_per_replicate": 10, "samples_per_replicate": 1000}
-    study = make_study({**BASE, "space": space, "budget": budget, "replicates": 2})
+    study = resolve({**BASE, "space": space, "budget": budget, "replicates": 2})
     plan = make_plan(study)
     assert (plan.space_size, plan.trials, plan.replicates) == (4, 4, 8)
     assert plan.rounds == 4
@@ -138,7 +140,7 @@ def test_a_plan_of_a_wide_space_lists_its_corners() -> None:
         "powersgd_rank": [None, 1, 2, 4],
         "min_compression_ratio": {"low": 0.0, "high": 0.95},
     }
-    plan = make_plan(make_study({**BASE, "space": ranges, "enqueue": [{"codec": "float16"}]}))
+    plan = make_plan(resolve({**BASE, "space": ranges, "enqueue": [{"codec": "float16"}]}))
     assert plan.space_size is None and plan.trials == 24
     assert plan.configurations[0].enqueued
     assert not any(row.enqueued for row in plan.configurations[1:])
@@ -148,5 +150,5 @@ def test_a_plan_of_a_wide_space_lists_its_corners() -> None:
     peers = {4: 1.5, 2: 1.0, 1: 0.0}
     for count, share in peers.items():
         swarm = {"peers": count, "target_batch_size": 256}
-        found = make_plan(make_study({**BASE, "swarm": swarm})).configurations[0]
+        found = make_plan(resolve({**BASE, "swarm": swarm})).configurations[0]
         assert found.bytes_per_round == share * plan.dense_bytes
