@@ -91,13 +91,13 @@ def replay(
         Interrupted: Ctrl-C or SIGTERM; its ``folder`` is that of the new replicate.
     """
     from rayhive.sweep.replay import recorded_spec, run_again
-    from rayhive.sweep.target import Target
+    from rayhive.sweep.target import target_at
 
     place = Path(out) if out is not None else new_folder("replay")
     spec = recorded_spec(folder, trial, replicate, scenario, out=place)
     try:
         with Interruption() as interruption:
-            run_again(spec, story_progress(progress), interruption, Target(address))
+            run_again(spec, story_progress(progress), interruption, target_at(address))
     except Interrupted as stop:
         stop.folder = place
         raise

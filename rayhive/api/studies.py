@@ -109,11 +109,11 @@ def plan(study: StudyLike, *, set: Sets = (), address: str | None = None) -> Pla
     from rayhive.sweep.dry_run import make_plan
     from rayhive.sweep.resolve import resolve
     from rayhive.sweep.sweep import check_target
-    from rayhive.sweep.target import Target
+    from rayhive.sweep.target import target_at
 
     resolved = resolve(study, assignments(set))
     found = make_plan(resolved)
-    return replace(found, unmet=tuple(check_target(resolved, Target(address))))
+    return replace(found, unmet=tuple(check_target(resolved, target_at(address))))
 
 
 def execute(
@@ -140,12 +140,12 @@ def execute(
         Interrupted: Its ``folder`` is the run folder.
     """
     from rayhive.sweep.sweep import run_sweep
-    from rayhive.sweep.target import Target
+    from rayhive.sweep.target import target_at
 
     try:
         with Interruption() as interruption, shown as progress:
             done = run_sweep(
-                study, folder, progress, interruption, Target(address), code=code, again=again
+                study, folder, progress, interruption, target_at(address), code=code, again=again
             )
     except Interrupted as stop:
         stop.folder = folder

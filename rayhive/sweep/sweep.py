@@ -19,7 +19,7 @@ from rayhive.sweep.resolved import ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import check_storage, open_study
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import Target, target_at
 from rayhive.sweep.trial_book import TrialBook
 
 
@@ -39,35 +39,28 @@ def check_target(study: ResolvedStudy, target: Target) -> Iterator[Problem]:
     yield from target.problems(study.demands)
 
 
-def preflight(
-    study: ResolvedStudy, folder: Path, target: Target, code: str = "refuse"
-) -> RunFolder:
+def preflight(study: ResolvedStudy, run: RunFolder, target: Target, code: str = "refuse") -> None:
     """Check a run before Ray is started; nothing is written.
 
     Args:
         study: The study.
-        folder: Its run folder.
+        run: Its run folder.
         target: Where it runs.
         code: Treatment of a run folder that was begun with other code or data: ``refuse``,
             ``keep-apart`` or ``accept``.
 
-    Returns:
-        The run folder.
-
     Raises:
-        ConfigError: The run cannot be started or resumed in ``folder``, its storage cannot be used,
+        ConfigError: The run cannot be started or resumed in its folder, its storage cannot be used,
             or the target does not meet its demands.
     """
     if code not in CHOICES:
         raise ConfigError(unknown("--code", code, CHOICES))
-    run = RunFolder(folder)
     problems = list(run.check(study.config))
     if not problems and code == "refuse":
         problems += run.check_code(study.config, fingerprint(study))
     problems += check_target(study, target)
     if problems:
         raise ConfigError(problems)
-    return run
 
 
 def run_sweep(
@@ -100,8 +93,9 @@ def run_sweep(
         RayhiveError: The disk of the run folder is full.
         Interrupted: The sweep was interrupted, and nothing of it runs any more.
     """
-    target = target or Target()
-    run = preflight(study, folder, target, code)
+    target = target or target_at()
+    run = RunFolder(folder)
+    preflight(study, run, target, code)
     if in_job():
         progress.note(f"this run is kept in {run.path} on {socket.gethostname()}")
     with target.cluster(study.demands, connected=interruption.install) as cluster:

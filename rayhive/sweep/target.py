@@ -44,32 +44,16 @@ def connect_to_ray(address: str | None) -> AbstractContextManager[ClusterLike]:
     return Cluster.connect(address)
 
 
-@dataclass(frozen=True)
-class Target:
-    """Place of a run.
+class Target(Protocol):
+    """Place of a run."""
 
-    Attributes:
-        address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for a Ray on this
-            machine.
-        connect: Replaces :func:`connect_to_ray`.
-    """
+    def problems(self, demands: Demands) -> Iterable[Problem]:
+        """Return the demands that are known to be unmet before Ray is started."""
 
-    address: str | None = None
-    connect: Connect | None = None
-
-    def problems(self, demands: Demands) -> Iterator[Problem]:
-        """Yield the demands that this machine does not meet; none if a cluster is named."""
-        if named(self.address):
-            return
-        if demands.needs:
-            yield from capabilities.missing(demands.needs, capabilities.here())
-        yield from gpu_problems(demands.swarm, [this_machine()])
-
-    @contextmanager
-    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
+    def cluster(
+        self, demands: Demands, connected: Callable[[], None]
+    ) -> AbstractContextManager[ClusterLike]:
         """Connect to the cluster and check that it meets the demands.
-
-        A testbed is made around it if the demands need one and no cluster is named.
 
         Args:
             demands: The demands.
@@ -79,22 +63,69 @@ class Target:
             ConfigError: The cluster does not meet the demands.
             ClusterError: It does not start or cannot be joined.
         """
-        with (
-            self._host(demands) as address,
-            (self.connect or connect_to_ray)(address) as cluster,
-        ):
+
+
+def target_at(address: str | None = None, connect: Connect | None = None) -> Target:
+    """Return the target of a run.
+
+    Args:
+        address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for this machine.
+        connect: Replaces :func:`connect_to_ray`.
+    """
+    chosen = connect or connect_to_ray
+    return NamedCluster(address, chosen) if named(address) else ThisMachine(address, chosen)
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """A Ray of rayhive's own on this machine, on a testbed if the demands need one."""
+
+    address: str | None
+    connect: Connect
+
+    def problems(self, demands: Demands) -> Iterator[Problem]:
+        """Yield the demands that this machine does not meet."""
+        if demands.needs:
+            yield from capabilities.missing(demands.needs, capabilities.here())
+        yield from gpu_problems(demands.swarm, [this_machine()])
+
+    @contextmanager
+    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
+        """Start Ray and check the demands."""
+        host: AbstractContextManager[str | None] = nullcontext(self.address)
+        if demands.testbed:
+            from rayhive.cluster.testbed.context import hosted
+
+            host = hosted(demands.swarm, self.address, demands.joining)
+        with host as address, self.connect(address) as cluster:
             connected()
-            problems = [
-                *cluster.check_room(demands.swarm),
-                *cluster.check_kinds(demands.needs, demands.swarm),
-            ]
-            if problems:
-                raise ConfigError(problems)
-            yield cluster
+            yield _checked(cluster, demands)
 
-    def _host(self, demands: Demands) -> AbstractContextManager[str | None]:
-        if not demands.testbed:
-            return nullcontext(self.address)
-        from rayhive.cluster.testbed.context import hosted
 
-        return hosted(demands.swarm, self.address, demands.joining)
+@dataclass(frozen=True)
+class NamedCluster:
+    """A running Ray cluster; its nodes are asked once it is joined."""
+
+    address: str | None
+    connect: Connect
+
+    def problems(self, demands: Demands) -> tuple[Problem, ...]:
+        """Return nothing: the machine of the driver does not count."""
+        return ()
+
+    @contextmanager
+    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
+        """Join the cluster and check the demands."""
+        with self.connect(self.address) as cluster:
+            connected()
+            yield _checked(cluster, demands)
+
+
+def _checked(cluster: ClusterLike, demands: Demands) -> ClusterLike:
+    problems = [
+        *cluster.check_room(demands.swarm),
+        *cluster.check_kinds(demands.needs, demands.swarm),
+    ]
+    if problems:
+        raise ConfigError(problems)
+    return cluster

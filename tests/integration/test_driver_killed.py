@@ -46,7 +46,7 @@ from rayhive.sweep import replicate_runner
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.progress import SweepProgress
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from rayhive.sweep.resolve import resolve_config
 from rayhive.sweep.resolved import WorkloadFacts
 
@@ -118,8 +118,9 @@ def connect(address):
 
 try:
     with Interruption() as interruption:
+        progress = SweepProgress(config, sys.stdout)
         done = run_sweep(
-            study, folder, SweepProgress(config, sys.stdout), interruption, Target(address, connect)
+            study, folder, progress, interruption, target_at(address, connect)
         )
 except Interrupted as stop:
     sys.exit(stop.exit_code)

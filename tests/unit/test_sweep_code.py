@@ -19,7 +19,7 @@ from rayhive.sweep.resolve import resolve
 from rayhive.sweep.resolved import ResolvedStudy
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -78,9 +78,7 @@ def sweep(
 ) -> Recorder:
     progress, world = Recorder(), world or World()
     with Interruption() as interruption:
-        run_sweep(
-            given, folder, progress, interruption, target=Target(connect=world.connect), code=how
-        )
+        run_sweep(given, folder, progress, interruption, target_at(connect=world.connect), code=how)
     return progress
 
 

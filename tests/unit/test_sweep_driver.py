@@ -25,7 +25,7 @@ from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import open_study
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Recorder, World
 
@@ -60,9 +60,7 @@ def sweep(study: ResolvedStudy, folder: Path, world: World) -> tuple[Done, Recor
     progress = Recorder()
     with Interruption() as interruption:
         study = journalled(study, folder)
-        done = run_sweep(
-            study, folder, progress, interruption, target=Target(connect=world.connect)
-        )
+        done = run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
     return done, progress
 
 
@@ -74,9 +72,7 @@ def stored(study: ResolvedStudy, folder: Path) -> list[optuna.trial.FrozenTrial]
 def test_a_sweep_runs_every_replicate_of_every_trial_once(run_dir: Path) -> None:
     study, world, progress = make_study(), World(), Recorder()
     with Interruption() as interruption:
-        done = run_sweep(
-            study, run_dir, progress, interruption, target=Target(connect=world.connect)
-        )
+        done = run_sweep(study, run_dir, progress, interruption, target_at(connect=world.connect))
     assert done == Done(trials=3, failed=0, duplicates=done.duplicates, exhausted=False)
     assert sorted(world.starts.values()) == [1] * 6
     assert len(progress.of("finished")) == 6
@@ -316,7 +312,11 @@ def test_a_signal_stops_the_replicate_and_the_next_run_goes_on(
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=number.name) as caught, Interruption() as interruption:
         run_sweep(
-            study, run_dir, Signalling(number), interruption, target=Target(connect=world.connect)
+            study,
+            run_dir,
+            Signalling(number),
+            interruption,
+            target=target_at(connect=world.connect),
         )
     assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) is before

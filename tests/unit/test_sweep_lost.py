@@ -28,7 +28,7 @@ from rayhive.sweep.replicate_runner import lost_attempts
 from rayhive.sweep.resolved import ResolvedStudy
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, FakeHandle, Recorder, World
 from tests.unit.test_cluster_control import SPEC
@@ -47,7 +47,12 @@ def again(study: ResolvedStudy, folder: Path, world: World) -> tuple[Done, Recor
     with Interruption() as interruption:
         study = journalled(study, folder)
         done = run_sweep(
-            study, folder, progress, interruption, target=Target(connect=world.connect), again=True
+            study,
+            folder,
+            progress,
+            interruption,
+            target=target_at(connect=world.connect),
+            again=True,
         )
     return done, progress
 
@@ -86,7 +91,7 @@ def test_the_bound_holds_over_drivers_that_die(run_dir: Path) -> None:
                 run_dir,
                 Dying(attempt),
                 interruption,
-                target=Target(connect=world.connect),
+                target=target_at(connect=world.connect),
             )
         assert world.starts["0/0/none"] == attempt + 1
     sweep(make_study(**ONE), run_dir, world)

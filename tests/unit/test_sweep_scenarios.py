@@ -23,7 +23,7 @@ from rayhive.sweep.resolve import resolve, with_twin
 from rayhive.sweep.resolved import ResolvedStudy, replicate_seed
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -42,7 +42,7 @@ MEMBERS = tuple(f"preempt-notice-{seconds}" for seconds in (0, 5, 15, 30))
 def sweep(folder: Path, world: World, **fields: Any) -> Recorder:
     study, progress = resolve({**STUDY, **fields}), Recorder()
     with Interruption() as interruption:
-        run_sweep(study, folder, progress, interruption, target=Target(connect=world.connect))
+        run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
     return progress
 
 

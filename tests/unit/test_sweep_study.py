@@ -99,11 +99,8 @@ def quickstart() -> ResolvedStudy:
 def test_the_robustness_study_has_its_twin_and_room_for_its_faults() -> None:
     study = resolve(EXPERIMENTS / "robustness.yaml")
     enqueue = study.config.enqueue
-    assert (
-        len({study.space.key(item) for item in enqueue})
-        == len(enqueue)
-        == study.config.budget.trials
-    )
+    assert len(enqueue) == study.config.budget.trials
+    assert len({study.space.key(item) for item in enqueue}) == len(enqueue)
     assert study.config.scenarios[0] == "none" and len(study.config.scenarios) == 5
 
 
