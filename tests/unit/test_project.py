@@ -191,7 +191,7 @@ def test_imports_point_down() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("module", ["rayhive", "rayhive.cli", "rayhive.workloads"])
+@pytest.mark.parametrize("module", ["rayhive", "rayhive.api", "rayhive.cli", "rayhive.workloads"])
 def test_import_is_light(module: str) -> None:
     """Bad input is refused, and ``--help`` printed, before anything heavy is loaded."""
     heavy = {"torch", "ray", "hivemind", "lightning", "optuna", "pandas"}

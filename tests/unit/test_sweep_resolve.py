@@ -6,13 +6,21 @@ from typing import Any
 import pytest
 import yaml
 
+from rayhive.cluster.node import capabilities
 from rayhive.errors import ConfigError
+from rayhive.faults.target import CAPABILITIES
 from rayhive.spec import Configuration
+from rayhive.sweep import resolve as resolve_module
 from rayhive.sweep.dry_run import LISTED, make_plan
 from rayhive.sweep.resolve import completed, resolve
-from rayhive.sweep.resolved import ResolvedStudy
+from rayhive.sweep.resolved import ResolvedStudy, replicate_seed
+from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.signals import Interruption
+from rayhive.sweep.sweep import preflight, run_sweep
+from rayhive.sweep.target import target_at
 from rayhive.workloads.base import Workload
 from rayhive.workloads.digits import Digits
+from tests.unit.sweep_fakes import Recorder, World
 
 BASE: dict[str, Any] = {
     "name": "study",
@@ -149,3 +157,56 @@ def test_a_plan_of_a_wide_space_lists_its_corners() -> None:
         swarm = {"peers": count, "target_batch_size": 256}
         found = make_plan(resolve({**BASE, "swarm": swarm})).configurations[0]
         assert found.bytes_per_round == share * plan.dense_bytes
+
+
+def test_every_fault_plan_is_made_once(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[str, int]] = []
+    plan_of = resolve_module.plan_of
+
+    def counted(name: str, **given: Any) -> Any:
+        made.append((name, given["seed"]))
+        return plan_of(name, **given)
+
+    monkeypatch.setattr(resolve_module, "plan_of", counted)
+    given = {"scenarios": ["kill-one"], "swarm": {"peers": 3}, "replicates": 2}
+    study = resolve({**BASE, **given, "budget": {"trials": 2, "seconds_per_replicate": 60}})
+    seeds = [replicate_seed(0, number) for number in range(2)]
+    assert made == [("kill-one", seed) for seed in seeds]
+    assert make_plan(study).replicates == 8
+    world = World()
+    run_sweep(study, run_dir, Recorder(), Interruption(), target_at(connect=world.connect))
+    assert len(made) == 2 and world.starts
+    assert [scenario.name for scenario in study.scenarios] == ["none", "kill-one"]
+    assert all(plan is None for plan in study.scenarios[0].plans)
+
+
+def test_a_resolved_study_says_what_it_demands() -> None:
+    plain = resolve(BASE).demands
+    assert not plain.needs and not plain.testbed and plain.joining == 0
+    shaped = {"peers": 2, "node_classes": {"slow": {"count": 2, "cpu_share": 0.5}}}
+    assert resolve({**BASE, "swarm": {**shaped, "target_batch_size": 256}}).demands.testbed
+    joined = {"scenarios": ["late-join"], "budget": {"seconds_per_replicate": 90}}
+    demands = resolve({**BASE, **joined, "swarm": {"peers": 3}}).demands
+    assert demands.joining > 0 and "join" in demands.needs
+
+
+@pytest.mark.parametrize("environment", [False, True])
+def test_a_machine_that_lacks_a_capability_refuses_only_for_itself(
+    environment: bool, monkeypatch: pytest.MonkeyPatch, run_dir: Path
+) -> None:
+    lacking = dict.fromkeys(CAPABILITIES, "not on this machine")
+    monkeypatch.setattr(capabilities, "here", lambda: lacking)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    study = resolve({**BASE, "scenarios": ["kill-one"], "swarm": {"peers": 3}})
+    run = RunFolder(run_dir)
+    with pytest.raises(ConfigError, match="not on this machine"):
+        preflight(study, run, target_at())
+    if environment:
+        monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    address = None if environment else "10.0.0.1:6379"
+    preflight(study, run, target_at(address))
+    world = World()
+    run_sweep(study, run_dir, Recorder(), Interruption(), target_at(address, world.connect))
+    assert world.starts
+    with pytest.raises(ConfigError, match="not on this machine"):
+        preflight(study, run, target_at("local"))
