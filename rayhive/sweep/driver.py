@@ -27,7 +27,7 @@ from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
 from rayhive.sweep.order import batch_end, run_order
 from rayhive.sweep.provenance import code_revision
 from rayhive.sweep.replicate_runner import POLL_S, ReplicateRunner, Swarms, Watcher, finished_event
-from rayhive.sweep.resolved import ResolvedScenario, ResolvedStudy, replicate_seed
+from rayhive.sweep.resolved import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.trial_book import TrialBook, TrialRecord
@@ -264,7 +264,7 @@ class Driver:
             replicate=replicate,
             scenario=scenario.name,
             plan=scenario.plans[replicate],
-            seed=replicate_seed(config.seed, replicate),
+            seed=self._study.seeds[replicate],
             workload=config.workload,
             swarm=config.swarm,
             configuration=record.configuration,

@@ -108,6 +108,11 @@ class ResolvedStudy:
         """The configurations that the study may try."""
         return SearchSpace(self.config.space, self.workload.shapes)
 
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """Seed of each replicate number."""
+        return tuple(replicate_seed(self.config.seed, n) for n in range(self.config.replicates))
+
     @property
     def replicates_per_trial(self) -> int:
         """Replicates of one trial, over all scenarios."""

@@ -25,6 +25,13 @@ class Killed(BaseException):
     """The driver died here, as if by SIGKILL."""
 
 
+def write_half_an_event(log: EventLog) -> None:
+    """End a log in the middle of a line, as the death of its writer does."""
+    log.close()
+    with log.path.open("a", encoding="utf-8") as file:
+        file.write('{"kind":"rou')
+
+
 class Supervisor:
     """One running replicate: after ``looks`` looks it is finished."""
 
@@ -101,8 +108,7 @@ class World:
         """End every supervisor where it is, in the middle of a line."""
         for supervisor in self.live.values():
             if supervisor.outcome is None:
-                supervisor.file._file.write('{"kind":"rou')
-                supervisor.file.close()
+                write_half_an_event(supervisor.file)
         self.live.clear()
 
     @contextmanager
@@ -158,8 +164,7 @@ class FakeHandle:
         if self.run_id in self.world.lose:  # its node went away
             self.world.lose.discard(self.run_id)
             log = self.world.live.pop(self.run_id).file
-            log._file.write('{"kind":"rou')  # it was writing
-            log.close()
+            write_half_an_event(log)
             return {"state": "failed", "stop_reason": "the supervisor died"}
         return self.world.look(self.run_id)
 
