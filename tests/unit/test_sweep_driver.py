@@ -350,7 +350,7 @@ def test_a_second_signal_does_not_wait(run_dir: Path) -> None:
         world.closed += 1
 
     with pytest.raises(Interrupted), Interruption() as interruption:
-        run_sweep(study, run_dir, progress, interruption, connect=connect)
+        run_sweep(study, run_dir, progress, interruption, target_at(connect=connect))
     assert len(world.released) == 1
 
 

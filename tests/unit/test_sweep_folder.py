@@ -117,7 +117,7 @@ def test_another_configuration_is_refused_key_by_key(
 def test_an_existing_study_that_cannot_be_read_is_told(run_dir: Path) -> None:
     run_dir.mkdir()
     (run_dir / "sweep.yaml").write_text("name: [\n")
-    assert "its sweep.yaml says" in told(RunFolder(run_dir), study())["--out"]
+    assert "its sweep.yaml is not valid" in told(RunFolder(run_dir), study())["--out"]
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_every_fault_plan_is_made_once(run_dir: Path, monkeypatch: pytest.Monkey
     study = resolve({**BASE, **given, "budget": {"trials": 2, "seconds_per_replicate": 60}})
     seeds = [replicate_seed(0, number) for number in range(2)]
     assert made == [("kill-one", seed) for seed in seeds]
-    assert make_plan(study).replicates == 8
+    assert make_plan(study).replicates == 4
     world = World()
     run_sweep(study, run_dir, Recorder(), Interruption(), target_at(connect=world.connect))
     assert len(made) == 2 and world.starts

@@ -80,7 +80,7 @@ def test_a_folder_whose_trials_the_storage_does_not_know_is_refused(run_dir: Pat
     study = resolve_config(config(), WorkloadFacts(SHAPES, 32, "real"))
     run = RunFolder(run_dir)
     run.replicate(0, 0, "none").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="the storage that knows the trials"):
+    with pytest.raises(ConfigError, match="the storage with the trials of"):
         open_book(study, run, "run")
 
 
