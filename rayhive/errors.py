@@ -107,6 +107,23 @@ class DamagedError(RayhiveError):
         self.reason = reason
 
 
+class NewerVersionError(RayhiveError):
+    """A stored file was written by a newer rayhive, with a schema that this one cannot read.
+
+    Args:
+        what: The file.
+        found: Version of its schema.
+        known: Newest version that can be read.
+    """
+
+    def __init__(self, what: str, found: int, known: int) -> None:
+        super().__init__(
+            f"{what}: event schema version {found} is newer than {known}, the newest that this "
+            "rayhive reads: read it with the rayhive that wrote it, or a newer one"
+        )
+        self.found, self.known = found, known
+
+
 class PeerError(RayhiveError):
     """A peer process failed or could not be started."""
 

@@ -174,7 +174,7 @@ class Cluster:
             ConfigError: A supervisor of this name runs something else.
             SupervisorError: The supervisor does not start in time; it is ended.
         """
-        bounds = timing or self._timing or PhaseTimeouts.of(spec.timeouts)
+        bounds = timing or self._timing or PhaseTimeouts(spec.timeouts)
         self._mend()
         self._studies.add(spec.study)
         node = ray.get_runtime_context().get_node_id()
@@ -190,7 +190,9 @@ class Cluster:
             # The events are written to the driver's disk.
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         ).remote(given, bounds, self._agent_options)
-        other = ReplicateSpec.model_validate(_first_answer(actor, spec.run_id, bounds.supervisor))
+        other = ReplicateSpec.model_validate(
+            _first_answer(actor, spec.run_id, bounds.study.supervisor)
+        )
         if other != spec:
             text = f"a name that no other run on this cluster has; {other.folder} is running"
             raise ConfigError(Problem("name", spec.study, text))
@@ -235,7 +237,7 @@ class Cluster:
             if not actors.pending(run_id):
                 raise
             since = self._pending.setdefault(run_id, time.monotonic())
-            if time.monotonic() - since < (self._timing or PhaseTimeouts()).supervisor:
+            if time.monotonic() - since < (self._timing or PhaseTimeouts()).study.supervisor:
                 raise
             actors.end(run_id)
             return None

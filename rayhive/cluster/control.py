@@ -1,7 +1,7 @@
-"""``rayhive status`` and ``rayhive stop``: what runs, and its end, from any terminal.
+"""Commands ``rayhive status`` and ``rayhive stop``, from any terminal.
 
-On a shared cluster the supervisors are asked. An embedded Ray is private to its driver, so
-what runs there is read from the events on disk, and stopped by a signal to the driver.
+On a shared cluster the supervisors answer. An embedded Ray is private to its driver: the status of
+its replicates is read from the events on disk, and they are stopped by a signal to the driver.
 """
 
 from __future__ import annotations
@@ -22,18 +22,25 @@ from rayhive.cluster.embedded import RUNS_FILE
 from rayhive.cluster.node import machine, process_group
 from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
-from rayhive.events import Event, read_events
+from rayhive.events import (
+    BarrierReleased,
+    Event,
+    PeerLost,
+    PeerSpawned,
+    ReplicateFinished,
+    read_events,
+)
 from rayhive.spec.replicate import ReplicateSpec
 
 _STOP_TIMEOUT = 60.0
-#: Phase of a replicate whose supervisor lives but keeps silent.
+#: Phase of a replicate whose supervisor lives and does not answer.
 SILENT = "does not answer"
 
 
 def cluster_status(address: str | None = None) -> list[dict[str, Any]]:
-    """Return the status of every replicate that runs, one object each.
+    """Return the status of every running replicate.
 
-    Of one whose supervisor does not answer only the run id is known; its phase says so.
+    If a supervisor does not answer, only the run id is known, and the phase is :data:`SILENT`.
 
     Args:
         address: A shared cluster; without one (and without ``RAY_ADDRESS``) the embedded
@@ -61,7 +68,7 @@ def _status(cluster: Cluster, run_id: str) -> dict[str, Any] | None:
 
 
 def stop_study(address: str | None, study: str) -> list[str]:
-    """End every replicate of a study cleanly, and the agents that serve it.
+    """End every replicate of a study cleanly, and the agents of the study.
 
     Args:
         address: A shared cluster; without one (and without ``RAY_ADDRESS``) the embedded
@@ -73,8 +80,8 @@ def stop_study(address: str | None, study: str) -> list[str]:
 
     Raises:
         ConfigError: Nothing that can be used answers at the address.
-        NoAnswerError: A supervisor does not answer; the others have been ended.
-        ClusterError: Something did not end in time.
+        NoAnswerError: A supervisor does not answer; the other replicates have been ended.
+        ClusterError: A replicate did not end in time.
     """
     if resolve(address) is None:
         return _stop_embedded(study)
@@ -84,7 +91,7 @@ def stop_study(address: str | None, study: str) -> list[str]:
             try:
                 handle = cluster.peek(run_id)
             except NoAnswerError as error:
-                if actors.pending(run_id):  # it has not begun, and nobody may start it any more
+                if actors.pending(run_id):  # it has not begun, and must not begin later
                     actors.end(run_id)
                     ended.append(run_id)
                 else:
@@ -114,10 +121,10 @@ def _stop_embedded(study: str) -> list[str]:
 
 
 def _terminate(pid: int) -> None:
-    """Tell a driver to end and wait until it has.
+    """Send SIGTERM to a driver and wait for its end.
 
     Raises:
-        ClusterError: It did not.
+        ClusterError: The driver did not end in time.
     """
     try:
         descriptor = os.pidfd_open(pid)
@@ -149,10 +156,7 @@ def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def status_from_disk(folder: Path) -> dict[str, Any] | None:
-    """Return the status of a replicate as its events tell it.
-
-    None if there are none yet, or they can't be read.
-    """
+    """Return the status of a replicate from its events; None if they cannot be read."""
     try:
         return _status_from_disk(folder)
     except (OSError, ValueError, LookupError, TypeError, RayhiveError):
@@ -163,17 +167,17 @@ def _status_from_disk(folder: Path) -> dict[str, Any]:
     events = list(read_events(folder / "events.jsonl"))
     spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_bytes())
     peer_table = PeerTable([spec.peer_spec(peer).name for peer in range(spec.swarm.peers)])
-    phase, since, outcome = "placing", events[0]["t"] if events else time.time(), None
+    phase, since, outcome = "placing", events[0].t if events else time.time(), None
     heard: dict[str, float] = {}
     for event in events:
-        name = event["peer"]
-        if name is not None:
-            heard[name] = event["t"]
-            _replay(peer_table, name, event)
-        elif event["kind"] == "barrier_released":
-            phase, since = "training", event["t"]
-        elif event["kind"] == "replicate_finished":
-            phase, outcome = "finished", {k: event[k] for k in ("state", "stop_reason")}
+        if event.peer is not None:
+            heard[event.peer] = event.t
+            _replay(peer_table, event.peer, event)
+        elif isinstance(event, BarrierReleased):
+            phase, since = "training", event.t
+        elif isinstance(event, ReplicateFinished):
+            phase = "finished"
+            outcome = {"state": event.state, "stop_reason": event.stop_reason}
     peers = {name: peer.status() for name, peer in peer_table.peers.items()}
     for name, peer in peers.items():
         peer["last_event_age"] = time.time() - heard.get(name, since)
@@ -192,11 +196,11 @@ def _status_from_disk(folder: Path) -> dict[str, Any]:
 
 
 def _replay(peer_table: PeerTable, name: str, event: Event) -> None:
-    if name not in peer_table.peers:  # it came later
+    if name not in peer_table.peers:  # it started later
         peer_table.add(name)
-    if event["kind"] == "peer_spawned":
-        peer_table.spawned(name, int(event["pid"]), str(event["host"]))
-    elif event["kind"] == "peer_lost":
-        peer_table.lost(name, str(event["reason"]))
+    if isinstance(event, PeerSpawned):
+        peer_table.spawned(name, event.pid, event.host)
+    elif isinstance(event, PeerLost):
+        peer_table.lost(name, str(event.reason))
     else:
         peer_table.take(name, event)

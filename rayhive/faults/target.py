@@ -101,6 +101,3 @@ class FaultTarget(Protocol):
 
     def last(self, kind: str, peer: str) -> Event | None:
         """Return the last event of a kind that any life of a slot sent."""
-
-    def note(self, kind: str, **fields: Any) -> None:
-        """Write an event of the supervisor's."""

@@ -282,8 +282,8 @@ def invariant_lines(timeline: Timeline) -> list[str]:
     What the replicate's own events say; where they say nothing, the invariants that need only
     events are checked now.
     """
-    told = timeline.of("invariant")
-    found: Sequence[Mapping[str, Any]] = told or [
+    recorded = [dict(event) for event in timeline.of("invariant")]
+    found: Sequence[Mapping[str, Any]] = recorded or [
         {"name": r.name, "ok": r.ok, "checked": r.checked, "violations": r.violations}
         for r in check_all(timeline.spec, timeline.events)
     ]

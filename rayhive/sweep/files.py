@@ -1,39 +1,18 @@
-"""Atomic writes, and one clear error for disks that cannot be written."""
+"""One clear error for disks that cannot be written."""
 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rayhive.errors import RayhiveError
 
-_NEW = ".new"
 #: Errors of a disk that cannot be written at all.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 #: The same errors in SQLite, which reports them as text only.
 _SQLITE = ("database or disk is full", "disk I/O error", "attempt to write a readonly database")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of a file atomically; it is on disk when this returns."""
-    new = path.with_name(f".{path.name}{_NEW}")
-    try:
-        with new.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-
-
-def is_unfinished(path: Path) -> bool:
-    """Return whether a file was left by :func:`write_atomically` in a process that was killed."""
-    return path.name.startswith(".") and path.name.endswith(_NEW)
 
 
 @contextmanager

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
-from rayhive.events import Event, EventLog, make_event, read_events
+from rayhive.events import Event, EventLog, ReplicateStarted, make_event, read_events
+from rayhive.files import write_atomically
 from rayhive.metrics.timeline import LOST
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.aside import archive, current_attempt, set_aside
-from rayhive.sweep.files import write_atomically
 from rayhive.sweep.signals import Interrupted, Interruption
 
 #: Interval at which a running replicate is polled [s].
@@ -261,11 +261,11 @@ def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
     try:
         before = ReplicateSpec.model_validate_json(recorded.read_bytes()).plan
     except ValueError:
-        started = next(iter(read_events(folder / "events.jsonl")), {}).get("spec")
-        if started is None:
-            return  # the recorded plan is unknown
-        before = ReplicateSpec.model_validate(started).plan
-        write_atomically(recorded, json.dumps(started, indent=1) + "\n")
+        first = next(iter(read_events(folder / "events.jsonl")), None)
+        if not isinstance(first, ReplicateStarted):
+            return  # the plan of the recorded run is unknown
+        before = ReplicateSpec.model_validate(first.spec).plan
+        write_atomically(recorded, json.dumps(first.spec, indent=1) + "\n")
     if before != spec.plan:
         allowed = (
             f"the same as when {folder} was recorded, but it now plans other faults: restore its "

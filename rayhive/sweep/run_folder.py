@@ -17,10 +17,10 @@ from typing import IO, Any
 
 from rayhive.errors import ConfigError, DamagedError, Problem, without_secrets
 from rayhive.events import read_events
+from rayhive.files import is_unfinished, write_atomically
 from rayhive.spec import SweepConfig
 from rayhive.sweep.aside import set_aside
 from rayhive.sweep.code_fingerprint import Fingerprint, read_fingerprint
-from rayhive.sweep.files import is_unfinished, write_atomically
 from rayhive.sweep.provenance import collect
 
 #: Keys that may grow when a study is resumed; any other difference makes it another study.

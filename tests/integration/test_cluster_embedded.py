@@ -18,7 +18,7 @@ import pytest
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ConfigError
-from rayhive.spec import SwarmConfig
+from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import (
     FAKE_FORKSERVER,
@@ -199,7 +199,7 @@ def test_a_peer_that_is_never_ready_in_time_loses_the_replicate(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     spec = replicate(tmp_path, peers={"1": {"startup_s": 60.0}})
-    outcome = run(cluster, spec, PhaseTimeouts(barrier=5.0, hurry=0.5))
+    outcome = run(cluster, spec, PhaseTimeouts(Timeouts(barrier=5.0), hurry=0.5))
     assert outcome == {
         "state": "lost",  # a machine is slow; what fails of itself says so
         "stop_reason": "peer-1 did not reach the barrier within 5 s (timeouts.barrier)",
@@ -242,7 +242,7 @@ def test_a_deaf_peer_is_killed(cluster: Cluster, tmp_path: Path) -> None:
         budget={"seconds_per_replicate": 0.5},
         peers={"1": {"deaf": True}},
     )
-    outcome = run(cluster, spec, PhaseTimeouts(stop=0.5, hurry=0.5))
+    outcome = run(cluster, spec, PhaseTimeouts(Timeouts(stopping=0.5), hurry=0.5))
     assert outcome["state"] == "failed"
     assert outcome["stop_reason"] == "peer-1 did not stop within 1.5 s"
 
@@ -251,7 +251,7 @@ def test_a_peer_that_will_not_go_home_is_killed_without_harm(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     spec = replicate(tmp_path, peers={"1": {"deaf": True}})
-    outcome = run(cluster, spec, PhaseTimeouts(shutdown=0.5))
+    outcome = run(cluster, spec, PhaseTimeouts(Timeouts(teardown=0.5)))
     assert outcome == {"state": "completed", "stop_reason": "rounds"}
 
 

@@ -25,7 +25,7 @@ from rayhive.cluster.node import cgroups
 from rayhive.cluster.node.process_faults import NodeTools
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.errors import RayhiveError
-from rayhive.events import Event, make_event
+from rayhive.events import Event
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.target import ProcessRole
 from rayhive.registry import FAULTS
@@ -286,6 +286,3 @@ class FakeSwarm:
                 and not future.done()
             ):
                 future.set_result(event)
-
-    def note(self, kind: str, **fields: Any) -> None:
-        self.log.append(make_event(kind, None, **fields))

@@ -8,16 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from rayhive.cluster import calls
 from rayhive.cluster.calls import Once, repeated
-from rayhive.cluster.replicate import swarm
-from rayhive.cluster.replicate.peer_actor import EXITED
-from rayhive.cluster.replicate.swarm import Swarm
-from rayhive.events import Event
-from tests.unit.test_cluster_control import SPEC
+from rayhive.cluster.replicate import stream
+from rayhive.cluster.replicate.peer_actor import Exited, StreamItem
+from rayhive.cluster.replicate.stream import relay
+from rayhive.events import Progress
 
 
 def unavailable() -> ActorUnavailableError:
@@ -26,7 +24,7 @@ def unavailable() -> ActorUnavailableError:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (calls, swarm):
+    for module in (calls, stream):
         monkeypatch.setattr(module, "RETRY_EVERY", 0.001)
 
 
@@ -74,40 +72,34 @@ def test_a_repeated_call_is_done_once() -> None:
 
 
 class Actor:
-    """A peer's actor: ``next_events`` gives or raises these."""
+    """A peer's actor: ``next_items`` gives or raises these."""
 
     def __init__(self, *answers: Any) -> None:
         self.asked: list[int] = []
         call = failing(*answers)
 
-        def next_events(after: int, timeout: float) -> Any:
+        def next_items(after: int, timeout: float) -> Any:
             self.asked.append(after)
             return call()
 
-        self.next_events = SimpleNamespace(remote=next_events)
+        self.next_items = SimpleNamespace(remote=next_items)
 
 
-def pumped(actor: Actor, patience: float, monkeypatch: pytest.MonkeyPatch) -> list[Event]:
-    """Return what a swarm hears of a peer whose actor answers so."""
-    heard: list[Event] = []
+def relayed(actor: Actor, patience: float) -> list[StreamItem]:
+    """Return the items that a supervisor receives from a peer's actor."""
+    received: list[StreamItem] = []
 
-    async def listen(name: str, event: Event) -> None:
-        heard.append(event)
+    async def listen(name: str, item: StreamItem) -> None:
+        received.append(item)
 
-    context = SimpleNamespace(get_node_id=lambda: "node")
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    peers = Swarm(SPEC, {}, listen, patience)
-    peers._actors["peer-0"] = actor
-    asyncio.run(peers._pump("peer-0"))
-    return heard
+    asyncio.run(relay("peer-0", actor, listen, patience))
+    return received
 
 
-def test_a_peer_whose_actor_is_unavailable_for_a_while_lives(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first, last = {"kind": "round", "round": 1}, {"kind": EXITED, "exit_code": 0}
+def test_a_peer_whose_actor_is_unavailable_for_a_while_lives() -> None:
+    first, last = Progress(computed=1), Exited(0)
     actor = Actor([first], unavailable(), unavailable(), [], [last])
-    assert pumped(actor, 60.0, monkeypatch) == [first, last]
+    assert relayed(actor, 60.0) == [first, last]
     assert actor.asked == [0, 1, 1, 1, 1]  # nothing was lost, nothing came twice
 
 
@@ -116,7 +108,7 @@ def test_a_peer_whose_actor_is_unavailable_for_a_while_lives(
     [(ActorDiedError(), 60.0, "its actor died"), (unavailable(), 0.0, "could not be reached for")],
 )
 def test_a_peer_whose_actor_died_or_stays_away_is_lost(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, patience: float, text: str
+    error: Exception, patience: float, text: str
 ) -> None:
-    (event,) = pumped(Actor(error), patience, monkeypatch)
-    assert event["kind"] == EXITED and text in event["reason"]
+    (end,) = relayed(Actor(error), patience)
+    assert isinstance(end, Exited) and end.reason is not None and text in end.reason

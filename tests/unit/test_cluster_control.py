@@ -16,7 +16,7 @@ from rayhive.cluster.cluster import Cluster, _first_answer
 from rayhive.cluster.replicate.handle import ReplicateHandle
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, NoAnswerError
-from rayhive.spec import SwarmConfig
+from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
 
 SPEC = ReplicateSpec(
@@ -105,7 +105,7 @@ def test_a_supervisor_that_ray_never_made_is_given_up_and_ended(
     with pytest.raises(NoAnswerError):  # it may be on its way
         cluster.find(SPEC.run_id, SPEC.folder)
     assert ended == []
-    hasty = Cluster(None, PhaseTimeouts(supervisor=0.0), None)
+    hasty = Cluster(None, PhaseTimeouts(Timeouts.model_construct(supervisor=0.0)), None)
     assert hasty.find(SPEC.run_id, SPEC.folder) is None
     assert ended == [SPEC.run_id]
     hasty.close()

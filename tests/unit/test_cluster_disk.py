@@ -18,13 +18,13 @@ from rayhive.cluster.doctor import _within, doctor
 from rayhive.cluster.node import capabilities, machine
 from rayhive.cluster.node.small_disk import SmallDisk
 from rayhive.cluster.replicate.handle import settle
-from rayhive.cluster.replicate.log import _fresh
-from rayhive.events import EventLog, make_event
+from rayhive.cluster.replicate.log import set_aside
+from rayhive.events import Event, EventLog, make_event
 from rayhive.faults.target import CAPABILITIES
 from tests.integration.cluster_harness import replicate
 
 
-def write(folder: Path, *events: dict[str, object]) -> None:
+def write(folder: Path, *events: Event) -> None:
     log = EventLog(folder / "events.jsonl")
     for event in events:
         log.append(event)
@@ -46,7 +46,7 @@ def test_the_status_of_a_replicate_is_read_from_its_events(tmp_path: Path) -> No
     assert status_from_disk(tmp_path) is None
     spec = replicate(tmp_path)
     (tmp_path / "spec.json").write_text(spec.model_dump_json(by_alias=True))
-    write(tmp_path, make_event("replicate_started"))
+    write(tmp_path, make_event("replicate_started", spec={}))
     status = status_from_disk(tmp_path)
     assert status is not None and status["phase"] == "placing"
     write(tmp_path, make_event("peer_spawned", "peer-0", pid=7, host="h", node="n"))
@@ -55,7 +55,7 @@ def test_the_status_of_a_replicate_is_read_from_its_events(tmp_path: Path) -> No
     write(
         tmp_path,
         make_event("barrier_released", peers=2),
-        make_event("round", "peer-0", round=3, samples=8, loss=0.25),
+        make_event("round", "peer-0", round=3, samples=8, loss=0.25, outcome="alone"),
         make_event("peer_lost", "peer-1", exit_code=-9, reason="killed"),
     )
     status = status_from_disk(tmp_path)
@@ -74,10 +74,10 @@ def test_the_status_of_a_replicate_is_read_from_its_events(tmp_path: Path) -> No
 
 def test_events_of_an_earlier_attempt_are_set_aside(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    assert _fresh(path) == path
+    assert set_aside(path) == path
     for number in range(2):
         path.write_text("old\n")
-        assert _fresh(path) == path and not path.exists()
+        assert set_aside(path) == path and not path.exists()
         assert (tmp_path / f"events.attempt-{number}.jsonl").read_text() == "old\n"
 
 

@@ -18,9 +18,9 @@ import pytest
 from rayhive.cluster.node import forkserver_manager
 from rayhive.cluster.node.forkserver_manager import ForkserverManager, tail
 from rayhive.cluster.node.process_group import records, started
-from rayhive.cluster.replicate.peer_actor import EXITED, PeerActor
+from rayhive.cluster.replicate.peer_actor import Exited, PeerActor, StreamItem
 from rayhive.errors import PeerError
-from rayhive.events import Event
+from rayhive.events import DHTReady, PeerReady, Round
 from tests.integration.cluster_harness import FAKE_FORKSERVER, replicate
 
 Body = Callable[[str, PeerActor], Coroutine[Any, Any, None]]
@@ -62,11 +62,11 @@ def with_peer(folder: Path, body: Body, **settings: Any) -> None:
     asyncio.run(run())
 
 
-async def until(actor: PeerActor, kind: str, taken: int = 0) -> list[Event]:
-    """Return events up to the first of this kind."""
-    found: list[Event] = []
-    while not any(event["kind"] == kind for event in found):
-        new = await actor.next_events(taken + len(found), 10.0)
+async def until(actor: PeerActor, kind: type[StreamItem], taken: int = 0) -> list[Any]:
+    """Return items up to the first of this type."""
+    found: list[Any] = []
+    while not any(isinstance(item, kind) for item in found):
+        new = await actor.next_items(taken + len(found), 10.0)
         assert new, f"no {kind} after {found}"
         found += new
     return found
@@ -74,17 +74,17 @@ async def until(actor: PeerActor, kind: str, taken: int = 0) -> list[Event]:
 
 def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
     async def body(forkserver: str, actor: PeerActor) -> None:
-        assert await actor.next_events(0, 0.05) == []
+        assert await actor.next_items(0, 0.05) == []
         assert await actor.command({"do": "start", "initial_peers": []}, "1")
-        first = await until(actor, "peer_ready")
-        assert first[0]["kind"] == "dht_ready"
-        assert await actor.next_events(len(first), 0.05) == []
-        assert await actor.next_events(0, 0.05) == []  # what arrived is forgotten
+        first = await until(actor, PeerReady)
+        assert isinstance(first[0], DHTReady)
+        assert await actor.next_items(len(first), 0.05) == []
+        assert await actor.next_items(0, 0.05) == []  # what arrived is forgotten
         for do in ("train", "shutdown"):
             await actor.command({"do": do}, do)
-        rest = await until(actor, EXITED, len(first))
-        assert rest[-1]["exit_code"] == 0
-        assert [event["round"] for event in rest if event["kind"] == "round"] == [1, 2, 3]
+        rest = await until(actor, Exited, len(first))
+        assert rest[-1].exit_code == 0
+        assert [item.round for item in rest if isinstance(item, Round)] == [1, 2, 3]
         assert not await actor.command({"do": "train"}, "3")
         status = await actor.status()
         assert (status["running"], status["exit_code"]) == (False, 0)
@@ -96,7 +96,7 @@ def test_a_death_is_told_with_its_signal(folder: Path) -> None:
     async def body(forkserver: str, actor: PeerActor) -> None:
         assert (await actor.status())["running"]
         await actor.kill(signal.SIGKILL)
-        assert (await until(actor, EXITED))[-1]["exit_code"] == -signal.SIGKILL
+        assert (await until(actor, Exited))[-1].exit_code == -signal.SIGKILL
 
     with_peer(folder, body)
 
@@ -108,10 +108,10 @@ def test_a_death_is_told_even_if_nobody_knows_how_and_forks_hold_the_line(
 
     async def body(forkserver: str, actor: PeerActor) -> None:
         await actor.command({"do": "start", "initial_peers": []}, "4")
-        taken = len(await until(actor, "peer_ready"))
+        taken = len(await until(actor, PeerReady))
         pid = (await actor.status())["pid"]
         os.kill(pid, signal.SIGKILL)  # the peer alone: its fork lives on
-        assert (await until(actor, EXITED, taken))[-1]["exit_code"] is None
+        assert (await until(actor, Exited, taken))[-1].exit_code is None
 
     with_peer(folder, body)
 

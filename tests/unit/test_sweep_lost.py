@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import ray
 from ray.exceptions import ActorDiedError
 from typer.testing import CliRunner
 
 from rayhive.cli.main import app
 from rayhive.cluster.calls import silent
-from rayhive.cluster.replicate.lifecycle import Replicate
-from rayhive.cluster.replicate.peer_table import Outcome
+from rayhive.cluster.replicate.blame import blame
+from rayhive.cluster.replicate.peer_table import Outcome, PeerTable
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, SupervisorError
 from rayhive.metrics.aggregate import fold
@@ -31,7 +30,6 @@ from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, FakeHandle, Recorder, World
-from tests.unit.test_cluster_control import SPEC
 from tests.unit.test_sweep_driver import journalled, make_study, stored, sweep
 
 ONE = {"budget": {"trials": 1, "seconds_per_replicate": 30}, "space": {}, "replicates": 1}
@@ -204,10 +202,8 @@ def test_patience_may_change_and_what_is_measured_may_not(run_dir: Path) -> None
 
 def test_a_study_sets_the_limits_of_its_supervisors() -> None:
     given = Timeouts(placing=1, supervisor=2, starting=3, barrier=4, stopping=5, teardown=6)
-    timing = PhaseTimeouts.of(given)
-    assert (timing.placement, timing.supervisor, timing.startup) == (1, 2, 3)
-    assert (timing.barrier, timing.stop, timing.shutdown, timing.unreachable) == (4, 5, 6, 60)
-    assert PhaseTimeouts.of(Timeouts()) == PhaseTimeouts()
+    assert PhaseTimeouts(given).study == given
+    assert PhaseTimeouts().study == Timeouts()
 
 
 def _agent(error: Exception | None) -> Any:
@@ -218,36 +214,38 @@ def _agent(error: Exception | None) -> Any:
     return SimpleNamespace(ping=SimpleNamespace(remote=ping))
 
 
+def _blamed(peer_table: PeerTable, agents: dict[str, Any], nodes: dict[str, str]) -> Outcome:
+    """Return the outcome of a failure of a peer, for peers on nodes with agents."""
+
+    async def silent_nodes(peers: Sequence[str]) -> dict[str, str]:
+        asked = {nodes[name] for name in peers}
+        return await silent({node: agents[node] for node in sorted(asked)}, 1.0)
+
+    return asyncio.run(blame("peer-1: killed", peer_table, silent_nodes))
+
+
 @pytest.mark.parametrize(
-    ("uprooted", "agents", "state"),
+    ("actor_lost", "error", "state"),
     [(False, None, "failed"), (True, None, "lost"), (False, ActorDiedError(), "lost")],
     ids=["its own failure", "its actor is gone", "its node is gone"],
 )
 def test_a_failure_is_the_configurations_unless_a_part_of_the_cluster_is_gone(
-    monkeypatch: pytest.MonkeyPatch, uprooted: bool, agents: Exception | None, state: str
+    actor_lost: bool, error: Exception | None, state: str
 ) -> None:
-    context = SimpleNamespace(get_node_id=lambda: "node")
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    replicate = Replicate(SPEC, PhaseTimeouts(), {})
-    replicate._swarm._nodes = {"peer-0": "node", "peer-1": "node"}
-    replicate._swarm._agents = {"node": _agent(agents)}
-    replicate._peer_table.lost("peer-1", "its process was killed by signal 9", uprooted)
-    outcome = asyncio.run(replicate._blamed("peer-1: killed"))
-    assert isinstance(outcome, Outcome) and outcome.state == state
+    peers = PeerTable(["peer-0", "peer-1"])
+    peers.lost("peer-1", "its process was killed by signal 9", actor_lost)
+    nodes = dict.fromkeys(peers.peers, "node")
+    outcome = _blamed(peers, {"node": _agent(error)}, nodes)
+    assert outcome.state == state
     assert "peer-1: killed" in outcome.stop_reason
 
 
-def test_a_node_whose_peers_a_fault_takes_is_not_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    context = SimpleNamespace(get_node_id=lambda: "node")
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    replicate = Replicate(SPEC, PhaseTimeouts(), {})
-    replicate._swarm._nodes = {"peer-0": "a", "peer-1": "b"}
-    replicate._swarm._agents = {"a": _agent(None), "b": _agent(ActorDiedError())}
-    replicate._peer_table.doom("peer-1")
-    replicate._peer_table.lost("peer-1", "its actor died", uprooted=True)
-    assert asyncio.run(replicate._blamed("peer-0: an error")).state == "failed"
+def test_a_node_whose_peers_a_fault_takes_is_not_asked_for() -> None:
+    peers = PeerTable(["peer-0", "peer-1"])
+    peers.expect_loss("peer-1")
+    peers.lost("peer-1", "its actor died", actor_lost=True)
+    agents = {"a": _agent(None), "b": _agent(ActorDiedError())}
+    assert _blamed(peers, agents, {"peer-0": "a", "peer-1": "b"}).state == "failed"
 
 
 def test_an_agent_that_hangs_is_silent() -> None:

@@ -1,4 +1,4 @@
-"""The driver's end of a running replicate."""
+"""Handle of the driver on a running replicate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError
 
 from rayhive.cluster.calls import RETRY_EVERY
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
-from rayhive.events import read_events
+from rayhive.events import ReplicateFinished, of_kind, read_events
 from rayhive.spec.replicate import ReplicateSpec
 
 _ANSWER_TIMEOUT = 10.0
@@ -21,12 +21,12 @@ _POLL = 20.0
 
 
 class ReplicateHandle:
-    """A replicate whose supervisor lives, or did when this was made.
+    """A replicate whose supervisor lived when the handle was created.
 
     Args:
         spec: The replicate.
         actor: Its supervisor.
-        broken: Says what is wrong with the cluster as a whole, if something is.
+        broken: Returns a description of a failure of the whole cluster; None if there is none.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class ReplicateHandle:
         """Return the outcome, or None if the replicate still runs after ``timeout`` seconds.
 
         Returns:
-            ``state`` and ``stop_reason``, as in the ``replicate_finished`` event, which is on
-            disk by then. If the supervisor is gone the outcome is read from there; if it died
-            before it wrote one, the state is ``lost`` and the events have no end.
+            ``state`` and ``stop_reason`` of the ``replicate_finished`` event, which is on disk by
+            then. If the supervisor is gone, the outcome is read from disk. If it died before it
+            wrote that event, the state is ``lost``, and the log stays without an end.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self._outcome is None:
@@ -62,14 +62,14 @@ class ReplicateHandle:
                     self._actor.outcome.remote(max(0.0, left)), timeout=left + _ANSWER_TIMEOUT
                 )
             except (GetTimeoutError, ActorUnavailableError) as error:
-                # It is busy or out of reach; a supervisor that died is noticed by Ray.
+                # The supervisor is busy or out of reach; Ray reports one that died.
                 if isinstance(error, ActorUnavailableError):
                     if self._reason is not None:  # the request to stop may not have arrived
                         self._actor.stop.remote(self._reason)
                     time.sleep(RETRY_EVERY if left > RETRY_EVERY else max(0.0, left))
             except RayActorError as error:
-                said = str(error).splitlines()[0]
-                self._outcome = settle(Path(self.spec.folder), self._broken() or said)
+                reason = str(error).splitlines()[0]
+                self._outcome = settle(Path(self.spec.folder), self._broken() or reason)
             except RayError:
                 if self._broken() is None:
                     raise
@@ -80,11 +80,11 @@ class ReplicateHandle:
         return self._outcome
 
     def status(self) -> dict[str, Any]:
-        """Return ``phase``, ``seconds`` and for each of the ``peers`` what it is doing.
+        """Return ``phase``, ``seconds`` and the status of each of the ``peers``.
 
         Raises:
             NoAnswerError: The supervisor does not answer.
-            ClusterError: It is gone.
+            ClusterError: The supervisor is gone.
         """
         try:
             answer: dict[str, Any] = ray.get(self._actor.status.remote(), timeout=_ANSWER_TIMEOUT)
@@ -95,20 +95,17 @@ class ReplicateHandle:
         return answer
 
     def stop(self, reason: str) -> None:
-        """Ask for an early end and return at once; :meth:`wait` tells when it is over.
+        """Ask for an early end and return at once; :meth:`wait` returns at the end.
 
-        The supervisor ends the replicate within seconds, also if this process dies meanwhile.
-        Asked again, it repeats the first reason: Ray may deliver the calls in another order.
+        The supervisor ends the replicate within seconds, even if this process dies. A repeated
+        call sends the first reason again, as Ray may deliver the calls in another order.
         """
         self._reason = self._reason or reason
         if self._outcome is None:
             self._actor.stop.remote(self._reason)
 
     def release(self) -> None:
-        """Let the supervisor go: at once if its outcome is on disk, else as soon as it is.
-
-        May be called again.
-        """
+        """Let the supervisor exit once its outcome is on disk. May be called again."""
         self._actor.release.remote()
 
 
@@ -117,10 +114,9 @@ def settle(folder: Path, reason: str) -> dict[str, str]:
 
     Args:
         folder: The replicate's folder.
-        reason: What Ray says of the supervisor.
+        reason: Ray's report of the end of the supervisor.
     """
-    with contextlib.suppress(OSError, KeyError, RayhiveError):
-        for event in read_events(folder / "events.jsonl"):
-            if event["kind"] == "replicate_finished":
-                return {key: str(event[key]) for key in ("state", "stop_reason")}
+    with contextlib.suppress(OSError, RayhiveError):
+        for end in of_kind(read_events(folder / "events.jsonl"), ReplicateFinished):
+            return {"state": end.state, "stop_reason": str(end.stop_reason)}
     return {"state": "lost", "stop_reason": f"the supervisor died: {reason}"}

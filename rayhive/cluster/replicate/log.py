@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rayhive.errors import ReplicateError
 from rayhive.events import Event, EventLog
+from rayhive.files import write_atomically
 from rayhive.spec.replicate import ReplicateSpec
 
 
@@ -17,10 +18,10 @@ class ReplicateLog:
 
     Args:
         spec: The replicate; its folder is made by :meth:`open`.
-        failed: Called when an event can't be written.
+        failed: Called when an event cannot be written.
 
     Attributes:
-        error: What is wrong with the disk; None if nothing is.
+        error: Description of the disk's failure; None without a failure.
     """
 
     def __init__(self, spec: ReplicateSpec, failed: Callable[[], None]) -> None:
@@ -36,7 +37,7 @@ class ReplicateLog:
         return self._folder / "events.jsonl"
 
     def open(self) -> None:
-        """Write down what is run, and begin an empty log.
+        """Write spec and plan, and begin an empty log; earlier events are set aside.
 
         Raises:
             ReplicateError: The folder can't be written.
@@ -44,15 +45,15 @@ class ReplicateLog:
         try:
             (self._folder / "logs").mkdir(parents=True, exist_ok=True)
             spec = self._spec.model_dump_json(by_alias=True, indent=1) + "\n"
-            _write(self._folder / "spec.json", spec)
+            write_atomically(self._folder / "spec.json", spec)
             if self._spec.plan is not None:
-                _write(self._folder / "plan.json", self._spec.plan.canonical())
-            self._log = EventLog(_fresh(self.path))
+                write_atomically(self._folder / "plan.json", self._spec.plan.canonical())
+            self._log = EventLog(set_aside(self.path))
         except OSError as error:
             raise ReplicateError(f"{self._folder} can't be written: {error.strerror}") from error
 
     def append(self, event: Event) -> None:
-        """Write one event; after a failure nothing more is written."""
+        """Write one event; after a failure, do nothing."""
         if self._log is None or self.error is not None:
             return
         try:
@@ -61,7 +62,7 @@ class ReplicateLog:
             self._note(error)
 
     def sync(self) -> None:
-        """Return when everything is on disk, or can't be."""
+        """Sync the events to disk."""
         try:
             if self._log is not None and self.error is None:
                 self._log.sync()
@@ -77,7 +78,7 @@ class ReplicateLog:
             self._note(error)
 
     def note_failure(self) -> None:
-        """Write the traceback of the present exception to the supervisor's own log."""
+        """Write the traceback of the current exception to the supervisor's own log."""
         try:
             with (self._folder / "logs" / "supervisor.log").open("a", encoding="utf-8") as file:
                 file.write(traceback.format_exc())
@@ -89,14 +90,8 @@ class ReplicateLog:
         self._failed()
 
 
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
-def _fresh(path: Path) -> Path:
-    """Set aside the events of an earlier attempt in the same folder; return ``path``."""
+def set_aside(path: Path) -> Path:
+    """Rename the event log of an earlier attempt in the same folder; return ``path``."""
     if path.exists() and path.stat().st_size:
         number = 0
         while (old := path.with_name(f"{path.stem}.attempt-{number}{path.suffix}")).exists():

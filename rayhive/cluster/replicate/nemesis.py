@@ -1,46 +1,61 @@
-"""Fires the faults of a plan, proves that they took effect, and heals them, each in its time."""
+"""Fires the faults of a plan, verifies that they took effect, and heals them, each in its time."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 import rayhive.faults  # noqa: F401 - fills the registry
 from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.errors import RayhiveError, ReplicateError
+from rayhive.events import Event, FaultFailed, FaultFired, FaultHealed, FaultVerified
+from rayhive.events.supervisor import FaultPhase
 from rayhive.faults.kind import FaultKind
 from rayhive.faults.queries import JOIN, takes_away
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import DYNAMIC_ROLES, QUIET_S, At, FaultPlan, PlannedFault
 
 T = TypeVar("T")
-#: A fault that is later than this moves the end of training [s].
+#: Delay of a fault above which the end of training moves [s].
 LATE_S = 0.5
+
+
+class _Slip(TypedDict, total=False):
+    """Delay of a fault, as fields of ``fault_fired``."""
+
+    slip_s: float
+    slip_rounds: float
 
 
 class Nemesis:
     """The faults of one replicate.
 
-    Every fault runs in a task of its own, so faults may overlap. What a fault does is an event:
-    ``fault_fired`` when it was injected, ``fault_verified`` when there is a proof, or a proof that
-    it did not take effect, ``fault_healed``, and ``fault_failed`` when a step raised an error.
+    Every fault runs in a task of its own, so faults may overlap. Each step is an event:
+    ``fault_fired`` after the injection, ``fault_verified`` with the result of the check,
+    ``fault_healed``, and ``fault_failed`` when a step raised an error.
 
-    A fault that is due waits until the peers that it strikes train: what ends a peer that has not
-    begun, or a node that is not back yet, breaks nothing. Where the plan bounds how many may be
-    struck at once, it also waits for the others to be back. How late it is, is in its event.
+    A fault that is due waits until its targets train: to end a peer that has not begun, or whose
+    node is not back yet, would have no effect. If the plan bounds the number of struck peers, the
+    fault also waits until other peers are back. The event holds the delay.
 
     Args:
         plan: The plan.
         target: The swarm.
+        write: Receives the events of the faults.
         on_over: Called each time that a fault is over.
     """
 
     def __init__(
-        self, plan: FaultPlan, target: SwarmTarget, on_over: Callable[[], None] = lambda: None
+        self,
+        plan: FaultPlan,
+        target: SwarmTarget,
+        write: Callable[[Event], None],
+        on_over: Callable[[], None] = lambda: None,
     ) -> None:
-        self._target, self._at_most, self._on_over = target, plan.at_most, on_over
+        self._target, self._at_most = target, plan.at_most
+        self._write, self._on_over = write, on_over
         self._struck: dict[str, tuple[FaultKind, set[str]]] = {}
         self._faults: list[FaultKind] = [
             FAULTS.get(planned.kind)(planned) for planned in plan.faults
@@ -53,13 +68,13 @@ class Nemesis:
         self._set_up: list[FaultKind] = []
         self._round = 0
         self._slip_s = 0.0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def setup(self) -> None:
         """Prepare every fault.
 
         Raises:
-            ReplicateError: One cannot be prepared.
+            ReplicateError: A fault cannot be prepared.
         """
         for fault in self._faults:
             self._set_up.append(fault)
@@ -70,7 +85,7 @@ class Nemesis:
                 raise ReplicateError(f"{_title(fault.planned)} can't be set up: {error}") from error
 
     def start(self) -> None:
-        """Begin to count: training starts now."""
+        """Start the tasks of the faults, at the start of training."""
         began = time.monotonic()
         self._tasks = [asyncio.create_task(self._run(fault, began)) for fault in self._faults]
 
@@ -80,82 +95,85 @@ class Nemesis:
         return self._slip_s
 
     def over(self) -> bool:
-        """Return whether nothing is left to wait for: all is over, or a fault has failed."""
+        """Return whether all faults are over, or one has failed."""
         return bool(self._errors) or all(task.done() for task in self._tasks)
 
     def quiet_from(self, deadline: float) -> float:
-        """Return until when to train on, so that the end is as quiet as it was planned.
+        """Return the time until which to train, so that the end is as quiet as planned.
 
-        The deadline moves by the delay of the latest fault. A fault of a round that is not over at
-        the deadline has no planned end: :data:`QUIET_S` follow it.
+        The deadline moves by the delay of the latest fault. A fault that was planned by round and
+        is not over at the deadline has no planned end: :data:`QUIET_S` follow it.
 
         Args:
-            deadline: When the budget of seconds is spent (of the monotonic clock).
+            deadline: End of the budget of seconds [s of the monotonic clock].
         """
         until = deadline + (self._slip_s if self._slip_s > LATE_S else 0.0)
         late = [t for t in self._over.values() if t > deadline]
         return max(until, max(late) + QUIET_S) if late else until
 
     def heard(self, round_: int) -> None:
-        """Take note of a round that some peer has finished, 0 for one that begins to train."""
+        """Record a round that a peer has finished; 0 when a peer begins to train."""
         self._round = max(self._round, round_)
-        self._tell()
+        self._wake()
 
-    def _tell(self) -> None:
-        """Wake up who waits for its time."""
-        self._news.set()
-        self._news = asyncio.Event()
+    def _wake(self) -> None:
+        """Have the waiting faults check their conditions again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def _run(self, fault: FaultKind, began: float) -> None:
-        planned, phase = fault.planned, "inject"
+        planned = fault.planned
+        phase: FaultPhase = "inject"
         CAUSE.set(planned.id)
         try:
             await self._due(fault, began)
             slip = self._slip(planned.at, began)
             who = self._who(fault)
-            lives = self._target.lives_of(who)
+            struck = self._target.incarnations_of(who)
             fired_at = time.time()
             step = fault.inject(self._target, who)
             done = await (step if fault.inside else _bounded(fault, step))
-            if fault.inside:  # only now it is known when the peer did it
+            if fault.inside:  # the round of the act is known only now
                 slip = self._slip(planned.at, began)
             self._fired[planned.id] = time.monotonic()
             self._slip_s = max(self._slip_s, slip.get("slip_s", 0.0))
-            self._target.note(
-                "fault_fired",
-                fault=planned.id,
-                fault_kind=planned.kind,
-                effect=fault.effect,
-                who=list(who),
-                lives=lives or self._target.lives_of(who),
-                planned=str(planned.at),
-                began=fired_at,
-                done=done,
-                **slip,
+            self._write(
+                FaultFired(
+                    fault=planned.id,
+                    fault_kind=planned.kind,
+                    effect=fault.effect,
+                    who=list(who),
+                    lives=struck or self._target.incarnations_of(who),
+                    planned=str(planned.at),
+                    began=fired_at,
+                    done=done,
+                    **slip,
+                )
             )
             phase = "verify"
             proof = await _bounded(fault, fault.verify(self._target, who))
             if proof.ok:
                 self._verified.add(planned.id)
-            self._target.note("fault_verified", fault=planned.id, ok=proof.ok, proof=proof.what)
+            self._write(FaultVerified(fault=planned.id, ok=proof.ok, proof=proof.what))
             if planned.heal_after_s is None or not fault.heals:
                 return
             phase = "heal"
             left = self._fired[planned.id] + planned.heal_after_s - time.monotonic()
             await asyncio.sleep(max(0.0, left))
             done = await _bounded(fault, fault.heal(self._target, who))
-            self._target.note(
-                "fault_healed",
-                fault=planned.id,
-                lives=self._target.lives_of(who),
-                done=done,
-                seconds=time.monotonic() - self._fired[planned.id],
+            self._write(
+                FaultHealed(
+                    fault=planned.id,
+                    lives=self._target.incarnations_of(who),
+                    done=done,
+                    seconds=time.monotonic() - self._fired[planned.id],
+                )
             )
         except Exception as error:
             self._failed(planned, phase, error)
         finally:
             self._struck.pop(planned.id, None)
-            self._tell()
+            self._wake()
             self._over[planned.id] = time.monotonic()
             asyncio.get_running_loop().call_soon(self._on_over)  # when this task is done
 
@@ -164,73 +182,74 @@ class Nemesis:
         at = fault.planned.at
         if at.seconds is not None:
             await asyncio.sleep(max(0.0, began + at.seconds - time.monotonic()))
-        # what a peer does in a round it does before anybody has finished that
+        # A fault inside a peer acts in a round before any peer has finished that round.
         last = 0 if at.round is None else at.round - int(fault.inside)
         while self._round < last:
-            await self._news.wait()
+            await self._changed.wait()
         if not fault.inside:
-            await self._there(fault)
+            await self._targets_train(fault)
 
-    def _slip(self, at: At, began: float) -> dict[str, Any]:
-        """Return how late it is for a fault."""
+    def _slip(self, at: At, began: float) -> _Slip:
+        """Return the delay of a fault."""
         if at.seconds is not None:
             return {"slip_s": time.monotonic() - began - at.seconds}
         assert at.round is not None
         return {"slip_rounds": max(0, self._round - at.round)}
 
-    async def _there(self, fault: FaultKind) -> None:
-        """Wait until those whom a fault strikes are there, and not too many others are not."""
+    async def _targets_train(self, fault: FaultKind) -> None:
+        """Wait until the fault's targets train and at most ``at_most`` peers are struck."""
         while True:
-            slots = set(self._strikes(fault))
-            there = fault.planned.kind == JOIN or all(map(self._target.trains, slots))
+            targets = set(self._targets(fault))
+            train = fault.planned.kind == JOIN or all(map(self._target.trains, targets))
             if not set(DYNAMIC_ROLES).isdisjoint(fault.planned.who):
-                there = there and bool(self._target.training())
-            if there and (self._at_most is None or self._few(fault, slots, self._at_most)):
-                self._struck[fault.planned.id] = fault, slots
+                train = train and bool(self._target.training())
+            if train and (self._at_most is None or self._few(fault, targets, self._at_most)):
+                self._struck[fault.planned.id] = fault, targets
                 return
-            await self._news.wait()
+            await self._changed.wait()
 
-    def _few(self, fault: FaultKind, slots: set[str], at_most: int) -> bool:
-        """Return whether a fault may strike slots now, where at most so many may be struck."""
+    def _few(self, fault: FaultKind, targets: set[str], at_most: int) -> bool:
+        """Return whether a fault may strike its targets now if ``at_most`` peers may be struck."""
         struck = list(self._struck.values())
-        # what lets a peer go on training may meet its like; what ends or stops it comes alone
+        # Faults that leave a peer training may overlap. A fault that takes a peer away may not.
         gentle = not takes_away(fault.planned.kind)
-        # and of two faults of one link neither could be proved
+        # Two faults of one link could not be verified separately.
         away = [
-            those
-            for other, those in struck
+            theirs
+            for other, theirs in struck
             if not gentle or takes_away(other.planned.kind) or fault.group == other.group == "link"
         ]
         down = self._target.down()
-        others = down.union(*(those for _, those in struck)) - slots
-        # what is gentle to a node may be so to all peers, if they are on one
-        few = len(slots | others) <= at_most or (gentle and not others)
-        return few and slots.isdisjoint(down.union(*away))
+        others = down.union(*(theirs for _, theirs in struck)) - targets
+        # A gentle fault of a node may strike all peers, if all of them are on that node.
+        few = len(targets | others) <= at_most or (gentle and not others)
+        return few and targets.isdisjoint(down.union(*away))
 
-    def _strikes(self, fault: FaultKind) -> list[str]:
-        """Return the slots that a fault strikes; none for a role, which goes to who is there."""
+    def _targets(self, fault: FaultKind) -> list[str]:
+        """Return the replicas that a fault strikes; a dynamic role is resolved when it fires."""
         who = [name for name in fault.planned.who if name not in DYNAMIC_ROLES]
-        slots = [name for name in who if name.startswith("peer-")]
-        nodes = [self._target.node_of(slot) for slot in slots] if fault.targets == "node" else []
+        peers = [name for name in who if name.startswith("peer-")]
+        nodes = [self._target.node_of(peer) for peer in peers] if fault.targets == "node" else []
         nodes += [name for name in who if name.startswith("node-")]
-        return [*slots, *(slot for node in nodes for slot in self._target.home(node))]
+        return [*peers, *(peer for node in nodes for peer in self._target.home(node))]
 
     def _who(self, fault: FaultKind) -> Sequence[str]:
+        """Return the replicas or nodes that a fault is aimed at now, roles resolved."""
         target = self._target
         named = [target.role(n) if n in DYNAMIC_ROLES else n for n in fault.planned.who]
         if fault.targets == "node":
             named = [target.node_of(n) if n.startswith("peer-") else n for n in named]
         else:
-            named = target.slots(named)
+            named = target.replicas(named)
         return list(dict.fromkeys(named))
 
-    def _failed(self, planned: PlannedFault, phase: str, error: Exception) -> None:
+    def _failed(self, planned: PlannedFault, phase: FaultPhase, error: Exception) -> None:
         text = str(error) if isinstance(error, RayhiveError) else repr(error)
         self._errors[planned.id] = f"{phase}: {text}"
-        self._target.note("fault_failed", fault=planned.id, phase=phase, error=text)
+        self._write(FaultFailed(fault=planned.id, phase=phase, error=text))
 
     async def close(self) -> None:
-        """Stop counting, and have every fault remove what may be left of it."""
+        """Cancel the waiting faults, and have every fault remove its remains."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -242,7 +261,7 @@ class Nemesis:
         self._set_up = []
 
     def problem(self) -> str | None:
-        """Return why the replicate does not stand for its scenario, None if it does."""
+        """Return why the replicate does not represent its scenario; None if it does."""
         for fault in self._faults:
             planned = fault.planned
             if planned.id in self._errors:

@@ -1,9 +1,9 @@
 """The Ray actor that hosts one peer process.
 
-hivemind is not in this process: it forks, wants the main thread and shares locks across its
-forks, which would hide a death from Ray and keep the actor from answering. The actor holds one
-end of a socket whose other end is the peer: commands go in, events come out, and when either
-side dies the other sees it at once.
+hivemind does not run in this process: it forks, needs the main thread and shares locks across its
+forks. That would hide a death from Ray and block the actor's calls. The actor holds one end of a
+socket, and the peer process the other: commands go in, events come out, and each side notices the
+death of the other at once.
 """
 
 from __future__ import annotations
@@ -14,27 +14,64 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rayhive.cluster import actors
 from rayhive.cluster.calls import Once
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.errors import PeerError
-from rayhive.events import Event, load_event
+from rayhive.events import (
+    DHTReady,
+    Event,
+    PeerFinished,
+    PeerReady,
+    Spawned,
+    TrainingStarted,
+    load_event,
+)
 
-#: The forkserver's last word on a peer; not an event of the log.
-EXITED = "exited"
-#: Events after which the peer may own processes and sockets that it did not own before.
-_NOTED_AFTER = ("dht_ready", "peer_ready", "training_started", "peer_finished")
+#: Kind of the last line that the forkserver writes to a peer's connection.
+_EXITED = "exited"
+#: Events after which the peer may own new processes and sockets.
+_RECORDED_AFTER = (DHTReady, PeerReady, TrainingStarted, PeerFinished)
 _LINE_LIMIT = 2**26
 _SPAWN_TIMEOUT = 20.0
-#: How long the forkserver may take to tell a dead peer's exit code [s].
-_LAST_WORD_TIMEOUT = 1.0
+#: Time that the forkserver has to report the exit code of a dead peer [s].
+_EXIT_CODE_TIMEOUT = 1.0
+
+
+@dataclass(frozen=True)
+class Exited:
+    """End of a peer process: the last item of its stream.
+
+    Attributes:
+        exit_code: Exit code, negative for a signal; None if unknown.
+        reason: Why the actor cannot be reached; None if the actor noticed the end itself.
+    """
+
+    exit_code: int | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Line of a peer that is not a valid event.
+
+    Attributes:
+        reason: What is wrong with it.
+    """
+
+    reason: str
+
+
+#: Item of the stream that an actor sends to the supervisor.
+StreamItem: TypeAlias = Event | Exited | Unreadable
 
 
 class PeerActor:
-    """Hosts one peer process: starts it, passes commands and events, notices its death, kills it.
+    """Host of one peer process: starts it, relays commands and events, kills its process group.
 
     Args:
         name: The peer's name, for example ``peer-0``.
@@ -42,7 +79,7 @@ class PeerActor:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._events: list[Event] = []
+        self._items: list[StreamItem] = []
         self._taken = 0
         self._news = asyncio.Condition()
         self._owned = OwnedProcesses()
@@ -57,17 +94,17 @@ class PeerActor:
     async def start(
         self, spec: Mapping[str, Any], forkserver: str, log: str, temporary: str, gpus: bool
     ) -> dict[str, Any]:
-        """Start the peer process; asked again, return what came of the first time.
+        """Start the peer process. A repeated call returns the result of the first one.
 
         Args:
             spec: The PeerSpec as a JSON object.
             forkserver: Path of the socket of the node's forkserver.
             log: Absolute path of the peer's log.
-            temporary: The peer's own temporary directory; removed after its end.
-            gpus: Whether the peer may use the GPUs that Ray gave to this actor.
+            temporary: The peer's own temporary directory, removed after its end.
+            gpus: Whether the peer may use the GPUs that Ray assigned to this actor.
 
         Returns:
-            ``pid``, ``host`` and the devices it sees.
+            ``pid``, ``host`` and the visible ``devices``.
 
         Raises:
             PeerError: The forkserver is gone or did not fork.
@@ -91,12 +128,11 @@ class PeerActor:
             await self._writer.drain()
             line = await asyncio.wait_for(reader.readline(), _SPAWN_TIMEOUT)
             first = load_event(line.decode())
-            pid = int(first["pid"])
-        except (OSError, ValueError, KeyError, asyncio.TimeoutError) as error:
+        except (OSError, ValueError, asyncio.TimeoutError) as error:
             raise PeerError(f"the forkserver did not start {self.name}: {error!r}") from error
-        if first["kind"] != "spawned":
-            raise PeerError(f"{self.name} began with {first['kind']!r} instead of 'spawned'")
-        self._owned.leader = pid
+        if not isinstance(first, Spawned):
+            raise PeerError(f"{self.name} began with {first.kind!r} instead of 'spawned'")
+        pid = self._owned.leader = first.pid
         self._note()
         self._watch(pid)
         self._tasks = [
@@ -121,35 +157,33 @@ class PeerActor:
         self._death.set()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Take what the peer sends until its last descendant has closed the connection."""
+        """Publish the lines of the peer until its last descendant has closed the connection."""
         with contextlib.suppress(ConnectionError):
             while line := await reader.readline():
                 text = line.decode(errors="replace").strip()
                 if not text:
                     continue
-                if EXITED in text and (code := _exit_code(text)) is not None:
+                if _EXITED in text and (code := _exit_code(text)) is not None:
                     self._exit_code = code
                     return
-                try:
-                    event = load_event(text)
-                except ValueError:
-                    continue  # half a line is what a killed writer leaves
-                await self._publish(event)
-                if event["kind"] in _NOTED_AFTER:
+                item = _stream_item(text)
+                if item is None:
+                    continue
+                await self._publish(item)
+                if isinstance(item, _RECORDED_AFTER):
                     self._note()
 
     async def _await_death(self) -> None:
-        """Publish the end of the peer after everything that it said before."""
+        """Publish the end of the peer after all its other items."""
         await self._death.wait()
         with contextlib.suppress(asyncio.TimeoutError):
-            # The forkserver reaps at once; it may be dead itself, and forks may hold the
-            # connection.
-            await asyncio.wait_for(self._tasks[0], _LAST_WORD_TIMEOUT)
-        await self._publish({"kind": EXITED, "t": 0.0, "exit_code": self._exit_code})
+            # The forkserver reaps at once, but it may be dead, and forks may hold the connection.
+            await asyncio.wait_for(self._tasks[0], _EXIT_CODE_TIMEOUT)
+        await self._publish(Exited(self._exit_code))
 
-    async def _publish(self, event: Event) -> None:
+    async def _publish(self, item: StreamItem) -> None:
         async with self._news:
-            self._events.append(event)
+            self._items.append(item)
             self._news.notify_all()
 
     def _note(self) -> None:
@@ -157,31 +191,31 @@ class PeerActor:
         if self._record is not None and self._record.parent.is_dir():
             self._owned.save(self._record)
 
-    async def next_events(self, after: int, timeout: float) -> list[Event]:
-        """Return the events from number ``after`` on, waiting for one if there is none yet.
+    async def next_items(self, after: int, timeout: float) -> list[StreamItem]:
+        """Return the items from number ``after`` on; wait for one if there is none yet.
 
-        Asking for what comes after an event says that it arrived: it is forgotten here. The last
-        event of a peer has the kind ``exited`` and its ``exit_code``: negative for a signal, None
-        where nobody knows. An empty list means that ``timeout`` seconds passed.
+        The call confirms the arrival of the items before ``after``, and they are dropped here. The
+        last item of a peer is :class:`Exited`. The list is empty if ``timeout`` seconds passed.
         """
         async with self._news:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(
-                    self._news.wait_for(lambda: self._taken + len(self._events) > after), timeout
+                    self._news.wait_for(lambda: self._taken + len(self._items) > after), timeout
                 )
-            del self._events[: max(0, after - self._taken)]
+            del self._items[: max(0, after - self._taken)]
             self._taken = max(after, self._taken)
-            return list(self._events)
+            return list(self._items)
 
     async def command(self, command: Mapping[str, Any], key: str) -> bool:
         """Send a command to the peer, once for each key.
 
         Args:
-            command: What the peer is to do.
-            key: The same when the command is repeated because it may not have arrived.
+            command: The command.
+            key: Key of the command; a repetition, sent because the first call may not have
+                arrived, has the same key.
 
         Returns:
-            Whether there was a peer to send it to.
+            Whether there was a running peer to send it to.
         """
         return await self._calls.do(key, lambda: self._command(command))
 
@@ -196,7 +230,7 @@ class PeerActor:
         return True
 
     async def kill(self, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to the peer's whole process group."""
+        """Send a signal to the process group of the peer."""
         self._note()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self._owned.leader:
@@ -210,11 +244,11 @@ class PeerActor:
             "pid": self._owned.leader or None,
             "running": bool(self._owned.leader) and not self._death.is_set(),
             "exit_code": self._exit_code,
-            "events": self._taken + len(self._events),
+            "events": self._taken + len(self._items),
         }
 
     async def close(self) -> None:
-        """Kill what is left of the peer and drop the connection."""
+        """Kill the remaining processes of the peer and close the connection."""
         if self._owned.leader:
             await self.kill()
             self._owned.note()
@@ -226,10 +260,21 @@ class PeerActor:
         actors.leave()
 
 
+def _stream_item(text: str) -> StreamItem | None:
+    """Return the item of one line; None for half a line, which a killed writer leaves."""
+    try:
+        return load_event(text)
+    except ValueError as error:
+        with contextlib.suppress(ValueError):
+            json.loads(text)
+            return Unreadable(str(error))
+        return None
+
+
 def _exit_code(text: str) -> int | None:
-    """Return the exit code if ``text`` is the forkserver's last word."""
+    """Return the exit code if ``text`` is the last line of the forkserver."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         message = json.loads(text)
-        if message["kind"] == EXITED:
+        if message["kind"] == _EXITED:
             return int(message["exit_code"])
     return None

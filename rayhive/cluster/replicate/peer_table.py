@@ -1,4 +1,4 @@
-"""What a supervisor knows of its peers, and what follows from it for the replicate.
+"""State of the peers of a replicate, and the outcome of the replicate that follows from it.
 
 Pure bookkeeping: events go in, states come out. Nothing here waits, sends or writes.
 """
@@ -6,11 +6,18 @@ Pure bookkeeping: events go in, states come out. Nothing here waits, sends or wr
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rayhive.events import Event
+from rayhive.events import (
+    DHTReady,
+    Event,
+    PeerFailed,
+    PeerFinished,
+    PeerReady,
+    Round,
+    TrainingStarted,
+)
 from rayhive.spec import Budget
 
 PeerState = Literal[
@@ -18,30 +25,52 @@ PeerState = Literal[
 ]
 State = Literal["completed", "timed_out", "diverged", "failed", "stopped", "invalid", "lost"]
 
-#: Reasons to finish with which a peer says that the replicate's goal was reached.
+#: Reasons with which a peer finishes when the goal of the replicate is reached.
 GOALS = ("rounds", "target")
+#: States before the training of a peer.
+_BEFORE_TRAINING = ("placed", "starting", "dht", "ready")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a replicate ended.
+    """Outcome of a replicate.
 
     Attributes:
         state: One of the states of a ``replicate_finished`` event.
-        stop_reason: Why it ended, in few words.
+        stop_reason: Short reason of the end.
     """
 
     state: State
     stop_reason: str
 
     def as_dict(self) -> dict[str, str]:
-        """Return what crosses to the driver."""
+        """Return the outcome as the supervisor sends it to the driver."""
         return {"state": self.state, "stop_reason": self.stop_reason}
 
 
 @dataclass
 class PeerRecord:
-    """What is known of one peer."""
+    """State of one incarnation.
+
+    Attributes:
+        name: Name in events.
+        state: Phase of its life cycle.
+        pid: Process id; None before the start.
+        host: Host name of its node.
+        round: Last round that it finished.
+        samples: Own samples that entered rounds.
+        samples_per_s: Rate since its training started, without evaluation [samples/s].
+        loss: Last reported loss.
+        finish_reason: Reason with which its training ended; None before.
+        error: Reason of a failure or loss.
+        exited: Whether its process has ended.
+        addresses: Multiaddresses of its DHT.
+        processes: Role -> process id.
+        loss_expected: Whether a fault asked for its end.
+        actor_lost: Whether its actor is gone, and possibly its node.
+        late: Whether it started later than the first peers.
+        heard: Time of its last event [s of ``time.monotonic``].
+    """
 
     name: str
     state: PeerState = "placed"
@@ -49,26 +78,26 @@ class PeerRecord:
     host: str | None = None
     round: int = 0
     samples: int = 0
-    samples_per_s: float | None = None  # since its training started, without evaluation
+    samples_per_s: float | None = None
     loss: float | None = None
     finish_reason: str | None = None
     error: str | None = None
     exited: bool = False
     addresses: list[str] = field(default_factory=list)
-    processes: dict[str, int] = field(default_factory=dict)  # role -> pid
-    doomed: bool = False  # its end is a fault's doing
-    uprooted: bool = False  # its actor is gone, and maybe its node
-    late: bool = False  # it did not start together with the others
+    processes: dict[str, int] = field(default_factory=dict)
+    loss_expected: bool = False
+    actor_lost: bool = False
+    late: bool = False
     heard: float = field(default_factory=time.monotonic)
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to come of its training."""
-        return self.finish_reason is not None or (self.exited and self.doomed)
+        """Whether its training is over."""
+        return self.finish_reason is not None or (self.exited and self.loss_expected)
 
     @property
     def lives(self) -> bool:
-        """Whether it trains, or will."""
+        """Whether its process runs, and its training is not over."""
         return self.pid is not None and not self.exited and self.finish_reason is None
 
     def status(self) -> dict[str, Any]:
@@ -85,110 +114,122 @@ class PeerRecord:
             "error": self.error,
         }
 
+    def take(self, event: Event) -> None:
+        """Update the state with one event of the peer."""
+        self.heard = time.monotonic()
+        match event:
+            case DHTReady():
+                self.state, self.addresses = "dht", event.addresses
+            case PeerReady():
+                self.state, self.processes = "ready", event.processes or {}
+            case TrainingStarted():
+                self.state = "training"
+            case Round():
+                self.state, self.round = "training", event.round
+                self.samples += event.samples
+                if event.clock_s:
+                    self.samples_per_s = self.samples / event.clock_s
+                if event.loss is not None:
+                    self.loss = event.loss
+            case PeerFinished():
+                self.state, self.finish_reason = "finished", event.reason
+                self.round, self.samples = event.round, event.samples
+            case PeerFailed():
+                self.state, self.error = "failed", event.error
+
 
 class PeerTable:
-    """The peers of one replicate.
+    """The incarnations of one replicate, by name.
 
     Args:
-        names: The peers' names; the first is the bootstrap peer.
+        names: Names of the peers that start together; the first is the bootstrap peer.
     """
 
     def __init__(self, names: list[str]) -> None:
         self.peers = {name: PeerRecord(name) for name in names}
-        self._takers: dict[str, Callable[[PeerRecord, Event], None]] = {
-            "dht_ready": _dht_ready,
-            "peer_ready": _peer_ready,
-            "training_started": _training_started,
-            "round": _round,
-            "peer_finished": _peer_finished,
-            "peer_failed": _peer_failed,
-        }
 
     def add(self, name: str) -> None:
-        """Note a peer that comes later."""
+        """Add an incarnation that starts later."""
         self.peers[name] = PeerRecord(name, late=True)
 
-    def doom(self, name: str) -> None:
-        """Note that the end of this peer, if it comes, is no failure."""
-        self.peers[name].doomed = True
+    def expect_loss(self, name: str) -> None:
+        """Mark a peer whose end, if it comes, is not a failure."""
+        self.peers[name].loss_expected = True
 
     def take(self, name: str, event: Event) -> None:
-        """Take one event of the peer called ``name``."""
-        peer = self.peers[name]
-        peer.heard = time.monotonic()
-        taker = self._takers.get(event["kind"])
-        if taker is not None:
-            taker(peer, event)
+        """Update the state of a peer with one of its events."""
+        self.peers[name].take(event)
 
     def spawned(self, name: str, pid: int, host: str) -> None:
-        """Note that the peer's process runs."""
+        """Record that the process of a peer runs."""
         peer = self.peers[name]
         peer.pid, peer.host, peer.state = pid, host, "starting"
         peer.heard = time.monotonic()
 
-    def lost(self, name: str, reason: str, uprooted: bool = False) -> None:
-        """Note that the peer died although it was not told to go.
+    def lost(self, name: str, reason: str, actor_lost: bool = False) -> None:
+        """Record that a peer ended without being asked to.
 
         Args:
             name: The peer.
-            reason: What is known of its end.
-            uprooted: Whether its actor is gone, and not the peer's process alone.
+            reason: Known reason of its end.
+            actor_lost: Whether its actor is gone, and not only its process.
         """
         peer = self.peers[name]
-        peer.exited, peer.uprooted = True, uprooted
+        peer.exited, peer.actor_lost = True, actor_lost
         if peer.state != "failed":
             peer.state = "lost"
             peer.error = reason
 
     def left(self, name: str) -> None:
-        """Note that the peer's process ended in the way that it should."""
+        """Record that the process of a peer ended as planned."""
         peer = self.peers[name]
         peer.exited = True
         if peer.state == "finished":
             peer.state = "gone"
 
     def trouble(self) -> str | None:
-        """Return what is wrong with the first peer that failed or was lost by itself, if any."""
+        """Return the problem of the first peer that failed or was lost unexpectedly, if any."""
         for peer in self.peers.values():
-            if peer.state in ("failed", "lost") and not peer.doomed:
+            if peer.state in ("failed", "lost") and not peer.loss_expected:
                 return f"{peer.name}: {peer.error}"
         if all(peer.exited for peer in self.peers.values()) and self.first_finish() is None:
             return "no peer is left"
         return None
 
-    def uprooted(self) -> bool:
-        """Return whether a peer was lost with its actor, and no fault asked for it."""
-        return any(peer.uprooted and not peer.doomed for peer in self.peers.values())
+    def any_actor_lost(self) -> bool:
+        """Return whether a peer was lost with its actor although no fault asked for it."""
+        return any(peer.actor_lost and not peer.loss_expected for peer in self.peers.values())
 
-    def undoomed(self) -> list[str]:
-        """Return the names of the peers whose end no fault asks for."""
-        return [peer.name for peer in self.peers.values() if not peer.doomed]
+    def expected_to_live(self) -> list[str]:
+        """Return the names of the peers whose end no fault asked for."""
+        return [peer.name for peer in self.peers.values() if not peer.loss_expected]
 
     def all_ready(self) -> bool:
-        """Return whether every peer waits at the barrier, or is past it."""
+        """Return whether every peer is at the barrier or past it."""
         past = ("ready", "training", "finished", "gone")
         return all(peer.state in past for peer in self.peers.values())
 
     def all_finished(self) -> bool:
-        """Return whether every peer's training is over; who came late may not have begun."""
-        early = ("placed", "starting", "dht", "ready")
-        return all(peer.over or (peer.late and peer.state in early) for peer in self.peers.values())
+        """Return whether the training of every peer is over; a late peer may not have begun."""
+        return all(
+            peer.over or (peer.late and peer.state in _BEFORE_TRAINING)
+            for peer in self.peers.values()
+        )
 
-    def beginners(self) -> list[str]:
-        """Return the names of those who came late and have not begun to train."""
-        early = ("placed", "starting", "dht", "ready")
+    def late_before_training(self) -> list[str]:
+        """Return the names of the late peers that run and have not begun to train."""
         return [
             peer.name
             for peer in self.peers.values()
-            if peer.late and not peer.exited and peer.state in early
+            if peer.late and not peer.exited and peer.state in _BEFORE_TRAINING
         ]
 
     def running(self) -> list[str]:
-        """Return the names of the peers that train, or will."""
+        """Return the names of the peers that train or will train."""
         return [peer.name for peer in self.peers.values() if peer.lives]
 
     def all_exited(self) -> bool:
-        """Return whether no peer's process runs any more."""
+        """Return whether the process of every peer has ended."""
         return all(peer.exited for peer in self.peers.values())
 
     def missing(self, *states: PeerState) -> list[str]:
@@ -196,18 +237,18 @@ class PeerTable:
         return [peer.name for peer in self.peers.values() if peer.state not in states]
 
     def first_finish(self) -> str | None:
-        """Return the weightiest reason with which any peer finished so far."""
+        """Return the most important reason with which a peer has finished so far, if any."""
         reasons = {peer.finish_reason for peer in self.peers.values()}
         order = ("diverged", "target", "rounds", "seconds", "stop")
         return next((reason for reason in order if reason in reasons), None)
 
     def outcome(self, budget: Budget, out_of_time: bool, stopped: str | None) -> Outcome:
-        """Return the outcome of a replicate all of whose peers finished.
+        """Return the outcome of a replicate in which every peer finished.
 
         Args:
-            budget: What was asked for.
-            out_of_time: Whether the supervisor stopped the peers when their seconds were over.
-            stopped: The reason, if somebody asked for the end.
+            budget: Budget of the replicate.
+            out_of_time: Whether the supervisor stopped the peers at the end of their seconds.
+            stopped: Reason of a requested stop; None if there was none.
         """
         reason = self.first_finish()
         if reason == "diverged":
@@ -225,39 +266,3 @@ class PeerTable:
             wanted = budget.samples_per_replicate is not None or budget.stop_at_target
             return Outcome("timed_out" if wanted else "completed", "seconds")
         return Outcome("stopped", "the peers stopped by themselves")
-
-
-def _dht_ready(peer: PeerRecord, event: Event) -> None:
-    peer.state = "dht"
-    peer.addresses = [str(address) for address in event["addresses"]]
-
-
-def _peer_ready(peer: PeerRecord, event: Event) -> None:
-    peer.state = "ready"
-    peer.processes = {role: int(pid) for role, pid in (event.get("processes") or {}).items()}
-
-
-def _training_started(peer: PeerRecord, event: Event) -> None:
-    peer.state = "training"
-
-
-def _round(peer: PeerRecord, event: Event) -> None:
-    peer.state = "training"
-    peer.round = int(event["round"])
-    peer.samples += int(event["samples"])
-    if event.get("clock_s"):
-        peer.samples_per_s = peer.samples / float(event["clock_s"])
-    if event.get("loss") is not None:
-        peer.loss = float(event["loss"])
-
-
-def _peer_finished(peer: PeerRecord, event: Event) -> None:
-    peer.state = "finished"
-    peer.finish_reason = str(event["reason"])
-    peer.round = int(event["round"])
-    peer.samples = int(event["samples"])
-
-
-def _peer_failed(peer: PeerRecord, event: Event) -> None:
-    peer.state = "failed"
-    peer.error = str(event["error"])

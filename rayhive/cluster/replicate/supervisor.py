@@ -1,7 +1,7 @@
 """The detached actor that owns one running replicate and outlives the driver.
 
-The replicate starts with the actor, not by a call of the driver's: a driver that dies between the
-two would leave an actor that waits for ever, and that the next driver adopts.
+The replicate starts with the actor and not by a call of the driver. A driver that died between the
+two would leave an actor that waits forever, and the next driver would adopt it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _LONGEST_POLL = 30.0
 
 
 class TrialSupervisor:
-    """Runs one replicate and keeps its outcome until somebody takes it.
+    """Supervisor of one replicate: runs it and keeps its outcome until it is fetched.
 
     Args:
         spec: The ReplicateSpec as a JSON object.
         timing: Bounds of the phases.
-        agent_options: Arguments of the agents that have to be made.
+        agent_options: Arguments of an agent that has to be created.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TrialSupervisor:
         return self._spec.model_dump(mode="json", by_alias=True)
 
     async def outcome(self, timeout: float) -> dict[str, str] | None:
-        """Return the outcome as soon as it is on disk, None if it is not there in time."""
+        """Return the outcome once it is on disk; None after ``timeout`` seconds."""
         try:
             await asyncio.wait_for(self._finished.wait(), min(timeout, _LONGEST_POLL))
         except asyncio.TimeoutError:
@@ -62,11 +62,11 @@ class TrialSupervisor:
         return None if outcome is None else outcome.as_dict()
 
     async def status(self) -> dict[str, Any]:
-        """Return what the replicate is doing."""
+        """Return the status of the replicate, see :meth:`Replicate.status`."""
         return {**self._replicate.status(), "asked_at": time.time()}
 
     async def stop(self, reason: str) -> None:
-        """Ask for the end of the replicate; it comes within seconds."""
+        """Ask for an early end of the replicate, which takes seconds."""
         self._replicate.stop(reason)
 
     async def release(self) -> None:
@@ -74,5 +74,5 @@ class TrialSupervisor:
         self._released.set()
 
     async def leave(self) -> None:
-        """End the actor; for itself."""
+        """End the actor; called by the actor itself."""
         actors.leave()

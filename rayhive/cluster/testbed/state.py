@@ -7,7 +7,6 @@ the namespaces that they are in, and namespaces by their names.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pydantic import Field, ValidationError
 from rayhive.cluster.node import process_group
 from rayhive.cluster.testbed import namespaces
 from rayhive.errors import ClusterError
+from rayhive.files import write_atomically
 from rayhive.spec import Link, Model
 
 #: Where testbeds lie: short, for the sockets of Ray below, and the same for everybody.
@@ -132,7 +132,7 @@ class TestbedState(Model):
 
     def save(self) -> None:
         """Write it into its folder, which others cannot read: it may hold a token."""
-        write(self.folder / FILE, self.model_dump_json(indent=1))
+        write_private(self.folder / FILE, self.model_dump_json(indent=1))
 
     @property
     def abandoned(self) -> bool:
@@ -140,12 +140,9 @@ class TestbedState(Model):
         return self.owner is not None and process_group.started(self.owner[0]) != self.owner[1]
 
 
-def write(path: Path, text: str) -> None:
-    """Replace a file as a whole; readers see the old or the new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.chmod(0o600)
-    temporary.replace(path)
+def write_private(path: Path, text: str) -> None:
+    """Replace a file that other users cannot read; it is of no use after a restart."""
+    write_atomically(path, text, durable=False, mode=0o600)
 
 
 def folder_of(number: int) -> Path:

@@ -19,7 +19,7 @@ from pyroute2.netlink.exceptions import NetlinkError
 
 from rayhive.cluster.testbed import namespaces, network, relay
 from rayhive.cluster.testbed.netlink import routes
-from rayhive.cluster.testbed.state import NodeState, TestbedState, write
+from rayhive.cluster.testbed.state import NodeState, TestbedState, write_private
 from rayhive.errors import ClusterError
 from rayhive.spec import Link
 
@@ -110,7 +110,7 @@ class Veth:
                 self._delay(link)
         except (NetlinkError, OSError) as error:
             raise ClusterError(f"node {self._node.index}: its link: {error}") from error
-        write(self._now, link.model_dump_json())
+        write_private(self._now, link.model_dump_json())
 
     def counters(self) -> dict[str, int]:
         """Return what has passed the node's interface since it was made.

@@ -40,8 +40,8 @@ def test_it_follows_the_peers_to_the_barrier_and_beyond() -> None:
         say(book, name, "peer_ready")
     assert book.all_ready()
     say(book, "peer-1", "training_started")
-    say(book, "peer-1", "round", round=1, samples=30, loss=0.5, clock_s=1.0)
-    say(book, "peer-1", "round", round=2, samples=34, loss=None, clock_s=4.0)
+    say(book, "peer-1", "round", round=1, samples=30, loss=0.5, clock_s=1.0, outcome="averaged")
+    say(book, "peer-1", "round", round=2, samples=34, loss=None, clock_s=4.0, outcome="averaged")
     status = book.peers["peer-1"].status()
     assert status["state"] == "training" and status["pid"] == 101
     assert (status["round"], status["samples"], status["loss"]) == (2, 64, 0.5)

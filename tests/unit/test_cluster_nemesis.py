@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
+from rayhive.events import Event
 from rayhive.spec.fault_plan import QUIET_S, At, FaultPlan, PlannedFault
 from tests.unit.plan_fakes import fakes
 
@@ -25,7 +26,7 @@ class Swarm:
     def __init__(self, peers: int = 4) -> None:
         self.names = [f"peer-{n}" for n in range(peers)]
         self.trainers, self.missing = set(self.names), set[str]()
-        self.events: list[tuple[str, dict[str, Any]]] = []
+        self.events: list[Event] = []
 
     def trains(self, peer: str) -> bool:
         return peer in self.trainers
@@ -45,17 +46,17 @@ class Swarm:
     def role(self, name: str) -> str:
         return "peer-0"
 
-    def slots(self, who: list[str]) -> list[str]:
+    def replicas(self, who: list[str]) -> list[str]:
         return who
 
-    def lives_of(self, who: list[str]) -> list[str]:
+    def incarnations_of(self, who: list[str]) -> list[str]:
         return who
 
-    def note(self, kind: str, **fields: Any) -> None:
-        self.events.append((kind, fields))
+    def write(self, event: Event) -> None:
+        self.events.append(event)
 
     def said(self, kind: str) -> list[str]:
-        return [fields["fault"] for found, fields in self.events if found == kind]
+        return [event["fault"] for event in self.events if event.kind == kind]
 
 
 def planned(number: int, kind: str, who: str, **fields: Any) -> PlannedFault:
@@ -91,7 +92,7 @@ def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> N
     plan = FaultPlan(peers=4, faults=(planned(0, kind, who, at=at),))
 
     async def body() -> None:
-        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, swarm.write)  # type: ignore[arg-type]
         clock.start()
         clock.heard(3)
         await settled(clock)
@@ -100,7 +101,7 @@ def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> N
         swarm.trainers.add("peer-1")
         clock.heard(5)
         await until(clock, swarm, "fault_verified", "f0")
-        fired = swarm.events[0][1]
+        fired = swarm.events[0]
         assert fired["slip_rounds"] == 2 if at.round else fired["slip_s"] > 0.02
         assert clock.problem() is None
         await clock.close()
@@ -115,14 +116,14 @@ def test_the_report_of_a_peer_is_awaited_from_the_time_on_when_it_is_due(at: At)
     plan = FaultPlan(peers=4, faults=(planned(0, "nan_gradient", "peer-1", at=at),))
 
     async def body() -> None:
-        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, swarm.write)  # type: ignore[arg-type]
         clock.start()
         clock.heard(3)
         await asyncio.sleep(0)
         assert swarm.events == []
         clock.heard(4)  # it is in round 5 now
         await until(clock, swarm, "fault_verified", "f0")
-        fired = swarm.events[0][1]
+        fired = swarm.events[0]
         assert fired["slip_rounds"] == 0 if at.round else fired["slip_s"] >= 0
         await clock.close()
 
@@ -135,7 +136,7 @@ def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_trains() -> None:
     plan = FaultPlan(peers=4, faults=(planned(0, "join", "peer-4"), planned(1, "kill", "leader")))
 
     async def body() -> None:
-        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, swarm.write)  # type: ignore[arg-type]
         clock.start()
         await until(clock, swarm, "fault_verified", "f0")
         await settled(clock)
@@ -157,7 +158,7 @@ def test_two_faults_of_one_link_come_one_after_the_other() -> None:
     plan = FaultPlan(peers=4, at_most=1, faults=faults)
 
     async def body() -> None:
-        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, swarm.write)  # type: ignore[arg-type]
         clock.start()
         await until(clock, swarm, "fault_fired", "f0", "f2")
         assert not swarm.said("fault_healed")
@@ -175,7 +176,7 @@ def test_what_is_done_to_the_node_of_all_peers_need_not_spare_most_of_them() -> 
     plan = FaultPlan(peers=4, at_most=1, faults=faults)
 
     async def body() -> None:
-        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, swarm.write)  # type: ignore[arg-type]
         swarm.missing.add("peer-3")
         clock.start()
         await settled(clock)
@@ -199,11 +200,11 @@ def test_no_more_are_struck_at_once_than_the_plan_allows(at_most: int | None) ->
     plan = FaultPlan(peers=4, at_most=at_most, faults=faults)
 
     async def body() -> None:
-        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, swarm.write)  # type: ignore[arg-type]
         clock.start()
         if at_most is None:
             await until(clock, swarm, "fault_healed", "f0", "f1", "f2", "f3")
-            kinds = [kind for kind, _ in swarm.events]
+            kinds = [event.kind for event in swarm.events]
             assert "fault_fired" not in kinds[kinds.index("fault_healed") :]
             await clock.close()
             return
@@ -229,7 +230,7 @@ def test_the_end_of_training_moves_by_the_delay_of_the_latest_fault() -> None:
 
     async def body() -> None:
         news = asyncio.Event()
-        clock = Nemesis(plan, swarm, news.set)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, swarm.write, news.set)  # type: ignore[arg-type]
         clock.start()
         began = time.monotonic()
         await until(clock, swarm, "fault_verified", "f1")
@@ -257,7 +258,7 @@ def test_a_fault_that_failed_is_not_waited_for() -> None:
     )
 
     async def body() -> None:
-        clock = Nemesis(plan, swarm)  # type: ignore[arg-type]
+        clock = Nemesis(plan, swarm, swarm.write)  # type: ignore[arg-type]
         clock.start()
         await until(clock, swarm, "fault_failed", "f0")
         assert clock.over() and clock.problem() is not None

@@ -1,0 +1,163 @@
+"""The node agents that a replicate uses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayhive.cluster import actors
+from rayhive.cluster.calls import repeated, silent
+from rayhive.cluster.node import raylets
+from rayhive.cluster.node.agent import NodeAgent
+from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
+from rayhive.errors import ClusterError, RayhiveError
+from rayhive.spec.replicate import ReplicateSpec
+
+#: Longest wait for an answer [s]: Ray itself notices an unreachable node much later.
+ANSWER_TIMEOUT = 10.0
+#: Numbers the calls of this process, for actors that perform a repeated call once.
+CALL_NUMBERS = itertools.count()
+
+T = TypeVar("T")
+
+
+async def gather(steps: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all steps; raise an error of rayhive as it was raised in the actor."""
+    try:
+        return await asyncio.gather(*steps)
+    except RayTaskError as error:
+        if isinstance(error.cause, RayhiveError):
+            raise error.cause from None
+        raise
+
+
+class NodeAgents:
+    """Agents of the nodes of one replicate, by Ray's id of the node.
+
+    Args:
+        spec: The replicate.
+        options: Arguments of an agent that has to be created.
+        patience: Time that an actor may be unavailable before it counts as lost [s].
+        connect: Returns the agent of a node by the agent's name and Ray's id of the node; for
+            tests.
+    """
+
+    def __init__(
+        self,
+        spec: ReplicateSpec,
+        options: Mapping[str, Any],
+        patience: float,
+        connect: Callable[[str, str], Any] | None = None,
+    ) -> None:
+        self._spec, self._patience = spec, patience
+        self._options = dict(options)
+        self._connect = connect or self._get_or_create
+        self._agents: dict[str, Any] = {}
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._agents
+
+    async def prepare(self, node: str, peers: Sequence[str]) -> dict[str, Any]:
+        """Have the agent of a node prepare it for peers; create the agent if there is none.
+
+        Args:
+            node: The node.
+            peers: Names of the peers.
+
+        Returns:
+            Path of the ``forkserver`` socket, and ``logs`` and ``temporary`` folders by peer.
+        """
+        name = actors.agent_name(self._spec.study, node)
+        for last_try in (False, True):
+            agent = await asyncio.to_thread(self._connect, name, node)
+            try:
+                answer: dict[str, Any] = await repeated(
+                    partial(agent.prepare.remote, self._spec.run_id, list(peers)), self._patience
+                )
+            except (RayActorError, RuntimeError):
+                if last_try:  # the first may have been an agent that was just leaving
+                    raise
+                continue
+            self._agents[node] = agent
+            return answer
+        raise AssertionError("unreachable")
+
+    def _get_or_create(self, name: str, node: str) -> Any:
+        agent: Any = ray.remote(NodeAgent)
+        return agent.options(
+            num_cpus=0,
+            max_restarts=0,
+            name=name,
+            namespace=actors.NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        ).remote(**self._options)
+
+    async def call(self, node: str, method: str, *args: Any) -> Any:
+        """Call a method of the agent of a node.
+
+        Raises:
+            ClusterError: The node has no agent, or the agent does not answer in time.
+        """
+        if node not in self._agents:
+            raise ClusterError(f"there is no agent on node {node}")
+        key = f"{self._spec.run_id}-{next(CALL_NUMBERS)}"
+        answer = repeated(
+            partial(self._agents[node].call.remote, key, method, *args), ANSWER_TIMEOUT
+        )
+        try:
+            return (await gather([asyncio.wait_for(answer, ANSWER_TIMEOUT)]))[0]
+        except (RayActorError, asyncio.TimeoutError) as error:
+            why = str(error).strip().splitlines()[0] if str(error) else "no answer in time"
+            raise ClusterError(f"the agent on node {node} can't {method}: {why}") from error
+
+    async def fetch_log(self, node: str, peer: str) -> bytes | None:
+        """Return the log of a peer from its node; None if it cannot be fetched."""
+        if node in self._agents:
+            with contextlib.suppress(RayActorError, asyncio.TimeoutError):
+                answer = self._agents[node].fetch_log.remote(self._spec.run_id, peer)
+                text: bytes = await asyncio.wait_for(answer, ANSWER_TIMEOUT)
+                return text
+        return None
+
+    async def silent_nodes(self, nodes: Iterable[str]) -> dict[str, str]:
+        """Return those of the nodes that do not answer, each with the reason."""
+        asked = {node: self._agents[node] for node in sorted({*nodes} & self._agents.keys())}
+        return await silent(asked, self._patience)
+
+    async def link_counters(self) -> dict[str, dict[str, int]]:
+        """Return the counters of the interfaces that peers use, for each node of a testbed."""
+        apart = {
+            item["NodeID"]
+            for item in await asyncio.to_thread(raylets.all_nodes)
+            if item["Alive"] and DATA_ADDRESS_LABEL in (item.get("Labels") or {})
+        }
+        found = {}
+        for node in sorted(apart & self._agents.keys()):
+            with contextlib.suppress(ClusterError):
+                found[node] = await self.call(node, "link_counters")
+        return found
+
+    async def clean(self) -> list[str]:
+        """Remove the replicate from every node; return a text for each thing that remains."""
+
+        async def clean(node: str) -> list[str]:
+            try:
+                await self.call(node, "cleanup", self._spec.run_id)
+                return list(await self.call(node, "orphans", self._spec.run_id))
+            except (ClusterError, RayTaskError) as error:
+                if node not in await asyncio.to_thread(raylets.alive):
+                    return []  # nothing of the replicate can remain on a node that is gone
+                return [f"node {node} could not be checked: {str(error).splitlines()[-1]}"]
+
+        left = await asyncio.gather(*(clean(node) for node in self._agents))
+        return [item for items in left for item in items]

@@ -1,0 +1,111 @@
+"""Events: the record of a replicate, one JSON object on each line, and the only source of numbers.
+
+A kind of event is one record class, in :mod:`rayhive.events.supervisor` or
+:mod:`rayhive.events.peer` after the process that writes it. The page ``docs/events.md`` lists them.
+"""
+
+from rayhive.events.event import (
+    KINDS,
+    VERSION,
+    Event,
+    dump_event,
+    load_event,
+    make_event,
+    of_kind,
+)
+from rayhive.events.log import EventLog, read_events
+from rayhive.events.peer import (
+    AveragingEvent,
+    Checkpoint,
+    DHTReady,
+    Evaluation,
+    Fallback,
+    FaultActed,
+    Left,
+    Notice,
+    PeerFailed,
+    PeerFinished,
+    PeerReady,
+    Progress,
+    Rejected,
+    Reunited,
+    Round,
+    Spawned,
+    StateLoaded,
+    StateRound,
+    SteppedIn,
+    SteppedOut,
+    TrainingStarted,
+    Transition,
+    Weights,
+)
+from rayhive.events.supervisor import (
+    BarrierReleased,
+    FaultFailed,
+    FaultFired,
+    FaultHealed,
+    FaultVerified,
+    InvariantChecked,
+    LinkCounted,
+    OutcomeFound,
+    PeerLost,
+    PeerSpawned,
+    ReplicateFinished,
+    ReplicateStarted,
+    TrainingExtended,
+)
+
+#: Outcomes of a round in which a peer was in a group with other peers.
+GROUPED = frozenset({"averaged", "partial"})
+#: Effects of faults whose targets live, apart from the other peers.
+APART = frozenset({"stopped", "cut_off"})
+
+__all__ = [
+    "APART",
+    "GROUPED",
+    "KINDS",
+    "VERSION",
+    "AveragingEvent",
+    "BarrierReleased",
+    "Checkpoint",
+    "DHTReady",
+    "Evaluation",
+    "Event",
+    "EventLog",
+    "Fallback",
+    "FaultActed",
+    "FaultFailed",
+    "FaultFired",
+    "FaultHealed",
+    "FaultVerified",
+    "InvariantChecked",
+    "Left",
+    "LinkCounted",
+    "Notice",
+    "OutcomeFound",
+    "PeerFailed",
+    "PeerFinished",
+    "PeerLost",
+    "PeerReady",
+    "PeerSpawned",
+    "Progress",
+    "Rejected",
+    "ReplicateFinished",
+    "ReplicateStarted",
+    "Reunited",
+    "Round",
+    "Spawned",
+    "StateLoaded",
+    "StateRound",
+    "SteppedIn",
+    "SteppedOut",
+    "TrainingExtended",
+    "TrainingStarted",
+    "Transition",
+    "Weights",
+    "dump_event",
+    "load_event",
+    "make_event",
+    "of_kind",
+    "read_events",
+]

@@ -1,0 +1,220 @@
+"""Events that the supervisor of a replicate writes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from rayhive.events.event import Event
+
+#: What a fault does to its targets: ``none`` leaves them in the swarm, ``gone`` ends them,
+#: ``stopped`` and ``cut_off`` keep them alive but apart from the other peers.
+FaultEffect = Literal["none", "gone", "stopped", "cut_off"]
+#: Step of a fault.
+FaultPhase = Literal["setup", "inject", "verify", "heal", "teardown"]
+
+
+class ReplicateStarted(Event):
+    """The supervisor begins with the replicate.
+
+    Attributes:
+        spec: The whole ``ReplicateSpec``, ``git_revision`` included.
+        versions: Installed version of each package.
+        hardware: The supervisor's machine, on one line.
+    """
+
+    kind: Literal["replicate_started"] = "replicate_started"
+    spec: dict[str, Any]
+    versions: dict[str, str | None] | None = None
+    hardware: str | None = None
+
+
+class PeerSpawned(Event):
+    """The process of an incarnation runs.
+
+    Attributes:
+        node: Ray's id of its node.
+        host: Host name of its node.
+        pid: Process id.
+        slot: The replica, for example ``peer-1``.
+        life: Number of the incarnation of this replica: 0, then 1, 2, ...
+        cause: Id of the fault that started it; None for the peers that start together.
+    """
+
+    kind: Literal["peer_spawned"] = "peer_spawned"
+    node: str
+    host: str
+    pid: int
+    slot: str | None = None
+    life: int | None = None
+    cause: str | None = None
+
+
+class BarrierReleased(Event):
+    """All peers are ready, and training begins.
+
+    Attributes:
+        peers: Number of peers.
+    """
+
+    kind: Literal["barrier_released"] = "barrier_released"
+    peers: int
+
+
+class LinkCounted(Event):
+    """Counters of the network interfaces that the peers use; on a testbed only.
+
+    Attributes:
+        when: Start or end of training.
+        nodes: Ray's id of a node -> ``tx_bytes``, ``rx_bytes``, ``tx_packets``, ``rx_packets`` and
+            ``dropped`` of its interface.
+    """
+
+    kind: Literal["link_counted"] = "link_counted"
+    when: Literal["start", "end"]
+    nodes: dict[str, dict[str, int]]
+
+
+class TrainingExtended(Event):
+    """Training went on after its budget of seconds, because faults were late.
+
+    Attributes:
+        seconds: Time after the end of the budget [s].
+        slip_s: Greatest delay of a fault [s].
+    """
+
+    kind: Literal["training_extended"] = "training_extended"
+    seconds: float
+    slip_s: float
+
+
+class PeerLost(Event):
+    """The process of an incarnation ended without being asked to.
+
+    Attributes:
+        exit_code: Its exit code, negative for a signal; None if unknown.
+        reason: Known reason of its end.
+    """
+
+    kind: Literal["peer_lost"] = "peer_lost"
+    exit_code: int | None = None
+    reason: str | None = None
+
+
+class FaultFired(Event):
+    """A fault was injected.
+
+    Attributes:
+        fault: Id of the fault in the plan.
+        fault_kind: Kind of the fault.
+        effect: What the fault does to its targets.
+        who: Replicas or nodes that the fault was aimed at.
+        lives: The incarnations that it struck.
+        planned: Planned time or round, as text.
+        began: Unix time at which the injection began [s].
+        done: What the injection did; depends on the kind of fault.
+        slip_s: Delay of a fault that was planned by time [s].
+        slip_rounds: Delay of a fault that was planned by round [rounds].
+    """
+
+    kind: Literal["fault_fired"] = "fault_fired"
+    fault: str
+    fault_kind: str
+    effect: FaultEffect
+    who: list[str] | None = None
+    lives: list[str] | None = None
+    planned: str | None = None
+    began: float | None = None
+    done: Any = None
+    slip_s: float | None = None
+    slip_rounds: float | None = None
+
+
+class FaultVerified(Event):
+    """The effect of a fault was checked.
+
+    Attributes:
+        fault: Id of the fault.
+        ok: Whether the fault took effect.
+        proof: What was observed.
+    """
+
+    kind: Literal["fault_verified"] = "fault_verified"
+    fault: str
+    ok: bool
+    proof: Any = None
+
+
+class FaultHealed(Event):
+    """A fault was healed.
+
+    Attributes:
+        fault: Id of the fault.
+        lives: The present incarnations of its targets.
+        done: What the heal did; depends on the kind of fault.
+        seconds: Time since the fault fired [s].
+    """
+
+    kind: Literal["fault_healed"] = "fault_healed"
+    fault: str
+    lives: list[str] | None = None
+    done: Any = None
+    seconds: float | None = None
+
+
+class FaultFailed(Event):
+    """A step of a fault raised an error.
+
+    Attributes:
+        fault: Id of the fault.
+        phase: The step.
+        error: The error.
+    """
+
+    kind: Literal["fault_failed"] = "fault_failed"
+    fault: str
+    phase: FaultPhase | None = None
+    error: str | None = None
+
+
+class InvariantChecked(Event):
+    """An invariant was checked at the end of the replicate.
+
+    Attributes:
+        name: Name of the invariant.
+        ok: Whether it held.
+        checked: Number of things that were checked.
+        violations: A text for each violation.
+    """
+
+    kind: Literal["invariant"] = "invariant"
+    name: str
+    ok: bool
+    checked: int | None = None
+    violations: list[str] | None = None
+
+
+class OutcomeFound(Event):
+    """The outcome is known; it is that of the ``replicate_finished`` that follows the clean-up.
+
+    Attributes:
+        state: State of the replicate.
+        stop_reason: Why it ended.
+    """
+
+    kind: Literal["outcome"] = "outcome"
+    state: str
+    stop_reason: str | None = None
+
+
+class ReplicateFinished(Event):
+    """The replicate is over and its nodes are cleaned up.
+
+    Attributes:
+        state: ``completed``, ``timed_out``, ``diverged``, ``failed``, ``stopped``, ``invalid`` or
+            ``lost``.
+        stop_reason: Why it ended.
+    """
+
+    kind: Literal["replicate_finished"] = "replicate_finished"
+    state: str
+    stop_reason: str | None = None

@@ -1,0 +1,51 @@
+"""Files that are replaced as a whole: a reader sees the old content or the new one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_NEW = ".new"
+
+
+@contextmanager
+def replaced(path: Path, *, durable: bool = True, mode: int | None = None) -> Iterator[Path]:
+    """Yield the path of a temporary file that replaces ``path`` at the end of the block.
+
+    If the block or the replacement fails, the temporary file is removed and ``path`` stays as it
+    was.
+
+    Args:
+        path: The file.
+        durable: Whether the content has to be on disk before it replaces the old one. It is needed
+            for a file that a run is resumed from. A file that is of use only while its writer or
+            this boot of the machine lives needs no sync.
+        mode: Permissions of the file; None for the default.
+    """
+    new = path.with_name(f".{path.name}{_NEW}")
+    try:
+        yield new
+        if mode is not None:
+            new.chmod(mode)
+        if durable:
+            with new.open("rb") as file:
+                os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(
+    path: Path, text: str, *, durable: bool = True, mode: int | None = None
+) -> None:
+    """Replace the content of a file in one step; the arguments are those of :func:`replaced`."""
+    with replaced(path, durable=durable, mode=mode) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def is_unfinished(path: Path) -> bool:
+    """Return whether a file is the remainder of a replacement whose process was killed."""
+    return path.name.startswith(".") and path.name.endswith(_NEW)
