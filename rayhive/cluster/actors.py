@@ -1,4 +1,4 @@
-"""Names of rayhive's actors on a Ray cluster, and their end."""
+"""Names, lookup and end of rayhive's actors on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _AGENT = "agent"
 
 
 def supervisor_pattern(study: str | None) -> re.Pattern[str]:
-    """Return what the names of a study's supervisors look like; of any study's for None."""
+    """Return the pattern of the names of a study's supervisors; of any study for None."""
     name = ".+" if study is None else re.escape(study.replace(".", "_"))
     return re.compile(rf"{name}-t\d+-r\d+-.+-a\d+")
 
 
 def agent_prefix(study: str) -> str:
-    """Return what the names of a study's agents begin with."""
+    """Return the common prefix of the names of a study's agents."""
     return f"{_AGENT}:{study}:"
 
 
@@ -40,11 +40,11 @@ def is_agent(name: str) -> bool:
 
 
 def code_version() -> str:
-    """Return a short name of the code that this process would import.
+    """Return a short hash of the code that this process would import.
 
-    A forkserver has imported a study's code for good, so a study that goes on with other code must
-    not meet the old forkserver. What can differ is what Ray ships (named by content), where rayhive
-    is imported from, and its files if that is a checkout.
+    A forkserver imports a study's code once, so a study that is resumed with other code must not
+    use the old forkserver. The hash covers the packages that Ray ships (named by content), the
+    folder that rayhive is imported from, and the age of its files, which matters for a checkout.
     """
     package = Path(__file__).resolve().parent.parent
     newest = max(file.stat().st_mtime_ns for file in package.rglob("*.py"))
@@ -55,7 +55,7 @@ def code_version() -> str:
 
 
 def live(prefix_or_pattern: str | re.Pattern[str]) -> list[str]:
-    """Return the names of rayhive's living actors that begin so, or match in full."""
+    """Return the names of rayhive's living actors by prefix, or by a pattern of the whole name."""
     names = [
         str(entry["name"])
         for entry in ray.util.list_named_actors(all_namespaces=True)
@@ -69,12 +69,12 @@ def live(prefix_or_pattern: str | re.Pattern[str]) -> list[str]:
 
 
 def pending(name: str) -> bool:
-    """Return whether Ray knows an actor of this name and has not made it yet."""
+    """Return whether Ray knows an actor of this name and has not created it yet."""
     try:
         actor = ray.get_actor(name, namespace=NAMESPACE)
     except ValueError:
         return False
-    # There is no public call for the state of an actor without Ray's dashboard.
+    # Without Ray's dashboard there is no public call for the state of an actor.
     state = importlib.import_module("ray._private.state").state
     found = state.actor_table(actor._actor_id.hex())
     return found.get("State") in ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
@@ -87,9 +87,9 @@ def end(name: str) -> None:
 
 
 def leave() -> None:
-    """End the actor that this is called in, after what else it is doing."""
-    # Ray ends a process on the spot, before what is registered to run at exit, if one of its
-    # references is collected after it was shut down.
+    """End the calling actor after its running calls."""
+    # If one of Ray's references is collected after the shutdown, Ray ends the process at once,
+    # without the functions that are registered to run at exit.
     gc.collect()
     gc.freeze()
     exit_actor()  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Which Ray cluster is meant, and whether it is there: settled before anything else starts.
+"""Resolution and probing of the address of a Ray cluster, before anything else starts.
 
-``ray.init`` waits for a minute where there is nothing to wait for, and it may wait for ever for a
-cluster that speaks another version or wants a token. So a connection is first tried in a
-process of its own, which can be given up.
+``ray.init`` waits a minute for an address without a cluster, and possibly forever for a cluster of
+another version or one that requires a token. So the connection is first tried in a separate
+process, which can be killed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Target:
     """A cluster that answered.
 
     Attributes:
-        address: What ``ray.init`` takes.
+        address: Address for ``ray.init``.
         in_job: Whether this process is the driver of a submitted job.
-        auth_mode: ``RAY_AUTH_MODE`` that it needs where the user set none.
+        auth_mode: ``RAY_AUTH_MODE`` to set for this cluster; None to leave it as it is.
     """
 
     address: str
@@ -53,13 +53,13 @@ class Target:
 
 
 def resolve(address: str | None) -> Target | None:
-    """Return the cluster that is meant, or None where an embedded one is.
+    """Return the cluster to connect to, or None for an embedded one.
 
     Args:
-        address: What the user gave; ``RAY_ADDRESS`` counts if it is None.
+        address: Address that the user gave; None for ``RAY_ADDRESS``.
 
     Raises:
-        ConfigError: The address is malformed or nothing that can be used answers there.
+        ConfigError: The address is malformed, or no usable cluster answers there.
     """
     given = named(address)
     if given is None:
@@ -72,7 +72,7 @@ def resolve(address: str | None) -> Target | None:
 
 
 def named(address: str | None) -> str | None:
-    """Return the address of the cluster that is meant, or None where an embedded one is."""
+    """Return the address of the cluster to connect to, or None for an embedded one."""
     given = address or os.environ.get("RAY_ADDRESS") or None
     return None if given == "local" else given
 
@@ -85,8 +85,8 @@ def in_job() -> bool:
 def _split(given: str) -> tuple[str, int]:
     host, colon, port = given.rpartition(":")
     if "://" in given:
-        hint = "the HOST:PORT of the cluster's head: to run on a cluster from elsewhere use `ray "
-        hint += "job submit --working-dir . -- rayhive sweep FILE`, which takes such an address"
+        hint = "the HOST:PORT of the cluster's head; to run on a remote cluster use `ray job "
+        hint += "submit --working-dir . -- rayhive sweep FILE`, which takes such an address"
         raise ConfigError(Problem(KEY, given, hint))
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(Problem(KEY, given, _ALLOWED))
@@ -102,10 +102,10 @@ def _knock(given: str, host: str, port: int) -> None:
 
 
 def _auth_mode(given: str) -> str | None:
-    """Return the mode of authentication with which the cluster lets us in.
+    """Return the value of ``RAY_AUTH_MODE`` to connect with; None to leave it as it is.
 
-    A cluster that was started where a token exists asks for it, but ``ray.init`` only sends one
-    if ``RAY_AUTH_MODE`` says so.
+    A cluster that was started on a machine with a token requires it, but ``ray.init`` sends a token
+    only if ``RAY_AUTH_MODE`` is ``token``.
     """
     answer = _probe(given, None)
     if "error" not in answer:
@@ -114,7 +114,7 @@ def _auth_mode(given: str) -> str | None:
         if "RAY_AUTH_MODE" not in os.environ and "error" not in _probe(given, "token"):
             return "token"
         text = (
-            "a cluster whose token is known here: it refuses us; put its token into "
+            "a cluster whose token is known: this one refused the connection; put its token into "
             "RAY_AUTH_TOKEN, or into the file that RAY_AUTH_TOKEN_PATH names"
         )
         raise ConfigError(Problem(KEY, given, text))
@@ -123,7 +123,7 @@ def _auth_mode(given: str) -> str | None:
 
 
 def _probe(given: str, mode: str | None) -> dict[str, str]:
-    """Join the cluster in another process; return ``error`` and ``text`` if that fails."""
+    """Connect to the cluster in another process; return ``error`` and ``text`` if that fails."""
     env = dict(os.environ) | ({"RAY_AUTH_MODE": mode} if mode is not None else {})
     process = subprocess.Popen(
         [sys.executable, "-c", _PROBE, given],
@@ -134,20 +134,20 @@ def _probe(given: str, mode: str | None) -> dict[str, str]:
         text=True,
         start_new_session=True,
     )
-    said: list[str] = []
+    output: list[str] = []
     watchdog = threading.Timer(_PROBE_TIMEOUT, process.kill)
     watchdog.start()
     try:
         for line in process.stdout or ():
             if "InvalidAuthToken" in line or "Unauthenticated" in line:
-                return {"error": "AuthenticationError", "text": "it wants a token"}
+                return {"error": "AuthenticationError", "text": "it requires a token"}
             if line.startswith("{"):
                 answer: dict[str, str] = json.loads(line)
                 return answer
-            said.append(line)
+            output.append(line)
     finally:
         watchdog.cancel()
-        process.kill()  # Ray itself would try again for longer
+        process.kill()  # Ray itself would retry for longer
         process.communicate()
-    text = said[-1].strip() if said else f"no answer within {_PROBE_TIMEOUT:g} s"
+    text = output[-1].strip() if output else f"no answer within {_PROBE_TIMEOUT:g} s"
     return {"error": "Failure", "text": text}

@@ -1,7 +1,7 @@
 """Detection of an autoscaler from its reports to Ray.
 
-Every head runs a monitor. Without an autoscaler it only mirrors the nodes that are there, and
-makes up a type for each, ``node_ID``. An autoscaler names the types of its configuration.
+The head of every cluster runs a monitor. Without an autoscaler it reports the present nodes, each
+with an invented type ``node_ID``. An autoscaler reports the node types of its configuration.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _POLL = 0.5
 
 
 def grows(patience: float = 0.0) -> bool:
-    """Return whether the cluster that this process has joined adds nodes on demand.
+    """Return whether the connected cluster adds nodes on demand.
 
     Args:
-        patience: How long to wait for the first report of a cluster that has just started [s].
+        patience: Longest wait for the first report of a cluster that has just started [s].
     """
     deadline = time.monotonic() + patience
     while True:
@@ -41,7 +41,7 @@ def grows(patience: float = 0.0) -> bool:
 def _asked(ask: Callable[[], bool | None]) -> bool | None:
     try:
         return ask()
-    except Exception as error:  # internals of Ray, of which a version may lack some
+    except Exception as error:  # internals of Ray that a version may lack
         log.debug("%s: %r", ask.__name__, error)
         return None
 
@@ -51,7 +51,7 @@ def _is_named(types: Iterable[object]) -> bool:
 
 
 def _configured() -> bool | None:
-    """Ask for the configuration that managed services report."""
+    """Query the configuration that managed services report."""
     from ray._private import state
 
     config = state.state.get_cluster_config()
@@ -59,7 +59,7 @@ def _configured() -> bool | None:
 
 
 def _first_version() -> bool | None:
-    """Ask for the report of the first version of the autoscaler, or of its mirror."""
+    """Query the report of the first version of the autoscaler, or of the monitor."""
     from ray.experimental import internal_kv
 
     raw = internal_kv._internal_kv_get(_STATUS_KEY)
@@ -67,7 +67,7 @@ def _first_version() -> bool | None:
 
 
 def first_version_grows(status: Any) -> bool | None:
-    """Return what a report of the first version says; None if it says nothing yet."""
+    """Return whether a report of the first version names an autoscaler; None if it is empty."""
     report = status.get("autoscaler_report")
     if not report:
         return None
@@ -81,14 +81,14 @@ def first_version_grows(status: Any) -> bool | None:
 
 
 def _second_version() -> bool | None:
-    """Ask for the report of the second version of the autoscaler."""
+    """Query the report of the second version of the autoscaler."""
     from ray.autoscaler.v2.sdk import get_cluster_status
 
     return second_version_grows(get_cluster_status(ray.get_runtime_context().gcs_address))
 
 
 def second_version_grows(status: Any) -> bool | None:
-    """Return what a report of the second version says; None if none has been written."""
+    """Return whether a report of the second version names an autoscaler; None without a report."""
     if str(status.stats.autoscaler_version or "0") == "0":
         return None
     nodes = [*status.active_nodes, *status.idle_nodes, *status.pending_nodes]

@@ -1,7 +1,7 @@
-"""Calls of actors over connections that break for a while.
+"""Calls of actors over connections that may break for a while.
 
-``ActorUnavailableError`` is not a death: the call may or may not have arrived, and the actor may
-answer the next one. So a call is repeated, and an actor does a repeated call once.
+``ActorUnavailableError`` does not mean that the actor is dead: the call may have arrived, and the
+actor may answer the next one. So a call is repeated, and an actor performs a repeated call once.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any, TypeVar
 
 from ray.exceptions import ActorUnavailableError, RayActorError
 
-#: Seconds between two tries: nothing announces that an actor can be reached again.
+#: Time between two attempts [s]; there is no notification of a restored connection.
 RETRY_EVERY = 0.5
-#: Results that an actor remembers; repeated calls follow each other within a minute.
+#: Number of results that an actor keeps; a call is repeated within a minute.
 _REMEMBERED = 256
 
 T = TypeVar("T")
 
 
 async def repeated(call: Callable[[], Awaitable[T]], patience: float) -> T:
-    """Await a call, and make it again while its actor is unavailable.
+    """Await a call, and repeat it while its actor is unavailable.
 
     Args:
-        call: Makes the call; it has to be one that can arrive twice.
-        patience: Seconds after which an unavailable actor is given up.
+        call: Makes the call, which may arrive twice.
+        patience: Time after which an unavailable actor is given up [s].
 
     Raises:
-        ActorUnavailableError: The actor was unavailable for that long.
-        RayActorError: It is dead.
+        ActorUnavailableError: The actor was unavailable for that time.
+        RayActorError: The actor is dead.
     """
     deadline = time.monotonic() + patience
     while True:
@@ -43,7 +43,7 @@ async def repeated(call: Callable[[], Awaitable[T]], patience: float) -> T:
 
 
 class Once:
-    """Calls with a key, each of which is done once however often it arrives."""
+    """Calls with a key, each performed once no matter how often it arrives."""
 
     def __init__(self) -> None:
         self._results: dict[str, asyncio.Future[Any]] = {}
@@ -52,8 +52,8 @@ class Once:
         """Return the result of the first call with this key.
 
         Args:
-            key: Unique among the calls of this actor.
-            step: What the call does.
+            key: Key of the call; a repetition has the same key.
+            step: Performs the call.
         """
         if key not in self._results:
             self._results[key] = asyncio.ensure_future(step())
@@ -68,7 +68,7 @@ async def silent(agents: Mapping[str, Any], patience: float) -> dict[str, str]:
 
     Args:
         agents: Agent of each node.
-        patience: How long one may take [s].
+        patience: Longest wait for an answer [s].
     """
 
     async def ask(agent: Any) -> str | None:

@@ -1,10 +1,9 @@
-"""``rayhive doctor``: what is wrong with this machine, and how to mend it."""
+"""Command ``rayhive doctor``: checks of this machine, each with a fix."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import re
 import resource
 import shutil
 import socket
@@ -13,11 +12,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 
+from rayhive.cluster import requirements
 from rayhive.cluster.node import capabilities, machine, process_group, small_disk
 from rayhive.cluster.testbed import state
 from rayhive.faults.target import CAPABILITIES
@@ -32,14 +31,14 @@ _COMMAND_TIMEOUT = 10.0
 
 @dataclass(frozen=True)
 class Check:
-    """One finding.
+    """Result of one check.
 
     Attributes:
-        name: What was looked at.
-        ok: Whether it is as it should be.
-        detail: What was found.
-        mend: What to do about it; empty where nothing has to be done.
-        needed: Whether rayhive can't work without; else only some features are missing.
+        name: Name of the check.
+        ok: Whether it passed.
+        detail: Observed value.
+        mend: How to fix it; empty if it passed.
+        needed: Whether rayhive cannot work without it; otherwise some features are missing.
     """
 
     name: str
@@ -50,7 +49,7 @@ class Check:
 
 
 def doctor() -> list[Check]:
-    """Look at this machine. Starts nothing that stays, changes nothing."""
+    """Return the results of all checks of this machine, which they leave unchanged."""
     checks: tuple[Callable[[], Check], ...] = (
         _python,
         _packages,
@@ -77,63 +76,13 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    """Compare what is installed with what rayhive declares."""
-    wrong, found = [], []
-    for name, wanted in _requirements():
-        try:
-            version = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            wrong.append(f"{name} is missing")
-            continue
-        if name in machine.PACKAGES:
-            found.append(f"{name} {version}")
-        wrong += [
-            f"{name} {version} is not {bound}" for bound in wanted if not _within(version, bound)
-        ]
-    mend = "pip install -c constraints.txt rayhive" if wrong else ""
-    return Check("packages", not wrong, "; ".join(wrong or found), mend)
-
-
-def _requirements() -> Iterator[tuple[str, list[str]]]:
-    """Yield name and version bounds of every dependency without a condition."""
-    try:
-        lines = metadata.requires("rayhive") or []
-    except metadata.PackageNotFoundError:
-        lines = [name for name in machine.PACKAGES if name != "rayhive"]
-    for line in lines:
-        if ";" in line:
-            continue
-        match = re.match(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*\(?([^)]*)\)?$", line.strip())
-        if match is not None:
-            yield match[1], [bound.strip() for bound in match[2].split(",") if bound.strip()]
-
-
-def _within(version: str, bound: str) -> bool:
-    match = re.match(r"(>=|<=|==|<|>|!=|~=)\s*([0-9.]+)", bound)
-    if match is None:
-        return True
-    mine, theirs = _numbers(version), _numbers(match[2])
-    width = max(len(mine), len(theirs))
-    mine += (0,) * (width - len(mine))
-    theirs += (0,) * (width - len(theirs))
-    return {
-        ">=": mine >= theirs,
-        "<=": mine <= theirs,
-        "==": mine == theirs,
-        "<": mine < theirs,
-        ">": mine > theirs,
-        "!=": mine != theirs,
-        "~=": mine >= theirs,
-    }[match[1]]
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    match = re.match(r"\d+(?:\.\d+)*", version)
-    return tuple(int(part) for part in match[0].split(".")) if match else ()
+    wrong, found = requirements.compare()
+    fix = "pip install -c constraints.txt rayhive" if wrong else ""
+    return Check("packages", not wrong, "; ".join(wrong or found), fix)
 
 
 def _daemon() -> Check:
-    """Run hivemind's peer-to-peer daemon far enough to see that this machine can."""
+    """Check that hivemind's peer-to-peer daemon runs on this machine."""
     mend = "pip install --force-reinstall hivemind (its wheel has the daemon inside)"
     spec = importlib.util.find_spec("hivemind")
     if spec is None or spec.origin is None:
@@ -164,14 +113,14 @@ def _open_files() -> Check:
 
 
 def _ports() -> Check:
-    """See that a process can listen on the loopback and be reached there."""
+    """Check that a process can listen on the loopback interface and be reached there."""
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
             address = server.getsockname()
             socket.create_connection(address, 2.0).close()
     except OSError as error:
         return Check("ports", False, str(error), "allow local connections on 127.0.0.1")
-    return Check("ports", True, "the loopback can be listened on and reached")
+    return Check("ports", True, "127.0.0.1 can be listened on and reached")
 
 
 def _temporary() -> Check:
@@ -189,7 +138,7 @@ def _temporary() -> Check:
 def _cores() -> Check:
     cores = len(os.sched_getaffinity(0))
     ok = cores >= _MIN_CORES
-    mend = "" if ok else "peers will take turns on the one core: trust no times"
+    mend = "" if ok else "peers share the one core: measured times are not reliable"
     return Check("cores", ok, str(cores), mend, needed=False)
 
 
@@ -197,7 +146,9 @@ def _memory() -> Check:
     memory = psutil.virtual_memory()
     ok = memory.available >= _MIN_MEMORY
     detail = f"{_size(memory.available)} available of {_size(memory.total)}"
-    return Check("memory", ok, detail, "" if ok else "close something, or use fewer peers", False)
+    return Check(
+        "memory", ok, detail, "" if ok else "end other programs, or use fewer peers", False
+    )
 
 
 def _cuda() -> Check:
@@ -230,7 +181,7 @@ def _control_groups() -> Check:
 
 
 def _traffic_control() -> Check:
-    """Try netem in a network namespace of its own that ends with the attempt."""
+    """Try netem in a temporary network namespace."""
     if shutil.which("tc") is None:
         return Check("link shaping", False, "tc is missing", "install iproute2", needed=False)
     command = "tc qdisc add dev lo root {}"
@@ -247,7 +198,7 @@ def _traffic_control() -> Check:
 
 
 def _faults() -> Iterator[Check]:
-    """Say for each capability that faults need whether this machine has it."""
+    """Check each capability that faults need."""
     for name, reason in capabilities.here().items():
         text = f"can {CAPABILITIES[name]}"
         if reason is None:
@@ -258,7 +209,7 @@ def _faults() -> Iterator[Check]:
 
 
 def _leftovers() -> Check:
-    """Look for what dead runs left: mounts and files of rayhive, hivemind and torch."""
+    """Check for remains of dead runs: mounts and files of rayhive, hivemind and torch."""
     base = Path(machine.short_temporary_directory())
     used = {directory for directory, _ in process_group.owned(base)}
     used |= {made.folder for made in state.testbeds() if not made.abandoned}
@@ -281,7 +232,7 @@ def _leftovers() -> Check:
     if not found:
         return Check("leftovers", True, "none")
     more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-    mend = "the next run on this machine removes rayhive's own; remove the rest by hand"
+    mend = "the next run on this machine removes those of rayhive; remove the other ones by hand"
     return Check("leftovers", False, ", ".join(found[:5]) + more, mend, needed=False)
 
 

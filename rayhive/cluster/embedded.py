@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine, for as long as the driver lives and no longer."""
+"""A local Ray cluster that lives exactly as long as its driver."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rayhive.cluster.node import machine, process_group
 from rayhive.errors import ClusterError
 from rayhive.spec.replicate import ReplicateSpec
 
-_OBJECT_STORE = 80 * 2**20  # the least that Ray takes; nothing large goes through it
-#: In the private directory: one line for each replicate that was started.
+_OBJECT_STORE = 80 * 2**20  # Ray's minimum; rayhive stores no large objects
+#: File in the private directory with one line for each replicate that was started.
 RUNS_FILE = "runs.jsonl"
-_BURIAL_TIMEOUT = 12.0
-#: One token for all embedded clusters of this process: Ray reads it once and keeps it.
+_REAPER_TIMEOUT = 12.0
+#: Token of all embedded clusters of this process, as Ray reads the token only once.
 _TOKEN = secrets.token_hex(32)
 
 
 class EmbeddedRay:
     """A local Ray with a private directory.
 
-    The kernel kills Ray's daemons when the driver dies, and an undertaker beside it clears up
-    the directory and whatever the peers left, also after a SIGKILL of the driver. It has to be
-    started from the main thread: the kernel watches the thread that started the daemons.
+    The kernel kills Ray's daemons when the driver dies, even by SIGKILL. A reaper process then
+    removes the directory and the remains of the peers. The object has to be created in the main
+    thread, because the kernel watches the thread that started the daemons.
 
     Args:
-        namespace: Of the driver.
-        num_cpus: Logical CPUs; those of the machine if None.
+        namespace: Ray namespace of the driver.
+        num_cpus: Logical CPUs; None for those of the machine.
     """
 
     def __init__(self, namespace: str, num_cpus: int | None = None) -> None:
@@ -49,7 +49,7 @@ class EmbeddedRay:
             process_group.clear(orphan, patience=0.0)
         self.directory = Path(tempfile.mkdtemp(prefix=process_group.DIRECTORY_PREFIX, dir=base))
         process_group.claim(self.directory, os.getpid())
-        self._undertaker = subprocess.Popen(
+        self._reaper = subprocess.Popen(
             [sys.executable, process_group.__file__, str(self.directory)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
@@ -79,7 +79,7 @@ class EmbeddedRay:
         return self.directory / "a"
 
     def broken(self) -> str | None:
-        """Return which of Ray's daemons has ended, and how; None if all of them run."""
+        """Return a description of a daemon of Ray that has ended; None if all of them run."""
         for name, process in self._daemons.items():
             code = process.poll()
             if code is not None:
@@ -90,29 +90,29 @@ class EmbeddedRay:
         return None
 
     def note_run(self, spec: ReplicateSpec) -> None:
-        """Write down that a replicate runs here, for other processes on this machine."""
+        """Record a replicate that runs here, for ``rayhive status`` and ``rayhive stop``."""
         run = {"run_id": spec.run_id, "study": spec.study, "folder": spec.folder}
         with (self.directory / RUNS_FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(run) + "\n")
 
     def close(self) -> None:
-        """End Ray and remove all traces of it; may be called again."""
-        if self._undertaker.stdin is None or self._undertaker.stdin.closed:
+        """End Ray and remove everything that belongs to it. May be called again."""
+        if self._reaper.stdin is None or self._reaper.stdin.closed:
             return
         with contextlib.suppress(Exception):
             ray.shutdown()
-        self._undertaker.stdin.close()
+        self._reaper.stdin.close()
         try:
-            self._undertaker.wait(_BURIAL_TIMEOUT)
+            self._reaper.wait(_REAPER_TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._undertaker.kill()
-            self._undertaker.wait()
+            self._reaper.kill()
+            self._reaper.wait()
             process_group.clear(self.directory, patience=0.0)
 
 
 def _daemons() -> dict[str, subprocess.Popen[bytes]]:
-    """Return the daemons of the Ray that this process started, without which it is of no use."""
-    # There is no public way to them.
+    """Return the essential daemons of the Ray that this process started, by name."""
+    # Ray has no public interface for them.
     node = getattr(importlib.import_module("ray._private.worker"), "_global_node", None)
     found = getattr(node, "all_processes", {})
     names = {"raylet": "raylet", "gcs_server": "GCS server"}
@@ -128,14 +128,14 @@ def _variables() -> dict[str, str]:
     }
     given = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
     if not any(name in os.environ for name in given):
-        # Ray asks for a token by default. Its own would be written to the user's home, and
-        # clusters started later would then ask for it too.
+        # Ray requires a token by default. It would write its own to the user's home, and
+        # clusters that are started later would then require it too.
         variables["RAY_AUTH_TOKEN"] = _TOKEN
     return variables
 
 
 def import_paths() -> list[str]:
-    """Return what workers need on their path to import what this process can import."""
+    """Return the paths with which workers can import all that this process can import."""
     package_root = str(Path(__file__).resolve().parent.parent.parent)
     paths = [package_root, *(os.path.abspath(path or ".") for path in sys.path)]
     installed = {os.path.abspath(path) for path in sys.path if "-packages" in path}
@@ -151,7 +151,7 @@ def import_paths() -> list[str]:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the duration; keep Ray's own mode of authentication out of the rest."""
+    """Set variables of the environment in the block, and restore those that Ray changes."""
     before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE", "RAY_ADDRESS")}
     os.environ.update(variables)
     os.environ.pop("RAY_ADDRESS", None)
@@ -167,11 +167,11 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _minimal_daemons() -> Iterator[None]:
-    """Let Ray's daemons start as they do where Ray is installed without its dashboard.
+    """Start Ray's daemons as if Ray's dashboard were not installed.
 
-    Nothing of the dashboard is used here, yet ``include_dashboard=False`` still imports most of
-    it in three processes, one after the other: on two cores 4.1 s instead of 7.5 s to start.
-    There is no public switch; where the private one is missing, the start is slow again.
+    ``include_dashboard=False`` still imports most of the dashboard in three processes, one after
+    the other. Without it the start takes 4.1 s instead of 7.5 s on two cores. There is no public
+    switch; in a version of Ray without the private one, the start is slow.
     """
     utils = importlib.import_module("ray._private.utils")
     name = "get_dashboard_dependency_error"
@@ -187,9 +187,10 @@ def _minimal_daemons() -> Iterator[None]:
 
 
 def keep_silent() -> None:
-    """Keep Ray from printing the log of a node that dies into this process's standard output.
+    """Keep Ray from printing the log of a dying node to this process's standard output.
 
-    Its option ``log_to_driver`` is not about that. What died, and why, is in the events.
+    Ray's option ``log_to_driver`` does not cover these logs. The events hold each death and its
+    reason.
     """
     worker: Any = importlib.import_module("ray._private.worker")
     if hasattr(worker, "_worker_logs_enabled"):
@@ -198,11 +199,12 @@ def keep_silent() -> None:
 
 @contextlib.contextmanager
 def kept_signal_handlers() -> Iterator[None]:
-    """Undo what ``ray.init`` does to handlers that the caller had installed.
+    """Restore the signal handlers of the caller after ``ray.init``.
 
-    Where SIGTERM had no handler Ray's stays: it raises SystemExit, so that ``with`` blocks and
-    ``finally`` clauses run. But underneath, Ray has put a handler in C that aborts the process
-    three seconds later, and closing a cluster may take longer: setting ours again replaces that.
+    If SIGTERM had no handler, Ray's stays: it raises SystemExit, so that ``with`` blocks and
+    ``finally`` clauses run. Below it, Ray installs a handler in C that aborts the process three
+    seconds later, and closing a cluster may take longer. Setting the Python handler again replaces
+    the one in C.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

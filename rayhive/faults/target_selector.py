@@ -33,12 +33,8 @@ _COUNT = re.compile(
 
 
 def preemptible(swarm: SwarmConfig) -> tuple[int, ...]:
-    """Return the numbers of the peers whose node class the cloud may take away.
-
-    Node classes take the peers in the order in which they are written.
-    """
-    classes = (swarm.node_classes or {}).values()
-    flags = [item.preemptible for item in classes for _ in range(item.count)]
+    """Return the numbers of the peers whose node class the cloud may take away."""
+    flags = [item.preemptible for _, item in swarm.peer_classes]
     return tuple(number for number, flag in enumerate(flags[: swarm.peers]) if flag)
 
 

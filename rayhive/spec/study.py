@@ -179,19 +179,28 @@ class SwarmConfig(Model):
     gpus_per_peer: float = Field(default=0.0, ge=0, le=1024)
     node_classes: dict[ClassName, NodeClass] | None = None
 
+    @property
+    def peer_classes(self) -> list[tuple[str, NodeClass]]:
+        """Name and node class of each peer, by number; empty without node classes.
+
+        Node classes take the peers in the order in which they are written. A peer that joins later
+        is of the class of the last one.
+        """
+        classes = (self.node_classes or {}).items()
+        return [(name, item) for name, item in classes for _ in range(item.count)]
+
     def rate_of(self, peer: int) -> float | None:
         """Return the link rate that reducers of a peer's group are weighed by [Mbit/s].
 
         Args:
-            peer: The peer's number. Node classes take peers in the order in which they are
-                written; peers that join later are as the last of those.
+            peer: The peer's number.
 
         Returns:
             The rate of the peer's node class; the highest rate of all classes where its own link
             is not limited; None if no class has one.
         """
-        classes = [item for item in (self.node_classes or {}).values() for _ in range(item.count)]
-        rates = [None if item.link is None else item.link.rate_mbit for item in classes]
+        links = [item.link for _, item in self.peer_classes]
+        rates = [None if link is None else link.rate_mbit for link in links]
         given = [rate for rate in rates if rate is not None]
         if not given:
             return None

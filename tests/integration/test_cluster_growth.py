@@ -135,4 +135,4 @@ def test_a_fixed_cluster_without_cores_is_refused_with_the_reason(
         with driver(RUN, *given, **head.environment) as run:
             (problem,) = json.loads(run.line("problems"))
             assert "swarm.peers: 2" in problem
-            assert "0 cores in all, and no autoscaler adds others" in problem
+            assert "0 cores in all, and no autoscaler adds nodes" in problem

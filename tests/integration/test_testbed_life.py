@@ -43,7 +43,7 @@ def test_it_ends_with_its_process() -> None:
         import signal
         from tests.integration.testbed_helpers import DELAYED_CONFIG, Testbed
         with Testbed(DELAYED_CONFIG, ray=False) as made:
-            print(made.state.number, made._undertaker.pid, flush=True)
+            print(made.state.number, made.reaper, flush=True)
             signal.pause()
     """
     code = code.replace("DELAYED_CONFIG, Testbed", "config, Testbed")
@@ -51,10 +51,10 @@ def test_it_ends_with_its_process() -> None:
     command = [sys.executable, "-c", textwrap.dedent(code)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        number, undertaker = map(int, process.stdout.readline().split())
+        number, reaper = map(int, process.stdout.readline().split())
         assert remains(number)
         process.kill()
-    psutil.wait_procs([psutil.Process(undertaker)], timeout=30)
+    psutil.wait_procs([psutil.Process(reaper)], timeout=30)
     assert remains(number) == []
 
 

@@ -11,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayhive.cluster.node.link_faults import LinkTools
-from rayhive.cluster.testbed import lifecycle
+from rayhive.cluster.testbed import nodes
 
 _TIMEOUT = 90
 
@@ -24,10 +24,10 @@ class Supervisor:
     """What kills and starts nodes: an actor on the head."""
 
     def kill(self, folder: str, index: int) -> int:
-        return len(lifecycle.kill_node(folder, index))
+        return len(nodes.kill_node(folder, index))
 
     def start(self, folder: str, index: int) -> None:
-        lifecycle.start_node(folder, index)
+        nodes.start_node(folder, index)
 
 
 def told(**fields: Any) -> None:

@@ -12,9 +12,10 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RaySystemError
 
 from rayhive.cluster import actors, control
-from rayhive.cluster.cluster import Cluster, _first_answer
+from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.replicate.handle import ReplicateHandle
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
+from rayhive.cluster.supervisors import first_answer
 from rayhive.errors import ClusterError, NoAnswerError
 from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
@@ -125,9 +126,9 @@ def test_the_first_answer_of_a_supervisor_is_asked_for_again(
 
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "kill", killed.append)
-    assert _first_answer(_Asked(), "a-run", 60.0) == {"study": "s"}
+    assert first_answer(_Asked(), "a-run", 60.0) == {"study": "s"}
     with pytest.raises(ClusterError, match=r"a-run did not start within 0 s \(timeouts.superv"):
-        _first_answer(_Asked(), "a-run", 0.0)
+        first_answer(_Asked(), "a-run", 0.0)
     assert len(killed) == 1
 
 

@@ -14,11 +14,12 @@ import yaml
 from rayhive.cluster import embedded
 from rayhive.cluster.actors import is_agent, supervisor_pattern
 from rayhive.cluster.control import status_from_disk
-from rayhive.cluster.doctor import _within, doctor
+from rayhive.cluster.doctor import doctor
 from rayhive.cluster.node import capabilities, machine
 from rayhive.cluster.node.small_disk import SmallDisk
 from rayhive.cluster.replicate.handle import settle
 from rayhive.cluster.replicate.log import set_aside
+from rayhive.cluster.requirements import is_within
 from rayhive.events import Event, EventLog, make_event
 from rayhive.faults.target import CAPABILITIES
 from tests.integration.cluster_harness import replicate
@@ -134,7 +135,7 @@ def test_facts_about_the_machine_fit_in_a_cell() -> None:
     ],
 )
 def test_versions_are_held_against_bounds(version: str, bound: str, ok: bool) -> None:
-    assert _within(version, bound) == ok
+    assert is_within(version, bound) == ok
 
 
 def test_the_doctor_finds_this_machine_fit() -> None:

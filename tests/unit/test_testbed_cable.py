@@ -54,7 +54,7 @@ def interfaces(monkeypatch: pytest.MonkeyPatch) -> Interfaces:
 
 def steps(interfaces: Interfaces, link: Link, netem: bool) -> list[tuple[Any, ...]]:
     interfaces.calls.clear()
-    veth._shape("x", link, netem, 1500)
+    veth.shape("x", link, netem, 1500)
     return [call[:4] for call in interfaces.calls]
 
 

@@ -79,9 +79,9 @@ def kill(node: str) -> None:
     Raises:
         ClusterError: It is no node of a testbed.
     """
-    from rayhive.cluster.testbed import lifecycle
+    from rayhive.cluster.testbed import nodes
 
-    lifecycle.kill_node(*_place(node))
+    nodes.kill_node(*_place(node))
 
 
 def start(node: str) -> str:
@@ -96,10 +96,10 @@ def start(node: str) -> str:
     Raises:
         ClusterError: It is no node of a testbed, or does not start.
     """
-    from rayhive.cluster.testbed import lifecycle
+    from rayhive.cluster.testbed import nodes
 
     folder, number = _place(node)
-    lifecycle.start_node(folder, number)
+    nodes.start_node(folder, number)
     for found in all_nodes():
         if found["Alive"] and found["NodeID"] != node and _number(found) == number:
             return str(found["NodeID"])

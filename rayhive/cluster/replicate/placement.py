@@ -1,10 +1,10 @@
-"""Where the peers of a swarm go: bundles, their sizes, and what can never be placed.
+"""Placement of a swarm: the bundle of each peer, and demands that a cluster can never meet.
 
 GPUs and labels are demands. Cores are not: a swarm of eight peers must run on a laptop with two
-cores, only slower. So a peer asks for the cores that its threads use where there are enough, and
-for the largest equal share that lets the whole swarm fit where there are not. A swarm that
-needs all cores thus has the cluster to itself, and others wait. Where an autoscaler adds
-nodes, cores are asked for in full: it adds none for a demand that the present ones meet.
+cores, only slower. If the cluster has enough cores, a peer takes one for each of its threads.
+Otherwise it takes the largest equal share with which the whole swarm fits. The swarm then has the
+cluster to itself, and other replicates wait. On a cluster with an autoscaler, peers always demand
+their full cores, because the autoscaler adds no node for a demand that the present nodes meet.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rayhive.cluster.testbed.config import CLASS_LABEL, shape_labels
 from rayhive.errors import Problem, nearest
 from rayhive.spec import NodeClass, SwarmConfig
 
-#: Ray counts resources in ten-thousandths.
+#: Smallest amount of a resource that Ray distinguishes.
 GRAIN = 1e-4
 
 
 @dataclass(frozen=True)
 class Room:
-    """What one node has in total.
+    """Resources of one node.
 
     Attributes:
         node: Ray's id of the node.
@@ -45,12 +45,12 @@ class Room:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What one peer asks for.
+    """Demand of one peer.
 
     Attributes:
         cpus: Logical CPUs.
         gpus: GPUs.
-        labels: Labels that its node must carry.
+        labels: Labels that its node must have.
     """
 
     cpus: float
@@ -59,32 +59,29 @@ class Bundle:
 
     @property
     def resources(self) -> dict[str, float]:
-        """The bundle as Ray wants it."""
+        """The bundle in the form that Ray takes."""
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
 
 def demands(swarm: SwarmConfig, later: int = 0) -> list[Bundle]:
-    """Return what each peer would like to have, in the order of the peers.
-
-    Node classes take the peers in the order in which they are written.
+    """Return the full demand of each peer, in the order of the peers.
 
     Args:
         swarm: The peers that start together.
-        later: Number of peers that join them later; they are as the last of those.
+        later: Number of peers that join later; their demand is that of the last peer.
     """
     threads = float(swarm.threads_per_peer)
     if swarm.node_classes is None:
         return [Bundle(threads, swarm.gpus_per_peer)] * (swarm.peers + later)
     together = [
         Bundle(threads * item.cpu_share, item.gpus, _labels(name, item, swarm))
-        for name, item in swarm.node_classes.items()
-        for _ in range(item.count)
+        for name, item in swarm.peer_classes
     ]
     return together + [together[-1]] * later
 
 
 def _labels(name: str, item: NodeClass, swarm: SwarmConfig) -> dict[str, str]:
-    """Return what a node for a peer of this class carries: a shaped one was made for the class."""
+    """Return the labels that a node for a peer of this class must have."""
     if not item.shaped:
         return dict(item.labels)
     share = item.cpu_share * swarm.threads_per_peer if item.cpu_share != 1.0 else None
@@ -94,16 +91,16 @@ def _labels(name: str, item: NodeClass, swarm: SwarmConfig) -> dict[str, str]:
 def bundles(
     swarm: SwarmConfig, rooms: Sequence[Room], later: int = 0, growing: bool = False
 ) -> list[Bundle]:
-    """Return what each peer asks for on this cluster, with those that join later.
+    """Return the bundle of each peer on this cluster.
 
     Args:
         swarm: The peers that start together.
         rooms: The present nodes.
-        later: Number of peers that join them later.
+        later: Number of peers that join later.
         growing: Whether nodes are added on demand.
 
     Raises:
-        ValueError: Not even the smallest share fits; :func:`problems` says why.
+        ValueError: Not even the smallest share fits; :func:`problems` returns the reasons.
     """
     wanted = demands(swarm, later)
     if growing:
@@ -119,7 +116,7 @@ def bundles(
 
 
 def _scales(wanted: Sequence[Bundle], rooms: Sequence[Room]) -> Iterator[float]:
-    """Yield the scales at which one more peer fits on some node, from the largest down."""
+    """Yield the scales at which one more peer fits on a node, in descending order."""
     largest = max(bundle.cpus for bundle in wanted)
     found = {1.0}
     for room in rooms:
@@ -130,7 +127,7 @@ def _scales(wanted: Sequence[Bundle], rooms: Sequence[Room]) -> Iterator[float]:
 
 
 def this_machine() -> Room:
-    """Return what an embedded Ray would have here."""
+    """Return the resources of an embedded Ray on this machine."""
     found = machine.facts()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = len(found["gpus"])
@@ -140,14 +137,17 @@ def this_machine() -> Room:
 
 
 class _Devices:
-    """The GPUs of one node: a share is one of a single device, and a whole one is undivided."""
+    """GPUs of one node.
+
+    A demand below 1 is a share of a single device, a larger one takes whole devices.
+    """
 
     def __init__(self, gpus: float) -> None:
         rest = gpus - int(gpus)
         self._free = [1.0] * int(gpus) + ([rest] if rest > GRAIN else [])
 
     def take(self, gpus: float) -> bool:
-        """Take a share, from the fullest device that has it, or whole devices."""
+        """Take a share from the fullest device that has room, or whole devices."""
         if gpus <= GRAIN / 2:
             return True
         if gpus < 1:
@@ -163,23 +163,23 @@ class _Devices:
             self._free[index] = 0.0
         return True
 
-    def slots(self, gpus: float) -> int:
-        """Return how many peers with such a share the free devices hold."""
+    def peers(self, gpus: float) -> int:
+        """Return the number of peers with this demand that the free devices hold."""
         if gpus < 1:
             return sum(int((free + GRAIN / 2) / gpus) for free in self._free)
         return int(sum(free + GRAIN / 2 >= 1 for free in self._free) // gpus)
 
 
 def fits(asked: Sequence[Bundle], rooms: Sequence[Room]) -> bool:
-    """Return whether all bundles fit at once, the most demanding placed first.
+    """Return whether all bundles fit at once, by first fit in descending order of demand.
 
-    First fit is not optimal, but peers of one class are equal and classes few.
+    First fit is not optimal in general, but the peers of a class are equal and classes are few.
     """
     cores = [room.cpus for room in rooms]
     devices = [_Devices(room.gpus) for room in rooms]
     order = sorted(asked, key=lambda b: (len(b.labels), b.gpus, b.cpus), reverse=True)
     for bundle in order:
-        # GPU nodes are kept for those who need them.
+        # Nodes without GPUs come first, to keep GPUs for the peers that need them.
         choice = sorted(range(len(rooms)), key=lambda i: (rooms[i].gpus, -cores[i]))
         for index in choice:
             enough = cores[index] + GRAIN / 2 >= bundle.cpus
@@ -193,7 +193,7 @@ def fits(asked: Sequence[Bundle], rooms: Sequence[Room]) -> bool:
 
 
 def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
-    """Return what of the swarm these nodes can never hold, whatever else runs on them."""
+    """Return the demands of a swarm that these nodes cannot meet even when they are idle."""
     found: list[Problem] = []
     if swarm.node_classes is None:
         found += _gpu_problems("swarm.gpus_per_peer", swarm.gpus_per_peer, swarm.peers, rooms)
@@ -217,13 +217,13 @@ def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
                 f"a swarm that fits on the nodes all at once: they have {cores:g} cores in all"
             )
             if not cores:
-                allowed += ", and no autoscaler adds others"
+                allowed += ", and no autoscaler adds nodes"
             found.append(Problem("swarm.peers", swarm.peers, allowed))
     return found
 
 
 def lasting_problems(swarm: SwarmConfig) -> list[Problem]:
-    """Return what of the swarm no node that may yet be added can hold."""
+    """Return the demands of a swarm that no added node can meet either."""
     found: list[Problem] = []
     if swarm.node_classes is None:
         found += _share_problems("swarm.gpus_per_peer", swarm.gpus_per_peer)
@@ -244,13 +244,13 @@ def _shape_problem(key: str, item: NodeClass) -> Problem:
     return Problem(
         f"{key}.link" if item.link is not None else f"{key}.cpu_share",
         item.link.model_dump() if item.link is not None else item.cpu_share,
-        "absent, or what a testbed's nodes of this class are: no node here is "
-        "shaped so, and an unshaped row must not pass for a shaped one",
+        "absent, or the shape of a testbed's nodes of this class: no node of this cluster has "
+        "this shape, and an unshaped row must not pass for a shaped one",
     )
 
 
 def gpu_problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> Iterator[Problem]:
-    """Find demands for GPUs that these nodes can't meet, wherever labels put the peers."""
+    """Find demands for GPUs that these nodes cannot meet, whatever the labels."""
     if swarm.node_classes is None:
         yield from _gpu_problems("swarm.gpus_per_peer", swarm.gpus_per_peer, swarm.peers, rooms)
         return
@@ -266,14 +266,14 @@ def _gpu_problems(key: str, gpus: float, peers: int, rooms: Sequence[Room]) -> I
     if wrong:
         yield from wrong
         return
-    slots = sum(_Devices(room.gpus).slots(gpus) for room in rooms)
-    if slots < peers:
+    room_for = sum(_Devices(room.gpus).peers(gpus) for room in rooms)
+    if room_for < peers:
         total = sum(room.gpus for room in rooms)
         yield Problem(
             key,
             gpus,
-            f"a demand that {peers} peers can have: the nodes have {total:g} GPUs in all, "
-            f"room for {slots} such peers (a share is one of a single GPU)",
+            f"a demand that can be met for {peers} peers: the nodes have {total:g} GPUs in all, "
+            f"room for {room_for} such peers (a share is one of a single GPU)",
         )
 
 
@@ -284,6 +284,6 @@ def _label_problem(key: str, labels: dict[str, str], rooms: Sequence[Room]) -> P
     return Problem(
         key,
         labels,
-        f"labels that one node carries together; there are {', '.join(carried) or 'none'}",
+        f"labels that one node has together; the nodes have {', '.join(carried) or 'none'}",
         nearest(missing, carried),
     )

@@ -1,7 +1,7 @@
-"""Several nodes made of one Linux machine: namespaces, shaped links, CPU quotas, real raylets.
+"""Testbed: several Ray nodes on one Linux machine, with shaped links and CPU quotas.
 
-What it needs is imported when it is asked for: whether a machine could have a testbed is asked
-before Ray is.
+The submodules are imported on demand, so that the privileges of a machine can be checked without
+importing Ray.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayhive.cluster.testbed.config import TestbedConfig, TestbedNodes, load_testbed
-    from rayhive.cluster.testbed.lifecycle import Testbed
+    from rayhive.cluster.testbed.testbed import Testbed
 
 __all__ = ["Testbed", "TestbedConfig", "TestbedNodes", "load_testbed"]
 
@@ -19,5 +19,5 @@ __all__ = ["Testbed", "TestbedConfig", "TestbedNodes", "load_testbed"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(name)
-    where = "lifecycle" if name == "Testbed" else "config"
+    where = "testbed" if name == "Testbed" else "config"
     return getattr(importlib.import_module(f"{__name__}.{where}"), name)

@@ -1,4 +1,4 @@
-"""What a testbed shall be: its nodes by class, and their links."""
+"""Configuration of a testbed: its nodes by class, and their links."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ from pydantic import Field, ValidationError
 from rayhive.errors import ConfigError, Problem, nearest
 from rayhive.spec import Link, Model, SwarmConfig
 
-#: In the environment of all that runs on a testbed: its folder, and the number of the node.
+#: Environment variables of every process on a testbed: its folder, and the number of the node.
 TESTBED_VARIABLE, NODE_VARIABLE = "RAYHIVE_TESTBED", "RAYHIVE_TESTBED_NODE"
-#: What the names of labels begin with that testbeds give.
+#: Prefix of the labels that a testbed sets.
 PREFIX = "rayhive.io/"
-#: Label of a node: the address of its data plane, where peers listen.
+#: Label of a node: its address on the data plane, where peers listen.
 DATA_ADDRESS_LABEL = "rayhive.io/data-address"
-#: Label of a node: the class that it was made for.
+#: Label of a node: its class.
 CLASS_LABEL = "rayhive.io/node-class"
 #: Label of a node: its number in the testbed.
 NUMBER_LABEL = "rayhive.io/testbed-node"
-#: Labels of a node: how its link and its share of the processor are shaped.
+#: Labels of a node: the shape of its link, and its CPU quota.
 LINK_LABEL, SHARE_LABEL = "rayhive.io/link", "rayhive.io/cpu-share"
 _MOST_NODES = 64
 
 
 def shape_labels(link: Link | None, cpu_share: float | None) -> dict[str, str]:
-    """Return the labels of a node that is shaped so; None says nothing of the one or the other."""
+    """Return the labels for the shape of a node.
+
+    Args:
+        link: Shape of the link; None to leave the label out.
+        cpu_share: CPU quota [cores]; None to leave the label out.
+    """
     labels = {}
     if link is not None:
         rate = "unshaped" if link.rate_mbit is None else f"{link.rate_mbit:g}mbit"
@@ -39,15 +44,15 @@ def shape_labels(link: Link | None, cpu_share: float | None) -> dict[str, str]:
 
 
 class TestbedNodes(Model):
-    """Equal nodes of a testbed.
+    """A class of equal nodes.
 
     Attributes:
-        count: How many.
-        labels: Ray node labels, beside those that the testbed gives.
-        num_cpus: CPUs that each claims to have, for Ray's placement.
-        cpu_share: Cores' worth of time that each may use; None for as much as there is.
-        link: Shaping of each one's link, in each direction: a round trip from node to node takes
-            twice the delay of both.
+        count: Number of nodes.
+        labels: Ray node labels, in addition to those that the testbed sets.
+        num_cpus: CPUs that each node declares to Ray.
+        cpu_share: CPU time that each node may use [cores]; None for no limit.
+        link: Shape of each node's link in each direction: a round trip between two nodes takes
+            twice the sum of their delays.
     """
 
     __test__: ClassVar[bool] = False
@@ -63,10 +68,10 @@ class TestbedConfig(Model):
     """One testbed.
 
     Attributes:
-        name: What ``status`` and ``down`` call it.
-        node_classes: Its nodes, by the name of their class.
-        mtu: Largest packet on the links between peers [bytes]. Large ones cost less of the
-            machine; 1500 behaves more like the Internet where packets are lost.
+        name: Name for ``rayhive testbed status`` and ``down``.
+        node_classes: Nodes, by the name of their class.
+        mtu: Largest packet on the links between peers [bytes]. Larger packets cost less CPU time;
+            with 1500, lossy links behave more like the Internet.
     """
 
     __test__: ClassVar[bool] = False
@@ -77,17 +82,17 @@ class TestbedConfig(Model):
 
     @property
     def nodes(self) -> list[tuple[str, TestbedNodes]]:
-        """Class and description of each node, in order."""
+        """Name and description of the class of each node, in order."""
         return [(name, item) for name, item in self.node_classes.items() for _ in range(item.count)]
 
     @classmethod
     def of_swarm(cls, swarm: SwarmConfig, name: str = "testbed", spare: int = 0) -> TestbedConfig:
-        """Return a testbed with a node for each peer of a swarm, as its node classes say.
+        """Return a testbed with a node for each peer of a swarm, of the peer's node class.
 
         Args:
             swarm: The swarm.
-            name: Of the testbed.
-            spare: Nodes of the last class in addition, for peers that join later.
+            name: Name of the testbed.
+            spare: Number of additional nodes of the last class, for peers that join later.
         """
         if swarm.node_classes is None:
             nodes = TestbedNodes(count=swarm.peers + spare, num_cpus=swarm.threads_per_peer)
@@ -108,10 +113,10 @@ class TestbedConfig(Model):
 
 
 def load_testbed(path: str | Path) -> TestbedConfig:
-    """Read a testbed from a YAML file.
+    """Read the configuration of a testbed from a YAML file.
 
     Raises:
-        ConfigError: With every mistake in the file.
+        ConfigError: The file has mistakes; all of them are listed.
     """
     file = Path(path)
     try:
@@ -138,7 +143,7 @@ def load_testbed(path: str | Path) -> TestbedConfig:
 
 
 def _labels(config: TestbedConfig) -> Sequence[Problem]:
-    """Find labels that the testbed gives itself."""
+    """Return a problem for each label that only the testbed may set."""
     return [
         Problem(f"node_classes.{name}.labels", label, "a label that the testbed does not set")
         for name, item in config.node_classes.items()

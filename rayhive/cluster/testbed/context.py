@@ -1,4 +1,4 @@
-"""A testbed for as long as a driver needs one."""
+"""Testbed of a driver that needs shaped nodes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from unittest import mock
 
 from rayhive.cluster.address import named
 from rayhive.cluster.testbed.config import TestbedConfig
-from rayhive.cluster.testbed.lifecycle import Testbed
+from rayhive.cluster.testbed.testbed import Testbed
 from rayhive.spec import SwarmConfig
 
 
 @contextmanager
 def hosted(swarm: SwarmConfig, address: str | None, later: int = 0) -> Iterator[str | None]:
-    """Yield the address of a testbed for a swarm.
+    """Yield the address of a testbed for a swarm, which lives as long as the block.
 
     Args:
         swarm: The swarm.
-        address: What the user says; a cluster that he names is taken as it is.
-        later: Peers that join those that start together.
+        address: Address that the user gave; if it names a cluster, it is yielded unchanged.
+        later: Number of peers that join later.
 
     Raises:
-        ClusterError: There can be no testbed on this machine.
+        ClusterError: This machine does not allow a testbed.
     """
     if named(address) is not None:
         yield address

@@ -1,8 +1,8 @@
-"""``ray start`` without the parts that nobody here uses, run as a script.
+"""Script that runs ``ray start`` without Ray's unused optional parts.
 
 ``--include-dashboard=false`` still imports most of the dashboard in three processes of every node,
-one after the other, and a head starts a server for ``ray://``. There are no public switches; where
-a private one is missing, the start is slow again.
+one after the other, and a head starts a server for ``ray://``. There are no public switches; in a
+version of Ray without the private ones, the start is slow.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import sys
 
 
 def main() -> None:
-    """Start what the arguments say."""
-    del sys.path[0]  # this script's folder, whose modules are nobody's top level
+    """Run ``ray start`` with the arguments of this script."""
+    del sys.path[0]  # this script's folder, whose modules must not hide top-level modules
     _refuse("ray._private.utils", "get_dashboard_dependency_error")
     _refuse("ray.scripts.scripts", "get_ray_client_dependency_error")
     sys.argv = ["ray", "start", *sys.argv[1:]]
@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def _refuse(module: str, switch: str) -> None:
-    """Have Ray believe that the packages of an optional part are not installed."""
+    """Make Ray treat the packages of an optional part as not installed."""
     found = importlib.import_module(module)
     if hasattr(found, switch):
         setattr(found, switch, lambda: ImportError("rayhive does not need it"))

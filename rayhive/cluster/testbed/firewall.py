@@ -1,7 +1,7 @@
-"""Cuts between nodes: the switch throws away what one node sends another, in silence.
+"""Packet filter of the switch: cuts that silently drop packets between nodes.
 
-Each cut is a chain of its own in the switch's namespace, so that cuts add up and each heals by
-itself. Rules look at every packet, so connections that are established are cut too.
+Each cut is a separate chain in the switch's namespace, so that cuts add up and are healed
+independently. The rules apply to every packet, so established connections are cut too.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _ACCEPT, _DROP = 1, 0
 
 
 def cut(switch: str, name: str, pairs: Iterable[tuple[str, str]]) -> None:
-    """Throw away packets from the first to the second address of each pair.
+    """Drop packets from the first to the second address of each pair.
 
     Args:
-        switch: The switch's namespace.
-        name: Of the cut; one of the same name is replaced.
-        pairs: Addresses.
+        switch: Namespace of the switch.
+        name: Name of the cut; a cut of the same name is replaced.
+        pairs: Pairs of source and destination addresses.
 
     Raises:
-        ClusterError: The kernel refuses.
+        ClusterError: The kernel refused a rule.
     """
 
     def do() -> None:
@@ -49,8 +49,8 @@ def cut(switch: str, name: str, pairs: Iterable[tuple[str, str]]) -> None:
 
 
 def mend(switch: str, name: str) -> int:
-    """Undo a cut; return how many packets it took. None of this name is fine."""
-    taken = dropped(switch, name)
+    """Remove a cut, if there is one of this name; return the number of packets that it dropped."""
+    count = dropped(switch, name)
 
     def do() -> None:
         with tables(_BRIDGE_FAMILY) as nft, contextlib.suppress(NetlinkError):
@@ -58,11 +58,11 @@ def mend(switch: str, name: str) -> int:
             nft.chain("del", table=_TABLE, name=name)
 
     namespaces.inside(switch, do)
-    return taken
+    return count
 
 
 def dropped(switch: str, name: str | None = None) -> int:
-    """Return how many packets a cut, or all of them, took so far."""
+    """Return the number of packets that a cut, or all cuts, dropped so far."""
 
     def do() -> int:
         total = 0
@@ -79,7 +79,7 @@ def dropped(switch: str, name: str | None = None) -> int:
 
 
 def cuts(switch: str) -> list[str]:
-    """Return the names of all cuts that there are."""
+    """Return the names of all present cuts."""
 
     def do() -> list[str]:
         with tables(_BRIDGE_FAMILY) as nft:

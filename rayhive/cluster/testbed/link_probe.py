@@ -1,8 +1,8 @@
-"""What a link really does, seen from both of its ends.
+"""Measurement of the rate, delay and loss of a link from both of its ends.
 
-A socket stays in the namespace in which it was made, so one thread holds both ends of a path and
-needs neither a second process nor a second clock. Packets are UDP's: they are lost where they are
-lost and show the link, not what a protocol makes of it.
+A socket stays in the namespace in which it was created. So one thread holds both ends of a path,
+and needs neither a second process nor a second clock. The probes are UDP packets, which show the
+behaviour of the link itself: no protocol repeats the lost ones.
 """
 
 from __future__ import annotations
@@ -24,34 +24,36 @@ from rayhive.spec import Link, Model
 _HEADER = struct.Struct("!Id")
 #: Headers of UDP, IP and Ethernet on the wire [bytes].
 _HEADERS = 28 + 14
-#: What a probe is on the wire [bytes].
+#: Size of a probe on the wire [bytes].
 _PROBE = 64
 _BUFFER = 8 * 2**20
 # Of <asm-generic/socket.h>.
 _FORCE_SEND_BUFFER, _FORCE_RECEIVE_BUFFER, _TIMESTAMP = 32, 33, 35
 _TIMESPEC = struct.Struct("@ll")
-#: A stream is offered faster than the link by this factor, or at this rate where none is asked.
+#: A stream is faster than the link by this factor; on an unlimited link it has this rate.
 _OFFER, _FREE_MBIT = 1.3, 2000.0
 _WARM_UP_S, _STREAM_S, _PACKETS = 0.15, 0.5, 400
 _FEWEST = 100
-#: What shapers let through at once, at most [bytes].
+#: Largest burst that a shaper lets through [bytes].
 _BURST = 20_000
 _PINGS, _PING_GAP_S = 21, 0.004
-#: Probes for loss: so many of them shall be lost, at most so fast and for so long.
+#: Probes for loss: expected number of lost ones, number without loss, largest rate [Mbit/s] and
+#: longest time [s].
 _LOST, _CLEAN, _PROBE_MBIT, _LOSS_S = 200, 1000, 6.0, 8.0
 
 
 class Measured(Model):
-    """What was seen of a path, ``up`` from its first end, ``down`` towards it.
+    """Measured properties of a path, ``up`` from its first end, ``down`` towards it.
 
     Attributes:
-        rate_up_mbit: Rate [Mbit/s], the headers included.
-        rate_down_mbit: The same in the other direction.
-        rtt_ms: Round-trip time [ms]: the medians of both directions, added; None if none came.
-        jitter_ms: From that of the quickest packets to that of the median ones [ms].
+        rate_up_mbit: Rate, headers included [Mbit/s].
+        rate_down_mbit: Rate in the other direction [Mbit/s].
+        rtt_ms: Round-trip time, the sum of the medians of both directions [ms]; None if no packet
+            arrived.
+        jitter_ms: Difference between ``rtt_ms`` and the same sum of the minima [ms].
         loss_up: Share of the packets that did not arrive.
-        loss_down: The same in the other direction.
-        probes: Packets, in each direction, that the loss was counted on.
+        loss_down: Share in the other direction.
+        probes: Number of packets in each direction for the measurement of the loss.
     """
 
     rate_up_mbit: float | None = None
@@ -102,7 +104,7 @@ class Path:
             each.close()
 
     def reach(self, count: int = 10, patience_s: float = 1.0) -> tuple[int, int]:
-        """Return how many of ``count`` packets arrive in each direction."""
+        """Return the number of packets, of ``count``, that arrive in each direction."""
         sent = [_Sent(), _Sent()]
         for number in range(count):
             for side in (0, 1):
@@ -115,9 +117,12 @@ class Path:
         return sent[0].arrived, sent[1].arrived
 
     def delays(self, patience_s: float) -> tuple[list[float], list[float]]:
-        """Return how long packets took in each direction [ms].
+        """Return the delays of packets in each direction [ms].
 
-        The kernel says when a packet came, so it does not matter when this thread gets to look.
+        The kernel stamps the arrival of each packet, so a delay of this thread does not matter.
+
+        Args:
+            patience_s: Longest wait for the last packets [s].
         """
         self._drain()
         times: tuple[list[float], list[float]] = ([], [])
@@ -135,12 +140,12 @@ class Path:
         return times
 
     def loss(self, count: int, rate_mbit: float, patience_s: float) -> tuple[float, float]:
-        """Return the share of ``count`` packets that is lost in each direction.
+        """Return the share of packets that is lost in each direction.
 
         Args:
-            count: Packets in each direction.
-            rate_mbit: At most so fast [Mbit/s].
-            patience_s: How long the last ones may take [s].
+            count: Number of packets in each direction.
+            rate_mbit: Largest rate [Mbit/s].
+            patience_s: Longest wait for the last packets [s].
         """
         self._drain()
         sent = [_Sent(), _Sent()]
@@ -162,18 +167,18 @@ class Path:
         return up, down
 
     def rate(self, side: int, link: Link, size: int, patience_s: float) -> float:
-        """Return what a stream that is faster than the link arrives with [Mbit/s].
+        """Return the arrival rate of a stream that is sent faster than the link [Mbit/s].
 
         Args:
             side: 0 to send from the first end, 1 from the second.
-            link: What the link is expected to be.
+            link: Expected shape of the link.
             size: Largest packet [bytes].
-            patience_s: How long packets take [s].
+            patience_s: Longest delay of a packet [s].
         """
         self._drain()
         asked = link.rate_mbit
         offer = (_FREE_MBIT if asked is None else _OFFER * asked / (1 - link.loss)) * 1e6 / 8
-        # Of a slow link many small packets tell more than a few large ones.
+        # On a slow link, many small packets give a better estimate than a few large ones.
         size = max(200, min(size + 14, int(offer * _STREAM_S / _PACKETS)))
         seen, listener = _Sent(), self._sockets[1 - side]
         warm_up = max(_WARM_UP_S, _BURST / ((1 - 1 / _OFFER) * offer))
@@ -192,7 +197,7 @@ class Path:
     def _send(self, side: int, number: int, size: int) -> None:
         here, there = self._sockets[side], self._sockets[1 - side].getsockname()
         packet = _HEADER.pack(number & 0xFFFFFFFF, time.time()).ljust(size - _HEADERS)
-        # A full queue or no way there: lost like any other.
+        # A packet that cannot be sent (full queue, no route) counts as lost.
         with contextlib.suppress(OSError):
             here.sendto(packet, there)
 
@@ -219,7 +224,7 @@ def _bound(address: str) -> socket.socket:
 
 
 class _Arrival(NamedTuple):
-    """A packet that came: when it was sent and when the kernel got it [s], and its length."""
+    """Packet that arrived: times of sending and of arrival in the kernel [s], size [bytes]."""
 
     sent: float
     at: float
@@ -237,7 +242,7 @@ def _arrival(here: socket.socket) -> _Arrival | None:
 
 
 def _steady(times: list[_Arrival], warm_up: float) -> float:
-    """Return the rate of arrivals after what a shaper lets through at once [Mbit/s]."""
+    """Return the rate of arrivals after the first burst of a shaper [Mbit/s]."""
     late = [each for each in times if each.at >= times[0].at + warm_up]
     if len(late) < 3 or late[-1].at <= late[0].at:
         return 0.0
@@ -247,16 +252,16 @@ def _steady(times: list[_Arrival], warm_up: float) -> float:
 def measure_link(
     state: TestbedState, node: NodeState, link: Link, what: Collection[str] = ()
 ) -> Measured:
-    """Measure a node's link against the switch.
+    """Measure the link between a node and the switch.
 
-    It takes one to ten seconds: slow links and small losses take longest. What else uses the link
-    takes its share.
+    It takes one to ten seconds; slow links and small losses take longest. Other traffic on the link
+    lowers the measured rate.
 
     Args:
         state: The testbed.
         node: The node.
-        link: What it is expected to be; decides how much is sent.
-        what: Of ``rate``, ``rtt``, ``loss``: only these; all if none is given.
+        link: Expected shape; it determines the amount of traffic.
+        what: Properties to measure, of ``rate``, ``rtt`` and ``loss``; all if it is empty.
     """
     what = what or ("rate", "rtt", "loss")
     patience = 3 * link.delay_ms / 1e3 + 0.3
@@ -276,13 +281,13 @@ def measure_link(
             found["loss_up"], found["loss_down"] = ends.loss(count, pace, patience)
             found["probes"] = count
         if "rate" in what:
-            # If the machine stood still meanwhile, nothing was measured: once more.
+            # A rate of 0 means that the machine was stalled: measure once more.
             up, down = (
                 ends.rate(side, link, state.mtu, patience)
                 or ends.rate(side, link, state.mtu, patience)
                 for side in (0, 1)
             )
-            # A relay loses packets behind the shaper of what the node sends.
+            # A relay drops packets after the shaper of the upward direction.
             found["rate_up_mbit"] = up if state.netem else up / (1 - link.loss)
             found["rate_down_mbit"] = down
     return Measured.model_validate(found)

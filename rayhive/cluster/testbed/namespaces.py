@@ -1,4 +1,4 @@
-"""Network namespaces: doing something inside of one, and ending all that runs in it."""
+"""Network namespaces: calls inside one, and the processes that run in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pyroute2 import netns
 
-#: Where the system keeps namespaces that have a name.
+#: Folder of the named namespaces.
 FOLDER = Path("/run/netns")
 _PATIENCE = 10.0
 
@@ -22,14 +22,15 @@ T = TypeVar("T")
 
 
 def inside(namespace: str | None, do: Callable[[], T]) -> T:
-    """Do something in a network namespace, and return what it returns.
+    """Call a function in a network namespace, and return its result.
 
-    It runs in a thread of its own: only that thread moves, and netlink sockets find no event
-    loop there. Processes that it starts are in the namespace, and sockets stay there.
+    The call runs in a new thread: only that thread changes the namespace, and netlink sockets find
+    no event loop there. Processes that it starts, and sockets that it creates, stay in the
+    namespace.
 
     Args:
-        namespace: Its name; None to stay where the process is.
-        do: What to do.
+        namespace: Name of the namespace; None for that of this process.
+        do: The function.
     """
     answer: Future[T] = Future()
 
@@ -61,7 +62,7 @@ def named(prefix: str) -> list[str]:
 
 
 def processes(namespaces: Iterable[str]) -> list[int]:
-    """Return the processes in any of these namespaces; zombies are in none."""
+    """Return the pids of the processes in any of these namespaces, without zombies."""
     wanted = set()
     for namespace in namespaces:
         with contextlib.suppress(OSError):
@@ -76,10 +77,10 @@ def processes(namespaces: Iterable[str]) -> list[int]:
 
 
 def kill(find: Callable[[], Iterable[int]]) -> list[int]:
-    """Kill processes until none is found any more, and return what was killed.
+    """Kill processes until none is found; return the pids that were killed.
 
     Args:
-        find: Finds them; this process is spared.
+        find: Returns the pids to kill; this process is left out.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + _PATIENCE
@@ -90,24 +91,24 @@ def kill(find: Callable[[], Iterable[int]]) -> list[int]:
         killed |= living
         if time.monotonic() > deadline:
             break
-        time.sleep(0.02)  # they are not our children: nothing tells when they are gone
+        time.sleep(0.02)  # the end of a process that is not a child is not signalled
     return sorted(killed)
 
 
 def remove(namespace: str) -> None:
-    """Remove a namespace with its interfaces; none is fine."""
+    """Remove a namespace with its interfaces, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         netns.remove(namespace)
 
 
 def create(namespace: str) -> None:
-    """Make a namespace without IPv6."""
+    """Create a namespace without IPv6."""
     netns.create(namespace)
     inside(namespace, _no_ipv6)
 
 
 def _no_ipv6() -> None:
-    """Keep the chatter of IPv6 from what is counted on the links."""
+    """Disable IPv6, whose background traffic would be counted on the links."""
     for scope in ("all", "default"):
         with contextlib.suppress(OSError):
             Path(f"/proc/sys/net/ipv6/conf/{scope}/disable_ipv6").write_text("1")

@@ -1,7 +1,7 @@
-"""Netlink sockets that work beside any event loop.
+"""Netlink sockets that work with any event loop policy.
 
-pyroute2 makes its loops by the process's policy. Ray's workers have that of uvloop, which knows
-nothing of netlink, so each socket gets a plain loop of its own.
+pyroute2 creates its loops by the policy of the process. In Ray's workers that is uvloop's, which
+does not support netlink. So each socket gets a separate standard loop.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pyroute2.nftables.main import AsyncNFTables, NFTables
 
 @contextmanager
 def routes() -> Iterator[IPRoute]:
-    """Open the interfaces, addresses and queueing disciplines of the present namespace."""
+    """Open the interfaces, addresses and queueing disciplines of the current namespace."""
     with _own_loop() as loop, IPRoute(use_event_loop=loop) as ip:
         yield ip
 
 
 @contextmanager
 def tables(family: int) -> Iterator[NFTables]:
-    """Open the packet filter's tables of one family in the present namespace."""
+    """Open the packet filter's tables of one family in the current namespace."""
     with _own_loop() as loop, _Tables(family, loop) as opened:
         yield opened
 
@@ -34,12 +34,12 @@ def _own_loop() -> Iterator[asyncio.AbstractEventLoop]:
     try:
         yield loop
     finally:
-        loop.run_until_complete(asyncio.sleep(0))  # closes what the socket has left to close
+        loop.run_until_complete(asyncio.sleep(0))  # runs the remaining callbacks of the socket
         loop.close()
 
 
 class _Tables(NFTables):  # type: ignore[misc]
-    """The same, with a loop that is given."""
+    """Packet filter's tables on a given loop."""
 
     def __init__(self, family: int, loop: asyncio.AbstractEventLoop) -> None:
         self.asyncore = AsyncNFTables(nfgen_family=family)

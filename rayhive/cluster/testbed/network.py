@@ -1,8 +1,8 @@
-"""Namespaces, bridges and cables of a testbed: two planes, one for Ray and one for peers.
+"""Namespaces, bridges and links of a testbed: a control plane for Ray and a data plane for peers.
 
-Every node has ``ctl0``, an unshaped cable to a bridge in the machine's own network, where the
-head and the drivers are, and ``data0``, the shaped cable to the bridge in the switch's namespace,
-where only nodes are.
+Every node has two interfaces. ``ctl0`` is an unshaped link to a bridge in the machine's own
+network, where the head and the drivers are. ``data0`` is the shaped link to the bridge in the
+switch's namespace, which connects only the nodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BITS = 24
 
 
 def port(index: int) -> str:
-    """Return the name of the switch's end of a node's data link."""
+    """Return the name of the interface at the switch's end of a node's data link."""
     return f"dp{index}"
 
 
@@ -47,7 +47,7 @@ def index_of(ip: IPRoute, name: str) -> int:
 
 
 def build(state: TestbedState) -> None:
-    """Make all namespaces and cables; shapes nothing."""
+    """Create all namespaces and links, without shaping them."""
     for namespace in (state.switch, *(node.namespace for node in state.nodes)):
         namespaces.create(namespace)
     namespaces.inside(None, lambda: _control_plane(state))
@@ -57,7 +57,7 @@ def build(state: TestbedState) -> None:
 
 
 def remove(prefix: str, number: int) -> None:
-    """Remove all namespaces and cables of a testbed, as far as there are any."""
+    """Remove all present namespaces and links of a testbed."""
     for namespace in namespaces.named(prefix):
         namespaces.remove(namespace)
 
@@ -66,7 +66,7 @@ def remove(prefix: str, number: int) -> None:
             for link in ip.get_links():
                 name = str(link.get("ifname"))
                 if name == f"rht{number}" or name.startswith(prefix):
-                    with contextlib.suppress(NetlinkError):  # its other end went first
+                    with contextlib.suppress(NetlinkError):  # removed with its other end
                         ip.link("del", index=link["index"])
 
     namespaces.inside(None, bridge)
@@ -76,7 +76,7 @@ def _control_plane(state: TestbedState) -> None:
     with routes() as ip:
         bridge = _bridge(ip, f"rht{state.number}", state.head_address)
         for node in state.nodes:
-            _cable(ip, bridge, node.namespace, CONTROL, node.namespace)
+            _link(ip, bridge, node.namespace, CONTROL, node.namespace)
 
 
 def _data_plane(state: TestbedState) -> None:
@@ -84,9 +84,9 @@ def _data_plane(state: TestbedState) -> None:
         ip.link("set", index=index_of(ip, "lo"), state="up")
         bridge = _bridge(ip, DATA_BRIDGE, state.data_gateway)
         for node in state.nodes:
-            _cable(ip, bridge, port(node.index), DATA, node.namespace, state.mtu)
+            _link(ip, bridge, port(node.index), DATA, node.namespace, state.mtu)
         ip.link("set", index=bridge, address=_hardware(state.data_gateway))
-        _introduce(ip, bridge, [node.data_address for node in state.nodes])
+        _add_neighbours(ip, bridge, [node.data_address for node in state.nodes])
 
 
 def _bridge(ip: IPRoute, name: str, address: str) -> int:
@@ -97,7 +97,7 @@ def _bridge(ip: IPRoute, name: str, address: str) -> int:
     return index
 
 
-def _cable(ip: IPRoute, bridge: int, name: str, far: str, namespace: str, mtu: int = 1500) -> None:
+def _link(ip: IPRoute, bridge: int, name: str, far: str, namespace: str, mtu: int = 1500) -> None:
     with (namespaces.FOLDER / namespace).open("rb") as file:
         peer = {"ifname": far, "net_ns_fd": file.fileno()}
         ip.link("add", ifname=name, kind="veth", peer=peer)
@@ -118,21 +118,21 @@ def _settle(state: TestbedState, namespace: str, control: str, data: str) -> Non
             ip.addr("add", index=index, address=data, prefixlen=_BITS)
             ip.link("set", index=index, address=_hardware(data), mtu=state.mtu, state="up")
             others = [node.data_address for node in state.nodes if node.data_address != data]
-            _introduce(ip, index, [*others, state.data_gateway])
+            _add_neighbours(ip, index, [*others, state.data_gateway])
 
     namespaces.inside(namespace, settle)
 
 
 def _hardware(address: str) -> str:
-    """Return the Ethernet address that goes with an address of the data plane."""
+    """Return the Ethernet address for an address of the data plane."""
     return ":".join(["02", "00", *(f"{int(part):02x}" for part in address.split("."))])
 
 
-def _introduce(ip: IPRoute, index: int, addresses: Iterable[str]) -> None:
-    """Tell an interface where others are, for good.
+def _add_neighbours(ip: IPRoute, index: int, addresses: Iterable[str]) -> None:
+    """Add permanent neighbour entries to an interface.
 
-    Otherwise it asks again now and then, waits for a second each time that the question gets lost,
-    and the question is counted among the bytes on the link.
+    Without them the kernel repeats ARP requests now and then. They would count among the bytes on
+    the link, and a lost request would cost a second.
     """
     for address in addresses:
         hardware = _hardware(address)

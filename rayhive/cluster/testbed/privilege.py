@@ -1,4 +1,4 @@
-"""Whether this machine lets rayhive make a testbed, and what is left where it does not."""
+"""Privileges that a testbed needs, and the faults that work without one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rayhive.cluster.testbed import namespaces, veth
 from rayhive.errors import ClusterError
 from rayhive.registry import FAULTS
 
-#: Capabilities that only a testbed gives.
+#: Capabilities that only a testbed has.
 GIVEN = ("link", "node")
 _ADMIN = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 
 
 def lacking() -> str | None:
-    """Return why there can be no testbed on this machine; None if there can."""
+    """Return why this machine does not allow a testbed; None if it does."""
     if not sys.platform.startswith("linux"):
-        return f"network namespaces are Linux's, and this is {sys.platform}"
+        return f"network namespaces need Linux, and this is {sys.platform}"
     missing = [name for name, bit in _ADMIN.items() if not _effective() >> bit & 1]
     if missing:
         return f"this process lacks {' and '.join(missing)}: run it as root"
@@ -29,10 +29,10 @@ def lacking() -> str | None:
 
 
 def require() -> None:
-    """Refuse to go on where there can be no testbed.
+    """Check that this machine allows a testbed.
 
     Raises:
-        ClusterError: With the reason, and the faults that work all the same.
+        ClusterError: It does not; the text has the reason and the faults that work without one.
     """
     reason = lacking()
     if reason is not None:
@@ -40,7 +40,7 @@ def require() -> None:
 
 
 def remaining() -> str:
-    """Say which kinds of faults work without a testbed."""
+    """Return a text with the kinds of faults that work without a testbed."""
     import rayhive.faults  # noqa: F401  (fills the registry)
 
     kinds = [name for name, kind in FAULTS.items() if not set(GIVEN) & set(kind.needs)]

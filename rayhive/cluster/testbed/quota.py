@@ -1,4 +1,4 @@
-"""A share of the processors for each node, by the kernel's control groups."""
+"""CPU quotas of the nodes, by control groups of the kernel."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _PATIENCE = 3.0
 
 
 def home() -> Path | None:
-    """Return the folder of the control group that groups for nodes go into, if there is one."""
+    """Return the folder of the parent of the nodes' control groups; None if it is not writable."""
     if (_ROOT / "cpu").is_dir():
         folder = _ROOT / "cpu" / _mine("cpu").lstrip("/")
     elif (_ROOT / "cgroup.controllers").is_file():
-        # Only the root may hold processes and have groups with limits in it.
+        # Only the root group may hold processes and have child groups with limits.
         folder = _ROOT
         with contextlib.suppress(OSError):
             (folder / "cgroup.subtree_control").write_text("+cpu")
@@ -29,15 +29,19 @@ def home() -> Path | None:
 
 
 def make(folder: Path) -> None:
-    """Make a group."""
+    """Create a group."""
     folder.mkdir(exist_ok=True)
 
 
 def limit(folder: Path, cores: float | None) -> None:
-    """Give a group so many cores' worth of time; None for no limit.
+    """Limit the CPU time of a group.
+
+    Args:
+        folder: The group.
+        cores: CPU time [cores]; None for no limit.
 
     Raises:
-        ClusterError: The kernel refuses.
+        ClusterError: The kernel refused the limit.
     """
     quota = -1 if cores is None else max(1000, round(cores * _PERIOD))
     try:
@@ -52,7 +56,7 @@ def limit(folder: Path, cores: float | None) -> None:
 
 
 def limited(folder: Path) -> float | None:
-    """Return the cores' worth of time that a group may use; None for no limit."""
+    """Return the limit of the CPU time of a group [cores]; None for no limit."""
     if (folder / "cpu.max").exists():
         amount, period = (folder / "cpu.max").read_text().split()
         return None if amount == "max" else int(amount) / int(period)
@@ -62,7 +66,7 @@ def limited(folder: Path) -> float | None:
 
 
 def members(folder: Path) -> list[int]:
-    """Return the processes in a group and the groups in it."""
+    """Return the pids of the processes in a group and in its child groups."""
     found = []
     for file in folder.rglob("cgroup.procs"):
         with contextlib.suppress(OSError):
@@ -71,7 +75,7 @@ def members(folder: Path) -> list[int]:
 
 
 def remove(folder: Path) -> None:
-    """Remove a group with the groups in it, after the last of its processes; none is fine."""
+    """Remove a group with its child groups, if it exists, once its processes have ended."""
     if not folder.is_dir():
         return
     for inner in folder.iterdir():
@@ -81,14 +85,14 @@ def remove(folder: Path) -> None:
     while folder.is_dir():
         try:
             folder.rmdir()
-        except OSError:  # a process that was killed has not quite gone
+        except OSError:  # a killed process has not ended yet
             if time.monotonic() > deadline:
                 return
             time.sleep(0.02)
 
 
 def _mine(controller: str) -> str:
-    """Return the path of this process's group in a hierarchy of version 1."""
+    """Return the path of this process's group in a hierarchy of cgroup version 1."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):

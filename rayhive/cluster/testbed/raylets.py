@@ -1,4 +1,4 @@
-"""The Ray cluster of a testbed: a head and a raylet per node, each in its own namespace."""
+"""Ray on a testbed: a head, and a raylet in the namespace of each node."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rayhive.cluster.testbed.config import NODE_VARIABLE, TESTBED_VARIABLE
 from rayhive.cluster.testbed.state import NodeState, TestbedState
 from rayhive.errors import ClusterError
 
-#: The head's place among the folders and control groups of the nodes.
+#: Name of the head's folder and control group, beside those of the nodes.
 HEAD = "head"
 _PORT = 6379
-_OBJECT_STORE = 80 * 2**20  # the least that Ray takes; nothing large goes through it
+_OBJECT_STORE = 80 * 2**20  # Ray's minimum; rayhive stores no large objects
 _START_TIMEOUT = 180.0
 _AUTHENTICATION = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-#: One for all testbeds of this process: Ray reads it once and keeps it.
+#: Token of all testbeds of this process, as Ray reads the token only once.
 _TOKEN = secrets.token_hex(32)
-#: A node that was killed shall be known as dead within seconds; one that is slow may live.
+#: Health checks that detect a killed node within seconds, and tolerate a slow one.
 _HEALTH = {
     "RAY_health_check_initial_delay_ms": "5000",
     "RAY_health_check_period_ms": "1000",
@@ -36,9 +36,10 @@ _HEALTH = {
 
 
 def environment() -> dict[str, str]:
-    """Return what raylets, and with them all that runs on their nodes, are started with.
+    """Return the environment of the raylets, and so of every process on their nodes.
 
-    It is this process's own, without what belongs to another cluster that it may be part of.
+    It is the environment of this process without the variables of a Ray cluster that this process
+    may be part of.
     """
     own = {
         key: value
@@ -59,7 +60,7 @@ def environment() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on, the usual one if it is free."""
+    """Return a free port, Ray's default port if possible."""
     for port in (_PORT, 0):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
@@ -68,9 +69,10 @@ def free_port() -> int:
 
 
 def driver_variables(state: TestbedState) -> dict[str, str]:
-    """Return what a driver needs in its environment to be let in, beside its own.
+    """Return the variables that a driver has to add to its environment to connect.
 
-    The mode is not among it: Ray reads that when it is imported, and whoever joins finds it out.
+    ``RAY_AUTH_MODE`` is not among them: Ray reads it when it is imported, and
+    :mod:`rayhive.cluster.address` finds it by probing.
     """
     return {
         key: state.environment[key]
@@ -80,23 +82,23 @@ def driver_variables(state: TestbedState) -> dict[str, str]:
 
 
 def start_head(state: TestbedState) -> None:
-    """Start the head, which has no room for peers.
+    """Start the head, which has no CPUs for peers.
 
-    It is in the machine's own network, on an address of the control plane: a driver is what
-    others call back, so it has to be where its node is.
+    The head is in the machine's own network, on an address of the control plane. Other nodes
+    connect back to a driver, so the driver has to be in the network of its node.
 
     Raises:
-        ClusterError: It does not start.
+        ClusterError: The head does not start.
     """
     options = ["--head", f"--port={state.head_port}", "--num-cpus=0", "--include-dashboard=false"]
     _start_all([_Raylet(state, None, HEAD, state.head_address, options)])
 
 
 def start_nodes(state: TestbedState, nodes: Sequence[NodeState]) -> None:
-    """Start the raylets of some nodes at once.
+    """Start the raylets of nodes in parallel.
 
     Raises:
-        ClusterError: One does not start, tried twice.
+        ClusterError: A raylet did not start in two attempts.
     """
     raylets = []
     for node in nodes:
@@ -109,12 +111,12 @@ def start_nodes(state: TestbedState, nodes: Sequence[NodeState]) -> None:
 
 
 def group(state: TestbedState, node: NodeState) -> Path | None:
-    """Return the control group of a node, if nodes have any."""
+    """Return the control group of a node; None if the nodes have none."""
     return None if state.groups is None else Path(state.groups) / str(node.index)
 
 
 def marked(folder: Path) -> list[int]:
-    """Return the processes that have a testbed's folder in their environment."""
+    """Return the pids of the processes with a testbed's folder in their environment."""
     mark = f"{TESTBED_VARIABLE}={folder}".encode()
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
@@ -125,10 +127,10 @@ def marked(folder: Path) -> list[int]:
 
 
 def _start_all(raylets: Sequence[_Raylet]) -> None:
-    """Start raylets at once, and those that fail once more: a busy machine may be too slow.
+    """Start raylets in parallel. One that fails is started again, as the machine may be busy.
 
     Raises:
-        ClusterError: One failed twice.
+        ClusterError: A raylet failed twice.
     """
     for raylet in raylets:
         raylet.start()
@@ -145,14 +147,14 @@ def _start_all(raylets: Sequence[_Raylet]) -> None:
 
 
 class _Raylet:
-    """A ``ray start`` on one node, or of the head.
+    """A ``ray start`` of one node or of the head.
 
     Args:
         state: The testbed.
-        namespace: Where it runs; None for the machine's own network.
-        place: The node's folder and control group.
-        address: Its address on the control plane.
-        options: For ``ray start``.
+        namespace: Network namespace; None for the machine's own network.
+        place: Name of the folder and control group.
+        address: Address on the control plane.
+        options: Options of ``ray start``.
     """
 
     def __init__(
@@ -170,7 +172,7 @@ class _Raylet:
         self._log = Path(os.devnull)
 
     def start(self) -> None:
-        """Start it, without waiting."""
+        """Start the process without waiting."""
         state, place = self._state, self.place
         own = state.folder / place
         own.mkdir(exist_ok=True)
@@ -180,7 +182,7 @@ class _Raylet:
         if state.groups is not None:
             procs = Path(state.groups) / place / "cgroup.procs"
             command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
-        # Agents keep what they and their peers make below the folder, where down finds it.
+        # Agents and peers keep their files below the folder, where ``down`` finds them.
         env = {**state.environment, TESTBED_VARIABLE: str(state.folder)}
         env["RAY_TMPDIR"] = str(state.folder)
         if place != HEAD:
@@ -202,7 +204,7 @@ class _Raylet:
         self._process = namespaces.inside(self._namespace, run)
 
     def failure(self) -> str | None:
-        """Wait until it runs; return None, or why it does not."""
+        """Wait until the raylet runs; return None, or the reason of the failure."""
         assert self._process is not None
         try:
             code = self._process.wait(_START_TIMEOUT)
@@ -217,7 +219,7 @@ class _Raylet:
         return f"{why}\n{text}"
 
     def kill(self) -> None:
-        """Kill what a failed start left running."""
+        """Kill the remaining processes of a failed start."""
         if self._namespace is not None:
             here = [self._namespace]
             namespaces.kill(lambda: namespaces.processes(here))

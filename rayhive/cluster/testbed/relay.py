@@ -1,12 +1,12 @@
-"""A piece of cable that takes time and loses packets: for kernels without netem.
+"""Relay that delays and drops Ethernet frames, for kernels without netem.
 
-Run as a script beside a node, in the switch's network namespace; it needs the standard library
-alone. It makes two interfaces, one to be joined with the node's end of the link and one with the
-switch, takes the frames that come out of each, holds them for the delay and puts them into the
-other. Frames keep their order, also when the delay is changed.
+The script runs in the switch's network namespace, one process for each node, and needs only the
+standard library. It creates two interfaces, one to be bridged with the node's end of the link and
+one with the switch. It reads frames from each interface, holds them for the delay and writes them
+to the other. Frames keep their order, also when the delay changes.
 
 A client that connects to the socket sends one line of JSON, ``{"delay_ms": …, "loss": …}`` or
-``{}``, and gets the counters back.
+``{}``, and receives the settings and counters.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ import time
 _TUNSETIFF = 0x400454CA
 _IFF_TAP_NO_PI = 0x0002 | 0x1000
 _LARGEST = 65536
-#: Frames that one direction may hold; a link of 100 Mbit/s with 500 ms needs 700 of 9000 bytes.
+#: Largest number of frames held in one direction. A link with 100 Mbit/s and 500 ms needs 700
+#: frames of 9000 bytes.
 _MOST = 50_000
 _BATCH = 64
 
 
 class Direction:
-    """Frames on their way from one interface to the other.
+    """Frames in transit from one interface to the other.
 
     Args:
-        source: Where they come from.
-        sink: Where they go.
+        source: File descriptor that frames are read from.
+        sink: File descriptor that frames are written to.
     """
 
     def __init__(self, source: int, sink: int) -> None:
@@ -46,7 +47,13 @@ class Direction:
         self.passed = self.lost = self.overflowed = 0
 
     def take(self, delay_s: float, loss: float, chance: random.Random) -> None:
-        """Take what has arrived."""
+        """Read the frames that have arrived.
+
+        Args:
+            delay_s: Time to hold them [s].
+            loss: Share of the frames to drop.
+            chance: Source of the random numbers.
+        """
         with contextlib.suppress(BlockingIOError):
             for _ in range(_BATCH):
                 frame = os.read(self.source, _LARGEST)
@@ -58,7 +65,7 @@ class Direction:
                     self.held.append((time.monotonic() + delay_s, frame))
 
     def give(self) -> float | None:
-        """Pass on what is due; return how long until the next frame is [s]."""
+        """Write the frames that are due; return the time until the next one is due [s]."""
         held = self.held
         while held:
             wait = held[0][0] - time.monotonic()
@@ -68,17 +75,17 @@ class Direction:
             try:
                 os.write(self.sink, frame)
                 self.passed += 1
-            except OSError:  # the other end is down: as with any cable, the frame is gone
+            except OSError:  # the other end is down, and the frame is lost
                 self.overflowed += 1
         return None
 
     def counters(self) -> dict[str, int]:
-        """Return the numbers of frames."""
+        """Return the numbers of frames by their fate."""
         return {"passed": self.passed, "lost": self.lost, "overflowed": self.overflowed}
 
 
 def tap(name: str) -> int:
-    """Make an Ethernet interface; it ends with this process."""
+    """Create an Ethernet interface that lives as long as this process; return its descriptor."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(descriptor, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TAP_NO_PI))
     return descriptor
@@ -87,7 +94,15 @@ def tap(name: str) -> int:
 def serve(
     server: socket.socket, up: Direction, down: Direction, delay_ms: float, loss: float
 ) -> None:
-    """Relay for ever."""
+    """Relay frames forever.
+
+    Args:
+        server: Listening socket for clients.
+        up: Frames from the node to the switch.
+        down: Frames from the switch to the node.
+        delay_ms: Delay in each direction [ms].
+        loss: Share of the frames to drop, in each direction.
+    """
     chance = random.Random()
     sources = [up.source, down.source, server.fileno()]
     while True:
@@ -106,7 +121,7 @@ def _answer(
 ) -> tuple[float, float]:
     client, _ = server.accept()
     with client:
-        client.settimeout(0.2)  # packets wait meanwhile
+        client.settimeout(0.2)  # frames wait meanwhile
         asked = json.loads(client.recv(4096))
         delay_ms = float(asked.get("delay_ms", delay_ms))
         loss = float(asked.get("loss", loss))
@@ -117,15 +132,15 @@ def _answer(
 
 
 def main(path: str, node_side: str, switch_side: str, delay_ms: str, loss: str, group: str) -> None:
-    """Make the interfaces, go to the background, and relay.
+    """Create the interfaces, go to the background, and relay.
 
     Args:
-        path: Of the socket.
+        path: Path of the socket.
         node_side: Name of the interface for the node's end.
         switch_side: Name of the interface for the switch.
         delay_ms: Delay in each direction [ms].
-        loss: Share of the frames that get lost, in each direction.
-        group: File of the control group to move to; empty to stay.
+        loss: Share of the frames to drop, in each direction.
+        group: ``cgroup.procs`` file of the control group to move to; empty to stay.
     """
     node, switch = tap(node_side), tap(switch_side)
     with contextlib.suppress(OSError):
@@ -134,13 +149,13 @@ def main(path: str, node_side: str, switch_side: str, delay_ms: str, loss: str, 
     server.bind(path)
     server.listen()
     if os.fork():
-        os._exit(0)  # whoever started this goes on: the interfaces and the socket are there
+        os._exit(0)  # the caller continues: interfaces and socket exist
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if group:  # the delay must not depend on the node's share of the processors
+    if group:  # the delay must not depend on the node's CPU quota
         with contextlib.suppress(OSError), open(group, "w", encoding="ascii") as file:
             file.write("0")
-    # It needs little time, but at once, however busy the machine is.
+    # The relay needs little CPU time, but without delay even on a busy machine.
     with contextlib.suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     nothing = os.open(os.devnull, os.O_RDWR)

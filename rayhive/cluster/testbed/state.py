@@ -1,7 +1,7 @@
-"""What is known of a testbed, in a folder that outlives who made it.
+"""Description of a testbed, in a folder that outlives the process that created it.
 
-Nothing else is needed to look at a testbed, to change it or to remove it; processes are found by
-the namespaces that they are in, and namespaces by their names.
+The description is sufficient to inspect, change and remove a testbed. Its processes are found by
+their namespaces, and the namespaces by their names.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from rayhive.errors import ClusterError
 from rayhive.files import write_atomically
 from rayhive.spec import Link, Model
 
-#: Where testbeds lie: short, for the sockets of Ray below, and the same for everybody.
+#: Folder of all testbeds of this machine: short, as paths of Ray's sockets must be.
 BASE = Path("/tmp")
 PREFIX = "rayhive-t"
-#: In the folder of a testbed: what is known of it.
+#: File in the folder of a testbed with its description.
 FILE = "testbed.json"
 _NUMBERS = 200
-#: Between making the folder and writing into it there is much less [s].
+#: Time after which a folder without a description is stale [s]; it is written within seconds.
 _MAKING_S = 60.0
 _LAST = 254
 
 
 class NodeState(Model):
-    """One node.
+    """One node of a testbed.
 
     Attributes:
-        index: Its number, from 0.
-        node_class: Its class.
+        index: Number of the node, from 0.
+        node_class: Name of its class.
         namespace: Its network namespace.
         control_address: Its address for Ray.
         data_address: Its address for peers.
-        labels: All of its Ray labels.
-        num_cpus: CPUs that it claims to have.
-        cpu_share: Cores' worth of time that it may use; None for no limit.
-        link: The link that it was made with.
+        labels: All its Ray labels.
+        num_cpus: CPUs that it declares to Ray.
+        cpu_share: CPU time that it may use [cores]; None for no limit.
+        link: Configured shape of its link.
     """
 
     index: int
@@ -61,15 +61,16 @@ class TestbedState(Model):
     """One testbed.
 
     Attributes:
-        number: Its number on this machine, of which names and addresses are made.
-        name: What its user calls it.
+        number: Number on this machine; names and addresses contain it.
+        name: Name that the user gave.
         mtu: Largest packet on the data plane [bytes].
-        netem: Whether the kernel delays and loses packets itself.
-        nodes: Its nodes; the head is not one of them.
+        netem: Whether the kernel has netem, to delay and drop packets.
+        nodes: Nodes, without the head.
         head_port: Port of the head of its Ray cluster.
-        groups: Control groups' folder for its nodes; None where there is none.
-        owner: Pid and start of the process that it ends with; None if ``down`` ends it.
-        environment: What the raylets are started with.
+        groups: Folder of the nodes' control groups; None without control groups.
+        owner: Pid and start time of the process that it ends with; None if it stays until it is
+            taken down.
+        environment: Environment of the raylets.
     """
 
     number: int
@@ -84,17 +85,17 @@ class TestbedState(Model):
 
     @property
     def folder(self) -> Path:
-        """Where all its files are."""
+        """Folder of all its files."""
         return folder_of(self.number)
 
     @property
     def prefix(self) -> str:
-        """What the names of its namespaces and interfaces begin with."""
+        """Prefix of the names of its namespaces and interfaces."""
         return f"rht{self.number}-"
 
     @property
     def switch(self) -> str:
-        """The namespace in which the data plane's links meet."""
+        """Name of the namespace that connects the links of the data plane."""
         return f"{self.prefix}net"
 
     def control_address(self, host: int) -> str:
@@ -107,17 +108,17 @@ class TestbedState(Model):
 
     @property
     def head_address(self) -> str:
-        """The address of the machine's own network on the control plane: of head and drivers."""
+        """Address of the head and of drivers on the control plane."""
         return self.control_address(_LAST)
 
     @property
     def address(self) -> str:
-        """Where the head listens."""
+        """Address of the Ray cluster."""
         return f"{self.head_address}:{self.head_port}"
 
     @property
     def data_gateway(self) -> str:
-        """The address of the switch of the data plane, which links are measured against."""
+        """Address of the switch on the data plane, the other end of link measurements."""
         return self.data_address(_LAST)
 
     def node(self, index: int) -> NodeState:
@@ -131,12 +132,12 @@ class TestbedState(Model):
         return self.nodes[index]
 
     def save(self) -> None:
-        """Write it into its folder, which others cannot read: it may hold a token."""
+        """Write the description; other users cannot read it, as it may hold a token."""
         write_private(self.folder / FILE, self.model_dump_json(indent=1))
 
     @property
     def abandoned(self) -> bool:
-        """Whether the process that it should have ended with is gone."""
+        """Whether its owner has ended without removing it."""
         return self.owner is not None and process_group.started(self.owner[0]) != self.owner[1]
 
 
@@ -151,10 +152,10 @@ def folder_of(number: int) -> Path:
 
 
 def load(folder: str | Path) -> TestbedState:
-    """Read what is known of a testbed.
+    """Read the description of a testbed.
 
     Raises:
-        ClusterError: There is none in this folder.
+        ClusterError: The folder has no valid description.
     """
     try:
         text = (Path(folder) / FILE).read_text(encoding="utf-8")
@@ -164,35 +165,35 @@ def load(folder: str | Path) -> TestbedState:
 
 
 def numbers() -> list[int]:
-    """Return the numbers of the testbeds of this machine, half-made and half-removed ones too."""
+    """Return the numbers of the testbeds of this machine, incomplete ones included."""
     names = [path.name for path in BASE.glob(f"{PREFIX}*")] + namespaces.named("rht")
     found = (re.fullmatch(rf"{PREFIX}(\d+)|rht(\d+)-\w+", name) for name in names)
     return sorted({int(match[1] or match[2]) for match in found if match is not None})
 
 
 def testbeds() -> Iterator[TestbedState]:
-    """Yield the testbeds of this machine."""
+    """Yield the descriptions of the testbeds of this machine."""
     for number in numbers():
         with contextlib.suppress(ClusterError):
             yield load(folder_of(number))
 
 
 def claim() -> int:
-    """Take a number that no testbed has, by making its folder.
+    """Reserve a free number by creating its folder.
 
     Raises:
-        ClusterError: All are taken.
+        ClusterError: All numbers are taken.
     """
     taken = numbers()
     for number in sorted(set(range(_NUMBERS)) - set(taken)):
         with contextlib.suppress(FileExistsError):
             folder_of(number).mkdir(mode=0o700)
             return number
-    raise ClusterError(f"{_NUMBERS} testbeds are too many for one machine")
+    raise ClusterError(f"this machine has {_NUMBERS} testbeds already, the most that there can be")
 
 
 def stale(number: int) -> bool:
-    """Return whether a testbed of which nothing is written is not just being made."""
+    """Return whether a folder without a description is too old to be of a testbed in creation."""
     try:
         return time.time() - folder_of(number).stat().st_mtime > _MAKING_S
     except FileNotFoundError:

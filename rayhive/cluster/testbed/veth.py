@@ -1,4 +1,4 @@
-"""The data link of one node: its rate, delay and loss, which may be changed at any time."""
+"""Data link of one node: rate, delay and loss, which can change at any time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rayhive.spec import Link
 
 _TOP, _ROOT, _CHILD, _CHILD_PARENT = 0xFFFFFFFF, 0x10000, 0x20000, 0x10001
 _NETEM_PACKETS = 50_000
-#: What a link may keep waiting [s]; at least so many bytes.
+#: Longest queue of a link [s], and its smallest size [bytes].
 _QUEUE_S, _QUEUE_BYTES = 0.1, 64_000
 _RELAY_TIMEOUT = 10.0
 
 
 def kernel_delays() -> bool:
-    """Return whether the kernel has netem; tried in the present network namespace."""
+    """Return whether the kernel has netem, by a trial in the current network namespace."""
     with routes() as ip:
         index = network.index_of(ip, "lo")
         try:
@@ -45,9 +45,9 @@ def kernel_delays() -> bool:
 class Veth:
     """The link between a node and the switch.
 
-    Rates are shaped where packets leave: on the node's interface for what it sends, on the
-    switch's for what it gets. Delay and loss are netem's in the same two places, or else those of
-    a relay between the switch's end and the switch.
+    The rate is shaped at the sending interface of each direction: the node's for packets from the
+    node, and the switch's for packets to the node. Delay and loss are set in the same places by
+    netem, or without netem by a relay between the switch's end of the link and the switch.
 
     Args:
         state: The testbed.
@@ -62,39 +62,42 @@ class Veth:
 
     @property
     def now(self) -> Link:
-        """What the link was last set to."""
+        """The present shape of the link."""
         try:
             return Link.model_validate_json(self._now.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return self._node.link
 
     def set(self, link: Link) -> None:
-        """Shape the link; packets under way may be lost.
+        """Shape the link; packets in transit may be lost.
 
         Raises:
-            ClusterError: The kernel refuses.
+            ClusterError: The kernel refused the shape.
         """
-        with self._alone():
+        with self._locked():
             self._set(link)
 
     def update(self, **fields: float | None) -> tuple[Link, Link]:
-        """Change some fields of the link, and none that somebody else changes at the same time.
+        """Change some fields of the shape, safely with other processes that change other fields.
+
+        Args:
+            fields: Fields of :class:`~rayhive.spec.Link` with their new values.
 
         Returns:
-            What the link was set to before, and is now.
+            The shape before and after.
 
         Raises:
-            ClusterError: The kernel refuses.
+            ClusterError: The kernel refused the shape.
         """
-        with self._alone():
+        with self._locked():
             before = self.now
             after = Link.model_validate({**before.model_dump(), **fields})
             self._set(after)
             return before, after
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep other processes and threads from changing the link meanwhile."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the link against other processes and threads."""
         with self._now.with_suffix(".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -104,8 +107,8 @@ class Veth:
         ends = ((self._node.namespace, network.DATA), (self._state.switch, self._port))
         try:
             for namespace, name in ends:
-                shape = functools.partial(_shape, name, link, netem, self._state.mtu)
-                namespaces.inside(namespace, shape)
+                apply = functools.partial(shape, name, link, netem, self._state.mtu)
+                namespaces.inside(namespace, apply)
             if not netem:
                 self._delay(link)
         except (NetlinkError, OSError) as error:
@@ -113,22 +116,22 @@ class Veth:
         write_private(self._now, link.model_dump_json())
 
     def counters(self) -> dict[str, int]:
-        """Return what has passed the node's interface since it was made.
+        """Return the counters of the node's interface since its creation.
 
         Returns:
-            ``rx_bytes``, ``tx_bytes``, ``rx_packets``, ``tx_packets``, and the packets that the
-            shapers ``dropped``: in both directions.
+            ``rx_bytes``, ``tx_bytes``, ``rx_packets``, ``tx_packets``, and ``dropped``: packets
+            that the shapers dropped in both directions.
         """
         near = namespaces.inside(self._node.namespace, lambda: _statistics(network.DATA))
         far = namespaces.inside(self._state.switch, lambda: _statistics(self._port))
         return {**near, "dropped": near["dropped"] + far["dropped"]}
 
     def relayed(self) -> dict[str, Any] | None:
-        """Return the relay's settings and counters, or None if there is no relay."""
-        return self._tell({})
+        """Return the relay's settings and counters; None without a relay."""
+        return self._ask_relay({})
 
     def cut_off(self) -> None:
-        """End the relay, if there is one: the node is going."""
+        """End the relay, if there is one, when the node ends."""
         for pid in self._relays():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
@@ -144,7 +147,7 @@ class Veth:
                     found.append(pid)
         return found
 
-    def _tell(self, settings: dict[str, float]) -> dict[str, Any] | None:
+    def _ask_relay(self, settings: dict[str, float]) -> dict[str, Any] | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(_RELAY_TIMEOUT)
             try:
@@ -156,19 +159,19 @@ class Veth:
             return answer
 
     def _delay(self, link: Link) -> None:
-        """Put the relay in, tell it what is new, or take it out."""
+        """Insert the relay, change its settings, or remove it."""
         if not (link.delay_ms or link.loss):
-            namespaces.inside(self._state.switch, self._take_out)
-        elif self._tell({"delay_ms": link.delay_ms, "loss": link.loss}) is None:
-            namespaces.inside(self._state.switch, lambda: self._put_in(link))
+            namespaces.inside(self._state.switch, self._remove_relay)
+        elif self._ask_relay({"delay_ms": link.delay_ms, "loss": link.loss}) is None:
+            namespaces.inside(self._state.switch, lambda: self._insert_relay(link))
 
     def _names(self) -> tuple[str, str, str]:
-        """Return the relay's two interfaces and the bridge of the first with the port."""
+        """Return the names of the relay's two interfaces and of the bridge to the port."""
         index = self._node.index
         return f"rn{index}", f"rs{index}", f"rb{index}"
 
-    def _put_in(self, link: Link) -> None:
-        self._take_out()
+    def _insert_relay(self, link: Link) -> None:
+        self._remove_relay()
         near, far, joint = self._names()
         groups = self._state.groups
         outside = "" if groups is None else str(Path(groups).parent / "cgroup.procs")
@@ -187,7 +190,7 @@ class Veth:
                 index = network.index_of(ip, name)
                 ip.link("set", index=index, mtu=mtu, master=master, state="up")
 
-    def _take_out(self) -> None:
+    def _remove_relay(self) -> None:
         with routes() as ip:
             switch = network.index_of(ip, network.DATA_BRIDGE)
             ip.link("set", index=network.index_of(ip, self._port), master=switch)
@@ -197,7 +200,15 @@ class Veth:
                 ip.link("del", index=joint)
 
 
-def _shape(name: str, link: Link, netem: bool, mtu: int) -> None:
+def shape(name: str, link: Link, netem: bool, mtu: int) -> None:
+    """Shape the packets that leave through an interface of the current network namespace.
+
+    Args:
+        name: Name of the interface.
+        link: The shape.
+        netem: Whether the kernel has netem.
+        mtu: Largest packet [bytes].
+    """
     with routes() as ip:
         index = network.index_of(ip, name)
         delayed = netem and bool(link.delay_ms or link.loss)
@@ -234,7 +245,7 @@ def _shape(name: str, link: Link, netem: bool, mtu: int) -> None:
 
 
 def _root_kind(ip: IPRoute, index: int) -> str | None:
-    """Return the kind of the queueing discipline that was set on an interface, if any was."""
+    """Return the kind of the queueing discipline set on an interface; None if there is none."""
     for qdisc in ip.get_qdiscs(index=index):
         if qdisc["parent"] == _TOP and qdisc["handle"]:
             return str(qdisc.get_attr("TCA_KIND"))
@@ -242,7 +253,7 @@ def _root_kind(ip: IPRoute, index: int) -> str | None:
 
 
 def _statistics(name: str) -> dict[str, int]:
-    """Return an interface's counters; ``dropped`` are the packets that its shaper dropped."""
+    """Return the counters of an interface; ``dropped`` counts the packets dropped by its shaper."""
     with routes() as ip:
         index = network.index_of(ip, name)
         values = next(iter(ip.get_links(index))).get_attr("IFLA_STATS64")
