@@ -9,10 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from rayhive.events import KINDS, VERSION, Event, peer, supervisor
+from rayhive.events import KINDS, VERSION, Event, peer, supervisor, training
 
 PAGE = Path(__file__).parents[1] / "docs" / "events.md"
 PLAIN = {int: "integer", float: "number", str: "text", bool: "boolean", Any: "any"}
+
+GROUPS = {
+    "Of the supervisor": supervisor,
+    "Of the life cycle of a peer": peer,
+    "Of the training of a peer": training,
+}
 
 HEAD = f"""# Events
 
@@ -50,7 +56,7 @@ def main() -> None:
 def page() -> str:
     """Return the page."""
     parts = [HEAD, table(Event), "\n"]
-    for module, title in ((supervisor, "Of the supervisor"), (peer, "Of a peer")):
+    for title, module in GROUPS.items():
         parts.append(f"## {title}\n\n")
         for kind, record in KINDS.items():
             if record.__module__ == module.__name__:

@@ -1,7 +1,8 @@
 """Events: the record of a replicate, one JSON object on each line, and the only source of numbers.
 
-A kind of event is one record class, in :mod:`rayhive.events.supervisor` or
-:mod:`rayhive.events.peer` after the process that writes it. The page ``docs/events.md`` lists them.
+A kind of event is one record class. Those that the supervisor writes are in
+:mod:`rayhive.events.supervisor`, those that a peer writes in :mod:`rayhive.events.peer` and
+:mod:`rayhive.events.training`. The page ``docs/events.md`` lists them.
 """
 
 from rayhive.events.event import (
@@ -15,29 +16,19 @@ from rayhive.events.event import (
 )
 from rayhive.events.log import EventLog, read_events
 from rayhive.events.peer import (
-    AveragingEvent,
     Checkpoint,
     DHTReady,
-    Evaluation,
-    Fallback,
-    FaultActed,
     Left,
     Notice,
     PeerFailed,
     PeerFinished,
     PeerReady,
-    Progress,
-    Rejected,
     Reunited,
-    Round,
     Spawned,
     StateLoaded,
-    StateRound,
     SteppedIn,
     SteppedOut,
     TrainingStarted,
-    Transition,
-    Weights,
 )
 from rayhive.events.supervisor import (
     BarrierReleased,
@@ -53,6 +44,18 @@ from rayhive.events.supervisor import (
     ReplicateFinished,
     ReplicateStarted,
     TrainingExtended,
+)
+from rayhive.events.training import (
+    AveragingEvent,
+    Evaluation,
+    Fallback,
+    FaultActed,
+    Progress,
+    Rejected,
+    Round,
+    StateRound,
+    Transition,
+    Weights,
 )
 
 #: Outcomes of a round in which a peer was in a group with other peers.

@@ -1,4 +1,4 @@
-"""Events that a peer writes.
+"""Events of the life cycle of a peer, written by the peer itself.
 
 The number of a round is that of hivemind's global epoch after the round.
 """
@@ -8,11 +8,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from rayhive.events.event import Event
-
-#: What a round meant for a peer: ``averaged`` with the complete group, ``partial`` with some parts
-#: missing, ``local`` with its own gradients after a failure, ``skipped`` without an optimizer step,
-#: or ``alone`` because no other peer took part.
-RoundOutcome = Literal["averaged", "partial", "local", "skipped", "alone"]
 
 
 class Spawned(Event):
@@ -85,180 +80,6 @@ class TrainingStarted(Event):
     round: int | None = None
 
 
-class AveragingEvent(Event):
-    """Fields of an averaging that ``round`` and ``state_round`` share.
-
-    Attributes:
-        group_size: Number of peers in the group.
-        group: hivemind's ids of its members.
-        fraction: Share of the parts that were averaged.
-        excluded: Whether the peer's own tensors were refused.
-        retries: Attempts after the first one.
-        waited_s: Time that the peer waited for the result [s].
-        matchmaking_s: Time until the group was formed [s].
-        averaging_s: Time of the all-reduce [s].
-        phases: Name, bytes and times of each phase of the all-reduce.
-        banned: hivemind's ids of reducers that the peer gave up on.
-        failures: Why parts were not averaged, by reducer.
-        sent_bytes: Payload sent [bytes].
-        received_bytes: Payload received [bytes].
-        wasted_bytes: Payload of attempts that failed [bytes].
-        counts_complete: Whether the byte counts are exact.
-    """
-
-    group_size: int | None = None
-    group: list[str] | None = None
-    fraction: float | None = None
-    excluded: bool | None = None
-    retries: int | None = None
-    waited_s: float | None = None
-    matchmaking_s: float | None = None
-    averaging_s: float | None = None
-    phases: list[Any] | None = None
-    banned: list[Any] | None = None
-    failures: list[Any] | None = None
-    sent_bytes: float | None = None
-    received_bytes: float | None = None
-    wasted_bytes: float | None = None
-    counts_complete: bool | None = None
-
-
-class Round(AveragingEvent):
-    """The gradients of a round were averaged, or the attempt ended in another way.
-
-    With delayed gradients it comes later than the ``transition`` of the round.
-
-    Attributes:
-        round: Number of the round.
-        samples: Own samples that entered the round.
-        outcome: What the round meant for this peer.
-        lost: Own samples that the round took and did not use.
-        computed: Own samples computed so far, pending ones included.
-        live_peers: Peers that the peer knew to be alive.
-        accumulating_s: Time since the last transition [s].
-        background_s: Part of ``accumulating_s`` spent waiting for background work [s].
-        clock_s: Training time since ``training_started``, without evaluation [s].
-        loss: Mean loss over the peer's batches since the last round.
-        error: Error that ended the averaging.
-    """
-
-    kind: Literal["round"] = "round"
-    round: int
-    samples: int
-    outcome: RoundOutcome
-    lost: int | None = None
-    computed: int | None = None
-    live_peers: int | None = None
-    accumulating_s: float | None = None
-    background_s: float | None = None
-    clock_s: float | None = None
-    loss: float | None = None
-    error: str | None = None
-
-
-class StateRound(AveragingEvent):
-    """The parameters and optimizer statistics were averaged, or the attempt failed.
-
-    Attributes:
-        round: Number of the round.
-        outcome: ``averaged`` for a complete average, ``partial`` with some parts missing.
-    """
-
-    kind: Literal["state_round"] = "state_round"
-    round: int
-    outcome: Literal["averaged", "partial", "failed"]
-
-
-class Transition(Event):
-    """The peer goes on with the next round.
-
-    Attributes:
-        round: Number of the round that is over.
-        seconds: Time since the previous transition, without evaluation [s].
-        update_s: Time waited for the optimizer and for state averaging [s].
-        clock_s: Training time since ``training_started``, without evaluation [s].
-        computed: Own samples computed so far.
-    """
-
-    kind: Literal["transition"] = "transition"
-    round: int
-    seconds: float
-    update_s: float | None = None
-    clock_s: float | None = None
-    computed: int | None = None
-
-
-class Progress(Event):
-    """Progress between two transitions, sent now and then.
-
-    Attributes:
-        computed: Own samples computed so far.
-    """
-
-    kind: Literal["progress"] = "progress"
-    computed: int
-
-
-class Weights(Event):
-    """Fingerprint of the parameters after a round.
-
-    Attributes:
-        round: Number of the round.
-        norm: Norm of all parameters.
-        sketch: Random projections of the parameters: 64 numbers, see
-            :mod:`rayhive.peer.weights_sketch`.
-        finite: Whether all parameters are finite.
-    """
-
-    kind: Literal["weights"] = "weights"
-    round: int
-    norm: float | None = None
-    sketch: list[float]
-    finite: bool
-
-
-class Evaluation(Event):
-    """The model was evaluated.
-
-    Attributes:
-        round: Number of the last round.
-        samples: Own samples computed so far.
-        clock_s: Training time since ``training_started``, without evaluation [s].
-        values: Metric -> value.
-        final: Whether this is the evaluation after the last round.
-    """
-
-    kind: Literal["evaluation"] = "evaluation"
-    round: int
-    samples: int | None = None
-    clock_s: float | None = None
-    values: dict[str, float]
-    final: bool | None = None
-
-
-class StateLoaded(Event):
-    """The peer took over the state of another peer.
-
-    Attributes:
-        round_before: Round that the peer was in.
-        round_of_state: Round of the state that was loaded.
-        round: Round that the peer goes on from.
-        seconds: Time of the download [s].
-        received_bytes: Bytes of states received [bytes].
-        lost: Own samples that were thrown away.
-        kept: Own samples that enter the next round.
-    """
-
-    kind: Literal["state_loaded"] = "state_loaded"
-    round_before: int | None = None
-    round_of_state: int | None = None
-    round: int
-    seconds: float
-    received_bytes: float | None = None
-    lost: int | None = None
-    kept: int | None = None
-
-
 class SteppedOut(Event):
     """The peer computes nothing for a while, and the other peers go on without it.
 
@@ -285,6 +106,29 @@ class SteppedIn(Event):
     seconds: float
 
 
+class StateLoaded(Event):
+    """The peer took over the state of another peer.
+
+    Attributes:
+        round_before: Round that the peer was in.
+        round_of_state: Round of the state that was loaded.
+        round: Round that the peer goes on from.
+        seconds: Time of the download [s].
+        received_bytes: Bytes of states received [bytes].
+        lost: Own samples that were thrown away.
+        kept: Own samples that enter the next round.
+    """
+
+    kind: Literal["state_loaded"] = "state_loaded"
+    round_before: int | None = None
+    round_of_state: int | None = None
+    round: int
+    seconds: float
+    received_bytes: float | None = None
+    lost: int | None = None
+    kept: int | None = None
+
+
 class Reunited(Event):
     """Two parts of the swarm that had lost each other train together again.
 
@@ -298,59 +142,6 @@ class Reunited(Event):
     round_before: int | None = None
     round: int
     apart: int | None = None
-
-
-class Fallback(Event):
-    """The averaging of gradients failed.
-
-    Attributes:
-        round: Number of the round.
-        reason: Why it failed.
-        choice: ``local`` to apply the peer's own gradients, ``skip`` to apply none.
-    """
-
-    kind: Literal["fallback"] = "fallback"
-    round: int
-    reason: str | None = None
-    choice: Literal["local", "skip"]
-
-
-class FaultActed(Event):
-    """A fault that is planned inside the peer process did its work.
-
-    Attributes:
-        fault: Id of the fault.
-        round: Number of the round; None outside a round.
-        what: What was done to the peer's part in the round.
-    """
-
-    kind: Literal["sabotaged"] = "sabotaged"
-    fault: str
-    round: int | None = None
-    what: dict[str, Any] | None = None
-
-
-class Rejected(Event):
-    """Tensors of another peer were refused: they did not enter this peer's average or state.
-
-    Attributes:
-        round: Number of the round.
-        offender: hivemind's id of the peer that sent them.
-        tensors: ``gradients``, ``parameters`` or ``state``.
-        reason: ``not_finite``, ``norm``, ``direction``, ``checksum``, ...
-        norm: Norm of the tensors, if it is known.
-        bound: Largest norm, or smallest ``lean``, that would have been accepted.
-        lean: Mean cosine with the tensors of the other peers.
-    """
-
-    kind: Literal["rejected"] = "rejected"
-    round: int | None = None
-    offender: str | None = None
-    tensors: str | None = None
-    reason: str | None = None
-    norm: float | None = None
-    bound: float | None = None
-    lean: float | None = None
 
 
 class Notice(Event):

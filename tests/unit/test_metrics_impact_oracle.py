@@ -296,7 +296,8 @@ def test_group_sizes_are_a_cautious_stand_in_for_members() -> None:
 def recorded() -> Timeline:
     """Return a real run of four peers: two are stopped and preempted later, two are killed.
 
-    Its events are shortened to what times of faults are made of; training began at 1000 s.
+    Its events are shortened to what times of faults are made of, with other required fields filled
+    in; training began at 1000 s.
     """
     log = Path(__file__).parents[1] / "fixtures" / "pauses.jsonl.gz"
     with gzip.open(log, "rt", encoding="utf-8") as lines:
