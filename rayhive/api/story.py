@@ -13,6 +13,7 @@ from rayhive.metrics.rows import NO_FAULTS
 from rayhive.sweep.progress import lines_stream
 
 if TYPE_CHECKING:
+    from rayhive.events import Event
     from rayhive.spec.replicate import ReplicateSpec
     from rayhive.sweep.driver import Progress
 
@@ -148,7 +149,7 @@ class StoryProgress:
             elif self._began is not None and (text := event_text(event)) is not None:
                 self.note(f"{event['t'] - self._began:8.2f} s  {text}")
 
-    def _fresh(self, log: Path) -> Iterator[dict[str, Any]]:
+    def _fresh(self, log: Path) -> Iterator[Event]:
         from rayhive.events import load_event
 
         if not log.exists():  # the supervisor writes on another node
