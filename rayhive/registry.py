@@ -16,10 +16,13 @@ class Registry(Generic[T]):
 
     Args:
         kind: What the entries are, in the singular; it appears in error messages.
+        package: Package that registers the entries, imported at the first look-up. By default a
+            program imports it itself.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, package: str | None = None) -> None:
         self.kind = kind
+        self._package = package
         self._entries: dict[str, T] = {}
         self._lazy: dict[str, str] = {}
 
@@ -52,7 +55,7 @@ class Registry(Generic[T]):
         self._lazy[name] = target
 
     def _refuse_duplicate(self, name: str) -> None:
-        if name in self:
+        if name in self._entries or name in self._lazy:
             raise ValueError(f"{self.kind} {name!r} is registered twice; known: {self.names()}")
 
     def get(self, name: str, key: str | None = None) -> T:
@@ -74,6 +77,8 @@ class Registry(Generic[T]):
 
     def names(self) -> tuple[str, ...]:
         """Return every registered name, sorted."""
+        if self._package is not None:
+            importlib.import_module(self._package)
         return tuple(sorted(self._entries.keys() | self._lazy.keys()))
 
     def items(self) -> tuple[tuple[str, T], ...]:
@@ -81,7 +86,7 @@ class Registry(Generic[T]):
         return tuple((name, self.get(name)) for name in self.names())
 
     def __contains__(self, name: object) -> bool:
-        return name in self._entries or name in self._lazy
+        return name in self.names()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -96,5 +101,5 @@ CODECS: Registry[Any] = Registry("codec")
 WORKLOADS: Registry[Any] = Registry("workload")
 FAULTS: Registry[Any] = Registry("fault")
 SCENARIOS: Registry[Any] = Registry("scenario")
-METRICS: Registry[Any] = Registry("metric group")
+METRICS: Registry[Any] = Registry("metric group", package="rayhive.metrics")
 INVARIANTS: Registry[Any] = Registry("invariant")

@@ -76,8 +76,9 @@ def replicate_story(
         always: Whether a replicate without planned faults and without problems has a story.
     """
     from rayhive.metrics.rows import replicate_row
+    from rayhive.metrics.logs import last_timeline
     from rayhive.metrics.timeline import FINISHED
-    from rayhive.report.timeline_text import last_timeline, timeline_lines
+    from rayhive.report.timeline_text import timeline_lines
 
     row = replicate_row(folder) if row is None else row
     violated = [event for event in last_timeline(folder).of("invariant") if not event["ok"]]
@@ -140,7 +141,7 @@ class StoryProgress:
 
     def replicate_status(self, spec: ReplicateSpec, handle: Any) -> None:
         """Print the new events that belong to the story."""
-        from rayhive.report.timeline_text import event_text
+        from rayhive.report.event_text import event_text
 
         for event in self._fresh(Path(spec.folder) / "events.jsonl"):
             if event["kind"] == "barrier_released":

@@ -1,4 +1,4 @@
-"""Where the time of the peers went."""
+"""Badput: the wall time of the peers by what it was spent on."""
 
 from __future__ import annotations
 
@@ -7,64 +7,82 @@ from collections import defaultdict
 from itertools import groupby, zip_longest
 from typing import ClassVar
 
-from rayhive.columns import TIME
-from rayhive.metrics.group import MetricGroup, Row
+from rayhive.columns import Column, Row, in_group
+from rayhive.metrics.folds import Mean
+from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.incarnations import Incarnation
 from rayhive.metrics.live_capacity import Window, fault_windows
-from rayhive.metrics.round_time import life_time
+from rayhive.metrics.round_time import incarnation_time
 from rayhive.metrics.timeline import Timeline
 
 
+def _seconds(name: str, about: str) -> Column:
+    return Column(name, about, "s", fold=Mean())
+
+
 class Badput(MetricGroup):
-    """Columns of the wall time of all slots, which every second belongs to exactly one of.
+    """Columns of the replicas' wall time; every second belongs to exactly one class.
 
-    A slot's time runs from the start of training (of one that joins, from when it was first
-    spawned) to its end, whether it has a peer or not; ``peer_seconds`` [s] is the sum over the
-    slots: wall time x peers. The others add up to it, which is asserted. All in seconds, summed
-    over the slots; times in a round are those that its events tell.
+    The time of a replica runs from the start of training (if it joined later, from its first
+    spawn) to the end of training, including the time in which it has no process. ``peer_seconds``
+    [s] is the sum over the replicas: wall time x peers. The other columns add up to it, which is
+    asserted. All are in seconds, summed over the replicas. Durations within a round are taken from
+    its events.
 
-    * ``productive_s``: computing gradients that entered a round which was applied (or that were on
-      their way into one when training ended), and stepping the optimizer.
+    * ``productive_s``: computing gradients that entered an applied round (or that were pending
+      when training ended), and stepping the optimizer.
     * ``badput_matchmaking_s``: waiting for a group, of gradients and of parameters.
-    * ``badput_averaging_s``: the all-reduces that the training thread waited for. With delays, only
-      the wait for what was not ready in time.
+    * ``badput_averaging_s``: all-reduces that the training thread waited for. With delays, only
+      the wait for results that were not ready in time.
     * ``badput_state_transfer_s``: loading the state from other peers.
-    * ``badput_retry_s``: averaging attempts that came to nothing, and computing what was thrown
-      away: by a skipped round, by a state that was loaded, by the death of the peer.
-    * ``badput_stalled_s``: stopped by a ``pause``, waiting at the barrier, for the others to end or
-      for a group that nobody came to.
-    * ``badput_down_s``: no peer in the slot: from its loss, failure or goodbye until the next one
-      began to train, less the time that that one spent loading the state.
+    * ``badput_retry_s``: failed averaging attempts, and computing samples that were lost with a
+      skipped round, a loaded state or the death of the peer.
+    * ``badput_stalled_s``: stopped by a ``pause``; waiting at the barrier, for other peers to
+      finish, or for a group that no other peer joined.
+    * ``badput_down_s``: no process for the replica: from the loss, failure or departure of an
+      incarnation until the next one began to train, less that one's state transfer.
     * ``evaluation_s``: evaluating on the held-out split and fingerprinting the weights: wall time
       that the training clock leaves out.
     """
 
-    columns: ClassVar[tuple[str, ...]] = tuple(column.name for column in TIME)
+    columns: ClassVar[tuple[Column, ...]] = in_group(
+        "time",
+        _seconds("peer_seconds", "Wall time x peers, the sum of the columns below"),
+        _seconds("productive_s", "Computing committed samples"),
+        _seconds("badput_matchmaking_s", "Waiting for a group"),
+        _seconds("badput_averaging_s", "Waiting for an all-reduce"),
+        _seconds("badput_state_transfer_s", "Loading the state from other peers"),
+        _seconds("badput_retry_s", "Failed attempts and lost computation"),
+        _seconds("badput_stalled_s", "Stopped, or waiting for other peers"),
+        _seconds("badput_down_s", "No process for the replica"),
+        _seconds("evaluation_s", "Evaluating, outside the training clock"),
+    )
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
+        total_name, *classes = self.names("replicate")
         if timeline.span is None:
-            return dict.fromkeys(self.columns)
+            return dict.fromkeys((total_name, *classes))
         spent, total = time_spent(timeline)
-        return {"peer_seconds": total, **{name: spent[name] for name in self.columns[1:]}}
+        return {total_name: total, **{name: spent[name] for name in classes}}
 
 
 def time_spent(timeline: Timeline) -> tuple[dict[str, float], float]:
-    """Return the seconds of each class, and those of all slots together.
+    """Return the seconds of each class, and the wall time of all replicas [s].
 
     Raises:
-        AssertionError: They don't add up.
+        AssertionError: The classes do not add up to the wall time.
     """
     assert timeline.span is not None
     spent: dict[str, float] = defaultdict(float)
     total, stops = 0.0, fault_windows(timeline, ["stopped"])
-    for _, group in groupby(timeline.lives.values(), key=lambda life: life.slot):
-        lives = list(group)
-        begin, end = _window(timeline, lives[0])
+    for _, group in groupby(timeline.incarnations.values(), key=lambda each: each.replica):
+        incarnations = list(group)
+        begin, end = _window(timeline, incarnations[0])
         total += end - begin
-        for life, following in zip_longest(lives, lives[1:]):
+        for item, following in zip_longest(incarnations, incarnations[1:]):
             until = end if following is None else _when(following, begin, end)
-            for name, seconds in life_time(timeline, life, stops, (begin, until)).items():
+            for name, seconds in incarnation_time(timeline, item, stops, (begin, until)).items():
                 spent[name] += seconds
             begin = until
     added = math.fsum(spent.values())
@@ -79,7 +97,7 @@ def _window(timeline: Timeline, first: Incarnation) -> Window:
     return (_when(first, begin, end) if late else begin), end
 
 
-def _when(life: Incarnation, begin: float, end: float) -> float:
-    """Return when a life was spawned, or was first known to be there, within bounds."""
-    known = (moment for moment in (life.spawned, life.started, life.ended) if moment is not None)
-    return min(max(next(known, end), begin), end)
+def _when(incarnation: Incarnation, begin: float, end: float) -> float:
+    """Return the first known Unix time of an incarnation [s], clamped to a window."""
+    moments = (incarnation.spawned, incarnation.started, incarnation.ended)
+    return min(max(next((at for at in moments if at is not None), end), begin), end)

@@ -1,4 +1,4 @@
-"""What was sent, and what came of the rounds."""
+"""Communication: payload of the averaging rounds, and their outcomes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
+from rayhive.columns import Column, Row, in_group
 from rayhive.events import GROUPED, Event
-from rayhive.metrics.group import MetricGroup, Row, ratio
+from rayhive.metrics.folds import All, Mean, Total
+from rayhive.metrics.group import MetricGroup, ratio
 from rayhive.metrics.stats import estimate, percentile
 from rayhive.metrics.timeline import Timeline
 
-#: Outcomes of a gradient round or a state averaging of which a peer got nothing.
+#: Outcomes of a gradient round or a state averaging that gave a peer no average.
 FAILED = frozenset({"local", "skipped", "failed"})
 
 
@@ -20,65 +22,135 @@ class Communication(MetricGroup):
     """Columns from the averaging rounds.
 
     Payload is the content of the tensors as the codec wrote them, without protocol headers. A
-    *complete* round is one in which N peers, as many as began, averaged in one group, at the first
+    *complete* round is one in which N peers, as many as began, averaged in one group at the first
     attempt.
 
     * ``payload_bytes_per_round`` [B]: gradient payload sent per peer and complete round, the sum
       over both / their number. None without a complete round.
     * ``payload_bytes_per_round_predicted`` [B]: the same from shapes and settings alone, 2(N-1)/N
-      of what one peer contributes; the mean of what the peers predicted before training.
-    * ``state_bytes_per_round`` [B]: payload of state averaging / (peers x rounds), all rounds
-      counted, also those without a state averaging.
-    * ``wire_bytes_per_round`` [B]: what the nodes' interfaces for peers sent from the barrier to
-      the end of training, all of it, headers and heartbeat included / (peers x rounds). None where
-      no testbed counts it, or a node was gone in between.
+      of the contribution of one peer; the mean of the peers' predictions before training.
+    * ``state_bytes_per_round`` [B]: payload of state averaging / (peers x rounds), including
+      rounds without a state averaging.
+    * ``wire_bytes_per_round`` [B]: bytes sent by the nodes' interfaces for peers from the barrier
+      to the end of training, headers and heartbeats included, / (peers x rounds). None if no
+      testbed counts them, or the set of nodes changed in between.
     * ``payload_bytes_per_sample`` [B]: gradient and state payload of all peers / committed
       samples.
-    * ``compression_ratio`` [x]: what a peer would send per round if nothing were compressed,
-      gradients and state, / (``payload_bytes_per_round`` + ``state_bytes_per_round``). A state
-      averaging in a group of g peers counts as 2(g-1)/g of the dense float32 bytes of all that it
-      averages: parameters, optimizer statistics and extra tensors. None where nothing was sent.
+    * ``compression_ratio`` [x]: uncompressed bytes of gradients and state per peer and round /
+      (``payload_bytes_per_round`` + ``state_bytes_per_round``). A state averaging in a group of g
+      peers counts 2(g-1)/g of the dense float32 bytes of all that it averages: parameters,
+      optimizer statistics and extra tensors. None if nothing was sent.
     * ``gradient_compression_ratio`` [x]: 2(N-1)/N of the dense float32 gradients' bytes /
-      ``payload_bytes_per_round``. None where nothing was sent.
-    * ``averaging_p50_s``, ``averaging_p95_s`` [s]: percentiles of the time that a gradient
-      all-reduce took, of all peers and all rounds with a group together, each peer's first left
-      out as in ``round_p50_s``.
+      ``payload_bytes_per_round``. None if nothing was sent.
+    * ``averaging_p50_s``, ``averaging_p95_s`` [s]: percentiles of the duration of a gradient
+      all-reduce, over all peers and all rounds with a group, the first of each peer left out as in
+      ``round_p50_s``.
     * ``rounds``: distinct rounds that at least one peer applied.
-    * ``rounds_failed``: rounds in which the gradient averaging of a peer failed, so that it fell
-      back to its own or skipped, or in which its state averaging failed.
+    * ``rounds_failed``: rounds in which the gradient averaging of a peer failed, so that it applied
+      its own gradients or skipped the round, or in which its state averaging failed.
     * ``rounds_partial``: rounds in which a peer received only some of the averaged parts, of
       gradients or of state.
-
-    Of a replicate only:
-
-    * ``rounds_complete``: the number of complete rounds.
-    * ``payload_matches``: whether the swarm sent exactly what was predicted in every complete
-      round. None without a complete round, or where the configuration's size depends on data.
+    * ``rounds_complete``: number of complete rounds.
+    * ``payload_matches``: whether the swarm sent exactly the predicted bytes in every complete
+      round. None without a complete round, or if the size depends on the data.
     """
 
-    columns: ClassVar[tuple[str, ...]] = (
-        "payload_bytes_per_round",
-        "payload_bytes_per_round_predicted",
-        "state_bytes_per_round",
-        "wire_bytes_per_round",
-        "payload_bytes_per_sample",
-        "compression_ratio",
-        "gradient_compression_ratio",
-        "averaging_p50_s",
-        "averaging_p95_s",
-        "rounds",
-        "rounds_failed",
-        "rounds_partial",
+    columns: ClassVar[tuple[Column, ...]] = (
+        *in_group(
+            "communication",
+            Column(
+                "payload_bytes_per_round",
+                "Gradient payload sent per peer and round",
+                "B",
+                better="minimize",
+                fold=Mean(interval=True),
+                exact=True,
+            ),
+            Column(
+                "payload_bytes_per_round_predicted",
+                "The same from shapes alone",
+                "B",
+                fold=Mean(),
+            ),
+            Column(
+                "state_bytes_per_round",
+                "State-averaging payload sent per peer and round",
+                "B",
+                better="minimize",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "wire_bytes_per_round",
+                "Bytes on the interface, counted by a testbed",
+                "B",
+                fold=Mean(),
+            ),
+            Column(
+                "payload_bytes_per_sample",
+                "All payload per committed sample",
+                "B",
+                better="minimize",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "compression_ratio",
+                "All payload without compression / measured",
+                "x",
+                better="maximize",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "gradient_compression_ratio",
+                "The same for gradients alone",
+                "x",
+                better="maximize",
+                fold=Mean(interval=True),
+                exact=True,
+            ),
+            Column(
+                "averaging_p50_s",
+                "Median duration of a gradient all-reduce",
+                "s",
+                better="minimize",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "averaging_p95_s",
+                "95th percentile of the same",
+                "s",
+                better="minimize",
+                fold=Mean(interval=True),
+            ),
+            Column("rounds", "Committed rounds", type="count", fold=Total()),
+            Column(
+                "rounds_failed",
+                "Rounds in which a peer got no average",
+                type="count",
+                fold=Total(),
+            ),
+            Column(
+                "rounds_partial",
+                "Rounds in which some parts were not averaged",
+                type="count",
+                fold=Total(),
+            ),
+        ),
+        Column("rounds_complete", "Complete rounds", type="count", fold=Total()),
+        Column(
+            "payload_matches",
+            "Whether every complete round sent exactly the predicted payload",
+            type="flag",
+            fold=All(),
+        ),
     )
-    replicate_columns: ClassVar[tuple[str, ...]] = ("rounds_complete", "payload_matches")
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
         peers = timeline.spec.swarm.peers
         gradients, states = timeline.of("round"), timeline.of("state_round")
         sent = [_sent(events) for events in timeline.complete_rounds.values()]
-        measured = ratio(sum(sent), len(sent) * peers)  # one division, of whole numbers: exact
-        dense = _allreduced(_mean_told(timeline, "dense_payload_bytes"), peers)
+        measured = ratio(sum(sent), len(sent) * peers)  # exact: one division of whole numbers
+        dense = _allreduced(_mean_reported(timeline, "dense_payload_bytes"), peers)
         steps = {(e["peer"], e["round"]) for e in (*gradients, *timeline.of("transition"))}
         averaging = _averaging_seconds(timeline)
         state, dense_state = (ratio(x, len(steps)) for x in (_sent(states), _dense_state(timeline)))
@@ -88,7 +160,7 @@ class Communication(MetricGroup):
             all_dense, everything = _plus(dense, dense_state), _plus(measured, state)
         return {
             "payload_bytes_per_round": measured,
-            "payload_bytes_per_round_predicted": _mean_told(
+            "payload_bytes_per_round_predicted": _mean_reported(
                 timeline, "predicted_payload_bytes_per_round"
             ),
             "state_bytes_per_round": state,
@@ -106,35 +178,35 @@ class Communication(MetricGroup):
 
 
 def _sent(events: Iterable[Event]) -> int:
-    """Sum the payload; a round that came to nothing does not say what it sent."""
+    """Return the payload [B]; a failed round without ``sent_bytes`` counts 0."""
     return sum(event.get("sent_bytes") or 0 for event in events)
 
 
-def _told(timeline: Timeline, field: str) -> list[float]:
-    """Return what the peers said of themselves when they were ready."""
+def _reported(timeline: Timeline, field: str) -> list[float]:
+    """Return one field of every ``peer_ready`` event that has it."""
     ready = timeline.of("peer_ready")
     return [event[field] for event in ready if event.get(field) is not None]
 
 
-def _mean_told(timeline: Timeline, field: str) -> float | None:
-    found = estimate(_told(timeline, field))
+def _mean_reported(timeline: Timeline, field: str) -> float | None:
+    found = estimate(_reported(timeline, field))
     return None if found is None else found.mean
 
 
 def _allreduced(payload: float | None, peers: int) -> float | None:
-    """Return what each of N peers sends in an all-reduce of so many bytes: 2(N-1)/N of them."""
+    """Return the bytes that each of N peers sends in an all-reduce: 2(N-1)/N of the payload."""
     return None if payload is None else 2 * (peers - 1) * payload / peers
 
 
 def _dense_state(timeline: Timeline) -> float | None:
-    """Return the bytes of all state averagings if nothing were compressed; None if not known."""
+    """Return the uncompressed bytes of all state averagings; None if not known."""
     grouped = [event for event in timeline.of("state_round") if event["outcome"] in GROUPED]
-    told = _mean_told(timeline, "dense_state_bytes")
-    if told is None:  # a log from before peers told it
+    dense = _mean_reported(timeline, "dense_state_bytes")
+    if dense is None:  # a log of an earlier version, without the field
         return float(_sent(grouped)) if timeline.spec.swarm.state_codec == "none" else None
     sizes = Counter(event.get("group_size") or 1 for event in grouped)
-    # one division a size, of whole numbers where all members report: exact
-    return math.fsum(2 * (size - 1) * count * told / size for size, count in sizes.items())
+    # exact if all members report: one division of whole numbers for each size of group
+    return math.fsum(2 * (size - 1) * count * dense / size for size, count in sizes.items())
 
 
 def _plus(a: float | None, b: float | None) -> float | None:
@@ -163,7 +235,7 @@ def _rounds(timeline: Timeline) -> Row:
 
 def _partial(event: Event) -> bool:
     if event["outcome"] in FAILED:
-        return False  # nothing was averaged: counted there
+        return False  # counted in rounds_failed
     fraction = event.get("fraction")
     return event["outcome"] == "partial" or (fraction is not None and fraction < 1)
 
@@ -173,18 +245,18 @@ def _matches(timeline: Timeline) -> bool | None:
     ready = {event["peer"]: event for event in timeline.of("peer_ready")}
     if not complete or not ready or not all(e.get("payload_exact") for e in ready.values()):
         return None
-    # a peer's share need not be a whole number, the swarm's sum is one
+    # the share of a peer need not be a whole number; the sum over the swarm is one
     return all(_sent(events) == round(_predicted(ready, events)) for events in complete)
 
 
 def _predicted(ready: Mapping[str, Event], events: Iterable[Event]) -> float:
-    told = [ready[event["peer"]] for event in events if event["peer"] in ready]
-    return math.fsum(event.get("predicted_payload_bytes_per_round") or 0.0 for event in told)
+    known = [ready[event["peer"]] for event in events if event["peer"] in ready]
+    return math.fsum(event.get("predicted_payload_bytes_per_round") or 0.0 for event in known)
 
 
 def _on_the_wire(timeline: Timeline) -> int | None:
     counted = {event["when"]: event["nodes"] for event in timeline.of("link_counted")}
     start, end = counted.get("start"), counted.get("end")
-    if not start or end is None or start.keys() != end.keys():  # a node came, or is gone
+    if not start or end is None or start.keys() != end.keys():  # the set of nodes changed
         return None
     return sum(int(end[node]["tx_bytes"]) - int(start[node]["tx_bytes"]) for node in start)

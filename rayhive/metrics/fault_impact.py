@@ -1,4 +1,4 @@
-"""What each fault did to the swarm: when it was overcome, and when who was lost came back."""
+"""Impact of each fault on the swarm: detection, stall and recovery, and the peers that rejoin."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from statistics import median
 from rayhive.events import GROUPED, Event
 from rayhive.metrics.live_capacity import Capacity
 from rayhive.metrics.stats import Time
-from rayhive.metrics.survivor_progress import Progress, Strike
+from rayhive.metrics.survivor_progress import ActiveFault, SurvivorProgress
 from rayhive.metrics.timeline import Timeline
 
 #: Rounds over which throughput is measured.
 ROUNDS = 3
-#: Share of the throughput that the live peers should have, from which a swarm has recovered.
+#: Share of the live peers' expected throughput from which a swarm has recovered.
 SHARE = 0.9
-#: Rounds that must lie before the first fault to know that throughput.
+#: Rounds before the first fault that are needed to know the expected throughput.
 BASELINE_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class Impact:
-    """What became of one fault that fired.
+class FaultImpact:
+    """Impact of one fault that fired.
 
     Attributes:
-        fault: Its id.
-        kind: Its kind.
-        lives: Names of the peers that it was about.
-        fired: When it took effect [s, Unix time].
-        healed: When it was taken back; None if it was not.
-        ok: Whether it was proved to have taken effect; None if nobody looked.
+        fault: Id of the fault.
+        kind: Kind of the fault.
+        targets: Names of the target peers, sorted.
+        fired: Time at which it took effect [s, Unix time].
+        healed: Time at which it was healed; None if it was not.
+        ok: Whether it was proved to have taken effect; None without a ``fault_verified`` event.
         detect_s: Seconds to the first survivor's progress; None if that was not seen.
-        stall: Longest time that a survivor went without a round; None if no survivor can tell.
+        stall: Longest time that a survivor went without a round; None if no survivor counts.
         recover_s: Seconds until throughput was back; None if that was not seen.
         observed_s: Seconds from the fault to the end of training.
     """
 
     fault: str
     kind: str
-    lives: tuple[str, ...]
+    targets: tuple[str, ...]
     fired: float
     healed: float | None
     ok: bool | None
@@ -51,17 +51,17 @@ class Impact:
 
 @dataclass(frozen=True)
 class Rejoin:
-    """One peer that came while the others trained.
+    """Peer that joined while other peers trained.
 
     Attributes:
-        life: Its name.
-        cause: The fault that asked for it.
-        spawned: When its process ran [s, Unix time].
-        seconds: Until its first accepted contribution; None if there was none.
-        observed_s: Seconds from its start to its end, or to that of training.
+        peer: Name of the peer.
+        cause: Id of the fault that asked for it; None if no fault did.
+        spawned: Start of its process [s, Unix time].
+        seconds: Seconds until its first accepted contribution; None if it made none.
+        observed_s: Seconds from its start to its end, or to the end of training.
     """
 
-    life: str
+    peer: str
     cause: str | None
     spawned: float
     seconds: float | None
@@ -70,13 +70,13 @@ class Rejoin:
 
 @dataclass(frozen=True)
 class SwarmRound:
-    """A round as the swarm made it.
+    """Applied round of the whole swarm.
 
     Attributes:
-        number: Its number.
-        moment: When the first peer had it [s, Unix time].
-        clock_s: The swarm's training clock then [s], the median over the peers.
-        samples: Samples that entered it.
+        number: Number of the round.
+        moment: Time of the first peer's report [s, Unix time].
+        clock_s: Training clock of the swarm at the round [s], the median over the peers.
+        samples: Samples that entered the round.
     """
 
     number: int
@@ -86,7 +86,7 @@ class SwarmRound:
 
 
 def swarm_rounds(timeline: Timeline) -> tuple[SwarmRound, ...]:
-    """Return the rounds that were applied, in the order of time."""
+    """Return the applied rounds in the order of time."""
     rounds = []
     for number, events in timeline.by_round("round").items():
         applied = [event for event in events if timeline.applied(event)]
@@ -103,32 +103,32 @@ def swarm_rounds(timeline: Timeline) -> tuple[SwarmRound, ...]:
     return tuple(sorted(rounds, key=lambda item: item.moment))
 
 
-def impacts(timeline: Timeline) -> tuple[Impact, ...]:
-    """Measure every fault that fired, in the order of firing.
+def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
+    """Return the impact of every fault that fired, in the order of firing.
 
-    A fault begins when it takes effect: with ``fault_fired``, or, for
+    A fault begins when it takes effect, with ``fault_fired``. There are three exceptions:
 
-    * a peer that this fault told beforehand (``notice``), when the first such target is gone;
-    * a target that was gone before all were hit and ``fault_fired`` was written, then;
-    * what a peer does itself, with its first ``sabotaged``.
+    * The fault gave notice to targets (``notice``): it begins when the first of these is gone.
+    * A target was gone before all were hit and ``fault_fired`` was written: it begins then.
+    * A peer acts on itself: it begins with the first ``sabotaged`` event.
 
-    Survivors, and which of their rounds count as progress without the targets:
-    :meth:`rayhive.metrics.survivor_progress.Progress.steps`.
+    :meth:`rayhive.metrics.survivor_progress.SurvivorProgress.rounds` defines the survivors, and
+    the rounds that count as progress without the targets.
 
     * *detect*: from the fault to the first round that counts.
-    * *stall*: see :meth:`rayhive.metrics.survivor_progress.Progress.stall`.
-    * *recover*: from the fault to the first report of the first round that counts and is
-      followed by :data:`ROUNDS` (3) rounds whose committed samples per second of training clock
-      are at least :data:`SHARE` (0.9) of what the live peers should do. That is: peers live in
-      these rounds, on average over time, x the samples per second and live peer before the first
-      fault of the replicate (from the end of its first round to that of its last one before the
-      fault; at least :data:`BASELINE_ROUNDS` rounds, or recovery can't be told).
+    * *stall*: see :meth:`rayhive.metrics.survivor_progress.SurvivorProgress.stall`.
+    * *recover*: from the fault to the first report of a round that counts and is followed by
+      :data:`ROUNDS` (3) rounds with at least :data:`SHARE` (0.9) of the expected throughput, in
+      committed samples per second of training clock. The expected throughput is the mean number of
+      live peers in these rounds x the throughput per live peer before the first fault of the
+      replicate. That baseline runs from the end of the first round to the end of the last round
+      before the fault. With fewer than :data:`BASELINE_ROUNDS` rounds, recovery is unknown.
 
-    Live are peers that train and are neither stopped nor cut off by a fault; a peer that is
-    starting is not. What is not seen before the replicate ends is None.
+    A live peer trains and is neither stopped nor cut off by a fault; a starting peer is not live.
+    Times that do not end before the replicate does are None.
     """
     rounds, capacity = swarm_rounds(timeline), Capacity(timeline, from_start=True)
-    progress, end = Progress(timeline, capacity), _end(timeline)
+    progress, end = SurvivorProgress(timeline, capacity), _end(timeline)
     begins = _took_effect(timeline)
     fired = sorted(zip(begins, timeline.of("fault_fired"), strict=True), key=lambda item: item[0])
     baseline = _baseline(rounds, capacity, fired[0][0]) if fired else None
@@ -137,22 +137,22 @@ def impacts(timeline: Timeline) -> tuple[Impact, ...]:
     found = []
     for moment, event in fired:
         targets = frozenset(event.get("lives") or ())
-        strike = Strike(moment, healed.get(event["fault"]), event["effect"], targets)
+        fault = ActiveFault(moment, healed.get(event["fault"]), event["effect"], targets)
         reports: dict[int, float] = {}
-        for step in progress.steps(strike):
-            if step.counts:
-                reports.setdefault(step.round, step.moment)
+        for item in progress.rounds(fault):
+            if item.counts:
+                reports.setdefault(item.round, item.moment)
         recovered = _recovered(rounds, capacity, baseline, reports)
         found.append(
-            Impact(
+            FaultImpact(
                 fault=event["fault"],
                 kind=event["fault_kind"],
-                lives=tuple(sorted(targets)),
+                targets=tuple(sorted(targets)),
                 fired=moment,
-                healed=strike.healed,
+                healed=fault.healed,
                 ok=verified.get(event["fault"]),
                 detect_s=min(reports.values()) - moment if reports else None,
-                stall=progress.stall(strike),
+                stall=progress.stall(fault),
                 recover_s=None if recovered is None else recovered - moment,
                 observed_s=max(0.0, end - moment),
             )
@@ -167,72 +167,73 @@ def _end(timeline: Timeline) -> float:
 def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
     """Return every peer that was spawned after training had started, in the order of time.
 
-    Its first accepted contribution is its first ``round`` with outcome ``averaged`` or
-    ``partial`` into which samples of its own went.
+    The first accepted contribution is the first ``round`` with outcome ``averaged`` or ``partial``
+    that contains samples of the peer.
     """
     if timeline.span is None:
         return ()
     found = []
     rounds = timeline.by_peer("round")
-    for life in timeline.lives.values():
-        if life.spawned is not None and life.spawned > timeline.span[0]:
-            accepted = next((e for e in rounds.get(life.name, ()) if is_contribution(e)), None)
-            seconds = None if accepted is None else accepted["t"] - life.spawned
-            until = _end(timeline) if life.ended is None else min(life.ended, _end(timeline))
-            observed = max(0.0, until - life.spawned)
-            found.append(Rejoin(life.name, life.cause, life.spawned, seconds, observed))
+    for peer in timeline.incarnations.values():
+        if peer.spawned is not None and peer.spawned > timeline.span[0]:
+            accepted = next((e for e in rounds.get(peer.name, ()) if is_contribution(e)), None)
+            seconds = None if accepted is None else accepted["t"] - peer.spawned
+            until = _end(timeline) if peer.ended is None else min(peer.ended, _end(timeline))
+            observed = max(0.0, until - peer.spawned)
+            found.append(Rejoin(peer.name, peer.cause, peer.spawned, seconds, observed))
     return tuple(sorted(found, key=lambda item: item.spawned))
 
 
 def is_contribution(event: Event) -> bool:
-    """Return whether samples of a peer entered an average with others in this ``round``."""
+    """Return whether samples of the peer entered an average with other peers in a ``round``."""
     return event["outcome"] in GROUPED and event["samples"] > 0
 
 
 def _took_effect(timeline: Timeline) -> list[float]:
     """Return when each fault took effect [s, Unix time], in the order of the log."""
     fired = timeline.of("fault_fired")
-    told: dict[str, set[str]] = {event["fault"]: set() for event in fired}
+    noticed: dict[str, set[str]] = {event["fault"]: set() for event in fired}
     for notice in timeline.of("notice"):
-        fault = _told_by(notice, fired)
-        if fault in told:
-            told[fault].add(notice["peer"])
-    return [_begin(timeline, event, told[event["fault"]]) for event in fired]
+        fault = _fault_of(notice, fired)
+        if fault in noticed:
+            noticed[fault].add(notice["peer"])
+    return [_begin(timeline, event, noticed[event["fault"]]) for event in fired]
 
 
-def _told_by(notice: Event, fired: Sequence[Event]) -> str | None:
+def _fault_of(notice: Event, fired: Sequence[Event]) -> str | None:
     """Return the fault that a ``notice`` belongs to.
 
-    A notice that came as SIGTERM, or one of an older log, does not name it: then it is the last
-    fault that began before and takes this peer away.
+    A notice by SIGTERM, and a notice in a log of an earlier version, do not name the fault. It is
+    the last fault that began before the notice and removes this peer.
     """
     if notice.get("fault") is not None:
         return str(notice["fault"])
     earlier = [
-        (_asked(event), event["fault"])
+        (_began(event), event["fault"])
         for event in fired
         if event["effect"] == "gone"
         and notice["peer"] in (event.get("lives") or ())
-        and _asked(event) <= notice["t"]
+        and _began(event) <= notice["t"]
     ]
     return max(earlier)[1] if earlier else None
 
 
-def _asked(fired: Event) -> float:
+def _began(fired: Event) -> float:
     return float(fired.get("began") or fired["t"])
 
 
-def _begin(timeline: Timeline, fired: Event, told: set[str]) -> float:
+def _begin(timeline: Timeline, fired: Event, noticed: set[str]) -> float:
     own = [e["t"] for e in timeline.of("sabotaged") if e.get("fault") == fired["fault"]]
     if own:
         return float(min(own))
-    begin, end = _asked(fired), float(fired["t"])
-    lives = [timeline.lives[name] for name in fired.get("lives") or () if name in timeline.lives]
+    begin, end = _began(fired), float(fired["t"])
+    known = timeline.incarnations
+    targets = [known[name] for name in fired.get("lives") or () if name in known]
     gone = [
-        life.ended
-        for life in lives
-        if life.ended is not None and life.ended >= begin and life.end != "peer_finished"
-        if life.name in told or life.ended < end
+        peer.ended
+        for peer in targets
+        if peer.ended is not None and peer.ended >= begin and peer.end != "peer_finished"
+        if peer.name in noticed or peer.ended < end
     ]
     return min(gone, default=end)
 

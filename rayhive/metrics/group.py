@@ -1,35 +1,59 @@
-"""The contract of a metric group."""
+"""Interface of a metric group: declared columns, and their computation."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from rayhive.columns import Column, Row, Stage
 
 if TYPE_CHECKING:
     from rayhive.metrics.timeline import Timeline
 
-#: What a cell holds; None is "not known" or "does not apply", and never stands for zero.
-Value: TypeAlias = str | int | float | bool | None
-Row: TypeAlias = dict[str, Value]
 
+class MetricGroup:
+    """Columns that are computed together.
 
-class MetricGroup(ABC):
-    """A group of columns that are computed from one replicate's events.
-
-    The class docstring defines each column: its formula and its unit.
+    A subclass implements a method for each stage that its columns name. The class docstring
+    defines every column: its formula and its unit.
 
     Attributes:
-        columns: Names in :data:`rayhive.columns.BY_NAME` that this group alone fills.
-        replicate_columns: Further columns, of ``trials.parquet`` only.
+        columns: Declarations of the columns; no other group has a column with one of their names.
     """
 
-    columns: ClassVar[tuple[str, ...]]
-    replicate_columns: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[tuple[Column, ...]]
 
-    @abstractmethod
+    @classmethod
+    def names(cls, stage: Stage) -> tuple[str, ...]:
+        """Return the names of the columns of one stage."""
+        return tuple(column.name for column in cls.columns if column.stage == stage)
+
     def compute(self, timeline: Timeline) -> Row:
-        """Return a value for each column; None where the events do not say."""
+        """Return the columns of stage ``replicate``; None where the events do not tell a value.
+
+        Args:
+            timeline: Events of the replicate.
+        """
+        return {}
+
+    def compare(self, row: Row, twin: Row) -> Row:
+        """Return the columns of stage ``twin``.
+
+        Args:
+            row: Columns of a replicate with faults.
+            twin: Columns of the no-fault replicate of the same configuration and seed.
+        """
+        return {}
+
+    def rank(self, rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[str]) -> None:
+        """Set the columns of stage ``run`` in every row.
+
+        Args:
+            rows: Folded rows of a run, changed in place. The columns are None before.
+            objectives: Column to ``minimize`` or ``maximize``; empty without objectives.
+            by: Configuration columns that make a row; empty for all of them.
+        """
 
 
 def finite(value: float | None) -> float | None:
@@ -37,8 +61,20 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def number(row: Row, name: str) -> float | None:
+    """Return a numeric cell; None if it is empty or a text."""
+    value = row[name]
+    return value if isinstance(value, (int, float)) else None
+
+
 def ratio(numerator: float | None, denominator: float | None) -> float | None:
-    """Return the quotient; None where a side is unknown or the denominator is zero."""
+    """Return the quotient; None if an operand is None or the denominator 0, or if it overflows."""
     if numerator is None or denominator is None or denominator == 0:
         return None
     return finite(numerator / denominator)
+
+
+def difference(row: Row, twin: Row, name: str) -> float | None:
+    """Return one column of a replicate less that of its twin; None if one of them is not known."""
+    mine, theirs = number(row, name), number(twin, name)
+    return None if mine is None or theirs is None else mine - theirs

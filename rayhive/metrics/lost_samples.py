@@ -1,4 +1,4 @@
-"""Where the samples went that peers computed."""
+"""Samples by outcome: committed, pending or lost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rayhive.metrics.timeline import Timeline
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of one peer.
+    """Samples of one peer.
 
     Attributes:
-        computed: Those that it is known to have computed.
-        committed: Those that entered a round that was applied.
-        pending: Those that were on their way into a round when training ended; None if the peer
-            did not say.
+        computed: Samples that it is known to have computed.
+        committed: Samples that entered an applied round.
+        pending: Samples on their way into a round when training ended; None if the peer did not
+            report them.
     """
 
     computed: int
@@ -24,7 +24,7 @@ class Samples:
 
     @property
     def lost(self) -> int | None:
-        """Those that were thrown away, or died with their peer."""
+        """Samples that were discarded, or lost with their peer; None if ``pending`` is."""
         pending = self.pending
         return None if pending is None else max(0, self.computed - self.committed - pending)
 
@@ -43,12 +43,12 @@ def samples_by_peer(timeline: Timeline) -> dict[str, Samples]:
 
 
 def samples_lost(timeline: Timeline) -> int | None:
-    """Return the samples that were computed and lost, over the swarm.
+    """Return the lost samples of the swarm: computed less committed less pending.
 
-    Computed less committed less pending. What was pending when training ended is no loss: a run
-    is as long as its budget. Of a peer that was killed nothing is pending, and what it computed
-    after it last told its count is not known; it tells it at every transition, and in between
-    with ``progress``. None where a peer that came to its end did not say what was pending.
+    Samples that were pending when training ended are not lost, since a run is as long as its
+    budget. A killed peer has no pending samples, and those that it computed after its last report
+    are unknown; peers report at every transition, and in between with ``progress``. None if a peer
+    that finished did not report its pending samples.
     """
     if timeline.span is None:
         return None
@@ -59,9 +59,9 @@ def samples_lost(timeline: Timeline) -> int | None:
 
 
 def _pending(timeline: Timeline, name: str) -> int | None:
-    end = timeline.lives[name].end
+    end = timeline.incarnations[name].end
     if end != "peer_finished":
-        return None if end is None else 0  # who leaves has said what was lost
+        return None if end is None else 0  # a peer that left has reported its lost samples
     ended = [event for event in timeline.of("peer_finished") if event["peer"] == name]
     pending = ended[-1].get("pending")
     return None if pending is None else int(pending)

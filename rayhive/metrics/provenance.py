@@ -1,4 +1,4 @@
-"""What ran it, and when."""
+"""Provenance: code, packages, machines and times of a run."""
 
 from __future__ import annotations
 
@@ -6,30 +6,70 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any, ClassVar
 
+from rayhive.columns import Column, Row, in_group
 from rayhive.events import Event
-from rayhive.metrics.group import MetricGroup, Row
+from rayhive.metrics.folds import Common, Extreme
+from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
 
 
 class Provenance(MetricGroup):
-    """Columns that say where the numbers come from.
+    """Columns that tell what produced the numbers.
 
-    * ``git_revision``: of the driver's code, None where that is no checkout.
-    * ``code``: the fingerprint of the user's code and data, None where there is neither.
-    * ``versions``: ``name version`` of the packages that matter, as the supervisor reports them
-      or else the peers.
+    * ``git_revision``: of the driver's code; None if that is no checkout.
+    * ``code``: fingerprint of the user's code and data; None if there is neither.
+    * ``versions``: ``name version`` of the important packages, as reported by the supervisor, or
+      else by the peers.
     * ``hardware``: of the machines, from the same source; several are joined.
     * ``started``, ``ended``: UTC time of the supervisor's first and last event. ``ended`` is None
       until the replicate has ended.
     """
 
-    columns: ClassVar[tuple[str, ...]] = (
-        "git_revision",
-        "code",
-        "versions",
-        "hardware",
-        "started",
-        "ended",
+    columns: ClassVar[tuple[Column, ...]] = in_group(
+        "provenance",
+        Column(
+            "git_revision",
+            "Revision of rayhive's code",
+            type="text",
+            fold=Common(),
+            in_table=False,
+        ),
+        Column(
+            "code",
+            "Fingerprint of the user's code and data",
+            type="text",
+            fold=Common(),
+            tells_apart=True,
+            in_table=False,
+        ),
+        Column(
+            "versions",
+            "Versions of the important packages",
+            type="text",
+            fold=Common(),
+            in_table=False,
+        ),
+        Column(
+            "hardware",
+            "Machines of the run",
+            type="text",
+            fold=Common(),
+            in_table=False,
+        ),
+        Column(
+            "started",
+            "Start of the first replicate (UTC)",
+            type="text",
+            fold=Extreme(min, failed=True),
+            in_table=False,
+        ),
+        Column(
+            "ended",
+            "End of the last replicate (UTC)",
+            type="text",
+            fold=Extreme(max, failed=True),
+            in_table=False,
+        ),
     )
 
     def compute(self, timeline: Timeline) -> Row:

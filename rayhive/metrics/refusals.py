@@ -1,27 +1,30 @@
-"""Refusals: what the outlier filter kept out of the averages, and whose it was."""
+"""Refusals: tensors that the outlier filter kept out of the averages."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from rayhive.columns import Column, Row, in_group
 from rayhive.events import Event
-from rayhive.metrics.group import MetricGroup, Row
+from rayhive.metrics.cell_text import counts_text
+from rayhive.metrics.folds import AddedCounts, Total
+from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
 
 
 @dataclass(frozen=True)
 class RefusedTensors:
-    """What one peer sent in one round, and its group refused.
+    """Tensors of one peer that its group refused in one round.
 
     Attributes:
-        offender: Name of the peer, or its peer_id if it is none of the replicate's.
-        round: The round.
+        offender: Name of the peer that sent them; its peer_id if no event names it.
+        round: Number of the round.
         tensors: ``gradients``, ``parameters`` or ``state``.
-        reason: Why, as the first peer that said so told it.
-        t: When that peer said so [s].
+        reason: Reason given in the first ``rejected`` event.
+        t: Unix time of that event [s].
     """
 
     offender: str
@@ -32,19 +35,33 @@ class RefusedTensors:
 
 
 class Refusals(MetricGroup):
-    """Columns of what was refused. None where training never started.
+    """Columns of the refusals. None if training never started.
 
-    * ``rejected``: distinct (peer, round, kind of tensors) of which any peer reported a
-      ``rejected`` event: every member of a group reports the same refusal, which counts once.
-    * ``rejected_peers``: the same by peer, for example ``peer-2 153``. None if nothing was refused.
+    * ``rejected``: distinct (peer, round, kind of tensors) in ``rejected`` events. Every member of
+      a group reports the same refusal, which counts once.
+    * ``rejected_peers``: the same by peer, for example ``peer-2 153``. None without a refusal.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("rejected", "rejected_peers")
+    columns: ClassVar[tuple[Column, ...]] = in_group(
+        "communication",
+        Column(
+            "rejected",
+            "Refused gradients, parameters and states",
+            type="count",
+            fold=Total(),
+        ),
+        Column(
+            "rejected_peers",
+            "Peers that sent them, with counts",
+            type="text",
+            fold=AddedCounts(),
+        ),
+    )
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
         if timeline.first("training_started") is None:
-            return dict.fromkeys(self.columns)
+            return dict.fromkeys(self.names("replicate"))
         found = refusals(timeline.events)
         counts = Counter(item.offender for item in found)
         return {"rejected": len(found), "rejected_peers": counts_text(counts)}
@@ -55,13 +72,13 @@ def refusals(events: Iterable[Event]) -> list[RefusedTensors]:
     events = list(events)
     names = peer_names(events)
     found: dict[tuple[str, int, str], RefusedTensors] = {}
-    told = (event for event in events if event["kind"] == "rejected")
-    for event in sorted(told, key=lambda event: float(event["t"])):
+    reported = (event for event in events if event["kind"] == "rejected")
+    for event in sorted(reported, key=lambda event: float(event["t"])):
         offender, round_ = event.get("offender"), event.get("round")
         if offender is None or round_ is None:
             continue
         name = names.get(str(offender), str(offender))
-        # logs of earlier versions do not say what was refused
+        # logs of earlier versions lack the kind of tensors
         tensors = event.get("tensors") or "gradients"
         item = RefusedTensors(name, round_, tensors, event.get("reason") or "unknown", event["t"])
         found.setdefault((name, round_, tensors), item)
@@ -69,22 +86,6 @@ def refusals(events: Iterable[Event]) -> list[RefusedTensors]:
 
 
 def peer_names(events: Iterable[Event]) -> dict[str, str]:
-    """Return the names of peers by their peer_id."""
+    """Return the name of each peer by its peer_id."""
     ready = (event for event in events if event["kind"] == "dht_ready" and event["peer"])
     return {str(event.get("peer_id")): str(event["peer"]) for event in ready}
-
-
-def counts_text(counts: Mapping[str, int]) -> str | None:
-    """Return counts as a text that :func:`add_counts` reads back, the largest first."""
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {count}" for name, count in ordered) or None
-
-
-def add_counts(texts: Iterable[str]) -> str | None:
-    """Return the sums of counts over several texts."""
-    total: Counter[str] = Counter()
-    for text in texts:
-        for item in text.split(", "):
-            name, _, count = item.rpartition(" ")
-            total[name] += int(count)
-    return counts_text(total)

@@ -1,4 +1,4 @@
-"""The seconds of one life by class, cut at the transitions from one round to the next."""
+"""Seconds of one incarnation by class, from one transition to the next."""
 
 from __future__ import annotations
 
@@ -22,66 +22,79 @@ EVALUATION = "evaluation_s"
 Part = tuple[str, float]
 
 
-def life_time(
-    timeline: Timeline, life: Incarnation, stops: Mapping[str, Sequence[Window]], window: Window
+def incarnation_time(
+    timeline: Timeline,
+    incarnation: Incarnation,
+    stops: Mapping[str, Sequence[Window]],
+    window: Window,
 ) -> dict[str, float]:
-    """Return the seconds of each class in a window of a slot to which one life belongs.
+    """Return the seconds of each class in the window of a replica that one incarnation fills.
 
     Args:
         timeline: The replicate.
-        life: The life; after its end the slot is down, or waits for the others' end.
-        stops: When lives were stopped by a fault.
-        window: Unix times [s].
+        incarnation: The incarnation. After its end the replica is down, or waits for the other
+            peers to finish.
+        stops: Peer to the windows during which a fault stopped it.
+        window: Begin and end [s, Unix time].
 
     Returns:
         Class -> seconds; they add up to the window.
     """
-    return _LifeTime(timeline, life, stops.get(life.name, ()), window).spent
+    return _TimeAccount(timeline, incarnation, stops.get(incarnation.name, ()), window).spent
 
 
-class _LifeTime:
-    """Goes through a life from event to event; whatever no event explains is the rest's."""
+class _TimeAccount:
+    """Division of a window into classes, from event to event.
+
+    Time that no event explains belongs to a class that depends on the surrounding events.
+    """
 
     def __init__(
-        self, timeline: Timeline, life: Incarnation, stops: Sequence[Window], window: Window
+        self,
+        timeline: Timeline,
+        incarnation: Incarnation,
+        stops: Sequence[Window],
+        window: Window,
     ) -> None:
         self.spent: dict[str, float] = defaultdict(float)
-        self._timeline, self._life, self._stops = timeline, life, stops
+        self._timeline, self._incarnation, self._stops = timeline, incarnation, stops
         self._delay = timeline.spec.configuration.delay
         self._at, until = window
-        self._end = until if life.ended is None else min(max(life.ended, self._at), until)
-        self._own = timeline.of_peer(life.name)
+        ended = incarnation.ended
+        self._end = until if ended is None else min(max(ended, self._at), until)
+        self._own = timeline.of_peer(incarnation.name)
         self._loads = self._of("state_loaded")
-        self._go()
+        self._training()
         self._end = until
-        self._fill(until, (), STALLED if life.end == "peer_finished" else DOWN)
+        self._fill(until, (), STALLED if incarnation.end == "peer_finished" else DOWN)
 
     def _of(self, kind: str) -> list[Event]:
         return [event for event in self._own if event["kind"] == kind]
 
-    def _go(self) -> None:
-        if self._life.started is None:
+    def _training(self) -> None:
+        """Account for the time until the end of the incarnation."""
+        start = self._incarnation.started
+        if start is None:
             self._fill(self._end, self._transfers(self._end), DOWN)
             return
-        late = self._life.joined(self._timeline.spec.swarm.peers)
-        start = self._life.started
+        late = self._incarnation.joined(self._timeline.spec.swarm.peers)
         self._fill(start, self._transfers(start), DOWN if late else STALLED)
         rounds = {event["round"]: event for event in self._of("round")}
         states = {event["round"]: event for event in self._of("state_round")}
         clock = 0.0
         for step in self._of("transition"):
             number = step["round"]
-            self._cycle(step, step["clock_s"] - clock, rounds.get(number), states.get(number))
+            self._between(step, step["clock_s"] - clock, rounds.get(number), states.get(number))
             clock = step["clock_s"]
         self._tail(clock)
 
-    def _cycle(
+    def _between(
         self, step: Event, clock_s: float, round_: Event | None, state: Event | None
     ) -> None:
         """Account for the time from the previous transition to this one."""
         parts = self._known(step["t"], clock_s)
         explained = sum(seconds for name, seconds in parts if name != TRANSFER)
-        if round_ is not None and self._delay != "gradients":  # there it is in the background
+        if round_ is not None and self._delay != "gradients":  # not in the background
             parts += _waits(round_)
         parts += self._update(step.get("update_s") or 0.0, state)
         work, rest = PRODUCTIVE, STALLED if self._delay == "none" else AVERAGING
@@ -90,9 +103,9 @@ class _LifeTime:
         accumulating = None if round_ is None else round_.get("accumulating_s")
         loads = self._within(self._loads, step["t"])
         if loads:
-            # what was computed before the state was loaded is thrown away, unless it was kept
+            # samples from before the load are discarded, unless all loads kept them
             rest = work if all(load.get("kept") for load in loads) else RETRY
-            explained = 0.0  # it accumulates anew since
+            explained = 0.0  # accumulation began again with the load
         elif accumulating is None:
             rest = work
         if accumulating is not None and round_ is not None:
@@ -101,11 +114,11 @@ class _LifeTime:
         self._fill(step["t"], parts, rest)
 
     def _tail(self, clock: float) -> None:
-        """Account for the time from the last transition to the end of the life."""
-        end, own = self._life.end, self._own
+        """Account for the time from the last transition to the end of the incarnation."""
+        end, own = self._incarnation.end, self._own
         last = next((event for event in reversed(own) if event["kind"] == end), None)
         parts = self._known(self._end, None)
-        rest = PRODUCTIVE  # on its way into a round
+        rest = PRODUCTIVE  # pending samples
         if end == "peer_finished" and last is not None:
             parts = self._known(self._end, last["clock_s"] - clock)
         elif end == "left" and last is not None:
@@ -114,13 +127,13 @@ class _LifeTime:
             if lost:
                 parts.append((RETRY, work * lost / (kept + lost)))
             elif not kept:
-                rest = STALLED  # it says goodbye
+                rest = STALLED  # time of the departure itself
         elif end is not None:
             rest = RETRY
         self._fill(self._end, parts, rest)
 
     def _known(self, moment: float, clock_s: float | None) -> list[Part]:
-        """Return what is known of the time up to a moment, whatever the round came to."""
+        """Return the parts of the time up to a moment that do not depend on the round's outcome."""
         moment = self._clamp(moment)
         parts = [(STALLED, overlap((self._at, moment), self._stops))]
         if clock_s is not None:
@@ -148,7 +161,7 @@ class _LifeTime:
         return min(max(moment, self._at), self._end)
 
     def _fill(self, moment: float, parts: Iterable[Part], rest: str) -> None:
-        """Give the time up to a moment to the parts, as far as it lasts, and to the rest."""
+        """Divide the time up to a moment among the parts in order; the remainder is ``rest``."""
         moment = self._clamp(moment)
         left = moment - self._at
         for name, seconds in parts:
@@ -160,10 +173,10 @@ class _LifeTime:
 
 
 def _waits(event: Event) -> list[Part]:
-    """Return what a ``round`` or ``state_round`` says of the time that it was waited for."""
+    """Return the waiting time of a ``round`` or ``state_round`` by class."""
     averaging = event.get("averaging_s") or 0.0
     if event["outcome"] not in ("averaged", "partial"):
-        return [(RETRY, averaging)]  # it failed, or nobody came: nothing, then
+        return [(RETRY, averaging)]  # failed; 0 s if no group formed
     matching = event.get("matchmaking_s") or 0.0
     waited = max(event.get("waited_s") or averaging + matching, matching)
     again = max(0.0, waited - matching - averaging) if event.get("retries") else 0.0

@@ -1,4 +1,4 @@
-"""Means with intervals, and percentiles."""
+"""Means with intervals, and percentiles of complete and of censored values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean of ``n`` values and, from two values on, its 95 % interval."""
+    """Mean of ``n`` values and, for two values and more, its 95 % interval."""
 
     mean: float
     low: float | None
@@ -24,16 +24,19 @@ class Estimate:
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Return the mean with Student's t-interval, ``mean ± t(0.975, n - 1) · s / √n``.
 
-    ``s`` is the sample standard deviation. One value has no interval; none has no mean. The
-    order of the values does not matter, not even in the last bit.
+    ``s`` is the sample standard deviation. A single value has no interval. The order of the values
+    has no influence, not even on the last bit.
 
     Args:
         values: Independent finite measurements.
+
+    Returns:
+        The estimate; None of no values.
     """
     if not values:
         return None
     n = len(values)
-    if min(values) == max(values):  # exactly, where rounding in a sum could lose a bit
+    if min(values) == max(values):  # exact; a sum could lose a bit
         same = float(values[0])
         return Estimate(same, same if n > 1 else None, same if n > 1 else None, n)
     mean = fmean(values)
@@ -51,7 +54,7 @@ def _t_quantile(probability: float, degrees: int) -> float:
 def percentile(values: Sequence[float], percent: float) -> float | None:
     """Return a percentile by linear interpolation between the two nearest ranks.
 
-    The value at rank ``percent / 100 · (n - 1)`` of the sorted values, ranks from 0; None of
+    It is the value at rank ``percent / 100 · (n - 1)`` of the sorted values, ranks from 0; None of
     no values.
     """
     if not values:
@@ -66,7 +69,7 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
 
 @dataclass(frozen=True)
 class Time:
-    """A time until something was seen [s]; if ``censored``, it was not, and took longer."""
+    """Time until an event [s]; if ``censored``, a lower bound, since the event was not seen."""
 
     seconds: float
     censored: bool = False
@@ -75,12 +78,18 @@ class Time:
 def censored_percentile(times: Sequence[Time], percent: float) -> Time | None:
     """Return a percentile of times of which some are censored; None of no times.
 
-    It is taken twice, with every censored time as short as it can be (what was seen of it) and as
-    long (infinite). Where both agree, the percentile is known; else it is censored, and at least
-    the first.
+    The percentile is computed twice, with every censored time at its lower bound and at infinity.
+    If both agree, the percentile is known. Otherwise the result is censored, and its lower bound
+    is the first of the two.
     """
     low = percentile([time.seconds for time in times], percent)
     if low is None:
         return None
     high = percentile([math.inf if time.censored else time.seconds for time in times], percent)
     return Time(low, censored=low != high)
+
+
+def known_percentile(times: Sequence[Time], percent: float) -> float | None:
+    """Return a percentile [s]; None if it depends on the length of a censored time."""
+    found = censored_percentile(times, percent)
+    return None if found is None or found.censored else found.seconds

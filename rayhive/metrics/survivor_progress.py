@@ -1,4 +1,4 @@
-"""Progress of a fault's survivors: their rounds without its targets, and how long they stalled."""
+"""Progress of a fault's survivors: their rounds without its targets, and their longest stall."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rayhive.metrics.live_capacity import Capacity, fault_windows, overlap
 from rayhive.metrics.stats import Time
 from rayhive.metrics.timeline import Timeline
 
-#: Effects of faults after which the others' groups lack the targets.
+#: Effects of faults that remove the targets from the survivors' groups.
 AWAY = APART | {"gone"}
 
 
 @dataclass(frozen=True)
-class Strike:
-    """A fault as its survivors meet it.
+class ActiveFault:
+    """A fault from the view of its survivors.
 
     Attributes:
-        fired: When it took effect [s, Unix time].
-        healed: When it was healed; None if it was not.
-        effect: Its effect, of :data:`rayhive.faults.kind.Effect`.
-        targets: Names of the peers that it was about.
+        fired: Time at which it took effect [s, Unix time].
+        healed: Time at which it was healed; None if it was not.
+        effect: Effect of its kind, one of :data:`rayhive.faults.kind.Effect`.
+        targets: Names of the target peers.
     """
 
     fired: float
@@ -32,13 +32,13 @@ class Strike:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A round that a survivor applied after a fault.
+class AppliedRound:
+    """Round that a survivor applied after a fault.
 
     Attributes:
-        peer: Its name.
-        round: The round.
-        moment: When it was reported [s, Unix time].
+        peer: Name of the survivor.
+        round: Number of the round.
+        moment: Time of its report [s, Unix time].
         counts: Whether it is progress without the targets.
     """
 
@@ -48,8 +48,8 @@ class Step:
     counts: bool
 
 
-class Groups:
-    """Membership of every averaging group, as its members recorded it.
+class GroupMembership:
+    """Members of every averaging group, as the members recorded them.
 
     Args:
         timeline: The replicate.
@@ -62,11 +62,12 @@ class Groups:
         self._by_round = timeline.by_round(kind)
         self._own = {(event["peer"], event["round"]): event for event in timeline.of(kind)}
 
-    def held(self, peer: str, round_: int, targets: frozenset[str]) -> bool:
-        """Return whether a peer's group of a round held one of the targets.
+    def contains(self, peer: str, round_: int, targets: frozenset[str]) -> bool:
+        """Return whether a peer's group of a round contained one of the targets.
 
-        Logs from before ``round`` had ``group`` give only its size. There a group held a target if
-        it was larger than the number of other peers that report the same round with that size.
+        Logs of earlier versions record only the size of the group. Then a target is assumed to be
+        in a group that is larger than the number of non-targets which report the same round with
+        that size.
         """
         own = self._own.get((peer, round_))
         if own is None or own["outcome"] not in GROUPED:
@@ -74,51 +75,52 @@ class Groups:
         if own.get("group") is not None:
             return any(self._ids.get(name) in own["group"] for name in targets)
         size = own.get("group_size") or 0
-        others = {
+        reporting = {
             event["peer"]
             for event in self._by_round[round_]
             if event["outcome"] in GROUPED and event.get("group_size") == size
         }
-        return bool(size > len(others - targets))
+        return bool(size > len(reporting - targets))
 
 
-class Progress:
-    """Rounds that peers applied.
+class SurvivorProgress:
+    """Rounds that survivors applied.
 
     Args:
         timeline: The replicate.
-        capacity: When its peers were there.
+        capacity: Live peers of the replicate over time.
     """
 
     def __init__(self, timeline: Timeline, capacity: Capacity) -> None:
         local = timeline.spec.swarm.use_local_updates
-        self._told = timeline.of("transition" if local else "round")
-        applied = [event for event in self._told if local or timeline.applied(event)]
+        self._reported = timeline.of("transition" if local else "round")
+        applied = [event for event in self._reported if local or timeline.applied(event)]
         self._applied = sorted(applied, key=lambda event: (event["t"], event["peer"]))
-        self._groups, self._capacity = Groups(timeline), capacity
-        self._apart, self._lives = fault_windows(timeline, APART), timeline.lives
+        self._groups, self._capacity = GroupMembership(timeline), capacity
+        self._apart = fault_windows(timeline, APART)
+        self._incarnations = timeline.incarnations
         self._end = 0.0 if timeline.span is None else timeline.span[1]
 
-    def survivors(self, strike: Strike) -> frozenset[str]:
-        """Return the peers that trained then and are no targets; all that did, if all are."""
-        present = self._capacity.present(strike.fired)
-        return present - strike.targets or present
+    def survivors(self, fault: ActiveFault) -> frozenset[str]:
+        """Return the peers that trained then and are no targets; if all are targets, all peers."""
+        present = self._capacity.present(fault.fired)
+        return present - fault.targets or present
 
-    def steps(self, strike: Strike) -> list[Step]:
+    def rounds(self, fault: ActiveFault) -> list[AppliedRound]:
         """Return the rounds that survivors applied after a fault, in order of time.
 
-        A round counts as progress if the survivor's group held none of the targets. Once a target
-        that was stopped or cut off is healed, every round counts. Of a fault that leaves its
-        targets in the groups (effect ``none``), and where all peers are targets, a round counts
-        that is after the last one that a target had reported when the fault fired.
+        A round counts as progress if the survivor's group contained none of the targets. Once a
+        stopped or cut-off target is healed, every round counts. If the fault leaves its targets in
+        the groups (effect ``none``), or all peers are targets, a round counts that is later than
+        the last round which a target had reported when the fault fired.
         """
-        survivors = self.survivors(strike)
-        missing = strike.effect in AWAY and survivors.isdisjoint(strike.targets)
+        survivors = self.survivors(fault)
+        missing = fault.effect in AWAY and survivors.isdisjoint(fault.targets)
         last = max(
             (
                 event["round"]
-                for event in self._told
-                if event["peer"] in strike.targets and event["t"] <= strike.fired
+                for event in self._reported
+                if event["peer"] in fault.targets and event["t"] <= fault.fired
             ),
             default=0,
         )
@@ -126,28 +128,29 @@ class Progress:
         def counts(event: Event) -> bool:
             if not missing:
                 return bool(event["round"] > last)
-            if strike.effect in APART and event["t"] > (strike.healed or self._end):
+            if fault.effect in APART and event["t"] > (fault.healed or self._end):
                 return True
-            return not self._groups.held(event["peer"], event["round"], strike.targets)
+            return not self._groups.contains(event["peer"], event["round"], fault.targets)
 
         return [
-            Step(event["peer"], event["round"], event["t"], counts(event))
+            AppliedRound(event["peer"], event["round"], event["t"], counts(event))
             for event in self._applied
-            if event["t"] > strike.fired and event["peer"] in survivors
+            if event["t"] > fault.fired and event["peer"] in survivors
         ]
 
-    def stall(self, strike: Strike) -> Time | None:
-        """Return the longest time that a survivor went without a round.
+    def stall(self, fault: ActiveFault) -> Time | None:
+        """Return the longest time that a survivor went without a round [s].
 
-        Looked at is, of each survivor, the time from the fault until it has made progress without
-        the targets and, if the fault was healed, until its first round after that. A survivor that
-        another fault stopped or cut off meanwhile, or that was lost before it made progress, says
-        nothing. None if none says anything; censored if one had not got there by the end.
+        The time of each survivor begins with the fault and lasts until its first progress without
+        the targets and, if the fault was healed, until its first round after the heal. A survivor
+        is left out if another fault stopped it or cut it off meanwhile, or if it was lost before
+        its first progress. None if no survivor remains; censored if one had not reached the end of
+        its time when training ended.
         """
-        steps = self.steps(strike)
+        rounds = self.rounds(fault)
         found = [
-            self._stall(strike, [step for step in steps if step.peer == name], name)
-            for name in self.survivors(strike)
+            self._stall(fault, [item for item in rounds if item.peer == name], name)
+            for name in self.survivors(fault)
         ]
         stalls = [stall for stall in found if stall is not None]
         if not stalls:
@@ -155,22 +158,22 @@ class Progress:
         longest = max(stall.seconds for stall in stalls)
         return Time(longest, any(stall.censored for stall in stalls))
 
-    def _stall(self, strike: Strike, steps: list[Step], name: str) -> Time | None:
-        life = self._lives[name]
-        end = self._end if life.ended is None else min(life.ended, self._end)
-        shown = next((step.moment for step in steps if step.counts), None)
-        until = end if shown is None else max(shown, strike.healed or shown)
-        moments, ended = [strike.fired], False
-        for step in steps:
-            moments.append(step.moment)
-            if step.moment >= until:
+    def _stall(self, fault: ActiveFault, rounds: list[AppliedRound], name: str) -> Time | None:
+        survivor = self._incarnations[name]
+        end = self._end if survivor.ended is None else min(survivor.ended, self._end)
+        shown = next((item.moment for item in rounds if item.counts), None)
+        until = end if shown is None else max(shown, fault.healed or shown)
+        moments, ended = [fault.fired], False
+        for item in rounds:
+            moments.append(item.moment)
+            if item.moment >= until:
                 ended = True
                 break
         if not ended:
             moments.append(max(end, moments[-1]))
-        if overlap((strike.fired, moments[-1]), self._apart.get(name, ())) > 0:
+        if overlap((fault.fired, moments[-1]), self._apart.get(name, ())) > 0:
             return None
-        if not ended and life.end not in (None, "peer_finished"):
+        if not ended and survivor.end not in (None, "peer_finished"):
             return None
         gaps = [after - before for before, after in pairwise(moments)]
         longest = max(gaps)

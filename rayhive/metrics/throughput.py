@@ -1,10 +1,12 @@
-"""How much training was done in the time."""
+"""Throughput: samples and rounds per time."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
-from rayhive.metrics.group import MetricGroup, Row, ratio
+from rayhive.columns import Column, Row, in_group
+from rayhive.metrics.folds import Mean
+from rayhive.metrics.group import MetricGroup, number, ratio
 from rayhive.metrics.live_capacity import live_share
 from rayhive.metrics.stats import percentile
 from rayhive.metrics.timeline import Timeline
@@ -17,29 +19,63 @@ class Throughput(MetricGroup):
 
     * ``samples_per_s`` [1/s]: committed samples of the swarm / its training clock at the end.
     * ``round_p50_s``, ``round_p95_s`` [s]: percentiles of the time from one transition to the
-      next, of all peers together: computing, waiting, averaging and stepping. Each peer's first
-      is left out: the group has yet to form and the code to warm up, and a run is as long as its
-      budget, so its share is arbitrary.
+      next, over all peers together: computing, waiting, averaging and stepping. The first of each
+      peer is left out: it includes the formation of the first group and the warm-up of code, and
+      its weight would depend on the length of the run.
     * ``goodput``: committed / computed samples.
-    * ``retention``: ``samples_per_s`` / that of the no-fault twin (:mod:`rayhive.metrics.twins`);
-      None without a twin.
+    * ``retention``: ``samples_per_s`` / that of the no-fault twin; None without a twin.
     * ``retention_normalised``: ``retention`` / ``live_share``.
-
-    Of a replicate only:
-
-    * ``live_share``: peers that there were, on average over the training, / peers that began
+    * ``live_share``: mean number of peers during the training / number that began
       (:func:`rayhive.metrics.live_capacity.live_share`).
     """
 
-    columns: ClassVar[tuple[str, ...]] = (
-        "samples_per_s",
-        "round_p50_s",
-        "round_p95_s",
-        "goodput",
-        "retention",
-        "retention_normalised",
+    columns: ClassVar[tuple[Column, ...]] = (
+        *in_group(
+            "throughput",
+            Column(
+                "samples_per_s",
+                "Committed samples per second of training time",
+                "1/s",
+                better="maximize",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "round_p50_s",
+                "Median overhead-inclusive time of the global step",
+                "s",
+                better="minimize",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "round_p95_s",
+                "95th percentile of the same",
+                "s",
+                better="minimize",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "goodput",
+                "Committed samples / computed samples",
+                better="maximize",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "retention",
+                "samples_per_s / the twin's",
+                better="maximize",
+                stage="twin",
+                fold=Mean(interval=True),
+            ),
+            Column(
+                "retention_normalised",
+                "retention / live share of peers",
+                better="maximize",
+                stage="twin",
+                fold=Mean(interval=True),
+            ),
+        ),
+        Column("live_share", "Mean number of peers / number that began", fold=Mean()),
     )
-    replicate_columns: ClassVar[tuple[str, ...]] = ("live_share",)
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
@@ -51,7 +87,13 @@ class Throughput(MetricGroup):
             "round_p50_s": percentile(seconds, 50),
             "round_p95_s": percentile(seconds, 95),
             "goodput": ratio(committed, timeline.computed),
-            "retention": None,
-            "retention_normalised": None,
             "live_share": live_share(timeline),
+        }
+
+    def compare(self, row: Row, twin: Row) -> Row:
+        """Return the columns that compare a replicate with its twin."""
+        retention = ratio(number(row, "samples_per_s"), number(twin, "samples_per_s"))
+        return {
+            "retention": retention,
+            "retention_normalised": ratio(retention, number(row, "live_share")),
         }

@@ -1,4 +1,4 @@
-"""Whether the replicas stayed the same."""
+"""Agreement of the replicas' weights."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import math
 from itertools import combinations
 from typing import ClassVar
 
-from rayhive.metrics.group import MetricGroup, Row
+from rayhive.columns import Column, Row, in_group
+from rayhive.metrics.folds import Extreme
+from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
 
 
 class Weights(MetricGroup):
-    """The column from the fingerprints that every peer takes of its weights after a round.
+    """Column from the fingerprints of the weights that every peer takes after a round.
 
     * ``weights_distance_max``: the largest relative distance between two peers after the same
       round, ``‖sketch_a - sketch_b‖ / max(‖a‖, ‖b‖)``, over all pairs and rounds. A count-sketch
-      (Charikar, Chen and Farach-Colton, 2002) is linear and its squared norm is an unbiased
-      estimate of the squared norm of what was sketched, here of the difference of the weights.
-      0 means bit-equal sketches. Weights that are not finite are left out: the replicate's state
-      says ``diverged``. None without two peers to compare.
+      (Charikar, Chen and Farach-Colton, 2002) is linear, and its squared norm is an unbiased
+      estimate of the squared norm of the sketched vector, here the difference of the weights. 0
+      means bit-equal sketches. Weights that are not finite are left out; the replicate's state is
+      ``diverged`` then. None without two peers to compare.
     """
 
-    columns: ClassVar[tuple[str, ...]] = ("weights_distance_max",)
+    columns: ClassVar[tuple[Column, ...]] = in_group(
+        "communication",
+        Column(
+            "weights_distance_max",
+            "Largest relative distance between replicas after a round",
+            fold=Extreme(max),
+        ),
+    )
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's column of one replicate."""

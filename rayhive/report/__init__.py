@@ -1,9 +1,12 @@
-"""The report: from a run folder to its results table, rebuilt from events alone.
+"""Report: from a run folder to its results table, computed from the events alone.
 
-:mod:`~rayhive.report.results` reads a folder, :mod:`~rayhive.report.frames` makes data frames and
-Parquet of it, :mod:`~rayhive.report.table_model` decides what a reader sees,
-:mod:`~rayhive.report.formats` writes it, :mod:`~rayhive.report.render` puts them together.
-Nothing heavy is imported here.
+* :mod:`~rayhive.report.results` reads a run folder.
+* :mod:`~rayhive.report.frames` turns results into data frames and Parquet files.
+* :mod:`~rayhive.report.table_model` and :mod:`~rayhive.report.table_notes` choose the contents of
+  the table, :mod:`~rayhive.report.formats` writes them.
+* :mod:`~rayhive.report.render` combines these for ``rayhive results``.
+
+Heavy packages are imported only when they are used.
 """
 
 from __future__ import annotations

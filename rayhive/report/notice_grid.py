@@ -1,4 +1,4 @@
-"""What a notice before preemption is worth: goodput against its length."""
+"""Goodput against the length of the notice before a preemption."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayhive.columns import Row
 from rayhive.errors import RayhiveError
-from rayhive.metrics.group import Row
 from rayhive.report.numbers import estimate_text
 from rayhive.report.results import load_results
 from rayhive.report.timeline_picture import import_plotly
 
-#: Scenarios that differ in the length of the notice alone, which their names end with [s].
+#: Names of the scenarios of the grid, which end with the length of the notice [s].
 SCENARIO = re.compile(r"preempt-notice-(\d+(?:\.\d+)?)s?")
 
 
@@ -22,14 +22,14 @@ class GridPoint:
     """Goodput of one configuration with one length of notice.
 
     Attributes:
-        configuration: The configuration.
+        configuration: Name of the configuration.
         notice_s: Length of the notice [s].
-        n: Replicates.
+        n: Number of replicates that finished.
         goodput: Committed / computed samples, the mean over the replicates.
-        low: Lower end of its 95 % interval; None with one replicate.
+        low: Lower end of its 95 % interval; None without one.
         high: Upper end.
         retention: Capacity-normalised retention, the mean; None without twins.
-        samples_lost: Samples lost in all replicates together.
+        samples_lost: Lost samples of all replicates together.
     """
 
     configuration: str
@@ -43,15 +43,15 @@ class GridPoint:
 
 
 def notice_grid(folder: str | Path) -> list[GridPoint]:
-    """Return the grid of a run folder, by configuration and length of notice.
+    """Return the grid of a run folder, sorted by configuration and length of notice.
 
     Raises:
         ConfigError: ``folder`` is no run folder.
-        RayhiveError: No replicate of a scenario ``preempt-notice-SECONDS`` finished in it.
+        RayhiveError: It has no finished replicate of a scenario ``preempt-notice-SECONDS``.
     """
     points = [point for row in load_results(folder).folded if (point := _point(row)) is not None]
     if not points:
-        raise RayhiveError(f"{folder}: no scenario preempt-notice-SECONDS has finished here")
+        raise RayhiveError(f"{folder}: no replicate of a preempt-notice-SECONDS scenario finished")
     return sorted(points, key=lambda point: (point.configuration, point.notice_s))
 
 
@@ -91,7 +91,7 @@ def notice_lines(points: Iterable[GridPoint]) -> list[str]:
 
 
 def notice_html(points: Iterable[GridPoint]) -> str:
-    """Return the grid as one HTML page: goodput with its interval against the notice.
+    """Return the grid as one HTML page: goodput and its interval against the notice.
 
     Raises:
         RayhiveError: plotly is not installed.
@@ -100,16 +100,16 @@ def notice_html(points: Iterable[GridPoint]) -> str:
     points = list(points)
     figure = graph.Figure()
     for name in dict.fromkeys(point.configuration for point in points):
-        mine = [point for point in points if point.configuration == name]
+        curve = [point for point in points if point.configuration == name]
         figure.add_trace(
             graph.Scatter(
-                x=[point.notice_s for point in mine],
-                y=[point.goodput for point in mine],
+                x=[point.notice_s for point in curve],
+                y=[point.goodput for point in curve],
                 error_y={
                     "type": "data",
                     "symmetric": False,
-                    "array": [_arm(point.high, point.goodput) for point in mine],
-                    "arrayminus": [_arm(point.goodput, point.low) for point in mine],
+                    "array": [_arm(point.high, point.goodput) for point in curve],
+                    "arrayminus": [_arm(point.goodput, point.low) for point in curve],
                 },
                 name=name,
                 mode="lines+markers",

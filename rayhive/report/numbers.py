@@ -1,17 +1,17 @@
-"""Numbers for readers: as many digits as mean something, and never a cut one."""
+"""Numbers for readers, rounded to their significant digits."""
 
 from __future__ import annotations
 
 import math
 
-#: Significant digits of a number that has no interval to say how many count.
+#: Significant digits of a number without an interval.
 SIGNIFICANT = 4
-#: Smaller numbers are written with an exponent.
+#: Absolute value below which a number is written with an exponent.
 SMALL = 1e-3
 
 
 def number_text(value: float) -> str:
-    """Return a number on its own: whole numbers in full, others with four significant digits."""
+    """Return a number: whole numbers in full, other numbers with four significant digits."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -23,13 +23,13 @@ def number_text(value: float) -> str:
 
 
 def estimate_text(mean: float, half: float | None) -> str:
-    """Return ``mean ± half`` to two significant digits of the half-width.
+    """Return ``mean ± half`` with two significant digits of the half-width.
 
-    An interval without width belongs to an exact quantity; the number stands alone.
+    An exact quantity, whose interval has no width, is printed without ``± half``.
     """
     if half is None or half == 0 or not math.isfinite(half):
         return number_text(mean)
-    half = float(f"{half:.1e}")  # round first: 0.0996 has two digits as 0.10
+    half = float(f"{half:.1e}")  # round before counting digits: 0.0996 becomes 0.10
     scale = max(abs(mean), half)
     if scale < SMALL:
         exponent = _exponent(scale)

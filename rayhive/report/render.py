@@ -1,4 +1,4 @@
-"""``rayhive results``: the table of a run folder as text."""
+"""Results table of a run folder as text, in any of the output formats."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 
-from rayhive.columns import CONFIGURATION
+from rayhive.columns import Row, Value, group_columns
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.metrics.aggregate import is_censored
-from rayhive.metrics.group import Row, Value
 from rayhive.report.formats import FORMATS
-from rayhive.report.frames import configuration_columns
+from rayhive.report.frames import configuration_types
 from rayhive.report.results import Results, load_results
-from rayhive.report.table_model import damage_note
-
-#: Columns that rows can be grouped by.
-BY: tuple[str, ...] = tuple(column.name for column in CONFIGURATION)
+from rayhive.report.table_notes import damage_note
 
 
 def results_text(
@@ -34,16 +30,16 @@ def results_text(
         folder: The run folder.
         format: ``table``, ``md``, ``csv``, ``json`` or ``latex``.
         by: Configuration columns; replicates that agree in these make one row, whatever their
-            other settings. Scenario, workload, peers and link always tell rows apart.
-        sort: A column to sort by, with ``-`` in front for descending; empty cells come last. By
-            default rows stand in the order of trials.
+            other settings. Scenario, workload, code, peers and link always tell rows apart.
+        sort: Column to sort by, with ``-`` in front for descending; empty cells come last. By
+            default rows are in the order of trials.
         console_width: Width of the ``table`` in characters.
         color: Whether the ``table`` may use a terminal's bold.
-        complain: Called with each thing that is wrong with the run, where the format has no place
-            for notes.
+        complain: Called with a text for each damaged replicate, for formats without notes.
 
     Raises:
-        ConfigError: ``folder`` is no run, or a format or column is not known; all at once.
+        ConfigError: ``folder`` is no run folder, or the format or a column is unknown. All
+            problems are reported together.
     """
     problems = list(_problems(format, by, sort))
     results: Results | None = None
@@ -61,18 +57,21 @@ def results_text(
 
 
 def _problems(format: str, by: Sequence[str], sort: str | None) -> list[Problem]:
-    problems = [unknown("--by", name, BY) for name in by if name not in BY]
+    groups = [column.name for column in group_columns("configuration")]
+    problems = [unknown("--by", name, groups) for name in by if name not in groups]
     if format not in FORMATS:
         problems.append(unknown("--format", format, FORMATS))
-    if sort is not None and sort.removeprefix("-") not in configuration_columns():
-        problems.append(unknown("--sort", sort.removeprefix("-"), configuration_columns()))
+    columns = tuple(configuration_types())
+    if sort is not None and sort.removeprefix("-") not in columns:
+        problems.append(unknown("--sort", sort.removeprefix("-"), columns))
     return problems
 
 
 def sorted_rows(rows: Sequence[Row], sort: str) -> list[Row]:
-    """Return rows in the order of a column, ``-COLUMN`` for descending, empty cells last.
+    """Return rows sorted by a column, ``-COLUMN`` for descending.
 
-    Times to a target that not all replicates reached are lower bounds: they come behind the others.
+    Lower bounds, of rows in which not all replicates reached the target, come after the known
+    values. Empty cells come last.
     """
     name = sort.removeprefix("-")
     full = [row for row in rows if row[name] is not None]

@@ -1,4 +1,4 @@
-"""The results of a run folder, rebuilt from the events in it."""
+"""Results of a run folder, computed from its events."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 
-from rayhive.columns import Direction
+from rayhive.columns import Direction, Row
 from rayhive.errors import ConfigError, DamagedError, Problem, nearest
-from rayhive.metrics.aggregate import fold
-from rayhive.metrics.group import Row
+from rayhive.metrics.aggregate import fold, rank_rows
 from rayhive.metrics.rows import Attempt, read_attempts
 from rayhive.metrics.twins import rows_with_twins
-from rayhive.report.pareto import mark_front
-from rayhive.report.robustness import mark_robustness
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -25,14 +22,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Results:
-    """What came of a study.
+    """Results of a study.
 
     Attributes:
-        name: The study.
-        objectives: Column to direction; empty where the folder does not say.
-        rows: One row a replicate: its last finished attempt, or else its last.
+        name: Name of the study.
+        objectives: Column to direction; empty if the folder has no study.
+        rows: One row for each replicate: its last finished attempt, or else its last attempt.
         by: Configuration columns that make a row of the table; empty for all of them.
-        damaged: What is wrong with the replicates that could not be read, which have no row.
+        damaged: Error of each replicate that could not be read and therefore has no row.
     """
 
     name: str
@@ -43,22 +40,21 @@ class Results:
 
     @cached_property
     def folded(self) -> tuple[Row, ...]:
-        """One row a configuration and scenario, with ``pareto`` and the robustness columns."""
+        """One row for each configuration and scenario, with the columns that compare rows."""
         rows = fold(self.rows, self.by)
-        mark_front(rows, self.objectives)
-        mark_robustness(rows, self.objectives, self.by)
+        rank_rows(rows, self.objectives, self.by)
         return tuple(rows)
 
     @cached_property
     def replicates(self) -> DataFrame:
-        """``rows`` as a data frame: what ``trials.parquet`` holds."""
+        """``rows`` as a data frame, the content of ``trials.parquet``."""
         from rayhive.report.frames import replicate_frame
 
         return replicate_frame(self.rows)
 
     @cached_property
     def configurations(self) -> DataFrame:
-        """``folded`` as a data frame: what ``configurations.parquet`` holds."""
+        """``folded`` as a data frame, the content of ``configurations.parquet``."""
         from rayhive.report.frames import configuration_frame
 
         return configuration_frame(self.folded)
@@ -67,17 +63,16 @@ class Results:
 def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
     """Read a run folder.
 
-    Read are ``sweep.yaml`` (for the name and the objectives) and the replicates' specs and events;
-    the Parquet files and ``provenance.json`` are for others. A replicate whose files are damaged is
-    named and left out.
+    The sources are ``sweep.yaml`` (name and objectives) and the replicates' specs and events, not
+    the Parquet files. A replicate with damaged files is left out and listed in ``damaged``.
 
     Args:
         folder: The run folder, or the folder of one replicate, such as a replay's.
         by: Configuration columns that make a row; by default all of them.
 
     Raises:
-        ConfigError: ``folder`` is neither.
-        DamagedError: Its study cannot be read.
+        ConfigError: ``folder`` is neither a run folder nor that of a replicate.
+        DamagedError: ``sweep.yaml`` cannot be read.
     """
     folder = Path(folder)
     if not _is_run(folder) and not _is_replicate(folder):
@@ -94,7 +89,7 @@ def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
 
 
 def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """Return one row a replicate, and what is wrong with those that have none."""
+    """Return one row for each replicate, and the errors of those that cannot be read."""
     best: dict[str, Attempt] = {}
     damaged: list[str] = []
     places = sorted((folder / "trials").glob("*/*/")) if _is_run(folder) else [folder]
@@ -136,7 +131,7 @@ def _is_replicate(folder: Path) -> bool:
 
 
 def _no_run(folder: Path) -> Problem:
-    """Say which runs there are nearby."""
+    """Return the error for a folder without a run; it lists the runs nearby."""
     places = (folder, folder.parent, Path("runs"))
     runs = {
         path.name: str(path)

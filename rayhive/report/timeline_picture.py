@@ -1,4 +1,4 @@
-"""One replicate as a picture: loss, throughput and every peer's rounds, faults shaded."""
+"""Timeline of one replicate as a picture: loss, throughput and rounds, with the faults shaded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rayhive.errors import RayhiveError
 from rayhive.events import Event
 from rayhive.metrics.fault_impact import impacts, rejoins
 from rayhive.metrics.incarnations import Incarnation
+from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.timeline import Timeline
-from rayhive.report.timeline_text import last_timeline, throughput
+from rayhive.report.timeline_text import throughput
 
-#: Windows in which throughput is drawn.
+#: Number of windows in the throughput curve.
 WINDOWS = 120
-#: What a slot was doing, with its colour; of a round, what came of it.
+#: Activity of a replica, or outcome of its round, to the colour of the bar.
 COLOURS: dict[str, str] = {
     "averaged": "#2a9d8f",
     "partial": "#e9c46a",
@@ -29,47 +30,48 @@ COLOURS: dict[str, str] = {
     "evaluating": "#dcdcdc",
 }
 _FAULT, _GREY = "#d62828", "#555555"
-#: Heights at which marks are named, so that those of one fault do not hide each other.
+#: Heights of the marks' names, different so that those of one fault do not overlap.
 _PLACES = {"detected": 0.72, "throughput back": 0.69, "back": 0.66}
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A stretch of a slot's time.
+    """Interval of a replica's time.
 
     Attributes:
-        slot: The slot.
-        what: A key of :data:`COLOURS`.
-        begin: When it begins [s since training started].
-        seconds: How long it lasts [s].
-        text: What the mouse is told.
+        replica: Name of the replica.
+        activity: Key of :data:`COLOURS`.
+        begin: Begin [s since training started].
+        seconds: Duration [s].
+        text: Text under the mouse pointer.
     """
 
-    slot: str
-    what: str
+    replica: str
+    activity: str
     begin: float
     seconds: float
     text: str
 
 
 def write_timeline_picture(folder: str | Path, path: str | Path) -> None:
-    """Write the picture of a replicate as one HTML file that needs nothing else.
+    """Write the picture of a replicate as one HTML file without external resources.
 
     Raises:
-        RayhiveError: plotly is not installed, the events cannot be read, or it never trained.
+        RayhiveError: plotly is not installed, the events cannot be read, or the replicate never
+            trained.
     """
     Path(path).write_text(timeline_html(last_timeline(folder)), encoding="utf-8")
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """Return the picture of a replicate as one HTML page, scripts included.
+    """Return the picture of a replicate as one HTML page that includes its scripts.
 
     Raises:
         RayhiveError: plotly is not installed, or the replicate never trained.
     """
     graph = import_plotly("graph_objects")
     if timeline.span is None:
-        raise RayhiveError("there is nothing to draw: the replicate never trained")
+        raise RayhiveError("no picture: the replicate never trained")
     figure = import_plotly("subplots").make_subplots(
         rows=3, shared_xaxes=True, vertical_spacing=0.04, row_heights=[0.3, 0.3, 0.4]
     )
@@ -96,7 +98,7 @@ def import_plotly(module: str) -> ModuleType:
     """Return a module of plotly.
 
     Raises:
-        RayhiveError: It is not installed.
+        RayhiveError: plotly is not installed.
     """
     import importlib
 
@@ -108,11 +110,11 @@ def import_plotly(module: str) -> ModuleType:
         ) from error
 
 
-# -- what is drawn -----------------------------------------------------------------------------
+# -- data --------------------------------------------------------------------------------------
 
 
 def loss_points(timeline: Timeline) -> dict[str, list[tuple[float, float]]]:
-    """Return (seconds, loss) of the peers' own batches by round, and of the evaluations."""
+    """Return points (seconds, loss) of the training batches by round, and of the evaluations."""
     assert timeline.span is not None
     began = timeline.span[0]
     trained = [
@@ -138,32 +140,33 @@ def _mean_point(
 
 
 def lanes(timeline: Timeline) -> list[Bar]:
-    """Return what every slot was doing, gaps being nothing: no peer in the slot."""
-    return [bar for life in timeline.lives.values() for bar in _lane(timeline, life)]
+    """Return the activities of every replica. Gaps are times without a process."""
+    return [bar for item in timeline.incarnations.values() for bar in _lane(timeline, item)]
 
 
-def _lane(timeline: Timeline, life: Incarnation) -> Iterator[Bar]:
+def _lane(timeline: Timeline, incarnation: Incarnation) -> Iterator[Bar]:
     assert timeline.span is not None
     began = timeline.span[0]
-    own = timeline.of_peer(life.name)
+    name, replica, spawned = incarnation.name, incarnation.replica, incarnation.spawned
+    own = timeline.of_peer(name)
     rounds = {event["round"]: event for event in own if event["kind"] == "round"}
-    started = life.ended if life.started is None else life.started
-    if life.spawned is not None and started is not None and started > began:
-        begin = max(life.spawned, began)
-        yield Bar(life.slot, "starting", begin - began, started - begin, f"{life.name} starts")
-    at, clock = life.started, 0.0
+    started = incarnation.ended if incarnation.started is None else incarnation.started
+    if spawned is not None and started is not None and started > began:
+        begin = max(spawned, began)
+        yield Bar(replica, "starting", begin - began, started - begin, f"{name} starts")
+    at, clock = incarnation.started, 0.0
     for event in own:
         if event["kind"] != "transition" or at is None:
             continue
         round_ = rounds.get(event["round"])
         paused = max(0.0, event["t"] - at - (event["clock_s"] - clock))
-        if paused > 0.01:  # evaluating comes first, right after the transition before
-            yield Bar(life.slot, "evaluating", at - began, paused, f"{life.name} evaluates")
-        what = "step" if round_ is None else round_["outcome"]
-        text = f"{life.name}, round {event['round']}: {what}"
+        if paused > 0.01:  # evaluation directly follows the previous transition
+            yield Bar(replica, "evaluating", at - began, paused, f"{name} evaluates")
+        outcome = "step" if round_ is None else round_["outcome"]
+        text = f"{name}, round {event['round']}: {outcome}"
         if round_ is not None:
             text += f", {round_['samples']} samples, group of {round_.get('group_size') or 1}"
-        yield Bar(life.slot, what, at + paused - began, event["t"] - at - paused, text)
+        yield Bar(replica, outcome, at + paused - began, event["t"] - at - paused, text)
         at, clock = event["t"], event["clock_s"]
 
 
@@ -199,18 +202,18 @@ def _draw_throughput(figure: Any, graph: Any, timeline: Timeline) -> None:
 
 def _draw_lanes(figure: Any, graph: Any, timeline: Timeline) -> None:
     bars = lanes(timeline)
-    for what, colour in COLOURS.items():
-        mine = [bar for bar in bars if bar.what == what]
-        if mine:
+    for activity, colour in COLOURS.items():
+        matching = [bar for bar in bars if bar.activity == activity]
+        if matching:
             figure.add_trace(
                 graph.Bar(
-                    y=[bar.slot for bar in mine],
-                    base=[bar.begin for bar in mine],
-                    x=[bar.seconds for bar in mine],
-                    hovertext=[bar.text for bar in mine],
+                    y=[bar.replica for bar in matching],
+                    base=[bar.begin for bar in matching],
+                    x=[bar.seconds for bar in matching],
+                    hovertext=[bar.text for bar in matching],
                     hoverinfo="text",
                     orientation="h",
-                    name=what,
+                    name=activity,
                     marker={"color": colour, "line": {"color": "white", "width": 0.5}},
                 ),
                 row=3,
@@ -225,7 +228,7 @@ def _draw_faults(figure: Any, timeline: Timeline) -> None:
     notes: list[dict[str, Any]] = []
     for impact in impacts(timeline):
         begin = impact.fired - began
-        # a fault without a heal is over when the swarm has recovered from it
+        # a fault without a heal ends when the swarm has recovered from it
         over = None if impact.recover_s is None else impact.fired + impact.recover_s
         end = impact.healed if impact.healed is not None else over
         shapes.append(_window(begin, (ended if end is None else min(end, ended)) - began))
@@ -240,26 +243,26 @@ def _draw_faults(figure: Any, timeline: Timeline) -> None:
         if item.seconds is not None:
             back = item.spawned - began + item.seconds
             shapes.append(_line(back, "dash"))
-            notes.append(_note(back, _PLACES["back"], f"{item.life} back", _GREY))
+            notes.append(_note(back, _PLACES["back"], f"{item.peer} back", _GREY))
     figure.update_layout(shapes=shapes, annotations=notes)
 
 
 def _window(begin: float, end: float) -> dict[str, Any]:
-    """Return a shade over all three parts of the picture."""
-    where = {"xref": "x", "yref": "paper", "x0": begin, "x1": end, "y0": 0, "y1": 1}
+    """Return a shaded interval over all three panels."""
+    place = {"xref": "x", "yref": "paper", "x0": begin, "x1": end, "y0": 0, "y1": 1}
     return {
-        "type": "rect", **where, "fillcolor": _FAULT, "opacity": 0.12, "line": {"width": 0},
+        "type": "rect", **place, "fillcolor": _FAULT, "opacity": 0.12, "line": {"width": 0},
         "layer": "below",
     }  # fmt: skip
 
 
 def _line(x: float, dash: str) -> dict[str, Any]:
-    where = {"xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1}
-    return {"type": "line", **where, "line": {"color": _GREY, "width": 1, "dash": dash}}
+    place = {"xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1}
+    return {"type": "line", **place, "line": {"color": _GREY, "width": 1, "dash": dash}}
 
 
 def _note(x: float, y: float, text: str, colour: str) -> dict[str, Any]:
-    """Return a text right of a moment, at a height between 0 and 1."""
+    """Return a text to the right of a moment ``x`` [s], at a height ``y`` between 0 and 1."""
     return {
         "x": x, "xref": "x", "y": y, "yref": "paper", "text": text, "showarrow": False,
         "xanchor": "left", "yanchor": "top", "font": {"size": 10, "color": colour},

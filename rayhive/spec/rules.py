@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from rayhive.columns import BY_NAME, OBJECTIVES
+from rayhive.columns import objectives
 from rayhive.errors import Problem, nearest, unknown
 from rayhive.registry import CODECS, SCENARIOS
 from rayhive.spec import DELAYS, MOST, Configuration, Range, is_path
@@ -295,16 +295,17 @@ def _check_choices(config: SweepConfig) -> Iterator[Problem]:
             config.budget.trials,
             f"at least the {len(config.enqueue)} configurations of enqueue",
         )
+    allowed = objectives()
     for name, direction in config.objectives.items():
-        if name not in OBJECTIVES:
+        if name not in allowed:
             yield Problem(
                 f"objectives.{name}",
                 name,
-                f"one of {', '.join(OBJECTIVES)}",
-                nearest(name, OBJECTIVES),
+                f"one of {', '.join(allowed)}",
+                nearest(name, tuple(allowed)),
             )
-        elif direction != BY_NAME[name].better:
-            yield Problem(f"objectives.{name}", direction, f"{BY_NAME[name].better}")
+        elif direction != allowed[name]:
+            yield Problem(f"objectives.{name}", direction, allowed[name])
         elif name.startswith("retention") and set(config.scenarios) == {"none"}:
             yield Problem(
                 f"objectives.{name}", name, "absent without a scenario in which something breaks"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rayhive.columns import BY_NAME
+from rayhive.columns import find_column
 from rayhive.metrics.timeline import LOST
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
@@ -145,7 +145,8 @@ def objective(config: SweepConfig, name: str, value: float) -> str:
 
 def figure(name: str, value: float) -> str:
     """Return a number with the unit of its column."""
-    unit = BY_NAME[name].unit
+    column = find_column(name)
+    unit = "" if column is None else column.unit
     digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{digits} {unit}" if unit else digits
 

@@ -39,7 +39,7 @@ def test_a_replay_without_faults_prints_its_result(
     assert main(["replay", str(run), "0", "--out", str(again)]) == 0
     out = capsys.readouterr().out
     assert "none, seed 0, none, 2 peers: completed" in out
-    assert "Nothing was to be broken." in out
+    assert "No faults were planned." in out
     figures = "final_loss 0.51, time_to_target_s 4.1 s, samples_per_s 113.8 1/s, round_p50_s 0.65 s"
     assert figures in out
     assert f"rayhive results {again}" in out

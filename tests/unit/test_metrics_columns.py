@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from rayhive.columns import Row
 from rayhive.events import Event, make_event
-from rayhive.metrics.group import Row
 from rayhive.metrics.rows import timeline_row
 from rayhive.metrics.timeline import Timeline
 from rayhive.spec import Configuration, Link, NodeClass, SwarmConfig

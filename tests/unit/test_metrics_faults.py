@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rayhive.metrics.aggregate import fold
+from rayhive.metrics.evaluations import evaluations
 from rayhive.metrics.fault_impact import impacts, rejoins
 from rayhive.metrics.lost_samples import samples_by_peer
 from rayhive.metrics.rows import timeline_row
@@ -236,7 +237,7 @@ def test_a_joiner_that_no_fault_asked_for_is_a_rejoin_too() -> None:
     story.rounds(3.0, peers=(*ALL, "peer-3"))
     story.finish(3.0, (*ALL, "peer-3"))
     (rejoin,) = rejoins(story.timeline)
-    assert (rejoin.life, rejoin.cause) == ("peer-3", None)
+    assert (rejoin.peer, rejoin.cause) == ("peer-3", None)
     assert rejoin.seconds == seconds(1.4)
 
 
@@ -318,7 +319,7 @@ def test_the_swarms_clock_goes_on_in_a_joiner() -> None:
     swarm = [timeline.clock_of(event) for event in story.of("transition", "peer-1.1")]
     assert swarm == pytest.approx([10.9, 11.9, 12.9])
     assert timeline.clock_s == pytest.approx(13.0)
-    assert timeline.evaluations[-1].clock_s == pytest.approx(13.0)
+    assert evaluations(timeline)[-1].clock_s == pytest.approx(13.0)
     assert timeline_row(timeline)["time_to_target_s"] == pytest.approx(13.0)
 
 

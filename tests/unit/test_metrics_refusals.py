@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rayhive.metrics.aggregate import fold
-from rayhive.metrics.refusals import add_counts, refusals
+from rayhive.metrics.cell_text import add_counts
+from rayhive.metrics.refusals import refusals
 from rayhive.metrics.rows import timeline_row
 from rayhive.report.timeline_text import timeline_lines
 from tests.fixtures.faulted import ALL, Story

@@ -8,14 +8,16 @@ from hypothesis import strategies as st
 
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
+from rayhive.metrics.evaluations import evaluations
+from rayhive.metrics.logs import read_timelines
 from rayhive.metrics.rows import read_attempts, replicate_row, timeline_row
-from rayhive.metrics.timeline import Timeline, read_timelines
+from rayhive.metrics.timeline import Timeline
 from tests.fixtures.logs import Log, make_spec, write_events
 
 
 def test_an_evaluation_point_is_the_mean_of_the_peers_and_keeps_their_spread() -> None:
     log = Log()
-    points = Timeline(log.spec, log.events()).evaluations
+    points = evaluations(Timeline(log.spec, log.events()))
     assert [(point.round, point.final) for point in points] == [(2, False), (4, False), (4, True)]
     first = points[0]
     assert first.values["loss"] == pytest.approx(1.01)
@@ -56,7 +58,7 @@ def test_the_events_alone_suffice(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_says_nothing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RayhiveError, match="nothing says what was run"):
+    with pytest.raises(RayhiveError, match="spec of the replicate cannot be read"):
         replicate_row(tmp_path)
     (tmp_path / "spec.json").write_text('{"study": 1}')
     with pytest.raises(RayhiveError, match="not a replicate's spec"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.errors import ConfigError
-from rayhive.report.frames import configuration_columns
+from rayhive.report.frames import configuration_types
 from rayhive.report.render import results_text
 from rayhive.spec import Configuration, SwarmConfig
 from tests.fixtures.faulted import ALL, REST, Story, planned
@@ -60,7 +60,7 @@ def test_json_is_a_list_of_objects_with_the_column_names(run: Path) -> None:
         "none rank4(≥0.5) delay-gradients",
         "uniform8",
     ]
-    assert all(list(row) == list(configuration_columns()) for row in rows)
+    assert all(list(row) == list(configuration_types()) for row in rows)
     first = rows[0]
     assert first["payload_bytes_per_round"] == first["payload_bytes_per_round_predicted"] == 4000
     assert first["final_loss"] == pytest.approx(0.515, rel=1e-15)

@@ -8,16 +8,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rayhive.columns import BY_NAME, REPLICATE_COLUMNS
+from rayhive.columns import group_columns, replicate_columns
 from rayhive.errors import ConfigError, RayhiveError
+from rayhive.metrics.pareto import Pareto
 from rayhive.report.frames import (
-    configuration_columns,
     configuration_frame,
-    replicate_columns,
+    configuration_types,
     replicate_frame,
     write_parquet,
 )
-from rayhive.report.pareto import mark_front
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
 from tests.fixtures.logs import START, Log, make_spec, write_run
@@ -81,8 +80,8 @@ def test_parquet_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_column_types_do_not_depend_on_what_is_in_them(tmp_path: Path) -> None:
     results = load_results(study(tmp_path / "run"))
-    assert list(results.configurations.columns) == list(configuration_columns())
-    assert list(results.replicates.columns) == list(replicate_columns())
+    assert list(results.configurations.columns) == list(configuration_types())
+    assert list(results.replicates.columns) == [column.name for column in replicate_columns()]
     assert (configuration_frame([]).dtypes == results.configurations.dtypes).all()
     assert (replicate_frame([]).dtypes == results.replicates.dtypes).all()
     both = pd.concat([configuration_frame([]), results.configurations])
@@ -105,13 +104,12 @@ def test_peers_whose_tensors_were_refused_are_named_in_the_parquet_files(tmp_pat
     assert told == "peer-1 1"
 
 
-def test_the_columns_are_those_that_were_promised() -> None:
-    names = configuration_columns()
-    assert [name for name in names if name in BY_NAME] == list(BY_NAME)
+def test_intervals_follow_their_column_and_identities_lead() -> None:
+    names = list(configuration_types())
     at = names.index("final_loss")
-    assert names[at : at + 3] == ("final_loss", "final_loss_low", "final_loss_high")
+    assert names[at : at + 3] == ["final_loss", "final_loss_low", "final_loss_high"]
     assert "loss_delta_low" not in names
-    assert replicate_columns()[:6] == REPLICATE_COLUMNS
+    assert replicate_columns()[:6] == group_columns("replicate")
 
 
 def test_a_replicate_that_was_run_again_counts_once(tmp_path: Path) -> None:
@@ -187,7 +185,7 @@ OBJECTIVES = {"time_to_target_s": "minimize", "payload_bytes_per_sample": "minim
 
 
 def front(rows: list[dict[str, object]], objectives: dict[str, str] = OBJECTIVES) -> list[object]:
-    mark_front(rows, objectives)  # type: ignore[arg-type]
+    Pareto().rank(rows, objectives, ())  # type: ignore[arg-type]
     return [row["pareto"] for row in rows]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rayhive.errors import RayhiveError
 from rayhive.events import make_event
+from rayhive.report.event_text import event_text
 from rayhive.report.notice_grid import notice_grid, notice_html, notice_lines
 from rayhive.report.timeline_picture import (
     lanes,
@@ -18,7 +19,7 @@ from rayhive.report.timeline_picture import (
     timeline_html,
     write_timeline_picture,
 )
-from rayhive.report.timeline_text import event_text, throughput, timeline_lines
+from rayhive.report.timeline_text import throughput, timeline_lines
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import Log, write_run
 
@@ -53,7 +54,7 @@ def test_what_was_found_while_it_ran_is_told_rather_than_found_again(tmp_path: P
     story.say(13.2, "invariant", name="no_orphans", ok=False, checked=3, violations=["pid 7 lives"])
     story.events.append(end)
     lines = timeline_lines(story.write(tmp_path))
-    at = lines.index("VIOLATED  no_orphans (3 looked at)")
+    at = lines.index("VIOLATED  no_orphans (3 checked)")
     assert lines[at + 1 :] == ["          pid 7 lives"]
 
 
@@ -82,8 +83,8 @@ def test_a_replicate_that_never_trained_is_told_too(tmp_path: Path) -> None:
     ("event", "text"),
     [
         ({"kind": "left", "peer": "peer-1", "handed_over": 9, "lost": 0},
-         "peer-1 says goodbye: 9 samples handed over, 0 lost"),
-        ({"kind": "notice", "peer": "peer-1", "deadline_s": 15.0}, "peer-1 has notice: 15 s"),
+         "peer-1 leaves: 9 samples handed over, 0 lost"),
+        ({"kind": "notice", "peer": "peer-1", "deadline_s": 15.0}, "peer-1 receives notice: 15 s"),
         ({"kind": "rejected", "peer": "peer-0", "offender": "Qm", "round": 3, "reason": "norm"},
          "peer-0 refuses the gradients of Qm in round 3: norm"),
         ({"kind": "fault_failed", "peer": None, "fault": "f2", "phase": "heal", "error": "a\nb"},
@@ -155,12 +156,12 @@ def test_a_fault_is_shaded_until_it_is_healed(tmp_path: Path) -> None:
     assert {s["x1"] for s in layout["shapes"] if s["type"] == "rect"} == {4.0}
 
 
-def test_lanes_are_what_each_slot_was_doing() -> None:
+def test_lanes_show_the_activity_of_each_replica() -> None:
     story = kill_and_restart()
     bars = lanes(story.timeline)
-    assert {bar.slot for bar in bars} == set(ALL)
-    mine = [bar for bar in bars if bar.slot == "peer-1"]
-    assert [bar.what for bar in mine] == ["averaged"] * 4 + ["starting"] + ["averaged"] * 3
+    assert {bar.replica for bar in bars} == set(ALL)
+    mine = [bar for bar in bars if bar.replica == "peer-1"]
+    assert [bar.activity for bar in mine] == ["averaged"] * 4 + ["starting"] + ["averaged"] * 3
     starting = mine[4]
     assert (starting.begin, starting.seconds) == pytest.approx((5.0, 3.4), abs=1e-5)
     ends = [bar.begin + bar.seconds for bar in mine]
@@ -173,8 +174,8 @@ def test_evaluating_is_drawn_before_the_round_that_follows() -> None:
     story.rounds(1.0, peers=ALL)
     story.evaluate(1.5, ALL, loss=0.5)
     story.rounds(2.5, peers=ALL)
-    bars = [bar for bar in lanes(story.timeline) if bar.slot == "peer-0"]
-    assert [(bar.what, round(bar.begin, 3), round(bar.seconds, 3)) for bar in bars] == [
+    bars = [bar for bar in lanes(story.timeline) if bar.replica == "peer-0"]
+    assert [(bar.activity, round(bar.begin, 3), round(bar.seconds, 3)) for bar in bars] == [
         ("averaged", 0.0, 1.0), ("evaluating", 1.0, 0.5), ("averaged", 1.5, 1.0),
     ]  # fmt: skip
 

@@ -1,18 +1,18 @@
-"""Output formats of the results table: one function each, entered here."""
+"""Output formats of the results table, one function each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from rayhive.metrics.group import Row
+from rayhive.columns import Row
 from rayhive.report.formats.data import csv_text, json_text
 from rayhive.report.formats.latex import latex_text
 from rayhive.report.formats.markdown import markdown_text
 from rayhive.report.formats.table import table_text
 from rayhive.report.results import Results
 
-#: Takes results, their rows in order, the width in characters and whether bold is possible.
+#: Arguments: results, their rows in order, width in characters, and whether bold is possible.
 Format: TypeAlias = Callable[[Results, Sequence[Row], int, bool], str]
 
 FORMATS: dict[str, Format] = {

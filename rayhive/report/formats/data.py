@@ -7,14 +7,14 @@ import io
 import json
 from collections.abc import Sequence
 
-from rayhive.metrics.group import Row
-from rayhive.report.frames import configuration_columns
+from rayhive.columns import Row
+from rayhive.report.frames import configuration_types
 from rayhive.report.results import Results
 
 
 def csv_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:
     """Return CSV with a header line; an empty field is an unknown value."""
-    names = configuration_columns()
+    names = configuration_types()
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(names)
@@ -24,6 +24,6 @@ def csv_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> 
 
 def json_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:
     """Return a list of objects; null is an unknown value."""
-    names = configuration_columns()
+    names = configuration_types()
     objects = [{name: row[name] for name in names} for row in rows]
     return json.dumps(objects, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

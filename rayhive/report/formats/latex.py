@@ -1,13 +1,13 @@
-"""A LaTeX table in the style of booktabs."""
+"""LaTeX table in the style of booktabs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from rayhive.metrics.group import Row
+from rayhive.columns import Row
 from rayhive.report.results import Results
-from rayhive.report.table_model import Cell, TableModel, make_sheet
+from rayhive.report.table_model import Cell, TableModel, build_table
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -26,18 +26,18 @@ _SPECIAL = {
 
 def latex_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:
     """Return a ``tabular`` with group headers and units, and the notes below it."""
-    sheet = make_sheet(results, rows)
-    head = ["% needs \\usepackage{booktabs}", f"% {sheet.title}"]
-    notes = [rf"{_escape(note)}\par" for note in sheet.notes]
-    return "\n".join([*head, *_tabular(sheet), r"{\footnotesize", *notes, "}"]) + "\n"
+    model = build_table(results, rows)
+    head = ["% needs \\usepackage{booktabs}", f"% {model.title}"]
+    notes = [rf"{_escape(note)}\par" for note in model.notes]
+    return "\n".join([*head, *_tabular(model), r"{\footnotesize", *notes, "}"]) + "\n"
 
 
-def _tabular(sheet: TableModel) -> list[str]:
-    if not sheet.rows:
+def _tabular(model: TableModel) -> list[str]:
+    if not model.rows:
         return []
-    align = "l" * sheet.keys + "r" * (len(sheet.columns) - sheet.keys)
+    align = "l" * model.keys + "r" * (len(model.columns) - model.keys)
     spans, rules, start = [], [], 1
-    for group, members in groupby(column.group for column in sheet.columns):
+    for group, members in groupby(column.group for column in model.columns):
         width = len(list(members))
         spans.append(rf"\multicolumn{{{width}}}{{l}}{{{_escape(group)}}}")
         rules.append(rf"\cmidrule(lr){{{start}-{start + width - 1}}}")
@@ -47,10 +47,10 @@ def _tabular(sheet: TableModel) -> list[str]:
         r"\toprule",
         _line(spans),
         " ".join(rules),
-        _line(_escape(column.name) for column in sheet.columns),
-        _line(f"[{_escape(column.unit)}]" if column.unit else "" for column in sheet.columns),
+        _line(_escape(column.name) for column in model.columns),
+        _line(f"[{_escape(column.unit)}]" if column.unit else "" for column in model.columns),
         r"\midrule",
-        *(_line(map(_cell, line)) for line in sheet.rows),
+        *(_line(map(_cell, line)) for line in model.rows),
         r"\bottomrule",
         r"\end{tabular}",
     ]

@@ -1,28 +1,27 @@
-"""A Markdown table."""
+"""Markdown table."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayhive.columns import Column
-from rayhive.metrics.group import Row
+from rayhive.columns import Column, Row
 from rayhive.report.results import Results
-from rayhive.report.table_model import Cell, make_sheet
+from rayhive.report.table_model import Cell, build_table
 
 
 def markdown_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:
-    """Return one pipe table; each group's first column is headed by the group, too."""
-    sheet = make_sheet(results, rows)
-    groups = [column.group for column in sheet.columns]
+    """Return one pipe table; the header of each group's first column also names the group."""
+    model = build_table(results, rows)
+    groups = [column.group for column in model.columns]
     header = [
         _header(column, new=index == 0 or groups[index - 1] != column.group)
-        for index, column in enumerate(sheet.columns)
+        for index, column in enumerate(model.columns)
     ]
-    align = [":--" if index < sheet.keys else "--:" for index in range(len(header))]
-    lines = [header, align, *([_cell(cell) for cell in line] for line in sheet.rows)]
-    table = ["| " + " | ".join(line) + " |" for line in lines] if sheet.rows else []
-    notes = [f"- {_escape(note)}" for note in sheet.notes]
-    return "\n".join([f"**{_escape(sheet.title)}**", "", *table, "", *notes]) + "\n"
+    align = [":--" if index < model.keys else "--:" for index in range(len(header))]
+    lines = [header, align, *([_cell(cell) for cell in line] for line in model.rows)]
+    table = ["| " + " | ".join(line) + " |" for line in lines] if model.rows else []
+    notes = [f"- {_escape(note)}" for note in model.notes]
+    return "\n".join([f"**{_escape(model.title)}**", "", *table, "", *notes]) + "\n"
 
 
 def _header(column: Column, new: bool) -> str:

@@ -1,4 +1,4 @@
-"""The table for a terminal, in blocks that fit its width."""
+"""Text table for a terminal, in blocks that fit its width."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rayhive.columns import Column
-from rayhive.metrics.group import Row
+from rayhive.columns import Column, Row
 from rayhive.report.results import Results
-from rayhive.report.table_model import Cell, TableModel, make_sheet
+from rayhive.report.table_model import Cell, TableModel, build_table
 
-#: Names longer than the first are broken after underscores into lines of the second at most.
+#: Characters of a column name from which it is broken after underscores, and of each line then.
 LONG_NAME, NAME_LINE = 16, 14
-#: Texts that say what a row is are wrapped at this width; numbers never are.
+#: Width at which the key columns are wrapped; other columns never are.
 KEY_WIDTH = 30
 
 
 def table_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:
-    """Return the table in as many blocks as it takes to fit ``width``.
+    """Return the table in blocks that fit ``width``.
 
-    The columns that say what a row is come first in every block. A block wider than ``width``
-    is one column that has no room: it is not cut.
+    Every block begins with the key columns. A block with a single further column can be wider than
+    ``width``; it is not cut.
     """
-    sheet = make_sheet(results, rows)
-    parts = [sheet.title, ""]
-    if sheet.rows:
-        for block in _blocks(sheet, width):
-            table = _table(sheet, block, color)
+    model = build_table(results, rows)
+    parts = [model.title, ""]
+    if model.rows:
+        for block in _blocks(model, width):
+            table = _table(model, block, color)
             parts.append(_print(table, max(width, _width(table)), color))
-    marked = any(cell.best for line in sheet.rows for cell in line)
+    marked = any(cell.best for line in model.rows for cell in line)
     best = "the value's interval lies on the better side of every other row's."
-    notes = [*([f"{'Bold:' if color else '*'} {best}"] if marked else []), *sheet.notes]
+    notes = [*([f"{'Bold:' if color else '*'} {best}"] if marked else []), *model.notes]
     parts += [
         textwrap.fill(
             note, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
@@ -48,23 +47,23 @@ def table_text(results: Results, rows: Sequence[Row], width: int, color: bool) -
     return "\n".join(parts) + "\n"
 
 
-def _blocks(sheet: TableModel, width: int) -> list[list[int]]:
-    """Split the columns behind the keys; a group is split only where it does not fit alone."""
+def _blocks(model: TableModel, width: int) -> list[list[int]]:
+    """Return blocks of columns after the keys; a group is split only if it does not fit alone."""
     blocks: list[list[int]] = [[]]
-    indices = range(sheet.keys, len(sheet.columns))
-    for _, members in groupby(indices, key=lambda index: sheet.columns[index].group):
+    indices = range(model.keys, len(model.columns))
+    for _, members in groupby(indices, key=lambda index: model.columns[index].group):
         group = list(members)
-        if blocks[-1] and not _fits(sheet, [*blocks[-1], *group], width):
+        if blocks[-1] and not _fits(model, [*blocks[-1], *group], width):
             blocks.append([])
         for index in group:
-            if blocks[-1] and not _fits(sheet, [*blocks[-1], index], width):
+            if blocks[-1] and not _fits(model, [*blocks[-1], index], width):
                 blocks.append([])
             blocks[-1].append(index)
     return blocks
 
 
-def _fits(sheet: TableModel, block: Sequence[int], width: int) -> bool:
-    return _width(_table(sheet, block, False)) <= width
+def _fits(model: TableModel, block: Sequence[int], width: int) -> bool:
+    return _width(_table(model, block, False)) <= width
 
 
 def _width(table: Table) -> int:
@@ -72,16 +71,16 @@ def _width(table: Table) -> int:
     return Measurement.get(console, console.options, table).maximum
 
 
-def _table(sheet: TableModel, block: Sequence[int], color: bool) -> Table:
+def _table(model: TableModel, block: Sequence[int], color: bool) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style=""
     )
-    columns = [*range(sheet.keys), *block]
-    height = max(len(_name_lines(sheet.columns[index])) for index in columns)
-    units = any(sheet.columns[index].unit for index in columns)
+    columns = [*range(model.keys), *block]
+    height = max(len(_name_lines(model.columns[index])) for index in columns)
+    units = any(model.columns[index].unit for index in columns)
     group = ""
     for index in columns:
-        column, is_key = sheet.columns[index], index < sheet.keys
+        column, is_key = model.columns[index], index < model.keys
         title = column.group if column.group != group else ""
         group = column.group
         names = _name_lines(column)
@@ -94,7 +93,7 @@ def _table(sheet: TableModel, block: Sequence[int], color: bool) -> Table:
             overflow="fold",
             max_width=KEY_WIDTH if is_key else None,
         )
-    for line in sheet.rows:
+    for line in model.rows:
         table.add_row(*(_text(line[index], color) for index in columns))
     return table
 

@@ -264,7 +264,7 @@ def compare(timeline: Timeline) -> int:
     assert {impact.fault for impact in found} == fired.keys()
     for impact in found:
         expected = oracle.measure(fired[impact.fault])
-        about = f"{impact.fault} {impact.kind} {impact.lives}"
+        about = f"{impact.fault} {impact.kind} {impact.targets}"
         assert impact.fired == pytest.approx(expected["began"], abs=1e-6), about
         assert impact.detect_s == pytest.approx(expected["detect"], abs=1e-5), about
         assert impact.recover_s == pytest.approx(expected["recover"], abs=1e-5), about

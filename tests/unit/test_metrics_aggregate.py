@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from rayhive.columns import Row
 from rayhive.metrics.aggregate import fold, is_censored, objectives_known
-from rayhive.metrics.group import Row
 from rayhive.metrics.rows import timeline_row
 from rayhive.metrics.timeline import Timeline
 from rayhive.spec import Configuration

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from rayhive.metrics.robustness import Robustness
 from rayhive.metrics.twins import compared_row
 from rayhive.report.render import results_text
 from rayhive.report.results import load_results
-from rayhive.report.robustness import mark_robustness
 from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, Story, kill_and_restart, planned
 from tests.fixtures.logs import Log, make_spec, write_run
@@ -110,7 +110,7 @@ def row(configuration: str, scenario: str, value: float | None, **fields: object
 
 
 def marked(*rows: dict, objectives: dict[str, str] = OBJECTIVES) -> list[tuple]:
-    mark_robustness(rows, objectives)
+    Robustness().rank(rows, objectives, ())
     return [(r["worst_case"], r["worst_retention"], r["regret"]) for r in rows]
 
 

@@ -1,0 +1,196 @@
+"""Rules by which the values of replicates become one value of the results table.
+
+A :class:`~rayhive.columns.Column` names one of these rules. All but :class:`Common` and
+:class:`Extreme` use the replicates that finished; cells that are None are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from rayhive.columns import Column, ColumnType, Replicates, Row
+from rayhive.metrics.cell_text import add_counts, parse_times, times_text
+from rayhive.metrics.stats import estimate, known_percentile
+
+
+def known(rows: Iterable[Row], name: str) -> list[Any]:
+    """Return the values of one column that are not None."""
+    return [row[name] for row in rows if row[name] is not None]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """Arithmetic mean.
+
+    Attributes:
+        interval: Whether a 95 % interval is given (:func:`rayhive.metrics.stats.estimate`).
+            Replicates that agree exactly have none, because measured values can agree by chance;
+            unless the column is exact and every replicate sent the predicted payload.
+        missing: Consequence of a replicate without a value, failed ones included. ``ignore``: none.
+            ``bound``: the mean is a lower bound and has no interval. ``none``: there is no mean.
+        survivors: Whether failed replicates would have worsened the mean, so that tables print the
+            number of replicates that it is over.
+    """
+
+    interval: bool = False
+    missing: Literal["ignore", "bound", "none"] = "ignore"
+    survivors: bool = False
+    type: ClassVar[ColumnType | None] = "float"
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the mean and, where asked for, the bounds of its interval."""
+        name, finished = column.name, replicates.finished
+        values = known(finished, name)
+        complete = len(values) == len(replicates.ran)
+        found = estimate(values)
+        if found is None or (self.missing == "none" and not complete):
+            bounds = {f"{name}_low": None, f"{name}_high": None} if self.interval else {}
+            return {name: None, **bounds}
+        if not self.interval:
+            return {name: found.mean}
+        certain = self.missing != "bound" or complete
+        if found.low == found.high:
+            predicted = known(finished, "payload_matches")
+            certain = certain and column.exact and bool(predicted) and all(predicted)
+        return {
+            name: found.mean,
+            f"{name}_low": found.low if certain else None,
+            f"{name}_high": found.high if certain else None,
+        }
+
+
+@dataclass(frozen=True)
+class Total:
+    """Sum.
+
+    Attributes:
+        share: Whether the column is a yes-or-no of each replicate, so that tables print the sum as
+            a share of the replicates.
+    """
+
+    share: bool = False
+    interval: ClassVar[bool] = False
+    type: ClassVar[ColumnType | None] = "count"
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the sum; None if no replicate has a value."""
+        values = known(replicates.finished, column.name)
+        return {column.name: sum(values) if values else None}
+
+
+@dataclass(frozen=True)
+class All:
+    """True if it is true for every replicate that has a value."""
+
+    interval: ClassVar[bool] = False
+    type: ClassVar[ColumnType | None] = "flag"
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return whether all values are true; None if there are none."""
+        values = known(replicates.finished, column.name)
+        return {column.name: all(values) if values else None}
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """Smallest or largest value.
+
+    Attributes:
+        choose: ``min`` or ``max``.
+        failed: Whether replicates that failed count.
+    """
+
+    choose: Callable[[list[Any]], Any]
+    failed: bool = False
+    interval: ClassVar[bool] = False
+    type: ClassVar[ColumnType | None] = None
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the extreme value; None if there are none."""
+        values = known(replicates.ran if self.failed else replicates.finished, column.name)
+        return {column.name: self.choose(values) if values else None}
+
+
+@dataclass(frozen=True)
+class Common:
+    """Value that all replicates have, failed ones included.
+
+    Differing texts are listed; differing numbers give None.
+    """
+
+    interval: ClassVar[bool] = False
+    type: ClassVar[ColumnType | None] = None
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the common value."""
+        distinct = {row[column.name] for row in replicates.ran}
+        if len(distinct) == 1:
+            return {column.name: distinct.pop()}
+        texts = sorted(item for item in distinct if isinstance(item, str))
+        return {column.name: "; ".join(texts) or None}
+
+
+@dataclass(frozen=True)
+class AddedCounts:
+    """Sums of counts by name (:func:`rayhive.metrics.cell_text.add_counts`)."""
+
+    interval: ClassVar[bool] = False
+    type: ClassVar[ColumnType | None] = None
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the sums as a text."""
+        return {column.name: add_counts(known(replicates.finished, column.name))}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Times of all replicates together (:func:`rayhive.metrics.cell_text.times_text`)."""
+
+    interval: ClassVar[bool] = False
+    type: ClassVar[ColumnType | None] = None
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the times as a text."""
+        return {column.name: times_text(parse_times(known(replicates.finished, column.name)))}
+
+
+@dataclass(frozen=True)
+class Percentile:
+    """Percentile over the pooled times of another column.
+
+    Attributes:
+        of: Column with the times, folded by :class:`Pool`.
+        percent: Percentile, 0 to 100.
+    """
+
+    of: str
+    percent: float
+    interval: ClassVar[bool] = False
+    type: ClassVar[ColumnType | None] = None
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the percentile [s]; None if it depends on how long a censored time lasted."""
+        times = parse_times(known(replicates.finished, self.of))
+        return {column.name: known_percentile(times, self.percent)}
+
+
+@dataclass(frozen=True)
+class Count:
+    """Number of replicates in given states.
+
+    Attributes:
+        states: The states; with ``other``, all states but these.
+        other: Whether the states are those that do not count.
+    """
+
+    states: frozenset[str]
+    other: bool = False
+    interval: ClassVar[bool] = False
+    type: ClassVar[ColumnType | None] = None
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the number of replicates."""
+        inside = [row["state"] in self.states for row in replicates.ran]
+        return {column.name: inside.count(not self.other)}

@@ -1,0 +1,89 @@
+"""Robustness of a configuration: its worst values over the scenarios of a run."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from rayhive.columns import Column, Row, in_group
+from rayhive.metrics.aggregate import CONDITIONS, objectives_known, row_key
+from rayhive.metrics.group import MetricGroup
+from rayhive.metrics.rows import NO_FAULTS
+
+
+class Robustness(MetricGroup):
+    """Worst values over the scenarios, equal in all rows of a configuration.
+
+    Let f(c, s) be the first objective of configuration c under scenario s. Larger values are worse
+    if it is minimised, smaller values if it is maximised.
+
+    * ``worst_case``: the worst f(c, s) over the scenarios s of the run.
+    * ``worst_retention``: the smallest ``retention`` over the scenarios with faults.
+    * ``regret``: the largest ``|f(c, s) - f(best, s)|`` over the scenarios, where best is the best
+      configuration under s. 0 for a configuration that is the best under every scenario (minimax
+      regret, Savage 1951).
+
+    Only rows with the same workload, code, peers and link are compared. All three are None for a
+    configuration that lacks a scenario or has a failed or invalid replicate under one;
+    ``worst_case`` and ``regret`` also if the objective is not known of every replicate.
+    """
+
+    columns: ClassVar[tuple[Column, ...]] = in_group(
+        "robustness",
+        Column("worst_case", "Worst value of the first objective over the scenarios", stage="run"),
+        Column("worst_retention", "Smallest retention over the scenarios", stage="run"),
+        Column("regret", "Largest distance to a scenario's best configuration", stage="run"),
+    )
+
+    def rank(self, rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[str]) -> None:
+        """Set the columns of every configuration that is known under all scenarios."""
+        places = [name for name in CONDITIONS if name != "scenario"]
+        identity = [name for name in (by or row_key()) if name != "scenario"]
+        for compared in _groups(rows, places):
+            scenarios = {str(row["scenario"]) for row in compared}
+            if scenarios == {NO_FAULTS}:
+                continue
+            configurations = _groups(compared, identity)
+            complete = [group for group in configurations if _is_complete(group, scenarios)]
+            for group in complete:
+                _set(group, worst_retention=_worst_retention(group))
+            if objectives:
+                name, direction = next(iter(objectives.items()))
+                _set_objective(complete, name, 1.0 if direction == "minimize" else -1.0)
+
+
+def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
+    groups: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[json.dumps([row.get(name) for name in names])].append(row)
+    return list(groups.values())
+
+
+def _is_complete(group: Sequence[Row], scenarios: set[str]) -> bool:
+    return {row["scenario"] for row in group} == scenarios and all(
+        row["n"] and not row["n_failed"] for row in group
+    )
+
+
+def _worst_retention(group: Sequence[Row]) -> float | None:
+    found = [row["retention"] for row in group if row["scenario"] != NO_FAULTS]
+    known = [value for value in found if isinstance(value, (int, float))]
+    return min(known) if known and len(known) == len(found) else None
+
+
+def _set_objective(groups: Sequence[Sequence[Row]], name: str, sign: float) -> None:
+    known = [group for group in groups if all(objectives_known(row, [name]) for row in group)]
+    costs = [{row["scenario"]: sign * float(row[name] or 0.0) for row in group} for group in known]
+    if not costs:
+        return
+    best = {scenario: min(cost[scenario] for cost in costs) for scenario in costs[0]}
+    for group, cost in zip(known, costs, strict=True):
+        regret = max(cost[scenario] - best[scenario] for scenario in best)
+        _set(group, worst_case=sign * max(cost.values()), regret=regret)
+
+
+def _set(group: Sequence[Row], **values: float | None) -> None:
+    for row in group:
+        row.update(values)

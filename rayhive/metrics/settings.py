@@ -1,0 +1,88 @@
+"""Columns of the settings under which a replicate ran."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from rayhive.columns import Column, ColumnType, Row, in_group
+from rayhive.metrics.folds import Common
+from rayhive.metrics.group import MetricGroup
+from rayhive.metrics.timeline import Timeline
+from rayhive.spec import Link, SwarmConfig
+
+
+def _setting(name: str, about: str, unit: str = "", type: ColumnType = "text") -> Column:
+    return Column(name, about, unit, type, fold=Common(), tells_apart=True)
+
+
+#: Columns of the axes of a study.
+AXES: tuple[Column, ...] = (
+    _setting("codec", "Gradient codec"),
+    _setting("threshold", "Size from which size_adaptive uses 8 bits", "elements", "count"),
+    _setting("powersgd_rank", "Rank of the PowerSGD factors; empty without PowerSGD", type="count"),
+    _setting(
+        "min_compression_ratio",
+        "Least fraction saved for a matrix to be factorised",
+        type="float",
+    ),
+    _setting("delay", "Work that runs in the background"),
+)
+
+
+class Settings(MetricGroup):
+    """Columns from the replicate's spec.
+
+    * ``configuration``: the configuration's label; ``codec`` to ``delay``: its axes.
+    * ``scenario``, ``workload``, ``peers``: as in the study.
+    * ``data``: source of the data that the peers reported in ``peer_ready``, ``real`` or
+      ``generated``; several are joined. None before a peer was ready, so that replicates which
+      failed early belong to the row of the others.
+    * ``link``: shaping of the links for each class of nodes; None where nothing is shaped.
+    """
+
+    columns: ClassVar[tuple[Column, ...]] = in_group(
+        "configuration",
+        _setting("configuration", "Stable name of the configuration"),
+        _setting("scenario", "Fault scenario"),
+        _setting("workload", "Workload that was trained"),
+        Column(
+            "data",
+            "`real`, or `generated` without the real data set",
+            type="text",
+            fold=Common(),
+        ),
+        *AXES,
+        _setting("peers", "Peers in the swarm", type="count"),
+        _setting("link", "Shaping of the peers' links"),
+    )
+
+    def compute(self, timeline: Timeline) -> Row:
+        """Return the group's columns of one replicate."""
+        spec = timeline.spec
+        data = {event["data"] for event in timeline.of("peer_ready") if event.get("data")}
+        axes: dict[str, Any] = spec.configuration.model_dump()
+        return {
+            "configuration": spec.configuration.label,
+            "scenario": spec.scenario,
+            "workload": spec.workload.label,
+            "data": "; ".join(sorted(data)) or None,
+            **{column.name: axes[column.name] for column in AXES},
+            "peers": spec.swarm.peers,
+            "link": _link(spec.swarm),
+        }
+
+
+def _link(swarm: SwarmConfig) -> str | None:
+    """Return the shaping of the links in words; None where nothing is shaped."""
+    classes = {name: item.link for name, item in (swarm.node_classes or {}).items()}
+    if not any(classes.values()):
+        return None
+    return "; ".join(f"{name}: {_shape(link)}" for name, link in sorted(classes.items()))
+
+
+def _shape(link: Link | None) -> str:
+    if link is None:
+        return "unshaped"
+    rate = [] if link.rate_mbit is None else [f"{link.rate_mbit:g} Mbit/s"]
+    loss = [f"{100 * link.loss:g} % lost"] if link.loss else []
+    return ", ".join([*rate, f"{link.delay_ms:g} ms", *loss])
