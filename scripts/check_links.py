@@ -1,7 +1,7 @@
-"""Check that what the documentation points to exists: links, headings and paths in code.
+"""Check the references of the documentation: links, headings and paths in code.
 
-Usage: ``python scripts/check_links.py [FILE ...]``; without files, every Markdown file that
-belongs to the repository. Prints one line per broken reference; exit code 1 if there is one.
+Usage: ``python scripts/check_links.py [FILE ...]``; without files, every Markdown file of the
+repository. Prints one line for each broken reference. The exit code is 1 if there is one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("*.md", "docs/**/*.md", "tests/*.md", "benchmarks/*.md", "experiments/**/*.md")
 
-#: Folders that come and go.
+#: Folders that are not part of the repository.
 _UNTRACKED = frozenset({".venv", "build", "dist", "runs", "site"})
 
 _FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"`([^`\n]+)`")
 _LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?[^)]*\)")
 _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
+#: File that a page asks the reader to write.
+_EXAMPLE = re.compile(r"\bWrite\s+`([^`\n]+)`")
 _PATH = re.compile(r"(?<![\w./:-])([\w.-]+/[\w./*-]*[\w*/-])(?![\w(])")
 
 
 def slug(heading: str) -> str:
-    """Return the anchor that a Markdown renderer makes of a heading."""
+    """Return the anchor that Markdown renderers derive from a heading."""
     text = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
     return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", text))
 
@@ -38,7 +40,7 @@ def anchors(document: Path) -> set[str]:
 def _broken_links(document: Path, prose: str) -> Iterator[str]:
     for target in _LINK.findall(prose):
         if re.match(r"[a-z][a-z0-9+.-]*:", target):
-            continue  # another site's business
+            continue  # another site
         path, _, anchor = target.partition("#")
         file = (document.parent / path).resolve() if path else document
         if not file.exists():
@@ -48,9 +50,9 @@ def _broken_links(document: Path, prose: str) -> Iterator[str]:
 
 
 def _broken_paths(text: str, root: Path) -> Iterator[str]:
-    """Find paths into the repository that lead nowhere.
+    """Yield the paths into the repository that do not exist.
 
-    A path counts if it starts with a folder of the repository; ``runs/NAME`` does not.
+    A path is checked if it starts with a folder of the repository; ``runs/NAME`` does not.
     """
     for path in dict.fromkeys(_PATH.findall(text)):
         top = path.split("/")[0]
@@ -61,11 +63,12 @@ def _broken_paths(text: str, root: Path) -> Iterator[str]:
 
 
 def broken(document: Path, root: Path = ROOT) -> list[str]:
-    """Return one line per reference in ``document`` that leads nowhere."""
+    """Return one line for each broken reference in ``document``."""
     text = document.read_text()
     fences = "\n".join(match.group() for match in _FENCE.finditer(text))
     prose = _FENCE.sub("", text)
-    code = "\n".join(_CODE.findall(prose))
+    examples = set(_EXAMPLE.findall(prose))
+    code = "\n".join(item for item in _CODE.findall(prose) if item not in examples)
     problems = [
         *_broken_links(document, _CODE.sub("", prose)),
         *_broken_paths(f"{code}\n{fences}", root),
@@ -74,7 +77,7 @@ def broken(document: Path, root: Path = ROOT) -> list[str]:
 
 
 def main(names: list[str]) -> int:
-    """Check the named documents, or all of them."""
+    """Check the given documents, by default all of them."""
     documents = [Path(name).resolve() for name in names] or sorted(
         {document for pattern in DOCUMENTS for document in ROOT.glob(pattern)}
     )

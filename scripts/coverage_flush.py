@@ -1,7 +1,7 @@
-"""A plug-in for coverage.py: Ray's workers write what they ran while they run.
+"""Plug-in for coverage.py that saves the coverage of Ray's workers while they run.
 
-Ray ends its workers with SIGKILL, which no handler sees: without this, everything that ran in an
-actor would count as never run. Other processes end by themselves or by SIGTERM and write then.
+Ray ends its workers with SIGKILL, which cannot be handled, so coverage of actors would be lost.
+Other processes end by themselves or by SIGTERM, and save their coverage then.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ def _is_ray_worker() -> bool:
     return any(os.path.basename(word) == "default_worker.py" for word in sys.orig_argv)
 
 
-def _flush_for_ever() -> None:
-    pause = threading.Event()  # never set: wait() is an interruptible sleep
+def _save_periodically() -> None:
+    pause = threading.Event()  # never set; wait() is an interruptible sleep
     while True:
         pause.wait(INTERVAL_S)
         current = Coverage.current()
         if current is not None:
-            current.save()  # costs nothing if no new line ran
+            current.save()  # cheap if no new line ran
 
 
 def coverage_init(registry: Any, options: dict[str, str]) -> None:
-    """Start the flushing thread; coverage calls this in each process that it measures."""
+    """Start the saving thread. Called by coverage.py in each process that it measures."""
     del registry, options
     if _is_ray_worker():
-        threading.Thread(target=_flush_for_ever, name="coverage-flush", daemon=True).start()
+        threading.Thread(target=_save_periodically, name="coverage-flush", daemon=True).start()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Resolve rayhive with all its extras in a scratch environment and pin what came out.
+# Resolve rayhive with all its extras in a scratch environment and pin the result.
 #
-# torch keeps its pin unless TORCH names another version: an open range may take a build for
-# other hardware. Run it on a machine without a GPU, or the pins of CUDA's packages come along.
+# torch keeps its pin unless TORCH names another version, because an open range may resolve to a
+# build for other hardware. Run it on a machine without a GPU: otherwise CUDA's packages are pinned.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

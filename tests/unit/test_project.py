@@ -79,6 +79,7 @@ def test_link_check_finds_what_is_broken(tmp_path: Path) -> None:
     page.write_text(
         "[ok](there.md#a-heading-with-code) [site](https://example.org/x) [gone](gone.md)\n"
         "[no heading](there.md#other) `rayhive/` `rayhive/gone.py` `runs/NAME/x` `a/b`\n"
+        "Write `rayhive/new.py`.\n"
         "```\npython rayhive/also_gone.py # [not a link](nowhere.md)\n```\n"
     )
     assert check_links.broken(page, tmp_path) == [
