@@ -1,9 +1,9 @@
-"""The last lines of every benchmark: what it claims, what it measured, and whether that held.
+"""Claims: the last lines of a benchmark, with the measured value and the verdict.
 
 ``claim: TEXT, at least 0.97x: 0.981x (95 % 0.975-0.988): held``
 
-A claim that is no number, for example that bytes are the same, is ``claim: TEXT: held``. A script
-that cannot measure on this machine prints ``skipped: REASON`` instead.
+A claim without a number, for example that bytes are equal, is ``claim: TEXT: held``. A script that
+cannot measure on this machine prints ``skipped: REASON`` instead.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _CLAIM = re.compile(
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim and its measurement.
+    """Claim and its measurement.
 
     Args:
-        text: What is claimed, without the bound and without a full stop.
-        measured: What was measured, mostly a ratio.
+        text: The claim, without the bound and without a full stop.
+        measured: Measured value, usually a ratio.
         low: Lower end of its 95 % interval.
         high: Upper end.
-        unit: ``x`` for a ratio, otherwise the unit; it is put behind the numbers.
-        bound: What was promised.
-        at_least: Whether the bound is the smallest allowed value, else it is the largest.
+        unit: Unit, printed after the numbers; ``x`` for a ratio.
+        bound: Allowed limit of the value.
+        at_least: Whether the limit is the smallest allowed value; otherwise it is the largest.
     """
 
     text: str
@@ -49,13 +49,13 @@ class Claim:
 
     @property
     def promise(self) -> str:
-        """The text with the bound."""
+        """Text with the bound."""
         unit = _suffix(self.unit)
         return f"{self.text}, at {'least' if self.at_least else 'most'} {self.bound:g}{unit}"
 
     @property
     def measurement(self) -> str:
-        """What was measured, with its interval."""
+        """Measured value with its interval."""
         low, high = _number(self.low), _number(self.high)
         return f"{_number(self.measured)}{_suffix(self.unit)} (95 % {low}-{high})"
 
@@ -64,22 +64,22 @@ class Claim:
 
 
 def print_claims(*claims: Claim) -> None:
-    """Print a line per claim, as the last lines of a benchmark."""
+    """Print one line for each claim."""
     for claim in claims:
         print(claim, flush=True)
 
 
 def print_fact(text: str, held: bool) -> None:
-    """Print the line of a claim that is no number."""
+    """Print the line of a claim without a number."""
     print(f"claim: {text}: {_verdict(held)}", flush=True)
 
 
 class Verdict(NamedTuple):
-    """A claim as it is read back.
+    """Claim that was parsed from the output of a benchmark.
 
     Attributes:
-        promise: What was claimed.
-        measurement: What was measured; empty for a claim that is no number.
+        promise: The claim with its bound.
+        measurement: Measured value with its interval; empty for a claim without a number.
         held: Whether the claim held.
     """
 
@@ -89,13 +89,13 @@ class Verdict(NamedTuple):
 
 
 def parse_claims(lines: Iterable[str]) -> list[Verdict]:
-    """Return the claims among the lines that a benchmark printed."""
+    """Return the claims in the output of a benchmark."""
     matches = filter(None, (_CLAIM.fullmatch(line.strip()) for line in lines))
     return [Verdict(m["promise"], m["measurement"] or "", not m["not"]) for m in matches]
 
 
 def parse_skip(lines: Iterable[str]) -> str | None:
-    """Return why a benchmark could not measure on this machine, or None if it could."""
+    """Return the reason why a benchmark skipped this machine; None if it measured."""
     reasons = [line.strip() for line in lines if line.startswith("skipped: ")]
     return reasons[-1].removeprefix("skipped: ") if reasons else None
 

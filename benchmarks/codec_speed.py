@@ -1,21 +1,21 @@
-"""How fast codecs encode and decode, against hivemind's own and a plain copy in the same run.
+"""Speed of codecs, compared with hivemind's codecs and with a plain copy in the same run.
 
 Claims, for 10 million floats on one core, encoding and decoding together:
 
 * ``uniform8`` takes at most half the time of hivemind's class;
 * ``float16`` takes no more than hivemind's class, and at most 3 times as long as copying the
-  same floats in each direction, into memory that is there;
+  same floats in each direction, into allocated memory;
 * every codec sends as many bytes as hivemind's, with the same or a lower error, and each side
-  decodes what the other encoded.
+  decodes the messages of the other.
 
-The floats are cut as a round cuts them: 512 KiB after compression, one part after another. The
-variants take turns, each in a process of its own, as a peer has only one: what memory one has
-freed must not be there for another. Times are CPU time, all threads of the process together,
-which is the time on one core of a machine that does nothing else. A claim of a ratio holds if
-the whole of its 95 % interval does.
+The floats are split as in a round: into parts of 512 KiB after compression, one after another. The
+variants take turns, each in a process of its own, because a peer runs only one of them: memory
+that one variant has freed must not be available to another. Times are CPU times of all threads of
+the process together, which is the time on one core of an idle machine. A claim about a ratio holds
+if its whole 95 % interval does.
 
-With ``--device cuda`` the floats lie on the GPU, as gradients do: every variant fetches a part
-from there before it encodes, and puts there what it decoded. Times are the clock's then.
+With ``--device cuda`` the floats are on the GPU, as gradients are: every variant copies a part from
+there before it encodes, and copies the decoded part back. Times are wall times then.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ HIVEMINDS: dict[str, Callable[[], theirs.CompressionBase]] = {
         THRESHOLD, theirs.Float16Compression(), theirs.Uniform8BitQuantization()
     ),
 }
-#: Who receives a part decodes it by such a table; see rayhive.compression.kernels.install.install.
+#: Codecs by which a receiver decodes a part; see rayhive.compression.kernels.install.install.
 TABLES = {
     "rayhive": serialization._BASE_COMPRESSION_TYPES | install.table(),
     "hivemind": serialization._BASE_COMPRESSION_TYPES,
@@ -67,11 +67,11 @@ TABLES = {
 VARIANTS = ("rayhive", "hivemind", "copy")
 
 
-_floats: torch.Tensor  # of this process, where it measures one variant
+_floats: torch.Tensor  # data of a worker process
 
 
 class Pair:
-    """A codec of ours and hivemind's, over the same parts of the same floats."""
+    """Codec of rayhive and the same of hivemind, for the same parts of the same floats."""
 
     def __init__(self, name: str, floats: torch.Tensor) -> None:
         codec = CODECS.get(name)()
@@ -87,7 +87,7 @@ class Pair:
         self.memory = torch.empty(2, len(self.parts[0]))
 
     def run(self, variant: str) -> tuple[float, float]:
-        """Return the seconds that a variant spends on encoding and on decoding all parts."""
+        """Return the seconds in which a variant encodes and decodes all parts."""
         encode = decode = 0.0
         for part in self.parts:
             began = self.clock()
@@ -98,7 +98,7 @@ class Pair:
         return encode, decode
 
     def sent(self, variant: str) -> tuple[int, float]:
-        """Return the bytes of all parts, and what was lost: L2 error over L2 norm."""
+        """Return the bytes of all parts, and the relative error: L2 error / L2 norm."""
         sent, missed, norm = 0, 0.0, 0.0
         for part in self.parts:
             message = self._encode(variant, part)
@@ -108,7 +108,7 @@ class Pair:
         return sent, (missed / norm) ** 0.5
 
     def understood(self) -> bool:
-        """Say whether each side decodes the other's parts to what the sender would."""
+        """Return whether sender and receiver of different variants decode to equal values."""
         for sender, receiver in (VARIANTS[:2], VARIANTS[1::-1]):
             for part in (self.parts[0], self.parts[-1]):
                 message = self._encode(sender, part)
@@ -134,12 +134,12 @@ class Pair:
 
 
 def make_floats(elements: int, device: str) -> torch.Tensor:
-    """Return normally distributed floats, always the same."""
+    """Return normally distributed floats from a fixed seed."""
     return torch.randn(elements, generator=torch.Generator().manual_seed(0)).to(device)
 
 
 def worker(elements: int, device: str) -> ProcessPoolExecutor:
-    """Return a process of its own for one variant."""
+    """Return a new process for one variant."""
     return ProcessPoolExecutor(
         max_workers=1,
         mp_context=get_context("spawn"),
@@ -159,7 +159,7 @@ def _run(name: str, variant: str) -> tuple[float, float]:
 
 
 def _quiet() -> None:
-    """Compute in one thread, and say nothing of torch's quantiser, which hivemind uses."""
+    """Compute in one thread, without the warnings of torch's quantiser, which hivemind uses."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
 
@@ -171,7 +171,7 @@ def measure(
     pair = Pair(name, floats)
     (sent, error), (their_bytes, their_error) = (pair.sent(variant) for variant in VARIANTS[:2])
     runs: dict[str, list[tuple[float, float]]] = {variant: [] for variant in VARIANTS}
-    for turn in range(1 + repeats):  # the first one warms up
+    for turn in range(1 + repeats):  # the first one is for warming up
         for variant in VARIANTS if turn % 2 else VARIANTS[::-1]:
             runs[variant].append(workers[variant].submit(_run, name, variant).result())
     seconds = {variant: np.array(runs[variant][1:]) for variant in VARIANTS}
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit 1 unless every claim holds")
     arguments = parser.parse_args()
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        print("skipped: no GPU here")
+        print("skipped: no GPU")
         return
     _quiet()
     floats = make_floats(arguments.elements, arguments.device)

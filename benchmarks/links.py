@@ -1,7 +1,7 @@
-"""Links between peers on one Linux machine: a network namespace and a shaped cable for each.
+"""Links between peers on one Linux machine: a network namespace and a shaped veth pair for each.
 
-The namespaces have no names. Each lives as long as a process in it, and these end when the
-benchmark does, however it ends; the kernel then removes the cables and the switch.
+The namespaces have no names. Each exists as long as a process in it. These processes end with the
+benchmark, even if it is killed, and the kernel then removes the veth pairs and the switch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-#: What a cable may send at once [bytes] and what it may keep waiting [ms].
+#: Burst [bytes] and queue [ms] of a link.
 BURST, QUEUE = 16_000, 100
 _TOOLS = ("ip", "nsenter", "tc", "unshare")
 
@@ -40,12 +40,12 @@ with socket.create_connection((HOST, 5201), timeout=10) as connection:
 
 @dataclass(frozen=True)
 class Links:
-    """Where peers run and what is between them.
+    """Addresses of the peers, and the links between them.
 
     Args:
         rate_mbit: Rate of a peer's link in each direction [Mbit/s].
         hosts: Address of each peer.
-        launchers: What to put before the command of each peer; empty if nothing is shaped.
+        launchers: Prefix of each peer's command; empty if the links are not shaped.
     """
 
     rate_mbit: float
@@ -54,11 +54,11 @@ class Links:
 
     @property
     def shaped(self) -> bool:
-        """Whether the links exist; otherwise the peers have to throttle themselves."""
+        """Whether the links are shaped; otherwise the averagers have to throttle."""
         return bool(self.launchers)
 
     def measured_mbit(self, seconds: float = 2.0) -> float:
-        """Send from the second peer to the first for about so long; return the rate [Mbit/s]."""
+        """Return the rate from the second peer to the first [Mbit/s], measured over ``seconds``."""
         size = round(self.rate_mbit * 1e6 / 8 * seconds)
         assign = f"HOST = {self.hosts[0]!r}; SIZE = {size}\n"
         receive, send = (
@@ -76,7 +76,7 @@ class Links:
 
 
 def become_root() -> None:
-    """Start the script anew as the root of a user namespace, where the kernel lets anybody."""
+    """Restart the script as root of a user namespace, if the kernel allows that."""
     command = ["unshare", "--user", "--map-root-user"]
     if os.geteuid() and shutil.which("unshare") and _works([*command, "--net", "true"]):
         os.execvp("unshare", [*command, sys.executable, *sys.argv])
@@ -84,15 +84,15 @@ def become_root() -> None:
 
 @contextlib.contextmanager
 def links(peers: int, rate_mbit: float, shape: bool = True) -> Iterator[Links]:
-    """Connect the peers to a switch, each over a link of its own.
+    """Connect each peer to a switch over its own link.
 
     Args:
         peers: Number of peers.
         rate_mbit: Rate of a link in each direction [Mbit/s].
-        shape: Try it at all.
+        shape: Whether to shape the links if possible.
 
     Yields:
-        The links; not shaped if this machine does not allow it.
+        The links; not shaped if the machine does not allow it.
     """
     tools = all(map(shutil.which, _TOOLS))
     if not (shape and tools and _works(["unshare", "--net", "true"])):
@@ -117,7 +117,7 @@ def links(peers: int, rate_mbit: float, shape: bool = True) -> Iterator[Links]:
 
 @contextlib.contextmanager
 def _namespace() -> Iterator[int]:
-    """Yield the process that keeps a network namespace; it ends when its input does."""
+    """Yield the id of a process that holds a network namespace until its input is closed."""
     keeper = subprocess.Popen(
         ["unshare", "--net", "sh", "-c", "echo ready; exec cat"],
         stdin=subprocess.PIPE,
@@ -127,7 +127,7 @@ def _namespace() -> Iterator[int]:
     try:
         assert keeper.stdout is not None
         if not keeper.stdout.readline():
-            raise OSError("could not make a network namespace")
+            raise OSError("a network namespace could not be created")
         yield keeper.pid
     finally:
         keeper.kill()
@@ -148,9 +148,9 @@ def _works(command: list[str]) -> bool:
 
 
 class Throttle:
-    """A link in the memory of a peer's processes: a sender waits until its bytes would be gone.
+    """Link in memory that a peer's processes share: a sender waits as long as its bytes take.
 
-    It has to be made before the processes fork.
+    It has to be created before the processes fork.
 
     Args:
         rate_mbit: Rate [Mbit/s].
@@ -163,14 +163,14 @@ class Throttle:
         self._free = multiprocessing.get_context("fork").Value("d", 0.0)
 
     def wait_s(self, size: int) -> float:
-        """Take the link for ``size`` bytes; return how long that takes from now on [s]."""
+        """Reserve the link for ``size`` bytes, and return the time until they are sent [s]."""
         now = time.monotonic()
         with self._free.get_lock():
             self._free.value = max(now, self._free.value) + size / self._bytes_per_s
             return float(self._free.value) - now
 
     def install(self) -> None:
-        """Let what this peer's averagers send in an all-reduce pass through the throttle."""
+        """Throttle the messages that this peer's averagers send in an all-reduce."""
         import asyncio
 
         from rayhive.averaging import averager

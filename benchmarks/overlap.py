@@ -1,14 +1,14 @@
-"""What averaging in the background pays on a slow link: samples per second of each delay mode.
+"""Throughput of each delay mode on a slow link: the benefit of averaging in the background.
 
 Claim: with 4 peers on links of 20 Mbit/s, ``delay: gradients`` gives at least 1.5 times the
 samples per second of ``delay: none`` with the same codec, when communication takes about as long
 as computation.
 
-Every peer has a network namespace of its own and a link that is shaped in both directions; where
-the machine does not allow that, its averagers throttle what they send, and the output says so.
-Computation is a wait of stated length in the module's forward pass, as for a GPU's work: real
-work of 4 peers would compete for the cores of this machine. Its length is found first: it is
-about what a round takes besides its computation. The modes take turns.
+Every peer has its own network namespace and a link that is shaped in both directions. If the
+machine does not allow that, the averagers throttle their messages, and the output says so.
+Computation is a wait in the module's forward pass, as for work on a GPU: real computation of 4
+peers would compete for the cores of this machine. The length of the wait is measured first, and is
+about the time that a round takes besides its computation. The modes take turns.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from benchmarks.swarm import conditions, die_with_parent, end_on_sigterm, join_s
 MODES = ("none", "state", "optimizer", "gradients")
 PEERS, RATE_MBIT, BOUND = 4, 20.0, 1.5
 BATCH, BATCHES_PER_ROUND = 32, 8
-#: Small enough for all peers to reduce the same share of so small a module [bytes].
+#: Size at which all peers reduce equal shares of the small module [bytes].
 PART_SIZE = 2**16
-#: Computation with which it begins [s a round], and how much longer the longer one of computation
-#: and communication may take than the other.
+#: First length of the computation [s per round], and largest ratio of computation and
+#: communication that counts as alike.
 FIRST_COMPUTE_S, ALIKE = 2.0, 1.2
 
 
 class Waiting(torch.nn.Module):
-    """A module of 0.75 million parameters whose forward pass waits."""
+    """Module of 0.75 million parameters with a wait in its forward pass."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Waiting(torch.nn.Module):
 
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train one peer; return its rounds and when each of them was over."""
+    """Train one peer; return its rounds and the time of each transition."""
     from rayhive.optim.optimizer import RayhiveOptimizer
     from rayhive.registry import CODECS
     from rayhive.spec.rules import DELAY_FLAGS
@@ -70,7 +70,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     dht = join_swarm(settings["initial_peers"], settings["hosts"][index])
     module = Waiting(settings["compute_s"] / BATCHES_PER_ROUND)
     events: list[tuple[str, float, dict[str, Any]]] = []
-    # hivemind's optimizer delays the averaging of parameters if nothing is said
+    # hivemind's optimizer delays the averaging of parameters by default
     flags = {"delay_state_averaging": False, **DELAY_FLAGS[settings["mode"]]}
     recreated = bool(flags.get("offload_optimizer"))
     adam = torch.optim.Adam(module.parameters(), lr=1e-3)
@@ -90,7 +90,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
         **flags,
     )
     if not optimizer.tracker.wait_for_peers(settings["peers"], timeout=60.0):
-        raise RuntimeError("the others did not come")
+        raise RuntimeError("the other peers did not join within 60 s")
     data = torch.randn(BATCH, 64, generator=torch.Generator().manual_seed(index))
     labels = torch.arange(BATCH) % 10
     while optimizer.local_epoch < settings["warm_up"] + settings["rounds"]:
@@ -109,7 +109,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_mode(mode: str, compute_s: float, rounds: int, warm_up: int, codec: str, net: Links) -> Any:
-    """Run a swarm; return its samples per second, seconds a round, and what became of rounds."""
+    """Run a swarm; return its samples per second, seconds per round, and outcomes of rounds."""
     settings = {
         "mode": mode,
         "compute_s": compute_s,
@@ -120,7 +120,7 @@ def run_mode(mode: str, compute_s: float, rounds: int, warm_up: int, codec: str,
         "throttle_mbit": None if net.shaped else net.rate_mbit,
     }
     peers = run_swarm(__file__, PEERS, settings, timeout=240, launchers=net.launchers)
-    # a round is over when the last peer goes on
+    # a round ends with the transition of the last peer
     first, last = (
         max(peer["ended"][str(round_)] for peer in peers) for round_ in (warm_up, warm_up + rounds)
     )
@@ -142,7 +142,7 @@ def run_mode(mode: str, compute_s: float, rounds: int, warm_up: int, codec: str,
 
 
 def find_compute_s(rounds: int, codec: str, net: Links) -> tuple[float, int]:
-    """Return a length of computation to which communication is alike [s], and the parameters."""
+    """Return a computation time close to that of communication [s], and the parameter count."""
     compute_s = FIRST_COMPUTE_S
     for _ in range(3):
         result = run_mode("none", compute_s, rounds, 1, codec, net)
@@ -159,9 +159,9 @@ def main() -> None:
     parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--codec", default="float16", help="of gradients and parameters")
+    parser.add_argument("--codec", default="float16", help="codec of gradients and parameters")
     parser.add_argument("--modes", nargs="+", default=MODES, choices=MODES)
-    parser.add_argument("--no-shaping", action="store_true", help="throttle in the averagers")
+    parser.add_argument("--no-shaping", action="store_true", help="throttle in averagers instead")
     arguments = parser.parse_args()
     if arguments.peer is not None:
         die_with_parent()
@@ -176,7 +176,7 @@ def main() -> None:
 
 
 def report(arguments: argparse.Namespace, net: Links) -> None:
-    """Measure the communication, then the modes in turns, and print."""
+    """Measure the communication, then the modes in turns, and print the results."""
     if net.shaped:
         print(f"links: shaped to {RATE_MBIT:g} Mbit/s, measured {net.measured_mbit():.1f} Mbit/s")
     else:
@@ -208,10 +208,10 @@ def report(arguments: argparse.Namespace, net: Links) -> None:
             f"group sizes {dict(totals['sizes'])}"
         )
         if set(totals["outcomes"]) | set(totals["state_outcomes"]) != {"averaged"}:
-            print(f"{mode:>9}: not all rounds were whole: this is not a measurement of overlap")
+            print(f"{mode:>9}: not all rounds were complete, so this does not measure overlap")
     communication = np.mean([result["round_s"] for result in runs["none"]]) - compute_s
     share = communication / compute_s
-    alike = "alike" if 1 / ALIKE < share < ALIKE else "not alike, so the claim is not about this"
+    alike = "alike" if 1 / ALIKE < share < ALIKE else "not alike, so the claim does not apply"
     print(f"communication over computation in the runs of none: {share:.2f}, {alike}")
     rates = {mode: [run["samples_per_s"] for run in results] for mode, results in runs.items()}
     ratio, low, high = ratio_of_runs(rates["gradients"], rates["none"])

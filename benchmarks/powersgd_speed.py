@@ -1,14 +1,14 @@
-"""How long PowerSGD's arithmetic of a round takes, against hivemind's own in the same run.
+"""Duration of PowerSGD's arithmetic in a round, compared with hivemind's in the same run.
 
 Claim: for the gradients of ResNet-18 (CIFAR-10, 11.2 million parameters) at rank 4 and on one
 thread, compressing and decompressing takes at most half of hivemind's time. Both are bound by
-memory, so that it depends on the machine, and on numba: see "Time" in docs/compression.md.
+memory, so the ratio depends on the machine, and on numba: see "Time" in docs/compression.md.
 
-Both averagers run their rounds as in a swarm, but alone and with all-reduces that do nothing:
-what is left is projecting, orthonormalising, projecting back, multiplying and committing. They
-alternate, round by round, and before each the gradients of somebody else are copied once: so each
-finds the caches as a training step leaves them, full of other data, and the copy says how fast the
-memory is. The time of the processor is told too, for machines on which others work.
+Both averagers run their rounds as in a swarm, but alone and with all-reduces that do nothing. The
+remaining work is projecting, orthonormalising, projecting back, multiplying and committing. They
+alternate, round by round. Before each round other gradients are copied once, so that the caches are
+full of other data, as after a training step; the time of the copy shows the speed of the memory.
+CPU time is printed as well, for machines with other load.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ MODEL, RANK = "resnet18_cifar10", 4
 
 
 class Alone:
-    """An averager in whose all-reduces nobody else takes part."""
+    """Mix-in with an all-reduce that does nothing."""
 
     async def _run_allreduce_inplace_(self, *_: Any, **__: Any) -> None:
         return None
 
 
 class Ours(Alone, TransactionalPowerSGD):
-    """Rayhive's."""
+    """Averager of rayhive."""
 
 
 class Theirs(Alone, PowerSGDGradientAverager):
-    """hivemind's."""
+    """Averager of hivemind."""
 
 
 class Copy:
-    """Copies as many gradients once, as nobody's round."""
+    """Round that only copies gradients of the same size."""
 
     def __init__(self, shapes: list[tuple[int, ...]]) -> None:
         self.old, self.new = ([torch.ones(shape) for shape in shapes] for _ in range(2))
@@ -69,7 +69,7 @@ class Copy:
 
 
 def make(kind: Any, shapes: list[tuple[int, ...]], rank: int) -> Any:
-    """Return an averager without a process, with random gradients."""
+    """Return an averager without a process and with random gradients."""
     torch.manual_seed(0)
     averager = kind(
         parameters=[torch.nn.Parameter(torch.zeros(shape)) for shape in shapes],
@@ -85,7 +85,7 @@ def make(kind: Any, shapes: list[tuple[int, ...]], rank: int) -> Any:
 
 
 async def measure(averagers: list[Any], rounds: int, warm_up: int = 3) -> np.ndarray:
-    """Return milliseconds by clock (wall, processor), averager and round."""
+    """Return the milliseconds by clock (wall, processor), averager and round."""
     dumps = MSGPackSerializer.dumps
     group = GroupInfo(b"group", (b"me",), (dumps([None, 0, dumps(1)]),))
     clocks = (time.perf_counter, time.process_time)

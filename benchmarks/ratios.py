@@ -1,4 +1,4 @@
-"""Ratios of times measured side by side in one run, and how sure they are."""
+"""Ratios of times that were measured side by side in one run, with intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Ratio(NamedTuple):
-    """A ratio of medians and its 95 % bootstrap interval."""
+    """Ratio of medians and its 95 % bootstrap interval."""
 
     value: float
     low: float
@@ -44,7 +44,7 @@ def paired_ratio(
 ) -> Ratio:
     """Return the median of the ratios slow over fast, pair by pair, with its interval.
 
-    For times taken in turns, so close together that what else the machine does hits both.
+    For times taken in turns, close together, so that other load affects both of a pair.
     """
     ratios = np.asarray(slow) / np.asarray(fast)
     generator = np.random.default_rng(0)

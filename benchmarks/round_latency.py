@@ -1,13 +1,13 @@
-"""How long a round takes, against hivemind's own optimizer in the same run.
+"""Duration of a round, compared with hivemind's optimizer in the same run.
 
 Claim: with a model of 0.3 million parameters on loopback, the median round of 2, 4 and 8 peers
 takes at most 0.12, 0.30 and 0.90 s. Two peers of hivemind take at least 8 times as long with a
-matchmaking window of 2 s, and 30 times with 5 s, which the documented strategy sets. With a fixed
-group size, hivemind's best setting, which has to be the number of peers all the time, they are not
-faster than rayhive's, which follow the number of peers by themselves.
+matchmaking window of 2 s, and 30 times with 5 s, which the documented strategy sets. hivemind's
+best setting is a fixed group size, which has to equal the number of peers at all times; with it,
+two peers are not faster than those of rayhive, which follow the number of peers by themselves.
 
 All variants run the same loop on the same module; only the optimizer and its settings differ. They
-alternate, so that what else the machine does hits all.
+alternate, so that other load affects all of them.
 """
 
 from __future__ import annotations
@@ -29,32 +29,33 @@ from benchmarks.ratios import ratio
 from benchmarks.swarm import conditions, join_swarm, run_swarm
 
 BATCH = 32
-#: hivemind's peers look for each other's progress so often [s], so that this is not measured.
+#: Periods in which hivemind's peers fetch the progress of the swarm [s]; short, so that the
+#: benchmark does not measure them.
 SHORT_REFRESH = {
     "min_refresh_period": 0.02,
     "default_refresh_period": 0.2,
     "max_refresh_period": 1.0,
 }
 FIXED = "hivemind, fixed group size"
-#: The longest wait for a group, of each variant [s].
+#: Matchmaking time of each variant, the longest wait for a group [s].
 VARIANTS = {
     "rayhive": 5.0,
     "hivemind, window 2 s": 2.0,
     "hivemind, window 5 s": 5.0,
     FIXED: 2.0,
 }
-#: What the median round may take with so many peers [s].
+#: Number of peers to the limit of the median round [s].
 BOUNDS = {2: 0.12, 4: 0.30, 8: 0.90}
-#: How many times as long a round of hivemind's takes at least.
+#: Variant to the least ratio of its round to that of rayhive.
 RATIOS = {"hivemind, window 2 s": 8.0, "hivemind, window 5 s": 30.0, FIXED: 1.0}
-#: Rounds of hivemind's peers that wait out their windows.
+#: Measured rounds of hivemind's peers that wait for the end of the window, and warm-up rounds.
 HIVEMINDS_ROUNDS, WARM_UP = 5, 2
-#: How many swarms are tried until one had all its peers in all its rounds.
+#: Swarms that are tried until one has all its peers in all its rounds.
 SWARMS = 3
 
 
 def make_module() -> torch.nn.Module:
-    """Return a perceptron of 0.3 million parameters."""
+    """Return a perceptron with 0.3 million parameters."""
     torch.manual_seed(0)
     return torch.nn.Sequential(
         torch.nn.Linear(64, 448), torch.nn.ReLU(), torch.nn.Linear(448, 576), torch.nn.ReLU(),
@@ -63,7 +64,7 @@ def make_module() -> torch.nn.Module:
 
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train one peer for ``rounds`` rounds; return the seconds of each."""
+    """Train one peer for ``rounds`` rounds; return the seconds of each round."""
     import hivemind
 
     from rayhive.optim.optimizer import RayhiveOptimizer
@@ -106,7 +107,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
             assert optimizer.tracker.wait_for_peers(settings["peers"], 30)
             ended.append(time.perf_counter())
         elif not ended:
-            # hivemind counts a peer from its first samples on; nobody may run ahead alone
+            # hivemind counts a peer from its first samples on; no peer may begin rounds alone
             while optimizer.tracker.global_progress.num_peers < settings["peers"]:
                 optimizer.tracker.fetched_global_progress_this_epoch.wait(0.05)
                 optimizer.tracker.fetched_global_progress_this_epoch.clear()
@@ -128,7 +129,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(peers: int, variant: str, rounds: int) -> list[float]:
-    """Return the seconds of every round that every peer of a fresh swarm took.
+    """Return the seconds of every round of every peer of a fresh swarm.
 
     Raises:
         RuntimeError: A peer failed, or no swarm had all its peers in all its rounds.
@@ -148,7 +149,7 @@ def measure(peers: int, variant: str, rounds: int) -> list[float]:
         alone = sum(result["alone"] for result in results)
         if not alone:
             return [value for result in results for value in result["seconds"]]
-        print(f"{what}: left out a swarm with {alone} rounds that were not everybody's", flush=True)
+        print(f"{what}: left out a swarm with {alone} rounds that lacked a peer", flush=True)
     raise RuntimeError(f"{what}: none of {SWARMS} swarms had all its peers in all its rounds")
 
 

@@ -1,11 +1,11 @@
-"""Run the benchmarks one after the other and write what they found to ``benchmarks/RESULTS.md``.
+"""Run the benchmarks one after the other and write the results to ``benchmarks/RESULTS.md``.
 
-Usage: ``python benchmarks/run_all.py [NAME ...]``, a name being that of a script without ``.py``.
-With names, only these run and the file is left alone, unless ``--output`` names another.
+Usage: ``python benchmarks/run_all.py [NAME ...]``, with names of scripts without ``.py``. With
+names, only these scripts run, and the file is written only with ``--output``.
 
-A benchmark is a script in this folder that can be run; :mod:`benchmarks.claims` says how it ends.
-Exit code 1 if one of them failed, took too long or ended otherwise. A claim that was not held is a
-result, not a failure.
+A benchmark is a runnable script in this folder; :mod:`benchmarks.claims` defines its last lines.
+The exit code is 1 if a script failed, took too long or ended without a claim. A claim that is not
+held is a result, not a failure.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from benchmarks.swarm import ROOT, conditions, end_on_sigterm
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "RESULTS.md"
-#: What a script gets to remove what it has started when its time is over [s].
+#: Time for a script to clean up after its time limit [s].
 GRACE = 15.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one script.
+    """Outcome of one script.
 
     Args:
-        name: Its name without ``.py``.
-        output: All that it printed.
-        failure: Why it failed, empty if it did not.
-        seconds: How long it ran [s].
-        load: Mean number of runnable processes in the minute before it [1].
+        name: Name of the script without ``.py``.
+        output: Its output.
+        failure: Reason of its failure; empty if it did not fail.
+        seconds: Duration [s].
+        load: Mean number of runnable processes in the minute before it.
     """
 
     name: str
@@ -55,24 +55,24 @@ class Outcome:
 
     @property
     def claims(self) -> list[Verdict]:
-        """What it claimed."""
+        """Claims in the output."""
         return parse_claims(self.output.splitlines())
 
     @property
     def skipped(self) -> str | None:
-        """Why it could not measure on this machine, if so."""
+        """Reason why it skipped this machine; None if it measured."""
         return parse_skip(self.output.splitlines())
 
     @property
     def problem(self) -> str:
-        """Why it counts as failed, empty if it does not."""
+        """Reason why it counts as failed; empty if it does not."""
         if not (self.failure or self.claims or self.skipped):
             return "it ended without a claim"
         return self.failure
 
 
 def scripts(folder: Path = FOLDER) -> list[str]:
-    """Return the names of all scripts in the folder that can be run, but for this one."""
+    """Return the names of all runnable scripts in the folder except this one."""
     return sorted(
         path.stem
         for path in folder.glob("*.py")
@@ -82,11 +82,11 @@ def scripts(folder: Path = FOLDER) -> list[str]:
 
 
 def run(name: str, limit: float) -> Outcome:
-    """Run a script and show what it prints while it does.
+    """Run a script, and print its output as it appears.
 
     Args:
-        name: Of the script.
-        limit: Longest time [s].
+        name: Name of the script.
+        limit: Time limit [s].
     """
     began, load = time.monotonic(), os.getloadavg()[0]
     process = subprocess.Popen(
@@ -116,7 +116,7 @@ def run(name: str, limit: float) -> Outcome:
             lines.append(line)
         code = process.wait()
     except BaseException:
-        process.terminate()  # so that it removes what it has started
+        process.terminate()  # lets it clean up
         process.wait(GRACE)
         raise
     finally:
@@ -153,12 +153,12 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 
 def render(outcomes: Sequence[Outcome], now: datetime.datetime, machine: str) -> str:
-    """Return the whole of ``RESULTS.md``.
+    """Return the content of ``RESULTS.md``.
 
     Args:
-        outcomes: In the order in which the scripts ran.
-        now: When the first one began.
-        machine: One line that says what they ran on.
+        outcomes: Outcomes in the order of the runs.
+        now: Start of the first run.
+        machine: Description of the machine on one line.
     """
     sections = [
         f"## {outcome.name}\n\n"
@@ -204,10 +204,10 @@ def _choose(parser: argparse.ArgumentParser, names: Sequence[str]) -> list[str]:
 
 
 def main() -> int:
-    """Run, print the summary, and write the file."""
+    """Run the benchmarks, print the summary, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
-    parser.add_argument("--limit", type=float, default=1800.0, help="of each script [s]")
+    parser.add_argument("--limit", type=float, default=1800.0, help="time limit of each script [s]")
     parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name} if all run")
     arguments = parser.parse_args()
     names = _choose(parser, arguments.names)

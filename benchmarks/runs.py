@@ -1,4 +1,4 @@
-"""Ratios of variants that ran in turns: each repetition gives one pair."""
+"""Ratios of variants that ran in turns, from one pair of values per repetition."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def ratio_of_runs(above: Sequence[float], below: Sequence[float]) -> tuple[float
 
     Args:
         above: One value per repetition.
-        below: The value to compare with in the same repetition.
+        below: Value of the other variant in the same repetition.
 
     Raises:
         ValueError: Fewer than two pairs, which have no interval.
@@ -31,11 +31,12 @@ def ratio_of_turns(
 ) -> tuple[float, float, float]:
     """Return the ratio of the sums and its 95 % bootstrap interval, drawing pairs.
 
-    For many short turns, which are close together: what else the machine does hits both of a pair.
+    For many short turns, close together, so that other load affects both of a pair.
 
     Args:
         above: One value per turn.
-        below: The value of the neighbouring turn of the other variant.
+        below: Value of the other variant in the neighbouring turn.
+        draws: Number of bootstrap samples.
     """
     over, under = np.asarray(above), np.asarray(below)
     drawn = np.random.default_rng(0).integers(0, len(over), (draws, len(over)))

@@ -1,11 +1,11 @@
-"""Hundreds of rounds with averaging that fails at random, in every delay mode.
+"""Soak test: hundreds of rounds with random averaging failures, in every delay mode.
 
 Claim: after 300 rounds of four peers, with a failure about every ten rounds, replicas agree, every
-partial round was reported as one, and no peer has grown: memory by less than 5 %, descriptors not
-at all.
+partial round was reported as partial, and no peer has grown: memory by less than 5 %, descriptors
+not at all.
 
-A peer fails by dropping its part in an all-reduce, before it begins or when it has ended. Rounds
-that hivemind's own code calls partial, in its log, are held against those that rayhive reports.
+A peer fails by dropping out of an all-reduce, before it begins or after it has ended. The rounds
+that hivemind's log calls partial are compared with those that rayhive reports.
 """
 
 from __future__ import annotations
@@ -41,33 +41,33 @@ from rayhive.averaging.averagers import RayhiveGradientAverager
 from rayhive.spec.rules import DELAY_FLAGS
 
 BATCH = 16
-#: Rounds after which a peer has the size that it is held to.
+#: Share of the rounds after which the reference size of a peer is measured.
 SETTLED = 0.2
-#: A size is that of so many rounds together.
+#: Consecutive rounds over which a size is measured.
 SIZED = 10
 AGREE = 1e-4
 
 
 class PartialInLog(logging.Handler):
-    """Counts what hivemind says of parts that were not averaged."""
+    """Counter of hivemind's log lines about parts that were not averaged."""
 
     count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Count one line."""
+        """Count a log line about a partial round."""
         self.count += "received" in record.getMessage()
 
 
 class FailingAverager(RayhiveGradientAverager):
-    """Fails in some rounds, and notes rounds that are partial and do not say so."""
+    """Averager that fails in some rounds, and counts partial rounds reported as complete."""
 
     def __init__(self, *args: Any, every: float, seed: int, **kwargs: Any) -> None:
         self.every, self.dice = every, random.Random(seed)
-        self.failures, self.untold = torch.zeros(2, dtype=torch.long).share_memory_().unbind()
+        self.failures, self.unreported = torch.zeros(2, dtype=torch.long).share_memory_().unbind()
         super().__init__(*args, **kwargs)
 
     def run(self) -> None:
-        """Serve, with an ear on hivemind's log."""
+        """Run the averager with a counter on hivemind's log."""
         self.heard = PartialInLog()
         partition.logger.addHandler(self.heard)
         partition.logger.setLevel(logging.WARNING)
@@ -88,14 +88,14 @@ class FailingAverager(RayhiveGradientAverager):
     async def _aggregate_with_group(self, *args: Any, **kwargs: Any) -> Any:
         before = self.heard.count
         result = await super()._aggregate_with_group(*args, **kwargs)
-        self.untold += self.heard.count > before and result.fraction == 1.0
+        self.unreported += self.heard.count > before and result.fraction == 1.0
         return result
 
 
 class Garbage:
-    """Lets all processes of this peer drop theirs: a future that waits for it holds a pipe.
+    """Garbage collection in all processes of this peer, as uncollected futures hold pipes.
 
-    To be made before they are forked.
+    It has to be created before the processes are forked.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Garbage:
         self._gone.release()
 
     def drop(self, processes: list[psutil.Process]) -> None:
-        """Collect garbage in these processes, and wait for it."""
+        """Collect garbage in these processes, and wait until all have."""
         for process in processes:
             process.send_signal(signal.SIGUSR1)
         for _ in processes:
@@ -124,16 +124,16 @@ def size(garbage: Garbage) -> tuple[int, set[str]]:
 
 
 def descriptors(pid: int) -> Iterator[str]:
-    """Tell what each descriptor of a process is, and whose: ``socket:[123] of 4, 5``."""
+    """Yield a text for each descriptor of a process, such as ``socket:[123] of PID, NUMBER``."""
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             yield f"{os.readlink(entry)} of {pid}, {entry.name}"
 
 
 def standing(sizes: Iterable[tuple[int, set[str]]]) -> tuple[int, Counter[str]]:
-    """Return the least memory of some moments, and the descriptors open in all, by kind.
+    """Return the least memory of several samples, and the descriptors open in all, by kind.
 
-    A stream is open, or a buffer full, only for moments; what leaks stays.
+    Streams and full buffers are temporary; leaks are in every sample.
     """
     memory, names = zip(*sizes, strict=True)
     return min(memory), Counter(
@@ -142,14 +142,14 @@ def standing(sizes: Iterable[tuple[int, set[str]]]) -> tuple[int, Counter[str]]:
 
 
 def growth_of(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """Return of which kinds there are more descriptors or fewer than before."""
+    """Return the change in the number of descriptors by kind, without the zeros."""
     change = Counter(after)
     change.subtract(before)
     return {kind: count for kind, count in change.items() if count}
 
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train one peer; return its weights, what came of its rounds, and how it grew."""
+    """Train one peer; return its weights, the outcomes of its rounds, and its growth."""
     from rayhive.optim.optimizer import RayhiveOptimizer
 
     garbage = Garbage()
@@ -203,14 +203,14 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
         "weights": weights.tolist(),
         "outcomes": {name: outcomes.count(name) for name in sorted(set(outcomes))},
         "failures": int(averager.failures),
-        "untold": int(averager.untold),
+        "unreported": int(averager.unreported),
         "memory": (before[0], after[0]),
         "descriptors": (before[1], after[1]),
     }
 
 
 def main() -> None:
-    """Soak, print what happened, and what of the claim held."""
+    """Run the swarms, and print the measurements and claims."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--peers", type=int, default=4)
@@ -239,7 +239,9 @@ def main() -> None:
         for result in results:
             print(f"  outcomes {result['outcomes']}")
         facts[f"{delay}: replicas agree to {AGREE:g}"] = distance < AGREE
-        facts[f"{delay}: no partial round goes unreported"] = not any(r["untold"] for r in results)
+        facts[f"{delay}: no partial round goes unreported"] = not any(
+            r["unreported"] for r in results
+        )
         facts[f"{delay}: memory grows by less than 5 %"] = growth < 0.05
         facts[f"{delay}: descriptors do not grow"] = sum(grown.values()) <= 0
     for text, held in facts.items():

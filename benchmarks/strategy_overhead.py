@@ -1,18 +1,18 @@
-"""What the strategy costs a peer: samples per second against plain Lightning in the same run.
+"""Overhead of the strategy: samples per second compared with plain Lightning in the same run.
 
 Claim: one peer with a compute-bound module (at least 20 ms a batch) keeps 97 % of the samples per
 second of plain Lightning with the same gradient accumulation. Published swarms keep 48-78 %
 (arXiv 2306.03163).
 
 All variants train the same module on the same data with the same trainer: ``strategy`` has
-``target_batch_size = K * batch`` where ``plain`` has ``accumulate_grad_batches = K``, so they
-step the optimizer equally often. ``reusing`` is the strategy with ``reuse_grad_buffers=True``: it
-accumulates where plain Lightning does, in ``parameter.grad``. It is printed; the claim is of the
-strategy as it is without options.
+``target_batch_size = K * batch`` and ``plain`` has ``accumulate_grad_batches = K``, so they step
+the optimizer equally often. ``reusing`` is the strategy with ``reuse_grad_buffers=True``: it
+accumulates in ``parameter.grad``, as plain Lightning does. It is printed only; the claim is about
+the strategy without options.
 
-All run at the same time, in fresh processes, and take turns of a few rounds, so that what else the
-machine does hits all. While one has its turn, all processes of the others are stopped: what a
-swarm's do by themselves slows down only the turns of the strategy.
+All variants run in fresh processes and take turns of a few rounds, so that other load affects all
+of them. During a turn all processes of the other variants are stopped, so the background processes
+of a swarm slow down only the turns of the strategy.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from benchmarks.runs import ratio_of_turns
 from benchmarks.swarm import ROOT, conditions, die_with_parent, end_on_sigterm
 
 VARIANTS = ("plain", "strategy", "reusing")
-#: What a worker's lines begin with; Lightning prints, too.
+#: Prefix of a worker's lines, to tell them from those of Lightning.
 MARK = "turn: "
 BOUND = 0.97
-#: A batch that takes less is not compute-bound [s].
+#: Shortest batch that counts as compute-bound [s].
 SHORTEST_BATCH = 0.02
 FEATURES, CLASSES = 256, 10
-#: Width of the hidden layers and samples of a batch.
+#: Device to the width of the hidden layers and the samples of a batch.
 SIZES = {"cpu": (768, 1024), "cuda": (4096, 32768)}
 
 
 def run_variant(settings: dict[str, Any]) -> None:
-    """Train in this process, turn by turn; print what each one took, and wait for the next."""
+    """Train in this process, turn by turn; print the time of each, and wait for the next."""
     from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
     from rayhive import HivemindStrategy
@@ -124,15 +124,15 @@ def run_variant(settings: dict[str, Any]) -> None:
 
 @contextlib.contextmanager
 def worker(settings: dict[str, Any], log: TextIO) -> Iterator[subprocess.Popen[str]]:
-    """Run one variant in a fresh process for as long as the body takes."""
+    """Run one variant in a fresh process for the duration of the ``with`` block."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "HIVEMIND_LOGLEVEL": "ERROR",
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         "PYTHONWARNINGS": "ignore",
-        # glibc gives memory back between batches or does not, by what else is on the heap: up to
-        # 5 ms of page faults a batch, and more often in the smaller process
+        # Depending on the heap, glibc returns memory between batches: up to 5 ms of page faults
+        # per batch, and more often in the smaller process.
         "MALLOC_TRIM_THRESHOLD_": str(2**30),
         "MALLOC_MMAP_THRESHOLD_": str(2**30),
     }
@@ -152,7 +152,7 @@ def worker(settings: dict[str, Any], log: TextIO) -> Iterator[subprocess.Popen[s
 
 
 def take_turn(process: subprocess.Popen[str]) -> list[float]:
-    """Let a worker and all that it forked go on for a turn; return what it took."""
+    """Let a worker and its forked processes run for a turn; return its measurements."""
     assert process.stdin is not None
     os.killpg(process.pid, signal.SIGCONT)
     process.stdin.write("go\n")
@@ -164,7 +164,7 @@ def take_turn(process: subprocess.Popen[str]) -> list[float]:
 
 
 def read(process: subprocess.Popen[str]) -> list[float]:
-    """Return what a worker says next."""
+    """Return the next measurements that a worker prints."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith(MARK):
@@ -174,8 +174,8 @@ def read(process: subprocess.Popen[str]) -> list[float]:
 
 
 def take_turns(settings: dict[str, Any], turns: int) -> dict[str, list[list[float]]]:
-    """Run all variants at once, one at a time; return all that each of them said."""
-    said: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
+    """Run the variants in turns; return the measurements of each."""
+    measured: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
     with tempfile.TemporaryFile("w+") as log, contextlib.ExitStack() as stack:
         try:
             workers = {
@@ -183,17 +183,17 @@ def take_turns(settings: dict[str, Any], turns: int) -> dict[str, list[list[floa
                 for name in VARIANTS
             }
             for process in workers.values():
-                read(process)  # of the warm-up
+                read(process)  # warm-up
             for process in workers.values():
                 os.killpg(process.pid, signal.SIGSTOP)
             for turn in range(turns + 1):
                 for name in VARIANTS if turn % 2 else reversed(VARIANTS):
-                    said[name].append(take_turn(workers[name]))
+                    measured[name].append(take_turn(workers[name]))
         except BaseException:
             log.seek(0)
             sys.stderr.write(log.read()[-4000:])
             raise
-    return said
+    return measured
 
 
 def main() -> None:
@@ -201,10 +201,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--device", choices=sorted(SIZES), help="default: cuda if there is one")
-    parser.add_argument("--turns", type=int, default=20, help="of each process")
+    parser.add_argument("--turns", type=int, default=20, help="turns of each process")
     parser.add_argument("--rounds-per-turn", type=int, default=3)
     parser.add_argument("--batches-per-round", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=3, help="with fresh processes")
+    parser.add_argument("--repeats", type=int, default=3, help="repetitions with fresh processes")
     arguments = parser.parse_args()
     if arguments.worker is not None:
         die_with_parent()
@@ -223,9 +223,9 @@ def main() -> None:
     turns: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
     ends: dict[str, list[list[float]]] = {variant: [] for variant in VARIANTS}
     for _ in range(arguments.repeats):
-        for variant, said in take_turns(settings, arguments.turns).items():
-            turns[variant] += said[:-1]
-            ends[variant].append(said[-1])
+        for variant, measured in take_turns(settings, arguments.turns).items():
+            turns[variant] += measured[:-1]
+            ends[variant].append(measured[-1])
     print(
         f"one peer on {device}, {ends['plain'][0][1]:,} parameters, Adam, batches of {batch}, "
         f"{arguments.batches_per_round} batches a round, {arguments.rounds_per_turn} rounds a "

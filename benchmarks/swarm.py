@@ -1,7 +1,7 @@
-"""Runs the same peer function in several processes and joins them into one swarm.
+"""Swarms of peers in fresh processes, for benchmarks.
 
-Every peer is a fresh interpreter that runs the calling script with ``--peer INDEX``. Peer 0
-prints its addresses; the others get them. What a peer prints as its last line is its result.
+Every peer is a new interpreter that runs the calling script with ``--peer INDEX``. Peer 0 prints
+its addresses, and the other peers receive them. The last line that a peer prints is its result.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def run_swarm(
     Args:
         script: Path of the benchmark.
         peers: Number of peers.
-        settings: Passed to every peer as a line of JSON.
-        timeout: Longest time of the whole swarm [s].
-        launchers: What to put before the command of each peer, see :mod:`benchmarks.links`.
+        settings: Settings, passed to every peer as a line of JSON.
+        timeout: Time limit of the whole swarm [s].
+        launchers: Prefix of each peer's command, see :mod:`benchmarks.links`.
     """
     end_on_sigterm()
     deadline = time.monotonic() + timeout
@@ -96,12 +96,12 @@ def _last_line(process: subprocess.Popen[str], deadline: float) -> str:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end this process as Ctrl-C does: what it has started is removed first."""
+    """Let SIGTERM raise ``SystemExit``, so that clean-up code runs as after Ctrl-C."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def die_with_parent() -> None:
-    """Let this process and all that it forks die with their parents, however these end."""
+    """Let the kernel kill this process, and its forks, when their parents end."""
     libc = ctypes.CDLL(None)
 
     def ask_the_kernel() -> None:
@@ -112,7 +112,7 @@ def die_with_parent() -> None:
 
 
 def join_swarm(initial_peers: list[str], host: str = "127.0.0.1") -> Any:
-    """Return a running DHT of this peer, and tell :func:`run_swarm` its addresses."""
+    """Return a running DHT of this peer, and print its addresses for :func:`run_swarm`."""
     import hivemind
 
     dht = hivemind.DHT(
@@ -133,7 +133,7 @@ def _version(package: str) -> str:
 
 
 def conditions() -> str:
-    """Return one line that says what was measured on."""
+    """Return one line with the machine and the versions of the important packages."""
     packages = ", ".join(map(_version, ("torch", "hivemind", "numba")))
     machine = f"{os.cpu_count()} cores {platform.machine()}"
     return f"{machine}, Python {platform.python_version()}, {packages}"

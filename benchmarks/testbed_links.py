@@ -1,14 +1,14 @@
-"""What the relay of a testbed costs, where the kernel has no netem: against the same link without.
+"""Cost of a testbed's relay, which replaces netem, compared with the same link without it.
 
 Claims, for a link of 100 Mbit/s and packets of 9000 bytes:
 
-* with 10 ms of delay in each direction, a TCP connection gets at least 0.9 times as much through
-  as it does without;
-* the relay takes at most a quarter of a core for it;
-* packets come at most a millisecond late: the median against the quickest of each measurement.
+* with 10 ms of delay in each direction, a TCP connection transfers at least 0.9 times as much as
+  without delay;
+* the relay needs at most a quarter of a core;
+* packets are at most a millisecond late: the median compared with the fastest of each measurement.
 
-The two links take turns of two seconds, each with a connection of its own, after a second in which
-it finds its speed. One node sends to the switch, so that one relay is in the way.
+The two links take turns of two seconds, each with a connection of its own, after one second of
+warm-up. One node sends to the switch, so the packets pass through one relay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TICKS_PER_S = 100
 
 
 class Sink:
-    """Counts what arrives at the switch."""
+    """Server at the switch that counts the received bytes."""
 
     def __init__(self, server: socket.socket) -> None:
         self.received = 0
@@ -63,7 +63,7 @@ def one_link() -> Iterator[Testbed]:
 
 
 def processor_s(command: str) -> float:
-    """Return the processor time of the processes with this in their command line [s]."""
+    """Return the CPU time of the processes whose command line contains ``command`` [s]."""
     total = 0.0
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -76,7 +76,7 @@ def processor_s(command: str) -> float:
 
 
 def turn(testbed: Testbed, link: Link, sink: Sink, to: tuple[str, int]) -> tuple[float, float]:
-    """Return the rate that a connection got through the link [Mbit/s], and the relay's share."""
+    """Return the rate of a connection over the link [Mbit/s], and the relay's share of a core."""
     testbed.link(0).set(link)
     relay = str(testbed.state.folder / "relay-")
     where = testbed.nodes[0].namespace
@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def claim(text: str, values: list[float], unit: str, bound: float) -> Claim:
-    """Return the claim that the median of some values is at most so large."""
+    """Return the claim that the median of ``values`` is at most ``bound``."""
     generator = np.random.default_rng(0)
     drawn = np.median(generator.choice(values, (2000, len(values))), axis=1)
     low, high = np.percentile(drawn, [2.5, 97.5])

@@ -3,11 +3,11 @@
 Claim: after 400 rounds with rank 4, the distance to the solution is at most 1.5 times that of
 peers that average their gradients as they are.
 
-Both peers learn a linear map. Their data belong to maps that lie 0.3 to either side of the true
-one, and one peer computes about three times as fast as the other, with jitter: so samples per
-round differ between peers and from round to round. The solution is the minimum over all samples
-that entered a round. Swarms of real peers, with and without PowerSGD, alternate; in each the
-distance is that of the last rounds.
+Both peers learn a linear map. Their data belong to maps at a distance of 0.3 on either side of the
+true one. One peer computes about three times as fast as the other, with jitter, so the samples per
+round differ between peers and between rounds. The solution is the minimum over all samples that
+entered a round. Swarms of real peers with and without PowerSGD alternate; the distance is measured
+in the last rounds of each.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from benchmarks.swarm import conditions, join_swarm, run_swarm
 
 SHAPE, SHIFT, NOISE, RATE = (20, 24), 0.3, 0.1, 0.05
 BATCH, TARGET, RANK = 4, 64, 4
-#: Mean time that each peer takes for a batch [s].
+#: Mean time of each peer for a batch [s].
 PACE_S = (0.002, 0.006)
-#: The distance is taken in so many of the last rounds, and after these.
+#: Number of last rounds in which the distance is measured, and rounds after which it is printed.
 LAST, SHOWN = 40, (50, 100, 200, 400)
 
 
 def maps() -> list[torch.Tensor]:
-    """Return the maps that the two peers' data belong to."""
+    """Return the maps of the two peers' data."""
     generator = torch.Generator().manual_seed(1)
     true, shift = (torch.randn(SHAPE, generator=generator) for _ in range(2))
     return [true + SHIFT * shift, true - SHIFT * shift]
 
 
 def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Train one peer; return its samples in every round and its weights in rounds that count."""
+    """Train one peer; return its samples in every round, and its weights in measured rounds."""
     from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
     from rayhive.optim.optimizer import RayhiveOptimizer
@@ -99,7 +99,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(rank: int | None, rounds: int, seed: int) -> dict[int, float]:
-    """Return relative distances to the solution by round, of a fresh swarm; print a line."""
+    """Return a fresh swarm's relative distances to the solution by round; print a line."""
     settings = {"rank": rank, "rounds": rounds, "seed": seed}
     results = run_swarm(__file__, 2, settings, timeout=600)
     samples = np.array([sum(r["samples"] for r in result["rounds"]) for result in results])

@@ -1,14 +1,14 @@
-"""What the outlier filter refuses of honest and of broken peers, and what that costs in accuracy.
+"""Refusals of the outlier filter for honest and broken peers, and the accuracy that they cost.
 
-Usage: ``python benchmarks/guard_rates.py [--rounds N] [--seeds N] [--quick]``. No network: in each
-round the peers compute gradients of the same parameters, each on data of its own (digits); each
-peer's filter announces, judges and learns as in a group, and the reducer's rule makes one gradient
-of what was accepted. The default is ``outlier_filter: norm`` with ``aggregation: mean``; the other
-rules are options. "none" is the mean without any filter.
+Usage: ``python benchmarks/filter_rates.py [--rounds N] [--seeds N] [--quick]``, without a network.
+In each round the peers compute gradients of the same parameters, each on its own data (digits). The
+filter of each peer announces, judges and learns as in a group, and the reducer's rule combines the
+accepted gradients. The default is ``outlier_filter: norm`` with ``aggregation: mean``; the other
+rules are options. "No filter" is the mean without a filter.
 
-Honest peers differ in three ways: all have the same classes; *label skew*, where the last quarter
-of the peers (at least one) has the classes 5-9 and the others 0-4; *size skew*, where peer 0
-computes 8 times as many samples per round as the others, and its gradient counts for as much more.
+Honest peers have one of three distributions of data. *None*: all have the same classes. *Label
+skew*: the last quarter of the peers (at least one) has the classes 5-9, the other peers 0-4. *Size
+skew*: peer 0 computes 8 times as many samples per round, and its gradient has 8 times the weight.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from rayhive.workloads.digits import Digits
 SIZES = (2, 3, 4, 6, 8)
 SKEWS = ("none", "labels", "sizes")
 BATCH, AGE = 16, 5
-#: From this round on the broken peer is broken: by then the filters have a memory.
+#: First round with a broken gradient; by then the filters have a history.
 BROKEN_FROM = 21
-#: Classes from this one on are rare under label skew.
+#: First of the classes that are rare under label skew.
 RARE = 5
 Gradient = list[torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a swarm does with gradients."""
+    """Outlier filter and aggregation rule of a swarm."""
 
     name: str
     outlier_filter: OutlierFilterRule | None
@@ -62,13 +62,13 @@ RULE_CHOICES = (
 
 @dataclass
 class Outcome:
-    """What came of one training.
+    """Outcome of one training.
 
     Attributes:
-        honest: Honest gradients, and how many of them were refused.
-        broken: Broken gradients, and how many of them were refused.
-        accuracy: On all held-out images at the end.
-        rare: On those of the classes 5-9.
+        honest: Number of honest gradients by whether they were refused.
+        broken: Number of broken gradients by whether they were refused.
+        accuracy: Accuracy on all held-out images at the end.
+        rare: Accuracy on the held-out images of the classes 5-9.
     """
 
     honest: Counter[bool] = field(default_factory=Counter)
@@ -78,7 +78,7 @@ class Outcome:
 
 
 class Swarm:
-    """Peers in one process that always have the same parameters."""
+    """Peers in one process with equal parameters."""
 
     def __init__(self, peers: int, skew: str, optimizer: str, seed: int) -> None:
         self.workload = Digits(width=8, optimizer=optimizer)
@@ -131,14 +131,14 @@ def _batches(
 
 
 class Broken:
-    """Breaks the gradients of peer 0."""
+    """Fault in the gradients of peer 0."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._past: deque[Gradient] = deque(maxlen=AGE)
 
     def __call__(self, gradient: Gradient) -> Gradient:
-        """Return what the broken peer sends in place of its gradient."""
+        """Return the gradient that the broken peer sends."""
         acts: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
             "NaN": lambda g: torch.full_like(g, math.nan),
             "x1000": lambda g: 1000 * g,
@@ -159,17 +159,17 @@ def train(
     every: int = 1,
     optimizer: str = "adam",
 ) -> Outcome:
-    """Train a swarm, and return what was refused and what it learned.
+    """Train a swarm, and return its refusals and its accuracy.
 
     Args:
-        peers: How many.
-        skew: How their data differ, one of :data:`SKEWS`.
-        rule: What is done with gradients.
-        rounds: How many.
-        seed: Of data and parameters.
-        broken: How peer 0 is broken from round :data:`BROKEN_FROM` on; None if it is honest.
-        every: In which rounds it is: in every one, every second, ...
-        optimizer: Of the workload.
+        peers: Number of peers.
+        skew: Distribution of the data, one of :data:`SKEWS`.
+        rule: Outlier filter and aggregation rule.
+        rounds: Number of rounds.
+        seed: Seed of data and parameters.
+        broken: Fault of peer 0 from round :data:`BROKEN_FROM` on; None if it is honest.
+        every: Distance between two rounds with the fault; 1 is every round.
+        optimizer: Optimizer of the workload.
     """
     swarm, outcome = Swarm(peers, skew, optimizer, seed), Outcome()
     filters = [OutlierFilter(rule.outlier_filter or "finite") for _ in range(peers)]
@@ -202,7 +202,7 @@ def _share(counts: Counter[bool]) -> str:
 def compare_on_honest_peers(
     rounds: int, seeds: int, sizes: tuple[int, ...], optimizer: str, rules: tuple[Rule, ...]
 ) -> None:
-    """Print false refusals and accuracy of every rule, skew and size of the swarm."""
+    """Print false refusals and accuracy for every rule, skew and number of peers."""
     print(f"\nhonest peers, digits, {optimizer}, {rounds} rounds, {seeds} seeds; "
           "refused, accuracy on all classes / on 5-9")  # fmt: skip
     print(f"{'skew':8}{'peers':>6}" + "".join(f"{rule.name:>30}" for rule in rules))
@@ -232,7 +232,7 @@ def compare_on_honest_peers(
 
 
 def compare_on_broken_peers(rounds: int, seeds: int) -> None:
-    """Print which broken gradients every rule refuses, and what is learned all the same."""
+    """Print the broken gradients that every rule refuses, and the accuracy."""
     print(f"\none broken peer of 4, in every second round from {BROKEN_FROM} of {rounds} rounds, "
           f"{seeds} seeds; broken refused, honest refused, accuracy")  # fmt: skip
     print(f"{'broken':10}" + "".join(f"{rule.name:>36}" for rule in RULE_CHOICES))
@@ -258,7 +258,7 @@ def compare_on_broken_peers(rounds: int, seeds: int) -> None:
 
 
 def follow_lasting_faults(rounds: int, seeds: int) -> None:
-    """Print how long a peer that is broken in every round is refused."""
+    """Print the refusals of a peer that is broken in every round."""
     print(f"\none broken peer of 4, in every round from {BROKEN_FROM} of {rounds} rounds on")
     for broken in ("x1000", "sign flip"):
         for rule in RULE_CHOICES:
@@ -273,11 +273,11 @@ def follow_lasting_faults(rounds: int, seeds: int) -> None:
 
 
 def main() -> None:
-    """Measure every case."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=200, help="rounds of each training")
-    parser.add_argument("--seeds", type=int, default=3, help="trainings of each case")
-    parser.add_argument("--quick", action="store_true", help="fewer sizes of the swarm")
+    parser.add_argument("--seeds", type=int, default=3, help="trainings for each case")
+    parser.add_argument("--quick", action="store_true", help="fewer numbers of peers")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     sizes = (2, 4) if asked.quick else SIZES
