@@ -75,8 +75,8 @@ def replicate_story(
         row: Its row; computed from its events if it is not given.
         always: Whether a replicate without planned faults and without problems has a story.
     """
-    from rayhive.metrics.rows import replicate_row
     from rayhive.metrics.logs import last_timeline
+    from rayhive.metrics.rows import replicate_row
     from rayhive.metrics.timeline import FINISHED
     from rayhive.report.timeline_text import timeline_lines
 

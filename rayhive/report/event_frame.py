@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayhive.errors import DamagedError
-from rayhive.metrics.timeline import read_timelines
+from rayhive.metrics.logs import read_timelines
 
 if TYPE_CHECKING:
     from pandas import DataFrame
