@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, cast
@@ -53,6 +54,19 @@ class Registry(Generic[T]):
         """
         self._refuse_duplicate(name)
         self._lazy[name] = target
+
+    @contextlib.contextmanager
+    def replaced(self, name: str, entry: T) -> Iterator[None]:
+        """Register ``entry`` for the length of a ``with`` block.
+
+        It hides an entry of the same name.
+        """
+        before = dict(self._entries)
+        self._entries[name] = entry
+        try:
+            yield
+        finally:
+            self._entries = before
 
     def _refuse_duplicate(self, name: str) -> None:
         if name in self._entries or name in self._lazy:

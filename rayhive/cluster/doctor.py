@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 
 from rayhive.cluster import requirements
-from rayhive.cluster.node import capabilities, machine, process_group, small_disk
+from rayhive.cluster.node import capabilities, machine, process_group
+from rayhive.cluster.node.tools import small_disk
 from rayhive.cluster.testbed import state
 from rayhive.faults.target import CAPABILITIES
 

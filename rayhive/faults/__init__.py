@@ -1,4 +1,4 @@
-"""Faults and the scenarios that plan them; each is one file."""
+"""Fault kinds and the scenarios that plan them, one file each."""
 
 from __future__ import annotations
 

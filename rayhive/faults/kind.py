@@ -1,4 +1,4 @@
-"""The contract of a fault kind: set up, inject, prove, heal, tear down."""
+"""Contract of a fault kind: set up, inject, verify, heal, tear down."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
 Group = Literal["process", "node", "link", "training", "clock"]
-#: What a fault does to its targets while it lasts: they train on, are there no more, do nothing,
-#: or are out of the others' reach.
+#: State of a fault's targets while it lasts: they train on, they have ended, they are stopped, or
+#: the other peers cannot reach them.
 Effect = Literal["none", "gone", "stopped", "cut_off"]
 
 
@@ -23,11 +23,11 @@ class NoArgs(Model):
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether a fault took effect, and how that is known.
+    """Result of checking whether a fault took effect.
 
     Attributes:
-        ok: It did.
-        what: What was looked at and seen; goes into the ``fault_verified`` event.
+        ok: Whether it did.
+        what: Observations that show it; written to the ``fault_verified`` event.
     """
 
     ok: bool
@@ -35,72 +35,106 @@ class Proof:
 
 
 class FaultKind(ABC):
-    """One kind of fault, for one planned fault.
+    """One kind of fault, bound to one planned fault.
 
-    The clock calls :meth:`setup` before training starts, :meth:`inject` and :meth:`verify` when
-    the fault is due, :meth:`heal` ``heal_after_s`` later (or never), and :meth:`teardown` at the
-    end of the replicate, whatever happened before; it has to leave nothing of the fault behind.
+    The nemesis calls :meth:`setup` before training starts, :meth:`inject` and :meth:`verify` when
+    the fault is due, :meth:`heal` ``heal_after_s`` after the injection (or never), and
+    :meth:`teardown` at the end of the replicate, also after errors. Nothing of the fault may remain
+    after the teardown.
 
     Attributes:
-        about: What it does, in one sentence, for ``rayhive scenario list`` and the docs.
-        group: What it breaks.
-        needs: What the machine must allow: keys of :data:`rayhive.faults.target.CAPABILITIES`.
-            Parameters may need more (:meth:`needs_for`).
-        targets: Whether it names peers or nodes; a role or a peer given for a node stands for
-            the node that the peer is on.
-        effect: Whether its targets train while it lasts, and with the others.
-        heals: Whether it lasts until healed; then a plan without ``heal_after_s`` lets it last.
-        inside: Whether the peer does it by itself, from its spec, in the planned round.
-        Args: Its parameters with defaults; unknown ones are refused.
+        about: Summary in one sentence, for ``rayhive scenario list`` and the documentation.
+        group: Layer that the fault breaks.
+        needs: Capabilities that the machine must have: keys of
+            :data:`rayhive.faults.target.CAPABILITIES`. Parameters may need more
+            (:meth:`needs_for`).
+        target_type: Whether the fault acts on peers or on nodes. A peer or role that a plan gives
+            to a fault on nodes stands for the node that the peer is on.
+        effect: State of the targets while the fault lasts.
+        heals: Whether the fault lasts until it is healed. Without ``heal_after_s`` in the plan it
+            then lasts to the end.
+        joins: Whether the fault starts peers that are new to the swarm.
+        in_training: Whether the peer's training process executes the fault itself, from its spec,
+            in the planned round.
+        Args: Model of the parameters, with defaults; unknown parameters are refused.
     """
 
     about: ClassVar[str]
     group: ClassVar[Group]
     needs: ClassVar[tuple[str, ...]] = ("signals",)
-    targets: ClassVar[Literal["peer", "node"]] = "peer"
+    target_type: ClassVar[Literal["peer", "node"]] = "peer"
     effect: ClassVar[Effect] = "none"
     heals: ClassVar[bool] = False
-    inside: ClassVar[bool] = False
+    joins: ClassVar[bool] = False
+    in_training: ClassVar[bool] = False
     Args: ClassVar[type[Model]] = NoArgs
 
     @classmethod
     def needs_for(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return what the machine must allow for parameters as a plan or a scenario gives them."""
+        """Return the capabilities needed with the given parameters of a plan or scenario."""
         return cls.needs
+
+    @classmethod
+    def removes_peers(cls) -> bool:
+        """Return whether the targets do not train, until the heal if there is one."""
+        return cls.effect in ("gone", "stopped")
+
+    @classmethod
+    def gives_notice(cls) -> bool:
+        """Return whether peers are notified before their end (parameter ``notice_s``)."""
+        return "notice_s" in cls.Args.model_fields
+
+    @classmethod
+    def notice_s(cls, args: Mapping[str, Any]) -> float:
+        """Return the time between the notice and the end of a peer [s]; 0 without a notice."""
+        default = cls.Args.model_fields["notice_s"].default if cls.gives_notice() else 0.0
+        given = args.get("notice_s", default)
+        return float(given) if isinstance(given, (int, float)) else 0.0
+
+    @classmethod
+    def last_round(cls, first: int, args: Mapping[str, Any]) -> int:
+        """Return the last round of a fault that acts from round ``first`` on.
+
+        A kind with the parameter ``rounds`` acts in so many rounds, others in one. A value that is
+        no number counts as one round; validation reports it.
+        """
+        field = cls.Args.model_fields.get("rounds")
+        rounds = args.get("rounds", 1 if field is None else field.default)
+        return first + rounds - 1 if isinstance(rounds, int) else first
 
     def __init__(self, planned: PlannedFault) -> None:
         self.planned = planned
         self.args: Any = self.Args.model_validate(planned.args)
 
     async def setup(self, swarm: FaultTarget) -> None:
-        """Prepare what has to be there before training starts."""
+        """Prepare the fault before training starts."""
         return
 
     @abstractmethod
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Do it.
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Inject the fault.
 
         Args:
             swarm: The swarm.
-            who: The slots or nodes that the plan's ``who`` stands for now.
+            targets: Replicas or nodes that the plan's ``who`` resolves to now.
 
         Returns:
-            What was done; goes into the ``fault_fired`` event.
+            Record of the injection, for the ``fault_fired`` event.
         """
 
     @abstractmethod
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """Prove from outside, within :attr:`patience_s`, that it took effect."""
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check from outside, within :attr:`patience_s`, that the fault took effect."""
 
     @property
     def patience_s(self) -> float:
-        """How long any of its steps may take [s]; longer is an error."""
+        """Time limit of each step [s]; exceeding it is an error."""
         return 60.0
 
-    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Undo it; return what was done, for the ``fault_healed`` event."""
+    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Undo the fault; return the record for the ``fault_healed`` event."""
         return {}
 
     async def teardown(self, swarm: FaultTarget) -> None:
-        """Remove what may be left of it; called once, also after errors."""
+        """Remove any remains of the fault. Called once, also after errors."""
         return

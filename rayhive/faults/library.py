@@ -1,4 +1,4 @@
-"""Scenarios by name, and from a name and a seed to a fault plan."""
+"""The scenario library, and the expansion of a scenario and a seed into a fault plan."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rayhive.spec import Budget, SwarmConfig, is_path
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 
 _HERE = Path(__file__).parent
-#: Where the files of the library are: in an installed package beside this, in a checkout where
-#: people look for them.
+#: Folders of the library's files: beside this module in an installed package, and under
+#: ``experiments/`` in a checkout.
 PLACES = (_HERE / "scenarios", _HERE.parents[1] / "experiments" / "scenarios")
 
 
 def register_library() -> None:
-    """Enter every scenario of the library; only files with a grid are read for it."""
+    """Register every scenario of the library. Only files with a grid are read now."""
     folder = next((place for place in PLACES if place.is_dir()), None)
     for path in sorted(folder.glob("*.yaml")) if folder is not None else ():
         if "\ngrid:" not in path.read_text(encoding="utf-8"):
@@ -36,7 +36,7 @@ def register_library() -> None:
 
 
 class _Entry:
-    """A scenario of the library, read when it is asked for."""
+    """A scenario of the library, read on first use."""
 
     def __init__(self, path: Path, given: Mapping[str, Any] | None = None) -> None:
         self._path = path
@@ -46,7 +46,7 @@ class _Entry:
         """Return the scenario.
 
         Raises:
-            ConfigError: With every mistake in its file.
+            ConfigError: Its file is invalid; lists every problem.
         """
         stem = self._path.stem
         name = member_name(stem, next(iter(self._given.values()))) if self._given else stem
@@ -59,19 +59,19 @@ def _read(path: Path) -> Any:
 
 
 def label(name_or_path: str) -> str:
-    """Return the name of a scenario that is given by name or path."""
+    """Return the name of a scenario, given its name or path."""
     return Path(name_or_path).stem if is_path(name_or_path) else name_or_path
 
 
 def load_scenario(name_or_path: str | Path, key: str = "NAME") -> Scenario:
-    """Return a scenario of the library, or the user's own.
+    """Return a scenario of the library, or one from the user's file.
 
     Args:
         name_or_path: A registered name, or the path of a scenario file.
-        key: Where that was given, for the message.
+        key: Configuration key that holds it, for the message.
 
     Raises:
-        ConfigError: There is no such scenario, or its file is wrong.
+        ConfigError: There is no such scenario, or its file is invalid.
     """
     name = str(name_or_path)
     if is_path(name):
@@ -93,30 +93,31 @@ def plan_of(
     allows: Callable[[str], bool] = lambda kind: True,
     warnings: list[str] | None = None,
 ) -> FaultPlan:
-    """Return the plan that a scenario makes of a seed.
+    """Expand a scenario into its plan for a seed.
 
-    It depends on nothing else than the arguments and the files: the same are the same, byte for
-    byte, in every process and on every machine.
+    The plan depends on the arguments and the files only. Equal inputs give equal bytes in every
+    process and on every machine.
 
     Args:
         name_or_path: A registered name, or the path of a scenario file.
-        seed: Seed of its choices.
-        peers: Peers that start together.
-        swarm: The swarm; its ``peers`` are those of ``peers``.
-        budget: When a replicate ends.
-        args: Parameters that differ from the scenario's.
-        allows: Says whether the machine allows a kind, for scenarios that take only such kinds.
-        warnings: Gets what is odd about its files, but no mistake.
+        seed: Seed of the random choices.
+        peers: Peers that start together; overrides ``swarm.peers``.
+        swarm: The swarm.
+        budget: Limits of a replicate.
+        args: Parameters that override the scenario's defaults.
+        allows: Returns whether the machine allows a kind, for scenarios with
+            ``available_only``.
+        warnings: Receives warnings about the scenario's files.
 
     Raises:
-        ConfigError: With everything that is wrong with the scenario, or with its use here.
+        ConfigError: The scenario or its use here is invalid; lists every problem.
     """
     scenario = load_scenario(name_or_path)
     given = dict(args or {})
     problems = list(scenario.check_args(given))
     if scenario.members and not set(scenario.file.grid) & set(given):
         members = ", ".join(scenario.members)
-        problems.append(Problem("NAME", scenario.name, f"one of what it stands for: {members}"))
+        problems.append(Problem("NAME", scenario.name, f"one member of the grid: {members}"))
     if peers < scenario.file.peers.least:
         problems.append(Problem("peers", peers, f"at least {scenario.file.peers.least}"))
     if problems:
@@ -159,13 +160,13 @@ def plan_of(
 
 
 def _in_order(draft: Draft) -> tuple[bool, float]:
-    """Put faults in the order of firing; how rounds and seconds mix is not known before."""
+    """Sort key of the firing order: rounds first, as their times are unknown before the run."""
     at = draft.at
     return at.round is None, float(at.round if at.round is not None else at.seconds or 0.0)
 
 
 def with_members(names: Sequence[str]) -> tuple[str, ...]:
-    """Return scenarios with each grid replaced by what it stands for."""
+    """Return scenarios with each grid replaced by its members."""
     found: list[str] = []
     for name in names:
         by_name = not is_path(name) and name in SCENARIOS

@@ -1,53 +1,51 @@
-"""What plans have to know of a kind beyond its contract."""
+"""Look-up of fault kinds by name, for plans that may still name unknown kinds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rayhive.faults.kind import FaultKind
 from rayhive.registry import FAULTS
 
-#: The kind that brings a peer of its own.
-JOIN = "join"
 
-
-def takes_away(kind: str) -> bool:
-    """Return whether a peer does not train under a kind; until the heal, where it has one."""
-    return kind in FAULTS and FAULTS.get(kind).effect in ("gone", "stopped")
+def kind_of(name: str) -> type[FaultKind] | None:
+    """Return a registered kind, or None for an unknown name, which validation reports."""
+    found: type[FaultKind] | None = FAULTS.get(name) if name in FAULTS else None
+    return found
 
 
 def needs_of(faults: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, frozenset[str]]:
-    """Return what each kind needs of the machine, over all faults of it.
+    """Return the capabilities that each kind needs, over all of its faults.
 
     Args:
-        faults: Kinds with parameters, as a plan or a scenario gives them; an unknown kind needs
+        faults: Kinds with parameters, as a plan or a scenario gives them. An unknown kind needs
             nothing.
 
     Returns:
         Kind -> keys of :data:`rayhive.faults.target.CAPABILITIES`.
     """
     needs: dict[str, frozenset[str]] = {}
-    for kind, args in faults:
-        known = FAULTS.get(kind).needs_for(args) if kind in FAULTS else ()
-        needs[kind] = needs.get(kind, frozenset()) | frozenset(known)
+    for name, args in faults:
+        kind = kind_of(name)
+        known = () if kind is None else kind.needs_for(args)
+        needs[name] = needs.get(name, frozenset()) | frozenset(known)
     return needs
 
 
-def is_inside(kind: str) -> bool:
-    """Return whether the peer does it itself, in a round of the training."""
-    return kind in FAULTS and bool(FAULTS.get(kind).inside)
+def removes_peers(name: str) -> bool:
+    """Return whether the targets of a kind do not train while it lasts."""
+    kind = kind_of(name)
+    return kind is not None and kind.removes_peers()
 
 
-def gives_notice(kind: str) -> bool:
-    """Return whether a kind tells peers of their end before."""
-    return kind in FAULTS and "notice_s" in FAULTS.get(kind).Args.model_fields
+def is_in_training(name: str) -> bool:
+    """Return whether the peer's training process executes a kind itself."""
+    kind = kind_of(name)
+    return kind is not None and kind.in_training
 
 
-def notice_of(kind: str, args: Mapping[str, Any]) -> float:
-    """Return how long a peer is told of its end before [s]; 0 for kinds that tell nothing."""
-    if "notice_s" in args:
-        given = args["notice_s"]
-        return float(given) if isinstance(given, (int, float)) else 0.0
-    if not gives_notice(kind):
-        return 0.0
-    return float(FAULTS.get(kind).Args.model_fields["notice_s"].default)
+def is_join(name: str) -> bool:
+    """Return whether a kind starts peers that are new to the swarm."""
+    kind = kind_of(name)
+    return kind is not None and kind.joins

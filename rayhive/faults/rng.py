@@ -1,4 +1,4 @@
-"""Seeded choices that stay the same in every process and every version of Python."""
+"""Seeded choices that are equal in every process and every version of Python."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class SeededRng:
-    """A stream of choices for one thing that has to be chosen.
+    """A random stream for one decision.
 
-    Each thing has a stream of its own, so that one thing more leaves the others' choices alone.
-    Only :meth:`random.Random.random` is used: of everything in that module it alone is promised to
+    Each decision has its own stream, so that a further decision does not change the others. Only
+    :meth:`random.Random.random` is used: it is the only method of that module documented to
     return the same for the same seed in later versions.
 
     Args:
-        parts: What the choices are for: texts, numbers, and lists and mappings of them.
+        parts: Identity of the decision: texts, numbers, and lists and mappings of them.
     """
 
     def __init__(self, *parts: object) -> None:
@@ -28,11 +28,11 @@ class SeededRng:
         self._random = random.Random(int.from_bytes(digest, "big"))
 
     def below(self, count: int) -> int:
-        """Return a whole number from 0 to ``count`` - 1."""
+        """Return an integer from 0 to ``count`` - 1."""
         return int(self._random.random() * count)
 
     def between(self, low: float, high: float) -> float:
-        """Return a number from a range; whole if both ends are, else with three digits."""
+        """Return a number from a range: an integer if both ends are, else with three decimals."""
         if low == high:
             return low
         if isinstance(low, int) and isinstance(high, int):
@@ -50,7 +50,7 @@ class SeededRng:
         return [items[index] for index in sorted(chosen)]
 
     def weighted(self, weights: Sequence[float]) -> int:
-        """Return the place of one of ``weights``, each as likely as it is heavy."""
+        """Return an index into ``weights``, drawn with probability proportional to the weight."""
         point = self._random.random() * sum(weights)
         for index, weight in enumerate(weights):
             point -= weight

@@ -1,10 +1,10 @@
-"""A scenario file: what it says, read with every mistake in it."""
+"""Scenario files: their model and their reading."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from string import Template
@@ -18,20 +18,20 @@ from rayhive.faults.generators.base import Generator
 from rayhive.faults.queries import needs_of
 from rayhive.spec import Model, as_problem, read_mapping
 
-#: Parts of a study that a scenario may give defaults for.
+#: Sections of a study for which a scenario may give defaults.
 STUDY_KEYS = ("workload", "swarm", "space", "budget", "evaluation")
-#: Seconds of training of a scenario that does not say.
+#: Default training time of a scenario [s].
 DEFAULT_SECONDS = 45.0
 
 _PLACEHOLDER = re.compile(r"\$(\w+)")
 
 
 class PeerCounts(Model):
-    """How many peers a scenario wants.
+    """Number of peers of a scenario.
 
     Attributes:
-        least: With fewer it means nothing.
-        default: What ``rayhive scenario run`` takes.
+        least: Smallest number for which the scenario has a meaning.
+        default: Number that ``rayhive scenario run`` uses.
     """
 
     least: int = Field(default=1, ge=1)
@@ -39,15 +39,15 @@ class PeerCounts(Model):
 
 
 class ScenarioFile(Model):
-    """What a scenario file holds.
+    """Content of a scenario file.
 
     Attributes:
-        about: What happens, in a sentence; ``$name`` stands for a parameter.
-        peers: How many peers it wants.
-        args: Parameters and their defaults; a value ``$name`` in ``plan`` stands for one.
-        grid: One parameter and the values for which there is a scenario of its own each.
-        study: Defaults of the study that ``rayhive scenario run`` makes of it.
-        plan: Generator -> what it is told. Several add up.
+        about: Summary in one sentence; ``$name`` is replaced by a parameter.
+        peers: Number of peers.
+        args: Parameters and their defaults. A value ``$name`` in ``plan`` is replaced by one.
+        grid: One parameter with values, each of which gives a scenario of its own.
+        study: Defaults of the study that ``rayhive scenario run`` runs.
+        plan: Generator -> its settings. Several generators add up.
     """
 
     about: str = Field(min_length=1)
@@ -60,13 +60,13 @@ class ScenarioFile(Model):
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario that can be planned, or a grid of them that stands for its members.
+    """A scenario that can be planned, or a grid of scenarios.
 
     Attributes:
-        name: What rows of results carry.
+        name: Name in rows of results.
         path: The file.
-        file: What it holds.
-        given: Values of parameters that the file does not choose: the member's of the grid.
+        file: Its content.
+        given: Parameters of this member of a grid; empty for other scenarios.
     """
 
     name: str
@@ -76,14 +76,14 @@ class Scenario:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Names of the scenarios that a grid stands for; empty if it is none."""
+        """Names of the members of a grid; empty if the scenario is no grid."""
         if not self.file.grid or self.given:
             return ()
         return tuple(member_name(self.path.stem, value) for value in self._grid[1])
 
     @property
     def about(self) -> str:
-        """What happens."""
+        """Summary in one sentence."""
         if self.members:
             name, values = self._grid
             listed = "/".join(str(value) for value in values)
@@ -92,33 +92,33 @@ class Scenario:
 
     @property
     def args(self) -> dict[str, Any]:
-        """Parameters and their values."""
+        """Values of all parameters."""
         return {**self.file.args, **self.given}
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Kinds of fault that it may plan."""
+        """Fault kinds that it may plan."""
         return tuple(sorted(self.needs))
 
     @property
     def needs(self) -> dict[str, frozenset[str]]:
-        """What the machine has to allow for each kind of fault that it may plan."""
+        """Capabilities that each fault kind of :attr:`kinds` needs."""
         return needs_of(self.may_plan())
 
     def may_plan(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the kinds of fault that it may plan with their parameters as they are written."""
+        """Yield the fault kinds that it may plan, with their parameters as they are written."""
         for generator in self.generators(self.args):
             yield from generator.may_plan()
 
     @property
     def seconds(self) -> float:
-        """Seconds of training of one run with the scenario's own budget."""
+        """Training time of one run with the scenario's own budget [s]."""
         budget = self.file.study.get("budget") or {}
         return float(budget.get("seconds_per_replicate", DEFAULT_SECONDS))
 
     @property
     def study(self) -> dict[str, Any]:
-        """Defaults of a study of this scenario alone, as data of a study file."""
+        """A study of this scenario alone, as data of a study file."""
         given = self.file.study
         return {
             "name": self.name,
@@ -135,13 +135,13 @@ class Scenario:
         }
 
     def generators(self, args: Mapping[str, Any]) -> list[Generator]:
-        """Return what makes its plan.
+        """Return the generators of its plan.
 
         Args:
             args: Values of all parameters.
 
         Raises:
-            ConfigError: The file's ``plan`` is wrong, or is with these values.
+            ConfigError: The file's ``plan`` is invalid with these values.
         """
         problems: list[Problem] = []
         found = list(self._generators(args, problems))
@@ -162,13 +162,11 @@ class Scenario:
                 yield model.model_validate({name: value})
             except ValidationError as error:
                 for item in error.errors():
-                    told = as_problem(item, model)
-                    problems.append(
-                        Problem(f"plan.{told.key}", told.value, told.allowed, told.nearest)
-                    )
+                    found_problem = as_problem(item, model)
+                    problems.append(replace(found_problem, key=f"plan.{found_problem.key}"))
 
     def check_args(self, args: Mapping[str, Any]) -> Iterator[Problem]:
-        """Find names that are no parameters of it."""
+        """Yield the names that are no parameters of the scenario."""
         for name in args:
             if name not in self.file.args:
                 allowed = f"a parameter; known are {', '.join(self.file.args) or 'none'}"
@@ -180,15 +178,15 @@ class Scenario:
 
 
 def member_name(stem: str, value: object) -> str:
-    """Return the name of the scenario of a grid that has ``value``."""
+    """Return the name of a grid's member with ``value``."""
     return f"{stem}-{value:g}" if isinstance(value, float) else f"{stem}-{value}"
 
 
 def read_scenario_file(path: Path) -> ScenarioFile:
-    """Read a scenario file; its plan is only checked when it is made.
+    """Read a scenario file. Its ``plan`` is validated later, by :meth:`Scenario.generators`.
 
     Raises:
-        ConfigError: With every mistake in the rest.
+        ConfigError: The rest of the file is invalid; lists every problem.
     """
     problems: list[Problem] = []
     data = read_mapping(path, problems)
@@ -218,7 +216,7 @@ def _check_file(file: ScenarioFile) -> Iterator[Problem]:
 
 
 def _filled(value: Any, args: Mapping[str, Any], key: str, problems: list[Problem]) -> Any:
-    """Return ``value`` with parameters in the place of their names."""
+    """Return ``value`` with each ``$name`` replaced by the parameter."""
     if isinstance(value, Mapping):
         return {
             name: _filled(item, args, f"{key}.{name}", problems) for name, item in value.items()

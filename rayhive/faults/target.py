@@ -1,4 +1,4 @@
-"""What a fault can do to a running swarm, and what it can see of it: the cluster provides it."""
+"""Protocol of a fault target: a running swarm as fault kinds act on it and observe it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from rayhive.events import Event
+from rayhive.faults.node_tools import ToolTarget
 
 #: Processes of one peer. ``group`` is all of them at once.
 ProcessRole = Literal["group", "trainer", "dht", "p2pd", "gradient_averager", "state_averager"]
 
-#: In place of a node, for :meth:`FaultTarget.start`: any but the one where the peer was.
+#: Argument of :meth:`FaultTarget.start` for any node but the one that the peer was on.
 OTHER_NODE = "other"
 
-#: What a machine may or may not let rayhive do; the reason is what ``rayhive doctor`` says.
+#: Permissions that faults need of a machine; each text completes "the machine lets rayhive ...".
+#: ``rayhive doctor`` prints one line for each.
 CAPABILITIES: dict[str, str] = {
     "signals": "send signals to peers' processes",
     "cpu_quota": "limit the CPU time of a peer (cgroup)",
@@ -26,33 +28,33 @@ CAPABILITIES: dict[str, str] = {
 }
 
 
-class FaultTarget(Protocol):
-    """A running swarm in the hands of a fault.
+class FaultTarget(ToolTarget, Protocol):
+    """A running swarm.
 
-    Peers are named by slot (``peer-1``); what happens to a slot happens to the life of it that
-    runs. All methods may raise :class:`rayhive.errors.RayhiveError` if the cluster refuses.
+    Peers are named by replica (``peer-1``). An operation on a replica acts on its present
+    incarnation. Every method may raise :class:`rayhive.errors.RayhiveError` if the cluster refuses.
     """
 
     def living(self) -> Sequence[str]:
-        """Return the slots with a peer that runs and has not finished."""
+        """Return the replicas with a peer that runs and has not finished."""
 
     def node_of(self, peer: str) -> str:
-        """Return the logical node (``node-0``) that a peer is, or was last, on."""
+        """Return the logical node (``node-0``) that a peer is on, or was on last."""
 
     def peers_on(self, node: str) -> Sequence[str]:
-        """Return the living slots on a logical node."""
+        """Return the living replicas on a logical node."""
 
     def role(self, name: str) -> str:
-        """Return the slot that has a dynamic role (``leader``, ``slowest``) now."""
+        """Return the replica that holds a dynamic role (``leader``, ``slowest``) now."""
 
     def expect_loss(self, peer: str) -> None:
-        """Say that the end of the peer's present life is the fault's doing, and no failure."""
+        """Attribute the end of the peer's present incarnation to the fault: it is no failure."""
 
     async def signal(self, peer: str, signum: int, process: ProcessRole = "group") -> list[int]:
-        """Send a signal; return the pids that got it."""
+        """Send a signal; return the pids that it was delivered to."""
 
     async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
-        """Return what has become of processes of the last life of a slot.
+        """Return the states of processes of a replica's last incarnation.
 
         Returns:
             pid -> ``running``, ``stopped`` or ``gone``.
@@ -62,19 +64,24 @@ class FaultTarget(Protocol):
         """Send a command to a peer."""
 
     async def start(self, peer: str, node: str | None = None) -> str:
-        """Start a life of a slot; return the life's name in events.
+        """Start an incarnation of a replica. Return when the process runs, before it trains.
 
-        It comes to ``node``; to where the slot was, or was to be, if that is None; and to the node
-        with the fewest peers that is not that one if it is :data:`OTHER_NODE`.
+        A replica that has never run is a joiner.
 
-        A slot that has never run is a joiner. Returns when the process runs, not when it trains.
+        Args:
+            peer: The replica.
+            node: Logical node. None is the replica's last or reserved node; :data:`OTHER_NODE` is
+                the node with the fewest peers among all others.
+
+        Returns:
+            The incarnation's name in events.
         """
 
-    async def agent(self, node: str, method: str, *args: Any) -> Any:
-        """Call a method of the agent of a logical node; one that wants a run is told this one."""
+    async def answers(self, node: str) -> bool:
+        """Return whether the agent of a logical node answers."""
 
     async def drain(self, node: str, notice_s: float) -> None:
-        """Tell Ray that the node will be gone after ``notice_s`` seconds."""
+        """Announce to Ray that the node will be gone after ``notice_s`` seconds."""
 
     async def kill_node(self, node: str) -> None:
         """End a node's raylet and everything on it; the losses are expected."""
@@ -85,19 +92,19 @@ class FaultTarget(Protocol):
     async def event(
         self, kind: str, peer: str | None, timeout: float, *, count: int = 1, **fields: Any
     ) -> Event | None:
-        """Wait for the next event of a kind; those of the past do not count.
+        """Wait for the next event of a kind; past events do not count.
 
         Args:
             kind: The kind.
-            peer: Slot whose present life has to send it, or any if it has none yet; None for
-                anybody.
+            peer: Replica whose present incarnation has to send the event, or any incarnation if it
+                has none yet; None for every peer.
             timeout: Longest wait [s].
-            count: Wait for so many, and return the last.
-            fields: Values that its fields must have.
+            count: Number of such events to wait for.
+            fields: Required values of the event's fields.
 
         Returns:
-            The event, or None if it does not come in time.
+            The last of the ``count`` events, or None if it does not come in time.
         """
 
     def last(self, kind: str, peer: str) -> Event | None:
-        """Return the last event of a kind that any life of a slot sent."""
+        """Return the last event of a kind from any incarnation of a replica."""

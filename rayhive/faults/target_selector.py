@@ -1,4 +1,4 @@
-"""Whom a fault is for: from words like ``minority`` to the names of peers and nodes."""
+"""Selection of a fault's targets: from words like ``minority`` to names of peers and nodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayhive.faults.rng import SeededRng
 from rayhive.spec import SwarmConfig
 from rayhive.spec.fault_plan import DYNAMIC_ROLES
 
-#: How many of so many peers. ``all`` are all that start together, so only joiners survive it.
+#: Word -> number of targets among n peers. ``all`` leaves joiners only.
 COUNTS: dict[str, Callable[[int], int]] = {
     "one": lambda n: min(1, n),
     "minority": lambda n: max(0, (n - 1) // 2),
@@ -18,7 +18,7 @@ COUNTS: dict[str, Callable[[int], int]] = {
     "majority": lambda n: n // 2 + 1 if n else 0,
     "all": lambda n: n,
 }
-#: Every word that stands alone.
+#: Words that may stand alone.
 WORDS = (*COUNTS, "preemptible", "bootstrap", "new", *DYNAMIC_ROLES)
 ALLOWED = (
     f"one of {', '.join(WORDS)}, peer-N or node-N, or a list of them; "
@@ -33,19 +33,19 @@ _COUNT = re.compile(
 
 
 def preemptible(swarm: SwarmConfig) -> tuple[int, ...]:
-    """Return the numbers of the peers whose node class the cloud may take away."""
+    """Return the numbers of the peers whose node class is preemptible."""
     flags = [item.preemptible for _, item in swarm.peer_classes]
     return tuple(number for number, flag in enumerate(flags[: swarm.peers]) if flag)
 
 
 class Selector:
-    """Chooses from the peers of a swarm.
+    """Chooses targets among the peers of a swarm.
 
     Args:
         swarm: The swarm.
-        key: Where the words stand, for problems.
-        problems: Gets what is wrong.
-        unit: Whether it chooses ``peer`` or ``node``; node N is that of peer N.
+        key: Configuration key of the words, for problems.
+        problems: Receives the problems.
+        unit: ``peer`` or ``node``; node N is that of peer N.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class Selector:
         self._unit = unit
 
     def choose(self, words: Sequence[str], draw: SeededRng, joined: int = 0) -> tuple[str, ...]:
-        """Return the names that words stand for.
+        """Return the names that the words select.
 
         Args:
             words: The words.
-            draw: Makes the choices.
-            joined: Peers that the plan has brought before.
+            draw: Random stream of the choices.
+            joined: Number of peers that earlier faults of the plan start.
 
         Returns:
-            Names in order, each once, or one role; nothing if a problem was found.
+            Names in order, each once, or one role; empty if a problem was found.
         """
         if len(words) > 1 and any(word in DYNAMIC_ROLES for word in words):
             return self._refuse(list(words), "a role that stands alone")
@@ -93,20 +93,20 @@ class Selector:
         found = _COUNT.fullmatch(word)
         if found is None:
             return self._refuse(word, ALLOWED, nearest(word, WORDS))
-        everybody = range(self._swarm.peers)
-        pool = preemptible(self._swarm) if found["pool"] else tuple(everybody)
+        peers = range(self._swarm.peers)
+        pool = preemptible(self._swarm) if found["pool"] else tuple(peers)
         if not pool:
             return self._refuse(
-                word, "given with a swarm.node_classes that are preemptible; here none is"
+                word, "given with preemptible swarm.node_classes; none is preemptible here"
             )
         count = COUNTS[found["count"]](len(pool))
         if found["but"]:
-            spared = int(found["but"].replace("bootstrap", "peer-0").rpartition("-")[2])
-            pool = tuple(number for number in pool if number != spared)
+            excluded = int(found["but"].replace("bootstrap", "peer-0").rpartition("-")[2])
+            pool = tuple(number for number in pool if number != excluded)
         if not 0 < count <= len(pool):
             return self._refuse(
                 word,
-                f"given with more peers: of {self._swarm.peers} that is nobody"
+                f"given with more peers: of {self._swarm.peers} it selects none"
                 if not count
                 else f"at most {len(pool)} of the {self._swarm.peers} peers",
             )

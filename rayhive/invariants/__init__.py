@@ -1,4 +1,4 @@
-"""What must hold whatever breaks: one file an invariant, looked for in the events alone."""
+"""Invariants of every replicate under any faults, one file each, checked on the events alone."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantRes
     """Check every invariant of one replicate.
 
     Args:
-        spec: What was run.
-        events: What happened in it, in the order of writing: up to the last peer's end at least.
+        spec: The replicate.
+        events: Its events in the order of writing, at least up to the last peer's end.
 
     Returns:
-        One result an invariant, by name.
+        One result for each invariant, sorted by name.
     """
     results = []
     for name, kind in INVARIANTS.items():

@@ -1,4 +1,4 @@
-"""The contract of an invariant, and a reading of the log that they share."""
+"""Contract of an invariant, and an index of the event log."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import ClassVar
 from rayhive.events import APART, Event
 from rayhive.spec.replicate import ReplicateSpec
 
-#: With these a peer is gone: it could not have gone on.
+#: Events after which a peer is gone.
 GONE = frozenset({"left", "peer_lost", "peer_failed"})
-#: Time after a fault or a heal in which peers may still be finding each other [s].
+#: Time after a fault or a heal in which peers may not have found each other yet [s].
 FAULT_S = 10.0
 
 
 @dataclass(frozen=True)
 class InvariantResult:
-    """What became of one invariant.
+    """Result of one invariant.
 
     Attributes:
         name: Its registered name.
         ok: Whether it holds.
-        checked: How many things were looked at; 0 if the events had nothing to look at.
-        violations: What is wrong, one text each.
+        checked: Number of checks; 0 if the events contain nothing to check.
+        violations: The violations, one text each.
     """
 
     name: str
@@ -37,11 +37,11 @@ class InvariantResult:
 
 
 class Invariant(ABC):
-    """Something that holds in every replicate, whatever was broken in it.
+    """A property that holds in every replicate, under any faults.
 
     Attributes:
-        about: What holds, in one sentence.
-        checked: Things looked at so far.
+        about: The property, in one sentence.
+        checked: Number of checks so far.
     """
 
     about: ClassVar[str]
@@ -51,11 +51,11 @@ class Invariant(ABC):
 
     @abstractmethod
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return what is wrong, one text a violation, and count what was looked at.
+        """Return the violations, one text each, and count the checks.
 
         Args:
-            spec: What was run.
-            events: What happened, in the order of writing.
+            spec: The replicate.
+            events: Its events in the order of writing.
         """
 
 
@@ -66,10 +66,10 @@ class FaultWindow:
     Attributes:
         fault: Its id.
         kind: Its kind.
-        effect: What it does to its targets while it lasts.
-        lives: Names of the peers that it was about.
-        fired: When [s, Unix time].
-        healed: When; None if it was not.
+        effect: State of its targets while it lasts.
+        lives: Names of the targeted incarnations.
+        fired: Time of the injection [s, Unix time].
+        healed: Time of the heal [s, Unix time]; None without one.
     """
 
     fault: str
@@ -81,7 +81,7 @@ class FaultWindow:
 
     @property
     def settled(self) -> float:
-        """When peers should have found each other again [s]: never, if they can't."""
+        """Time from which peers should have found each other [s]; infinite if they cannot."""
         if self.healed is None and self.effect in APART:
             return math.inf
         return max(self.fired, self.healed or 0.0) + FAULT_S
@@ -91,11 +91,11 @@ class RunLog:
     """The events of a replicate, by peer.
 
     Args:
-        spec: What was run.
-        events: What happened, in the order of writing.
+        spec: The replicate.
+        events: Its events in the order of writing.
 
     Attributes:
-        peers: Name of each life -> its events in their order.
+        peers: Name of each incarnation -> its events in order.
     """
 
     def __init__(self, spec: ReplicateSpec, events: Iterable[Event]) -> None:
@@ -109,45 +109,45 @@ class RunLog:
                 self._kinds[event["peer"], event["kind"]].append(event)
 
     def of(self, peer: str, *kinds: str) -> list[Event]:
-        """Return a life's events of some kinds."""
+        """Return an incarnation's events of some kinds."""
         if len(kinds) == 1:
             return self._kinds.get((peer, kinds[0]), [])
         return [event for event in self.peers.get(peer, ()) if event["kind"] in kinds]
 
     def moment(self, peer: str, *kinds: str) -> float | None:
-        """Return when a life first sent an event of some kinds, or None."""
+        """Return the time of an incarnation's first event of some kinds; None without one."""
         return min((event["t"] for event in self.of(peer, *kinds)), default=None)
 
     @cached_property
     def trained(self) -> tuple[str, ...]:
-        """The lives that began to train."""
+        """Incarnations that began to train."""
         return tuple(name for name in self.peers if self.of(name, "training_started"))
 
     @cached_property
     def living(self) -> tuple[str, ...]:
-        """The lives that trained and were there to the end."""
+        """Incarnations that trained to the end."""
         return tuple(name for name in self.trained if not self.of(name, *GONE))
 
     @cached_property
     def end(self) -> float:
-        """When training ended [s]: the last peer's end, or what was heard last of one."""
+        """End of training [s]: the last ``peer_finished``, or else the last event of any peer."""
         finished = [e["t"] for e in self.events if e["kind"] == "peer_finished"]
         heard = [e["t"] for e in self.events if e["peer"] is not None]
         return max(finished or heard, default=0.0)
 
     def ended(self, peer: str) -> float:
-        """Return when a life was over; the end of training if it was not before."""
+        """Return the end of an incarnation, at the latest the end of training [s]."""
         gone = self.moment(peer, "peer_finished", *GONE)
         return self.end if gone is None else gone
 
     def joined(self, peer: str) -> bool:
-        """Return whether a life came later than the peers that started together."""
-        slot, _, life = peer.removeprefix("peer-").partition(".")
-        return bool(life) or int(slot) >= self.spec.swarm.peers
+        """Return whether an incarnation started later than the first peers."""
+        replica, _, incarnation = peer.removeprefix("peer-").partition(".")
+        return bool(incarnation) or int(replica) >= self.spec.swarm.peers
 
     @cached_property
     def faults(self) -> tuple[FaultWindow, ...]:
-        """The faults that fired."""
+        """Faults that fired."""
         healed = {e["fault"]: e["t"] for e in self.events if e["kind"] == "fault_healed"}
         return tuple(
             FaultWindow(

@@ -1,4 +1,4 @@
-"""The log tells the whole story, in order."""
+"""Invariant ``log_complete``: the event log is complete and in order."""
 
 from __future__ import annotations
 
@@ -9,41 +9,40 @@ from rayhive.events import Event
 from rayhive.invariants.base import GONE, Invariant, RunLog
 from rayhive.spec.replicate import ReplicateSpec
 
-#: Two threads of a peer may hand over their events in the other order within this time [s].
+#: Tolerance of the order of events from two threads of a peer [s].
 ORDER_S = 0.5
-#: Time after a heal was due within which it has to be in the log [s]; it may have to start a node.
+#: Time limit of a heal after it was due [s]; it may have to start a node.
 HEAL_S = 60.0
-#: What the supervisor says of a peer, on its own clock.
+#: Events about a peer from the supervisor, with its clock.
 _OF_SUPERVISOR = frozenset({"peer_spawned", "peer_lost"})
-#: What a peer goes through before it trains, in this order.
+#: Events of a peer before it trains, in this order.
 _BEGINNING = ("dht_ready", "peer_ready", "training_started")
 _TRAINING = frozenset({"round", "transition", "state_round", "weights", "evaluation"})
 
 
 class LogComplete(Invariant):
-    """Every peer's story has its beginning and its end, and every fault its proof and its heal.
+    """The log has begin and end of every peer, and proof and heal of every fault.
 
-    * The log begins with ``replicate_started``, and ends with ``replicate_finished`` if there is
-      one.
-    * A peer's events stand in the order of its clock, ``dht_ready``, ``peer_ready`` and
-      ``training_started`` before any of training, and nothing comes after its ``peer_lost``. One
-      that is told to go before it has begun leaves without them.
-    * A peer that trained finished, left, failed or was lost.
-    * A fault that fired is planned, fired once, and was verified or failed; if it was to be healed
-      and more than :data:`HEAL_S` (60) seconds of training were left then and after the proof, it
-      was, or that failed.
-    * Nothing is said of a fault that did not fire, except that it failed.
+    * The log begins with ``replicate_started``. Nothing follows ``replicate_finished``.
+    * A peer's events are in the order of its clock. ``dht_ready``, ``peer_ready`` and
+      ``training_started`` precede the events of training, and no event follows ``peer_lost``. A
+      peer that is asked to leave before it trains may omit the first three.
+    * Every peer that trained finished, left, failed or was lost.
+    * Every fault that fired is planned, fired once, and was verified or failed. It was healed, or
+      the heal failed, if the heal was due and the proof done more than :data:`HEAL_S` (60) seconds
+      before the end of training.
+    * A fault that did not fire has no event but ``fault_failed``.
     """
 
     about = "The event log is complete and in order."
 
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return what is missing or out of place."""
+        """Return the missing and the misplaced events."""
         log = RunLog(spec, events)
         wrong = list(self._frame(log))
         for name in log.peers:
             self.checked += 1
-            wrong += [f"{name}: {text}" for text in _life(log, name)]
+            wrong += [f"{name}: {text}" for text in _incarnation(log, name)]
         wrong += [f"{fault}: {text}" for fault, text in self._faults(log)]
         return wrong
 
@@ -84,7 +83,7 @@ class LogComplete(Invariant):
                 yield fault, f"was to be healed after {after:g} s and was not"
 
 
-def _life(log: RunLog, name: str) -> Iterator[str]:
+def _incarnation(log: RunLog, name: str) -> Iterator[str]:
     events = log.peers[name]
     own = [event for event in events if event["kind"] not in _OF_SUPERVISOR]
     latest, place = 0.0, {kind: number for number, kind in enumerate(_BEGINNING)}
@@ -100,12 +99,12 @@ def _life(log: RunLog, name: str) -> Iterator[str]:
             reached = max(reached, place[kind])
         elif kind in _TRAINING and reached < len(_BEGINNING) - 1:
             yield f"{kind} before training_started"
-            reached = len(_BEGINNING) - 1  # say it once
+            reached = len(_BEGINNING) - 1  # reported once
     if reached == len(_BEGINNING) - 1 and not log.of(name, "peer_ready"):
         yield "training_started without peer_ready"
     kinds = [event["kind"] for event in events]
     if "peer_lost" in kinds[:-1]:
         yield f"{kinds[-1]} after peer_lost"
-    # one that came late and had not begun when the others ended is sent home without a word
+    # a late peer that has not begun when training ends is dismissed without an event
     if "training_started" in kinds and not {"peer_finished", *GONE} & set(kinds):
         yield "its end is missing"

@@ -1,4 +1,4 @@
-"""There is one swarm, not two."""
+"""Invariant ``one_component``: all living peers form one swarm."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from rayhive.events import Event
 from rayhive.invariants.base import GONE, Invariant, RunLog
 from rayhive.spec.replicate import ReplicateSpec
 
-#: Last rounds of each peer that are looked at.
+#: Number of last rounds of each peer that are checked.
 ROUNDS = 3
-#: The same after a join or a loss.
+#: Time after a join or a loss in which rounds are not checked [s].
 CHANGE_S = 3.0
 
 
 class OneComponent(Invariant):
-    """In the end every living peer sees all of them, and averages with all of them.
+    """At the end every living peer sees all living peers and averages with all of them.
 
-    Looked at are each living peer's last :data:`ROUNDS` (3) rounds before the first one finished,
-    of those that came more than ten seconds after the last fault and heal, and
-    :data:`CHANGE_S` (3) seconds after the last join and loss. In at least one of them
-    ``live_peers``, and in at least one ``group_size``, must be the number of the living: two
-    disjoint components never see each other. A peer with fewer rounds in that time is not judged.
+    The check uses the last :data:`ROUNDS` (3) rounds of each living peer before the first peer
+    finished, more than ten seconds after the last fault and heal and :data:`CHANGE_S` (3) seconds
+    after the last join and loss. In one of them ``live_peers``, and in one ``group_size``, must be
+    the number of living peers. Two disjoint components never satisfy this. A peer with fewer rounds
+    in that time is not checked.
     """
 
     about = "All living peers are in one component: they see each other and average together."
 
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return the peers that do not see, or do not average with, all the others."""
+        """Return the peers that do not see, or do not average with, all other peers."""
         log = RunLog(spec, events)
         count = len(log.living)
         if count < 2 or spec.swarm.use_local_updates:

@@ -1,4 +1,4 @@
-"""No peer's parameters become NaN or infinite."""
+"""Invariant ``parameters_finite``: no parameter becomes NaN or infinite."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rayhive.spec.replicate import ReplicateSpec
 
 
 class ParametersFinite(Invariant):
-    """Looks at the fingerprint of every peer after every round, and at every evaluated loss."""
+    """The fingerprint of every peer after every round, and every evaluated loss, are finite."""
 
     about = "The parameters of every peer are finite after every round."
 
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return the peers whose parameters or held-out loss were not finite."""
+        """Return the peers with parameters or a held-out loss that are not finite."""
         wrong = []
         for event in events:
             if event["kind"] == "weights":

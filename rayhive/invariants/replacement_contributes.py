@@ -1,4 +1,4 @@
-"""Whoever is started again counts again."""
+"""Invariant ``replacement_contributes``: late peers contribute to a round."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from rayhive.events import GROUPED, Event
 from rayhive.invariants.base import Invariant, RunLog
 from rayhive.spec.replicate import ReplicateSpec
 
-#: Time from its process's start after which a peer must have contributed [s].
+#: Time limit for the first contribution, from the start of the process [s].
 GRACE_S = 20.0
-#: The kind of fault that is about the peers which it brings.
+#: Kind of fault whose targets are the peers that it starts.
 JOIN = "join"
 
 
 class ReplacementContributes(Invariant):
-    """Samples of every peer that came later enter an average with others.
+    """Samples of every late peer enter an average with other peers.
 
-    A peer to which something else was done, or for which less than :data:`GRACE_S` (20) seconds of
-    training were left, may not have come to it.
+    Exempt are peers that another fault targeted, and peers that started less than :data:`GRACE_S`
+    (20) seconds before their end.
     """
 
     about = "A peer that joins, or replaces one that was lost, contributes to a round."
 
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return the peers that came and never contributed."""
+        """Return the late peers that never contributed."""
         log = RunLog(spec, events)
         if spec.swarm.use_local_updates:  # gradients are not averaged
             return []
@@ -36,9 +36,9 @@ class ReplacementContributes(Invariant):
             if any(e["outcome"] in GROUPED and e["samples"] > 0 for e in log.of(name, "round")):
                 self.checked += 1
                 continue
-            there = log.ended(name) - spawned
+            lived = log.ended(name) - spawned
             targeted = any(name in fault.lives and fault.kind != JOIN for fault in log.faults)
-            if there >= GRACE_S and not targeted:
+            if lived >= GRACE_S and not targeted:
                 self.checked += 1
-                wrong.append(f"{name}: in no average with others in {there:.1f} s")
+                wrong.append(f"{name}: in no average with other peers in {lived:.1f} s")
         return wrong

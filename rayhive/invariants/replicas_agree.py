@@ -1,4 +1,4 @@
-"""Replicas are the same model."""
+"""Invariant ``replicas_agree``: all replicas hold the same parameters."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from rayhive.events import APART, GROUPED, Event
 from rayhive.invariants.base import Invariant, RunLog
 from rayhive.spec.replicate import ReplicateSpec
 
-#: Relative distance of two replicas that were averaged without loss: rounding, and no more.
+#: Relative distance of two replicas that were averaged without loss, from rounding alone.
 EXACT = 1e-5
 #: Relative distance that a lossy codec may cause between two averagings of the parameters, or in
-#: one if it encodes the parameters themselves; ten times what was measured with 16 bits, thrice
-#: with 8.
+#: one if it encodes the parameters themselves. It is ten times the measured distance with 16 bits,
+#: and three times with 8.
 LOSS = {"none": 0.0, "float16": 0.02, "scaled_float16": 0.02}
 EIGHT_BITS = 0.3
-#: Rounds within which a replica that went astray has to be made equal again.
+#: Greatest number of rounds for which a replica may be astray.
 ASTRAY_ROUNDS = 10
 
 
 class ReplicasAgree(Invariant):
-    """After every round all replicas are equal, as far as the codec lets them.
+    """After every round all replicas are equal, within the codec's tolerance.
 
     The distance of two replicas is estimated from the sketches of their weights after the same
-    round (:mod:`rayhive.peer.weights_sketch`), relative to the larger norm. A replica is *astray*
-    from a
-    round that it did not average completely with others (gradients or parameters), that several
-    groups averaged, whose parameters others averaged without it, or in which it loaded a state, up
-    to its next complete averaging of parameters in one group; with delays that one shows a round
-    later. Replicas that are astray are not compared; but one that lives to the end may not be
-    astray for more than :data:`ASTRAY_ROUNDS` (10) rounds, unless a fault that set peers apart
-    was not healed ten seconds before the end. Rounds before the first of the other peers that
-    live to the end began to train do not count: there was no replica to differ from.
+    round (:mod:`rayhive.peer.weights_sketch`), relative to the larger norm.
 
-    The tolerance is 1e-5; to which is added what the gradient codec loses, unless every round
-    averages parameters and nothing is delayed, and what the codec of the parameters loses.
+    A replica is *astray* from a round that it did not average completely with other peers
+    (gradients or parameters), that several groups averaged, whose parameters other peers averaged
+    without it, or in which it loaded a state. It stays astray up to its next complete averaging of
+    parameters in one group; with delays this takes effect one round later. Replicas that are astray
+    are not compared.
+
+    A replica that lives to the end may be astray for at most :data:`ASTRAY_ROUNDS` (10) rounds,
+    unless a fault that separated peers was not healed ten seconds before the end. Rounds count from
+    the moment when the first of the other peers that live to the end began to train.
+
+    The tolerance is 1e-5, plus the loss of the parameters' codec, plus the loss of the gradients'
+    codec unless every round averages parameters and nothing is delayed.
     """
 
     about = "Replicas agree after every round within the codec's tolerance."
 
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return the replicas that differ, the largest distance of each pair."""
+        """Return the pairs of replicas that differ, each with its largest distance."""
         log, tolerance = RunLog(spec, events), tolerance_of(spec)
         whole = _whole(log)
         met = {e["round"] for n in log.trained for e in log.of(n, "state_round") if whole(e)}
@@ -75,7 +77,7 @@ class ReplicasAgree(Invariant):
         if not (alone or apart) and rounds:
             self.checked += 1
             if last > ASTRAY_ROUNDS:
-                yield f"{name}: not made equal to the others in its last {last} rounds"
+                yield f"{name}: not made equal to the other replicas in its last {last} rounds"
 
 
 def tolerance_of(spec: ReplicateSpec) -> float:
@@ -92,7 +94,7 @@ def _fingerprints(log: RunLog, name: str) -> dict[int, Event]:
 
 
 def _whole(log: RunLog) -> Callable[[Event], bool]:
-    """Return what tells whether all who averaged a round did so in one group, completely."""
+    """Return a test whether a round was averaged completely, by all its peers in one group."""
     grouped = Counter(
         (event["kind"], event["round"])
         for name in log.trained
@@ -111,7 +113,7 @@ def _whole(log: RunLog) -> Callable[[Event], bool]:
 def _astray(
     log: RunLog, name: str, whole: Callable[[Event], bool], met: Set[int]
 ) -> frozenset[int]:
-    """Return the rounds after which a life's parameters may be its own."""
+    """Return the rounds after which an incarnation may be astray."""
     lag = 0 if log.spec.configuration.delay == "none" else 1
     complete = sorted(event["round"] for event in log.of(name, "state_round") if whole(event))
     astray: set[int] = set()

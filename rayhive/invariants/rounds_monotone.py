@@ -1,4 +1,4 @@
-"""Rounds only go up."""
+"""Invariant ``rounds_monotone``: round numbers increase."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rayhive.spec.replicate import ReplicateSpec
 
 
 class RoundsMonotone(Invariant):
-    """Within a life rounds, transitions and fingerprints rise; a joiner never goes back.
+    """Rounds, transitions and fingerprints of an incarnation have increasing numbers.
 
-    Who loads a state stands at no earlier round afterwards, and who comes later begins after the
-    last round that the others had finished when it was spawned: else training was lost.
+    A peer that loads a state is at no earlier round afterwards. A late peer begins after the last
+    round that another peer had finished when its process started; otherwise training was lost.
     """
 
-    about = "The rounds of every peer only go up, and a joiner begins where the others are."
+    about = "The rounds of every peer only go up, and a joiner begins at the swarm's round."
 
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return every step back."""
+        """Return every decrease."""
         log = RunLog(spec, events)
-        return [text for name in log.peers for text in self._of_life(log, name)]
+        return [text for name in log.peers for text in self._of_incarnation(log, name)]
 
-    def _of_life(self, log: RunLog, name: str) -> Iterator[str]:
+    def _of_incarnation(self, log: RunLog, name: str) -> Iterator[str]:
         for kind in ("round", "transition", "weights"):
             rounds = [event["round"] for event in log.of(name, kind)]
             self.checked += len(rounds)

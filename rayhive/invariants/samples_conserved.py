@@ -1,4 +1,4 @@
-"""No sample is counted twice, and none vanishes unsaid."""
+"""Invariant ``samples_conserved``: every computed sample is accounted for once."""
 
 from __future__ import annotations
 
@@ -11,45 +11,44 @@ from rayhive.spec.replicate import ReplicateSpec
 
 
 class SamplesConserved(Invariant):
-    """Of every peer: computed = entered into rounds + thrown away + pending.
+    """For every peer: computed samples = samples in rounds + lost samples + pending samples.
 
-    Checked where a peer tells ``computed``, its own count of what went through a backward pass: at
-    each ``transition``, and when it ends (``samples`` and ``pending`` of ``peer_finished``). What
-    entered rounds is ``samples`` of its ``round`` events, what it threw away is ``lost`` of its
-    ``round``, ``state_loaded`` and ``left`` events. Nothing is pending right after a transition. A
-    round that has not yet been told (with delayed gradients it comes later) leaves its transition
-    out.
+    The sum is checked at each ``transition``, whose ``computed`` counts the samples that went
+    through a backward pass, and at the end (``samples`` and ``pending`` of ``peer_finished``).
+    Samples in rounds are ``samples`` of ``round`` events; lost samples are ``lost`` of ``round``,
+    ``state_loaded`` and ``left`` events. Nothing is pending right after a transition. A transition
+    whose ``round`` event has not come yet, as with delayed gradients, is left out.
 
-    Losses have to be possible: none is negative, and a round which samples of a peer entered took
-    no others from it. Where a peer does not tell what was pending, all that can be said of its end
-    is that no more entered its rounds than it had computed.
+    No loss may be negative, and a round with samples of a peer has no losses of it. If
+    ``peer_finished`` lacks ``pending``, only an upper bound is checked: no more samples entered
+    rounds than were computed.
     """
 
     about = "Computed samples = committed + lost + pending, of every peer."
 
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return where samples were made up or vanished."""
+        """Return the events at which the sums differ."""
         if spec.swarm.use_local_updates:
-            return []  # there are no rounds that samples enter
+            return []  # samples enter no rounds
         log = RunLog(spec, events)
-        return [text for name in log.trained for text in self._of_life(log, name)]
+        return [text for name in log.trained for text in self._of_incarnation(log, name)]
 
-    def _of_life(self, log: RunLog, name: str) -> Iterator[str]:
+    def _of_incarnation(self, log: RunLog, name: str) -> Iterator[str]:
         entered = {event["round"]: _gone_into(event) for event in log.of(name, "round")}
         rounds = sorted(entered)
         so_far = dict(zip(rounds, accumulate(entered[n] for n in rounds), strict=True))
-        thrown = 0
+        dropped = 0
         for event in log.peers[name]:
             kind, lost = event["kind"], event.get("lost") or 0
             if lost < 0 or (kind == "round" and lost and event["samples"]):
                 yield f"{name}, {kind} {event['round']}: {lost} lost, {event.get('samples', 0)} not"
             if kind in ("state_loaded", "left"):
-                thrown += lost
+                dropped += lost
             elif kind == "transition" and "computed" in event and event["round"] in entered:
-                known = so_far[event["round"]] + thrown
+                known = so_far[event["round"]] + dropped
                 yield from self._equal(name, f"round {event['round']}", event["computed"], known)
             elif kind == "peer_finished":
-                done = sum(entered.values()) + thrown
+                done = sum(entered.values()) + dropped
                 if "pending" in event:
                     yield from self._equal(name, "end", event["samples"], done + event["pending"])
                 else:
@@ -64,5 +63,5 @@ class SamplesConserved(Invariant):
 
 
 def _gone_into(event: Event) -> int:
-    """Return the samples that a round took from its peer, to whatever use."""
+    """Return the samples that a round took from its peer, averaged or lost."""
     return int(event["samples"]) + int(event.get("lost") or 0)

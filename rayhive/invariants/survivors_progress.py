@@ -1,4 +1,4 @@
-"""Whoever is not broken goes on."""
+"""Invariant ``survivors_progress``: peers without a fault keep finishing rounds."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from rayhive.events import Event
 from rayhive.invariants.base import Invariant, RunLog
 from rayhive.spec.replicate import ReplicateSpec
 
-#: Normal rounds that may come on top of what one averaging may take.
+#: Number of median rounds that the bound allows on top of one averaging.
 ROUNDS = 3
 
 
 class SurvivorsProgress(Invariant):
-    """No peer that is not under a fault waits longer for its next round than it ever has to.
+    """Every peer without a fault finishes its next round within a bound.
 
-    The bound is what one averaging may take by the study's settings, ``matchmaking_time +
-    averaging_timeout``, and three times the median round before the first fault. A peer that a
-    fault is about may take as long as the fault lasts, and the bound afterwards.
+    The bound is the time limit of one averaging, ``matchmaking_time + averaging_timeout``, plus
+    three times the median round before the first fault. For the target of a fault, the time begins
+    at the heal.
     """
 
-    about = "Every peer that no fault is about finishes a round within a bound."
+    about = "Every peer without a fault finishes a round within a bound."
 
     def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
         """Return every gap between two transitions that is longer than the bound."""
@@ -51,13 +51,13 @@ def _normal_s(log: RunLog) -> float:
 
 
 def _moments(log: RunLog, name: str) -> list[float]:
-    """Return when a life began, went on to each next round, and ended."""
+    """Return the times of an incarnation's begin, its transitions and its end."""
     steps = [event["t"] for event in log.of(name, "training_started", "transition")]
     return [*steps, max(steps[-1], log.ended(name))]
 
 
 def _released(log: RunLog, name: str, begin: float, end: float) -> float:
-    """Return until when a fault excuses a life that made no round in a window."""
+    """Return the end of the last fault on an incarnation in a window without a round."""
     until = begin
     for fault in log.faults:
         healed = end if fault.healed is None else fault.healed

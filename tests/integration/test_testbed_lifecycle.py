@@ -17,7 +17,7 @@ import pytest
 
 from rayhive.cli import main
 from rayhive.cluster.node import process_group
-from rayhive.cluster.node.small_disk import SmallDisk
+from rayhive.cluster.node.tools.small_disk import SmallDisk
 from rayhive.cluster.testbed import Testbed, lifecycle, namespaces, quota, raylets, state
 from rayhive.errors import ClusterError, ConfigError
 from tests.integration.testbed_helpers import bare, busy, config, needs_testbed, remains

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 import rayhive.faults  # noqa: F401  (fills the registry)
+from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.testbed import Testbed, firewall, namespaces
 from rayhive.cluster.testbed.link_probe import measure_link, path
 from rayhive.errors import ClusterError
+from rayhive.faults.node_tools import Arrived, LinkChange, LinkMeasurement
 from rayhive.registry import FAULTS
 from rayhive.spec import Link
 from rayhive.spec.fault_plan import At, PlannedFault
-from tests.integration.testbed_helpers import Agent, FaultTarget, bare, needs_testbed
+from tests.integration.testbed_helpers import FaultTarget, bare, link_of, needs_testbed
 
 pytestmark = needs_testbed
 
@@ -73,29 +75,27 @@ def test_a_link_changes_at_run_time_and_comes_back(testbed: Testbed) -> None:
 
 
 def test_changes_at_the_same_time_add_up(testbed: Testbed) -> None:
-    agent = Agent(testbed, 2)
+    link = link_of(testbed, 2)
 
     async def go() -> None:
-        both = [agent.set_link(30.0), agent.set_link(None, 5.0), agent.set_link(None, None, 0.5)]
-        await asyncio.gather(*both)
-        assert await agent.link() == {"rate_mbit": 30, "delay_ms": 5, "loss": 0.5}
-        await asyncio.gather(
-            *(agent.restore_link(key) for key in ("rate_mbit", "delay_ms", "loss"))
-        )
-        assert await agent.link() == {"delay_ms": 0, "loss": 0, **LINKS[2]}
+        changes = [LinkChange(rate_mbit=30.0), LinkChange(delay_ms=5.0), LinkChange(loss=0.5)]
+        await asyncio.gather(*map(link.change, changes))
+        assert await link.now() == Link(rate_mbit=30, delay_ms=5, loss=0.5)
+        await asyncio.gather(*map(link.restore, ("rate_mbit", "delay_ms", "loss")))
+        assert await link.now() == Link.model_validate(LINKS[2])
 
     asyncio.run(go())
 
 
 def test_a_link_without_a_rate_is_not_shaped(testbed: Testbed) -> None:
-    agent = Agent(testbed, 2)
+    link = link_of(testbed, 2)
 
     async def go() -> None:
         testbed.link(2).set(Link())
-        free = (await agent.measure_link("rate"))["rate_up_mbit"]
-        await agent.restore_link()
-        shaped = (await agent.measure_link("rate"))["rate_up_mbit"]
-        assert free > 2 * shaped
+        free = (await link.measure("rate")).rate_up_mbit
+        await link.restore()
+        shaped = (await link.measure("rate")).rate_up_mbit
+        assert free is not None and shaped is not None and free > 2 * shaped
 
     asyncio.run(go())
 
@@ -116,24 +116,27 @@ def test_counters_count_what_passed(testbed: Testbed) -> None:
 
 
 def test_a_cut_takes_one_direction_and_heals(testbed: Testbed) -> None:
-    agent, other = Agent(testbed, 0), testbed.nodes[2].data_address
+    link, other = link_of(testbed, 0), testbed.nodes[2].data_address
+
+    def arrived(out: int, back: int) -> Arrived:
+        return Arrived(sent=10, out=out, back=back)
 
     async def go() -> None:
-        assert await agent.reach(other) == {"sent": 10, "out": 10, "in": 10}
-        await agent.cut("f0", (), "out")
-        await agent.cut("f1", (), "in")
-        assert await agent.reach(other) == {"sent": 10, "out": 0, "in": 0}
-        assert await agent.mend("f0") == 10
-        assert await agent.reach(other) == {"sent": 10, "out": 10, "in": 0}
-        assert await agent.mend("f1") == 20
-        assert await agent.mend("f1") == 0
-        await agent.cut("f2", [other])
+        assert await link.reach(other) == arrived(10, 10)
+        await link.cut("f0", (), "out")
+        await link.cut("f1", (), "in")
+        assert await link.reach(other) == arrived(0, 0)
+        assert await link.mend("f0") == 10
+        assert await link.reach(other) == arrived(10, 0)
+        assert await link.mend("f1") == 20
+        assert await link.mend("f1") == 0
+        await link.cut("f2", [other])
         third = testbed.nodes[1].data_address
-        assert await agent.reach(other) == {"sent": 10, "out": 10, "in": 10}
-        assert await agent.reach(third) == {"sent": 10, "out": 0, "in": 0}
-        await agent.mend("f2")
+        assert await link.reach(other) == arrived(10, 10)
+        assert await link.reach(third) == arrived(0, 0)
+        await link.mend("f2")
         with pytest.raises(ClusterError, match="sideways"):
-            await agent.cut("f3", (), "sideways")
+            await link.cut("f3", (), "sideways")
 
     asyncio.run(go())
     assert firewall.cuts(testbed.state.switch) == []
@@ -190,12 +193,10 @@ def test_faults_take_effect_and_heal(testbed: Testbed, kind: str, args: dict[str
         assert proof.ok, proof.what
         await fault.heal(swarm, who)
         # The same proof fails as soon as the fault is gone.
-        again = FAULTS.get(kind)(planned)
-        await again.setup(swarm)
-        again.__dict__ |= fault.__dict__
         if kind in ("rate", "delay", "loss"):
-            again.__dict__["_before"] = dict.fromkeys(who, LINKS[2] | {"delay_ms": 0, "loss": 0})
-            assert not (await again.verify(swarm, who)).ok
+            measured = (await link_of(testbed, 2).measure()).model_dump()
+            before = Link.model_validate(LINKS[2])
+            assert not fault.proves(LinkMeasurement.model_validate(measured), before)
         await fault.teardown(swarm)
 
     asyncio.run(go())
@@ -206,7 +207,5 @@ def test_faults_take_effect_and_heal(testbed: Testbed, kind: str, args: dict[str
 
 
 def test_elsewhere_the_tools_refuse() -> None:
-    from rayhive.cluster.node.link_faults import LinkTools
-
     with pytest.raises(ClusterError, match="no link of its own"):
-        asyncio.run(LinkTools().set_link(1.0))
+        asyncio.run(NodeLink().change(LinkChange(rate_mbit=1.0)))

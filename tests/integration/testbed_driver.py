@@ -10,13 +10,14 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayhive.cluster.node.link_faults import LinkTools
+from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.testbed import nodes
+from rayhive.faults.node_tools import LinkChange
 
 _TIMEOUT = 90
 
 
-class Agent(LinkTools):
+class Agent(NodeLink):
     """An asynchronous actor like a node's agent: uvloop and all."""
 
 
@@ -53,15 +54,17 @@ def main(address: str, folder: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     told(nodes=sorted(alive().values()))
     agents = [agent(index) for index in range(2)]
-    told(addresses=ray.get([each.data_address.remote() for each in agents], timeout=_TIMEOUT))
-    other = ray.get(agents[1].data_address.remote())
+    told(addresses=ray.get([each.address.remote() for each in agents], timeout=_TIMEOUT))
+    other = ray.get(agents[1].address.remote())
     first = agents[0]
-    told(before=ray.get(first.set_link.remote(3.0, 30.0), timeout=_TIMEOUT))
-    told(measured=ray.get(first.measure_link.remote("rate", "rtt"), timeout=_TIMEOUT))
+    change = LinkChange(rate_mbit=3.0, delay_ms=30.0)
+    told(before=ray.get(first.change.remote(change), timeout=_TIMEOUT).model_dump())
+    measured = ray.get(first.measure.remote("rate", "rtt"), timeout=_TIMEOUT)
+    told(measured=measured.model_dump())
     ray.get(first.cut.remote("f0"), timeout=_TIMEOUT)
-    told(cut=ray.get(first.reach.remote(other), timeout=_TIMEOUT))
-    ray.get([first.mend.remote("f0"), first.restore_link.remote()], timeout=_TIMEOUT)
-    told(mended=ray.get(first.reach.remote(other), timeout=_TIMEOUT))
+    told(cut=ray.get(first.reach.remote(other), timeout=_TIMEOUT).model_dump(by_alias=True))
+    ray.get([first.mend.remote("f0"), first.restore.remote()], timeout=_TIMEOUT)
+    told(mended=ray.get(first.reach.remote(other), timeout=_TIMEOUT).model_dump(by_alias=True))
 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     supervisor: Any = ray.remote(Supervisor).options(num_cpus=0, scheduling_strategy=here).remote()
@@ -73,7 +76,7 @@ def main(address: str, folder: str) -> None:
     ray.get(supervisor.start.remote(folder, 1), timeout=_TIMEOUT)
     told(nodes=sorted(alive().values()))
     ray.kill(supervisor)
-    told(addresses=[ray.get(agent(1).data_address.remote(), timeout=_TIMEOUT)])
+    told(addresses=[ray.get(agent(1).address.remote(), timeout=_TIMEOUT)])
 
 
 if __name__ == "__main__":

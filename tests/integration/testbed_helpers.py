@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.node.link_faults import LinkTools
+from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.runs import Runs
+from rayhive.cluster.node.toolbox import Toolbox
 from rayhive.cluster.testbed import Testbed, TestbedConfig, namespaces, privilege, state
 from rayhive.cluster.testbed.netlink import routes
+from rayhive.faults.node_tools import Verb
 
 LACKING = privilege.lacking()
 needs_testbed = pytest.mark.skipif(LACKING is not None, reason=f"no testbed here: {LACKING}")
@@ -33,24 +36,28 @@ def bare(*links: dict[str, float], **fields: Any) -> Iterator[Testbed]:
         yield testbed
 
 
-class Agent(LinkTools):
-    """What an agent does to the link of one node, in this process."""
-
-    def __init__(self, testbed: Testbed, index: int) -> None:
-        self._here = (str(testbed.state.folder), str(index))
-
-    def _place(self) -> tuple[str | None, str | None]:
-        return self._here
+def link_of(testbed: Testbed, index: int) -> NodeLink:
+    """Return the link of one node, as its agent has it."""
+    return NodeLink(str(testbed.state.folder), index)
 
 
 class FaultTarget:
-    """As much of a swarm as link faults touch."""
+    """The part of a swarm that link faults use."""
 
     def __init__(self, testbed: Testbed) -> None:
-        self._agents = {f"node-{n.index}": Agent(testbed, n.index) for n in testbed.nodes}
+        self._toolboxes = {}
+        for node in testbed.nodes:
+            runs = Runs()
+            runs.add("run", testbed.state.folder)
+            toolbox = Toolbox(runs, link_of(testbed, node.index))
+            self._toolboxes[f"node-{node.index}"] = toolbox
 
-    async def agent(self, node: str, method: str, *args: Any) -> Any:
-        return await getattr(self._agents[node], method)(*args)
+    async def use_tool(
+        self, node: str, tool: Any, subject: str, verb: Verb, args: Any = None
+    ) -> Any:
+        given = None if args is None else args.model_dump(mode="json")
+        answer = await self._toolboxes[node].use("run", tool.name, subject, verb, given)
+        return None if answer is None else tool.state.model_validate(answer)
 
 
 def remains(number: int) -> list[str]:

@@ -1,7 +1,7 @@
 """A swarm for faults that has no swarm: peers are process groups of `sleep`, nodes are names.
 
-What is done to processes and to the machine is done by a real NodeTools. What a peer would do by
-itself (say goodbye, notice that a process died) is played here.
+Processes and the machine are acted on by a real Toolbox. The peer's own reactions (the ``left``
+event, the detection of a dead child process) are played here.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from typing import Any
 import pytest
 
 import rayhive.faults.kinds
-from rayhive.cluster.node import cgroups
-from rayhive.cluster.node.process_faults import NodeTools
+from rayhive.cluster.node import cgroups, processes
+from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
+from rayhive.cluster.node.runs import Runs
+from rayhive.cluster.node.toolbox import Toolbox
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
 from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.node_tools import ArgsT, NodeTool, StateT, Verb
 from rayhive.faults.target import ProcessRole
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import At, PlannedFault
@@ -37,16 +40,11 @@ ROLES = ("dht", "p2pd", "gradient_averager", "state_averager")
 #: Prints the children's pids and ends, as a peer does, when one of them does.
 _PEER = "for i in 1 2 3 4; do {} & echo $!; done; wait -n; exit 1"
 _BUSY = "while :; do :; done >/dev/null"
-#: What the agent of a node on which nothing happens answers.
+#: States of the tools on a node on which nothing happens.
 _DEAF: dict[str, Any] = {
-    "limit_cpu": {"pids": [], "stat": {"periods": 0, "throttled": 0, "throttled_s": 0.0}},
-    "cpu_stat": {"periods": 9, "throttled": 0, "throttled_s": 0.0},
-    "free_memory": 10**10,
-    "hold_memory": {"pid": 1, "rss": 0},
-    "memory_held": 0,
-    "mount_disk": "/nowhere",
-    "fill_disk": 0,
-    "disk_state": {"free": 4096, "error": None},
+    "cpu_limit": {"periods": 9, "throttled": 0, "throttled_s": 0.0},
+    "memory_hog": {"pid": 1, "rss": 0, "free": 10**10},
+    "small_disk": {"free": 4096, "error": None},
 }
 
 
@@ -74,7 +72,7 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
         name = f"rayhive.faults.kinds.{module.stem}"
         for patience in ("SETTLE_S", "_PATIENCE_S", "_NODE_S", "_CHECKPOINT_S", "_ROUND_S"):
             monkeypatch.setattr(f"{name}.{patience}", 0.3, raising=False)
-    monkeypatch.setattr("rayhive.faults.kinds._process.LOOK_S", 0.01)
+    monkeypatch.setattr("rayhive.faults.kinds._process.POLL_S", 0.01)
     monkeypatch.setattr("rayhive.faults.kinds._child_process.LosesChildProcess.patience_s", 0.3)
 
 
@@ -101,7 +99,7 @@ class FakeSwarm:
     deaf: bool = False
     rude: bool = False
     busy: bool = False
-    tools: NodeTools = field(default_factory=NodeTools)
+    runs: Runs = field(default_factory=Runs)
     expected: list[str] = field(default_factory=list)
     commands: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
     signals: list[tuple[str, int]] = field(default_factory=list)
@@ -112,7 +110,8 @@ class FakeSwarm:
     lives: dict[str, Incarnation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.tools._runs = {RUN: self.folder}
+        self.runs.add(RUN, self.folder)
+        self.toolbox = Toolbox(self.runs, NodeLink())
         self._waiting: list[tuple[str, str | None, dict[str, Any], asyncio.Future[Event]]] = []
         self._watches: list[asyncio.Task[None]] = []
         self._past: list[Incarnation] = []
@@ -157,14 +156,14 @@ class FakeSwarm:
         self.signals.append((peer, signum))
         if signum in (signal.SIGKILL, signal.SIGTERM) and life.name not in self.expected:
             raise AssertionError(f"{life.name} is ended, but nobody expects that")
-        return await self.tools.signal_processes(
-            RUN, life.process.pid, signum, self._pids(life, process)
-        )
+        owned = self.runs.peer(RUN, life.process.pid)
+        return processes.signal_processes(owned, signum, self._pids(life, process))
 
     async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
         life = self.lives[peer]
         life.process.poll()  # a zombie counts as gone, but let it go
-        return await self.tools.process_states(RUN, life.process.pid, self._pids(life, process))
+        owned = self.runs.peer(RUN, life.process.pid)
+        return processes.process_states(owned, self._pids(life, process))
 
     def _pids(self, life: Incarnation, process: ProcessRole) -> list[int] | None:
         return None if process == "group" else [life.roles[process]]
@@ -236,12 +235,24 @@ class FakeSwarm:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(life.process.pid, signal.SIGKILL)
 
-    async def agent(self, node: str, method: str, *args: Any) -> Any:
-        if node in self.dead_nodes:
+    async def use_tool(
+        self,
+        node: str,
+        tool: NodeTool[ArgsT, StateT],
+        subject: str,
+        verb: Verb,
+        args: ArgsT | None = None,
+    ) -> StateT | None:
+        if not await self.answers(node):
             raise RayhiveError(f"the agent of {node} is gone")
-        if self.deaf and method in _DEAF:
-            return _DEAF[method]
-        return await getattr(self.tools, method)(RUN, *args)
+        if self.deaf and tool.name in _DEAF:
+            return None if verb == "stop" else tool.state.model_validate(_DEAF[tool.name])
+        given = None if args is None else args.model_dump(mode="json", by_alias=True)
+        answer = await self.toolbox.use(RUN, tool.name, subject, verb, given)
+        return None if answer is None else tool.state.model_validate(answer)
+
+    async def answers(self, node: str) -> bool:
+        return node not in self.dead_nodes
 
     async def drain(self, node: str, notice_s: float) -> None:
         self.drained[node] = notice_s

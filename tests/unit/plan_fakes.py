@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -34,10 +35,10 @@ class Fake(FaultKind):
     about = "Does nothing."
     group = "process"
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         return {}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         return Proof(True)
 
 
@@ -45,20 +46,22 @@ FAKES: dict[str, dict[str, Any]] = {
     "kill": {"effect": "gone", "heals": True, "Args": Where},
     "preempt": {"effect": "gone", "heals": True, "Args": Notice},
     "pause": {"effect": "stopped", "heals": True},
-    "join": {},
+    "join": {"joins": True},
     "leave": {"effect": "gone"},
-    "kill_node": {"effect": "gone", "heals": True, "targets": "node", "needs": ("node",)},
+    "kill_node": {"effect": "gone", "heals": True, "target_type": "node", "needs": ("node",)},
     "straggler": {"heals": True, "needs": ("cpu_quota",), "Args": Cores},
-    "rate": {"heals": True, "targets": "node", "group": "link"},
-    "memory_pressure": {"heals": True, "targets": "node"},
-    "partition": {"effect": "cut_off", "heals": True, "targets": "node", "needs": ("link",)},
-    "nan_gradient": {"inside": True, "needs": ()},
-    "sign_flip": {"inside": True, "needs": (), "Args": Rounds},
+    "rate": {"heals": True, "target_type": "node", "group": "link"},
+    "memory_pressure": {"heals": True, "target_type": "node"},
+    "partition": {"effect": "cut_off", "heals": True, "target_type": "node", "needs": ("link",)},
+    "nan_gradient": {"in_training": True, "needs": ()},
+    "sign_flip": {"in_training": True, "needs": (), "Args": Rounds},
 }
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+def fakes() -> Iterator[None]:
     """Put the fakes in the place of the real kinds."""
-    for name, fields in FAKES.items():
-        monkeypatch.setitem(FAULTS._entries, name, type(name, (Fake,), fields))
+    with contextlib.ExitStack() as stack:
+        for name, fields in FAKES.items():
+            stack.enter_context(FAULTS.replaced(name, type(name, (Fake,), fields)))
+        yield

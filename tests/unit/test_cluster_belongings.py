@@ -14,7 +14,7 @@ import pytest
 
 from rayhive.cluster.node import capabilities, process_group
 from rayhive.cluster.node.process_group import OwnedProcesses
-from rayhive.cluster.node.small_disk import SmallDisk
+from rayhive.cluster.node.tools.small_disk import SmallDisk
 from tests.integration.cluster_harness import eventually
 
 GROUP = """

@@ -16,7 +16,7 @@ from rayhive.cluster.actors import is_agent, supervisor_pattern
 from rayhive.cluster.control import status_from_disk
 from rayhive.cluster.doctor import doctor
 from rayhive.cluster.node import capabilities, machine
-from rayhive.cluster.node.small_disk import SmallDisk
+from rayhive.cluster.node.tools.small_disk import SmallDisk
 from rayhive.cluster.replicate.handle import settle
 from rayhive.cluster.replicate.log import set_aside
 from rayhive.cluster.requirements import is_within

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.node import link_faults, raylets
-from rayhive.cluster.node.link_faults import LinkTools
+from rayhive.cluster.node import raylets
+from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.runs import Runs
+from rayhive.cluster.node.toolbox import Toolbox
 from rayhive.cluster.replicate import node_agents
 from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.cluster.replicate.node_agents import NodeAgents
@@ -22,7 +24,7 @@ from rayhive.cluster.replicate.swarm import Swarm
 from rayhive.cluster.testbed import firewall
 from rayhive.errors import ClusterError
 from rayhive.events import FaultActed, PeerReady, Round, TrainingStarted
-from rayhive.spec import SwarmConfig
+from rayhive.spec import Link, SwarmConfig
 from tests.fixtures.logs import make_spec
 
 PEERS = 3
@@ -216,38 +218,26 @@ def test_nodes_are_missing_that_ray_does_not_have(
 
 def test_whatever_was_done_to_a_link_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, str]] = []
-    monkeypatch.setattr(
-        firewall, "cuts", lambda switch: ["1-partition", "11-partition", "2-x", "1-y"]
-    )
+    chains = ["1-partition", "11-partition", "2-x", "1-y"]
+    monkeypatch.setattr(firewall, "cuts", lambda switch: chains)
     monkeypatch.setattr(firewall, "mend", lambda switch, name: done.append(("mend", name)))
+    node = SimpleNamespace(index=1, link=Link(rate_mbit=5.0))
+    testbed = SimpleNamespace(switch="s", node=lambda number: node)
+    monkeypatch.setattr("rayhive.cluster.testbed.state.load", lambda folder: testbed)
 
-    class Tools(LinkTools):
-        def _place(self) -> tuple[str | None, str | None]:
-            return "folder", "1"
+    class Veth:
+        def __init__(self, *_: Any) -> None: ...
 
-        async def _known(self) -> Any:
-            return SimpleNamespace(switch="s"), SimpleNamespace(index=1)
+        def update(self, **link: Any) -> tuple[Link, Link]:
+            done.append(("restore", str(link["rate_mbit"])))
+            return Link(), Link.model_validate(link)
 
-        async def restore_link(self, *keys: str) -> dict[str, Any]:
-            done.append(("restore", ""))
-            return {}
-
-        async def settle(self, name: str) -> int:
-            done.append(("settle", name))
-            self._flaps.pop(name)
-            return 0
-
-    tools = Tools()
-    tools._flaps = {"f3": link_faults._Flapping()}
-    asyncio.run(tools.heal_link())
-    expected = [("settle", "f3"), ("mend", "1-partition"), ("mend", "1-y"), ("restore", "")]
-    assert done == expected
-
-    class Elsewhere(LinkTools):
-        def _place(self) -> tuple[str | None, str | None]:
-            return None, None
-
-    asyncio.run(Elsewhere().heal_link())
+    monkeypatch.setattr("rayhive.cluster.testbed.veth.Veth", Veth)
+    asyncio.run(Toolbox(Runs(), NodeLink("folder", 1)).recover())
+    assert sorted(done) == [("mend", "1-partition"), ("mend", "1-y"), ("restore", "5.0")]
+    done.clear()
+    asyncio.run(Toolbox(Runs(), NodeLink()).recover())
+    assert done == [], "a node without a link of its own"
 
 
 def test_a_command_names_the_fault_on_whose_behalf_it_is_sent() -> None:

@@ -13,7 +13,7 @@ from rayhive.cluster.node import capabilities, leaks, process_group
 from rayhive.cluster.node.cgroups import CpuLimit
 from rayhive.cluster.node.leaks import Marks
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
-from rayhive.cluster.node.small_disk import SmallDisk
+from rayhive.cluster.node.tools.small_disk import SmallDisk
 from tests.unit.fault_fakes import my_groups
 
 RUN = "study-t0-r0-kill-a0"

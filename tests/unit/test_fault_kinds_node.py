@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster.node import capabilities, cgroups, process_group, small_disk
+from rayhive.cluster.node import capabilities, cgroups, process_group
+from rayhive.cluster.node.tools import small_disk
 from rayhive.errors import RayhiveError
+from rayhive.faults.node_tools import CPU_LIMIT, SMALL_DISK, CpuQuota, DiskArgs
 from tests.unit.fault_fakes import RUN, FakeSwarm, my_groups, planned, run, shorten
 
 
@@ -61,17 +63,17 @@ def test_a_limit_does_not_outlive_its_run_or_its_maker(tmp_path: Path) -> None:
             kind = planned("straggler")
             await kind.inject(swarm, ["peer-1"])
             (group,) = my_groups()
-            leader = swarm.lives["peer-1"].process.pid
+            leader = str(swarm.lives["peer-1"].process.pid)
             with pytest.raises(RayhiveError, match="already"):
-                await swarm.agent("node-1", "limit_cpu", leader, 0.5)
+                await CPU_LIMIT.on(swarm, "node-1", leader).start(CpuQuota(cores=0.5))
             assert group not in map(Path, cgroups.remove_dead())
-            swarm.tools.release_tools(RUN)
+            await swarm.toolbox.release(RUN)
             assert not group.exists()
             await kind.teardown(swarm)
 
             dead = group.with_name(f"{cgroups.PREFIX}{os.getpid()}.1-x-{leader}")
             dead.mkdir()  # the pid is this process's, but it started at another time
-            (dead / "cgroup.procs").write_text(str(leader))
+            (dead / "cgroup.procs").write_text(leader)
             assert str(dead) in cgroups.remove_dead()
             assert set((await swarm.process_states("peer-1")).values()) == {"running"}
 
@@ -177,7 +179,7 @@ def test_only_what_was_mounted_here_is_filled(tmp_path: Path) -> None:
     disk.empty()
     disk.release()
     assert list(disk.folder.iterdir()) == []
-    with pytest.raises(RayhiveError, match="a small file system"):
+    with pytest.raises(RayhiveError, match="for a small file system"):
         small_disk.SmallDisk(tmp_path / "checkpoints", 2**30)
 
 
@@ -187,11 +189,12 @@ def test_a_mount_does_not_outlive_its_run(tmp_path: Path) -> None:
         async with FakeSwarm(tmp_path) as swarm:
             await planned("disk_full", megabytes=1).inject(swarm, ["peer-1"])
             assert len(process_group.mounts_below(tmp_path)) == 1
-            swarm.tools.release_all_tools()
+            await swarm.toolbox.release(RUN)
             assert process_group.mounts_below(tmp_path) == []
-            leader = swarm.lives["peer-1"].process.pid
-            with pytest.raises(RayhiveError, match="no place"):
-                await swarm.agent("node-1", "mount_disk", leader, "../elsewhere", 1)
+            leader = str(swarm.lives["peer-1"].process.pid)
+            with pytest.raises(RayhiveError, match="temporary directory of the peer"):
+                disk = SMALL_DISK.on(swarm, "node-1", leader)
+                await disk.start(DiskArgs(folder="../elsewhere", size=1))
 
     play(scene())
 

@@ -60,7 +60,7 @@ def test_a_replacement_may_start_on_another_node(tmp_path: Path) -> None:
 def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
-            with pytest.raises(RayhiveError, match="no life of peer-9 runs"):
+            with pytest.raises(RayhiveError, match="no process of peer-9 runs"):
                 await planned(name).inject(swarm, ["peer-0", "peer-9"])
             assert swarm.expected == []
             assert swarm.signals == []

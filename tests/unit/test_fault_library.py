@@ -33,7 +33,7 @@ ASKED = {
 
 
 def study_of(name: str, peers: int | None = None) -> SweepConfig:
-    return scenario_config(load_scenario(name), name, peers=peers)
+    return scenario_config(name, peers=peers)
 
 
 def plan(name: str, seed: int = 0, peers: int | None = None) -> FaultPlan:
@@ -125,7 +125,7 @@ def test_a_grid_stands_for_its_members_which_differ_in_the_parameter_alone() -> 
     assert len({fault.who for fault in faults}) == 1
     assert [fault.args["notice_s"] for fault in faults] == [0, 5, 15, 30]
     assert len({plan(name, seed=7).hash for name in GRID}) == 4
-    with pytest.raises(ConfigError, match="one of what it stands for: preempt-notice-0"):
+    with pytest.raises(ConfigError, match="one member of the grid: preempt-notice-0"):
         plan("preempt-notice")
 
 

@@ -215,8 +215,8 @@ def test_a_choice_reaches_everybody() -> None:
         ({"who": "peer-7"}, "plan.acts.0.who", "one of the 5 peers"),
         ({"who": "one of preemptible"}, "plan.acts.0.who", "swarm.node_classes"),
         ({"who": ["leader", "peer-1"]}, "plan.acts.0.who", "stands alone"),
-        ({"who": "all"}, "plan.acts.0.who", "nobody would be left at round 3"),
-        ({"who": "all", "heal_after_s": 2}, "plan.acts.0.who", "nobody would be left"),
+        ({"who": "all"}, "plan.acts.0.who", "no peer would be left at round 3"),
+        ({"who": "all", "heal_after_s": 2}, "plan.acts.0.who", "no peer would be left"),
         ({"at": {"seconds": 60}}, "plan.acts.0.at", "fires at 60 s of 60 s"),
         ({"at": {"seconds": 50}, "heal_after_s": 20}, "plan.acts.0.at", "ends at 70 s of 60 s"),
         ({"at": {"round": 0}}, "plan.acts.0.at", "a round is a whole number"),
@@ -229,7 +229,7 @@ def test_a_choice_reaches_everybody() -> None:
         ({"args": {"wher": "same"}}, "plan.acts.0.args.wher", "'where'"),
         ({"args": {"where": "elsewhere"}}, "plan.acts.0.args.where", "same|other"),
         ({"kind": "nan_gradient", "at": {"seconds": 4}}, "plan.acts.0.at", "a round"),
-        ({"kind": "nan_gradient", "who": "leader"}, "plan.acts.0.who", "known before"),
+        ({"kind": "nan_gradient", "who": "leader"}, "plan.acts.0.who", "spec before training"),
         ({"args": {"where": {"choose": []}}}, "plan.acts.0.args", "either between"),
         ({"args": {"where": {"choose": 3}}}, "plan.acts.0.args", "either between"),
         ({"args": {"where": {"between": ["a", "b"]}}}, "plan.acts.0.args", "either between"),
@@ -315,7 +315,7 @@ def test_a_replacement_does_not_know_what_its_predecessor_was_told(tmp_path: Pat
     kill = {"kind": "kill", "who": "peer-1", "heal_after_s": 1}
     for at in ({"round": 5}, {"seconds": 30}):
         found = problems(write(tmp_path, {"acts": [nan, {**kill, "at": at}]}))
-        assert "its replacement is not told" in found["plan.acts.0.who"].allowed
+        assert "not in the spec of a replacement" in found["plan.acts.0.who"].allowed
     planned(write(tmp_path, {"acts": [nan, {**kill, "at": {"round": 10}}]}))
 
 
@@ -324,12 +324,12 @@ def test_nobody_is_struck_who_was_taken_away(tmp_path: Path) -> None:
     pause = {"kind": "pause", "who": ["peer-1", "peer-2"], "heal_after_s": 1}
     for seconds in (5, 6, 8.9):
         found = problems(write(tmp_path, {"acts": [kill, {**pause, "at": {"seconds": seconds}}]}))
-        assert "kill took them at 5 s" in found["plan.acts.1.who"].allowed
+        assert "kill removed it at 5 s" in found["plan.acts.1.who"].allowed
     planned(write(tmp_path, {"acts": [kill, {**pause, "at": {"seconds": 9}}]}))
     planned(write(tmp_path, {"acts": [kill, {**pause, "at": {"seconds": 4}}]}))
     leave = {"kind": "leave", "who": "peer-1", "at": {"round": 5}}
     found = problems(write(tmp_path, {"acts": [leave, {**pause, "at": {"round": 6}}]}))
-    assert "leave took them at round 5" in found["plan.acts.1.who"].allowed
+    assert "leave removed it at round 5" in found["plan.acts.1.who"].allowed
     slow = {"kind": "straggler", "who": "peer-1", "at": {"seconds": 5}, "heal_after_s": 9}
     planned(write(tmp_path, {"acts": [slow, {**pause, "at": {"seconds": 6}}]}))
 

@@ -157,7 +157,7 @@ def test_a_file_of_another_kind_is_refused_with_the_formats(tmp_path: Path) -> N
         (allowed,) = refused(tmp_path, text).values()
         assert all(name in allowed for name in TRACE_FORMATS)
     assert "one of bamboo" in refused(tmp_path, "0,add,a\n", "banboo")["format"]
-    assert "in which a node lives" in refused(tmp_path, "2024-01-01, 00:00:00, 0\n")["file"]
+    assert "with a live node" in refused(tmp_path, "2024-01-01, 00:00:00, 0\n")["file"]
 
 
 def test_what_says_nothing_is_skipped_with_a_reason(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_what_says_nothing_is_skipped_with_a_reason(tmp_path: Path) -> None:
 def test_of_two_counts_at_one_moment_the_last_holds_and_that_is_told(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, "2024-01-01, 00:00:00, 3\n2024-01-01, 00:00:00, 2\n")
     assert levels(trace) == [(0, 2)]
-    assert trace.warnings[0].endswith("rows 1, 2 are about one moment; row 2 holds")
+    assert trace.warnings[0].endswith("rows 1, 2 have the same time; row 2 counts")
     accounted(trace, 2)
 
 
@@ -312,7 +312,7 @@ def test_a_window_is_cut_and_compressed(tmp_path: Path) -> None:
         (1.0, 2, 2.0),
         (5.0, 1, None),
     ]
-    with pytest.raises(ConfigError, match="a moment at which nodes live"):
+    with pytest.raises(ConfigError, match="a time at which nodes live"):
         replayed(tmp_path, text, 0, 4, start_s=400)
 
 

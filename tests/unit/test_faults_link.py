@@ -10,7 +10,19 @@ import pytest
 import rayhive.faults  # noqa: F401  (fills the registry)
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind
+from rayhive.faults.node_tools import (
+    Arrived,
+    CutArgs,
+    CutState,
+    FlapArgs,
+    FlapState,
+    LinkChange,
+    LinkMeasurement,
+    LinkState,
+    Verb,
+)
 from rayhive.registry import FAULTS
+from rayhive.spec import Link
 from rayhive.spec.fault_plan import At, PlannedFault
 
 ADDRESSES = {f"node-{i}": f"10.0.0.{i}" for i in range(3)}
@@ -21,74 +33,94 @@ class Agents:
     """Agents of three nodes with links in memory.
 
     Args:
-        idle: The tools say that they did it, and do nothing.
+        idle: The tools report success and have no effect.
     """
 
     def __init__(self, idle: bool = False) -> None:
         self.idle = idle
         self.links = {node: dict(MADE) for node in ADDRESSES}
-        self.cuts: dict[str, dict[str, tuple[list[str], str]]] = {node: {} for node in ADDRESSES}
-        self.flaps: dict[str, list[dict[str, Any]]] = {}
+        self.before: dict[str, Link] = {}
+        self.cuts: dict[str, CutArgs] = {}
+        self.flaps: dict[str, FlapState] = {}
 
-    async def agent(self, node: str, method: str, *args: Any) -> Any:
-        return getattr(self, method)(node, *args)
+    async def use_tool(
+        self, node: str, tool: Any, subject: str, verb: Verb, args: Any = None
+    ) -> Any:
+        assert subject == "f0"
+        answer = getattr(self, tool.name)(node, verb, args)
+        assert answer is None or isinstance(answer, tool.state)
+        return answer
 
-    def data_address(self, node: str) -> str:
-        return ADDRESSES[node]
+    def now(self, node: str) -> Link:
+        return Link.model_validate(self.links[node])
 
-    def link(self, node: str) -> dict[str, Any]:
-        return dict(self.links[node])
-
-    def set_link(self, node: str, *values: float | None) -> dict[str, Any]:
-        before = self.link(node)
-        if not self.idle:
-            given = zip(MADE, values, strict=True)
-            self.links[node] |= {key: value for key, value in given if value is not None}
-        return before
-
-    def restore_link(self, node: str, *keys: str) -> dict[str, Any]:
-        self.links[node] |= {key: MADE[key] for key in keys}
-        return self.link(node)
-
-    def measure_link(self, node: str, *what: str) -> dict[str, Any]:
+    def link_shaping(self, node: str, verb: Verb, args: LinkChange | None) -> LinkState | None:
         link = self.links[node]
-        return {
-            "rate_up_mbit": link["rate_mbit"],
-            "rate_down_mbit": link["rate_mbit"],
-            "rtt_ms": 2 * link["delay_ms"] + 0.3,
-            "loss_up": link["loss"],
-            "loss_down": link["loss"],
-        }
+        if verb == "start":
+            assert args is not None
+            self.before[node] = self.now(node)
+            if not self.idle:
+                link |= args.model_dump(exclude_none=True)
+        if verb == "stop":
+            if self.before.pop(node, None) is None:
+                return None
+            link |= MADE
+        measured = LinkMeasurement(
+            rate_up_mbit=link["rate_mbit"],
+            rate_down_mbit=link["rate_mbit"],
+            rtt_ms=2 * link["delay_ms"] + 0.3,
+            loss_up=link["loss"],
+            loss_down=link["loss"],
+        )
+        probed = verb == "state" and node in self.before
+        return LinkState(
+            now=self.now(node),
+            before=self.before.get(node),
+            measured=measured if probed else None,
+        )
 
-    def cut(self, node: str, name: str, keep: list[str], direction: str) -> list[str]:
-        others = [a for n, a in ADDRESSES.items() if n != node and a not in keep]
-        if not self.idle:
-            self.cuts[node][name] = (others, direction)
-        return others
+    def cut(self, node: str, verb: Verb, args: CutArgs | None) -> CutState | None:
+        own = ADDRESSES[node]
+        if verb == "start":
+            assert args is not None
+            self.cuts[node] = args
+            return CutState(address=own, cut_from=self.cut_from(node))
+        if verb == "stop":
+            return CutState(address=own, dropped=7) if self.cuts.pop(node, None) else None
+        if node not in self.cuts:
+            return CutState(address=own)
+        kept = [address for address in self.cuts[node].keep if address != own]
+        arrived = {to: self.reach(node, to) for to in [*self.cut_from(node), *kept]}
+        return CutState(address=own, cut_from=self.cut_from(node), arrived=arrived)
 
-    def mend(self, node: str, name: str) -> int:
-        return 0 if self.cuts[node].pop(name, None) is None else 7
+    def cut_from(self, node: str) -> tuple[str, ...]:
+        keep = self.cuts[node].keep
+        return tuple(a for n, a in ADDRESSES.items() if n != node and a not in keep)
 
-    def reach(self, node: str, address: str) -> dict[str, Any]:
+    def reach(self, node: str, address: str) -> Arrived:
         other = next(n for n, a in ADDRESSES.items() if a == address)
-        ways = {"sent": 10, "out": 10, "in": 10}
+        ways = {"out": 10, "in": 10}
         for here, there, names in ((node, other, ("out", "in")), (other, node, ("in", "out"))):
-            for others, direction in self.cuts[here].values():
-                if ADDRESSES[there] in others:
-                    for way, name in zip(("out", "in"), names, strict=True):
-                        if direction in (way, "both"):
-                            ways[name] = 0
-        return ways
+            taken = self.taken(here) if here in self.cuts and not self.idle else ((), "")
+            if ADDRESSES[there] in taken[0]:
+                for way, name in zip(("out", "in"), names, strict=True):
+                    if taken[1] in (way, "both"):
+                        ways[name] = 0
+        return Arrived.model_validate({"sent": 10, **ways})
 
-    def flap(self, node: str, name: str, *times: Any) -> None:
-        down, up = {"sent": 5, "out": 0, "in": 0}, {"sent": 5, "out": 5, "in": 5}
-        self.flaps[node] = [up, up] if self.idle else [down, up]
+    def taken(self, node: str) -> tuple[tuple[str, ...], str]:
+        """Return the addresses that a node is cut from, and in which direction."""
+        return self.cut_from(node), self.cuts[node].direction
 
-    def flap_log(self, node: str, name: str, *wait: Any) -> list[dict[str, Any]]:
+    def flapping(self, node: str, verb: Verb, args: FlapArgs | None) -> FlapState | None:
+        if verb == "stop":
+            return self.flaps.pop(node, None)
+        if verb == "start":
+            down = {"phase": "down", "at": 1.0, "sent": 5, "out": 0, "in": 0}
+            up = {"phase": "up", "at": 2.0, "sent": 5, "out": 5, "in": 5}
+            phases = [{**up, "phase": "down"}, up] if self.idle else [down, up]
+            self.flaps[node] = FlapState.model_validate({"phases": phases})
         return self.flaps[node]
-
-    def settle(self, node: str, name: str) -> int:
-        return len(self.flaps.pop(node))
 
 
 def fault(kind: str, who: tuple[str, ...] = ("node-0",), **args: Any) -> FaultKind:
@@ -130,7 +162,7 @@ def test_a_fault_is_proved_and_healed(kind: str, args: dict[str, Any]) -> None:
         await made.heal(swarm, made.planned.who)
         await made.teardown(swarm)
         assert all(link == MADE for link in swarm.links.values())
-        assert not any(swarm.cuts.values()) and not swarm.flaps
+        assert not swarm.cuts and not swarm.flaps
 
     asyncio.run(go())
 
@@ -149,7 +181,7 @@ def test_what_is_not_healed_ends_with_the_replicate(kind: str, args: dict[str, A
         await run(made, swarm)
         await made.teardown(swarm)
         assert all(link == MADE for link in swarm.links.values())
-        assert not any(swarm.cuts.values()) and not swarm.flaps
+        assert not swarm.cuts and not swarm.flaps
 
     asyncio.run(go())
 
@@ -163,7 +195,7 @@ def test_a_fault_that_was_never_injected_tears_nothing_down(kind: str) -> None:
     ("kind", "args"), [("rate", {"rate_mbit": 100.0}), ("delay", {"delay_ms": 10.0})]
 )
 def test_a_link_that_is_as_bad_already_is_refused(kind: str, args: dict[str, Any]) -> None:
-    with pytest.raises(RayhiveError, match="no worse"):
+    with pytest.raises(RayhiveError, match="must be worse"):
         asyncio.run(run(fault(kind, **args), Agents()))
 
 
@@ -176,8 +208,8 @@ def test_a_cut_that_takes_too_much_is_no_proof() -> None:
     """A one-way partition that cuts both ways, and halves that lose their own."""
 
     class TooMuch(Agents):
-        def cut(self, node: str, name: str, keep: list[str], direction: str) -> list[str]:
-            return super().cut(node, name, [], "both")
+        def taken(self, node: str) -> tuple[tuple[str, ...], str]:
+            return tuple(a for n, a in ADDRESSES.items() if n != node), "both"
 
     one_way = fault("partition", mode="one-way")
     assert not asyncio.run(run(one_way, TooMuch()))["ok"]

@@ -1,14 +1,13 @@
-"""The actor on each node that does what is done to processes from outside."""
+"""Actor on each node: starts the forkserver, hosts the node's tools and clears up after runs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +15,27 @@ import ray
 
 from rayhive.cluster import actors
 from rayhive.cluster.calls import Once
-from rayhive.cluster.node import cgroups, machine, process_group
+from rayhive.cluster.node import machine, process_group, processes
 from rayhive.cluster.node.forkserver_manager import ForkserverManager, tail
-from rayhive.cluster.node.link_faults import LinkTools
-from rayhive.cluster.node.process_faults import NodeTools
+from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.runs import Runs
+from rayhive.cluster.node.toolbox import Toolbox
+from rayhive.faults.node_tools import Verb
 
 _TICK = 15.0
 _LOG_LIMIT = 8 * 2**20
 
 
-class NodeAgent(NodeTools, LinkTools):
+class NodeAgent:
     """Keeps a node's forkserver warm, hands out temporary directories and clears up after peers.
 
     An agent belongs to one study and one version of the code, so that no study runs code that
-    another one imported, and outlives single replicates.
+    another study imported. It outlives single replicates.
 
     Args:
         forkserver_command: Overrides rayhive's own forkserver.
-        directory: Where to work; a new private directory if None.
-        idle: Seconds without a replicate after which the agent goes.
+        directory: Working directory; a new private directory if None.
+        idle: Time without a replicate after which the agent ends [s].
     """
 
     def __init__(
@@ -44,7 +45,6 @@ class NodeAgent(NodeTools, LinkTools):
         idle: float = 900.0,
     ) -> None:
         base = Path(machine.short_temporary_directory())
-        cgroups.remove_dead()
         for orphan in process_group.orphaned(base):
             process_group.clear(orphan, patience=0.0)
         prefix = f"{process_group.DIRECTORY_PREFIX}a-"
@@ -53,7 +53,8 @@ class NodeAgent(NodeTools, LinkTools):
         self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=directory or base))
         process_group.claim(self._directory, os.getpid())
         self._forkserver = ForkserverManager(self._directory, forkserver_command)
-        self._runs: dict[str, Path] = {}
+        self._runs, self._link = Runs(), NodeLink()
+        self._toolbox = Toolbox(self._runs, self._link)
         self._idle = idle
         self._used = time.monotonic()
         self._retiring = False
@@ -69,43 +70,39 @@ class NodeAgent(NodeTools, LinkTools):
             method: Name of the method.
             args: Its arguments.
         """
-
-        async def step() -> Any:
-            found = getattr(self, method)(*args)
-            return await found if inspect.isawaitable(found) else found
-
-        return await self._calls.do(key, step)
+        step: Callable[..., Awaitable[Any]] = getattr(self, method)
+        return await self._calls.do(key, lambda: step(*args))
 
     async def ping(self) -> None:
-        """Answer: the node is there."""
+        """Answer, which shows that the node is there."""
 
     async def prepare(self, run_id: str, peers: Sequence[str]) -> dict[str, Any]:
-        """Get ready for peers of a replicate on this node.
+        """Prepare for peers of a replicate on this node.
 
         Args:
             run_id: The replicate; its supervisor has the same name.
-            peers: Names of the peers that come to this node.
+            peers: Names of the peers that will run on this node.
 
         Returns:
-            ``forkserver`` (its socket), ``temporary`` (a directory for each peer), ``logs`` (where
-            their logs may go if the replicate's folder is on another node) and ``facts``.
+            ``forkserver`` (its socket), ``temporary`` (a directory for each peer), ``logs`` (paths
+            of their logs if the replicate's folder is on another node) and ``facts``.
 
         Raises:
             PeerError: The forkserver does not start.
         """
         if run_id not in self._runs:
             await self._drop_orphaned_runs()
-            if not self._runs:  # a supervisor that died has healed nothing
-                await self.heal_link()
+            if not self._runs:
+                await self._toolbox.recover()
         if self._ended.is_set():
-            raise RuntimeError("the agent is on its way out")
+            raise RuntimeError("the agent is about to end")
         self._retiring = False
         self._used = time.monotonic()
-        folder = self._runs.get(run_id)
+        folder = self._runs.folder(run_id)
         if folder is None:
-            # A short name: unix sockets below it have at most 107 bytes of path.
+            # A short name, as the path of a unix socket has at most 107 bytes.
             folder = Path(tempfile.mkdtemp(prefix="r", dir=self._directory))
-            self._runs[run_id] = folder
+            self._runs.add(run_id, folder)
         temporary = {}
         for peer in peers:
             own = folder / peer.replace("peer-", "p").replace(".", "-")
@@ -118,18 +115,61 @@ class NodeAgent(NodeTools, LinkTools):
             "facts": machine.facts(),
         }
 
+    # -- faults --------------------------------------------------------------------------------
+
+    async def use_tool(
+        self,
+        run_id: str,
+        name: str,
+        subject: str,
+        verb: Verb,
+        args: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any] | None:
+        """See :meth:`rayhive.cluster.node.toolbox.Toolbox.use`."""
+        return await self._toolbox.use(run_id, name, subject, verb, args)
+
+    async def signal_processes(
+        self, run_id: str, leader: int, signum: int, pids: Sequence[int] | None = None
+    ) -> list[int]:
+        """Signal a peer's processes; see :func:`rayhive.cluster.node.processes.signal_processes`.
+
+        Raises:
+            ClusterError: The run has no peer with this leader on this node.
+        """
+        return processes.signal_processes(self._runs.peer(run_id, leader), signum, pids)
+
+    async def process_states(
+        self, run_id: str, leader: int, pids: Sequence[int] | None = None
+    ) -> dict[int, str]:
+        """Return process states; see :func:`rayhive.cluster.node.processes.process_states`.
+
+        Raises:
+            ClusterError: The run has no peer with this leader on this node.
+        """
+        return processes.process_states(self._runs.peer(run_id, leader), pids)
+
+    async def link_counters(self) -> dict[str, int]:
+        """Return the bytes and packets that passed the node's data interface, and the drops."""
+        return await self._link.counters()
+
+    # -- the end of runs -----------------------------------------------------------------------
+
     async def cleanup(self, run_id: str) -> list[str]:
-        """Kill what still lives of a replicate on this node and remove what it left."""
-        self.release_tools(run_id)
-        folder = self._runs.pop(run_id, None)
+        """Undo faults of a run, kill its remaining processes and remove its remaining files."""
+        await self._toolbox.release(run_id)
+        folder = self._runs.remove(run_id)
         self._used = time.monotonic()
         if folder is None:
             return []
         return await asyncio.to_thread(_clean, folder)
 
+    async def orphans(self, run_id: str) -> list[str]:
+        """Return what remains of a run after its cleanup; see :meth:`Runs.remains`."""
+        return await self._runs.remains(run_id)
+
     async def fetch_log(self, run_id: str, peer: str) -> bytes:
         """Return the end of a peer's log that was written on this node."""
-        folder = self._runs.get(run_id)
+        folder = self._runs.folder(run_id)
         if folder is None:
             return b""
         with contextlib.suppress(OSError), (folder / f"{peer}.log").open("rb") as file:
@@ -149,7 +189,7 @@ class NodeAgent(NodeTools, LinkTools):
         }
 
     async def retire(self) -> bool:
-        """Go as soon as no replicate needs the agent; return whether that is now."""
+        """End as soon as no replicate needs the agent; return whether that is now."""
         self._retiring = True
         await self._drop_orphaned_runs()
         if self._runs:
@@ -158,7 +198,7 @@ class NodeAgent(NodeTools, LinkTools):
         return True
 
     async def _keep_house(self) -> None:
-        """Clear up after supervisors that died, and go when nobody came for long."""
+        """Clear up after supervisors that died, and end after a long idle time."""
         while not self._ended.is_set():
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._ended.wait(), _TICK)
@@ -171,20 +211,21 @@ class NodeAgent(NodeTools, LinkTools):
                 me.leave.remote()
 
     async def _drop_orphaned_runs(self) -> None:
-        for run_id in list(self._runs):
+        for run_id in self._runs:
             if not await asyncio.to_thread(_supervised, run_id):
                 await self.cleanup(run_id)
 
     async def _end(self) -> None:
         self._ended.set()
-        self.release_all_tools()
+        for run_id in self._runs:
+            await self._toolbox.release(run_id)
         await self._forkserver.end()
-        for run_id in list(self._runs):
+        for run_id in self._runs:
             await self.cleanup(run_id)
         process_group.remove_tree(self._directory, process_group.OWNER_FILE)
 
     async def leave(self) -> None:
-        """End the actor; everything of it is gone by then."""
+        """End the actor, with all of its processes and files gone."""
         if not self._ended.is_set():
             await self._end()
         actors.leave()
@@ -204,7 +245,7 @@ def _clean(folder: Path) -> list[str]:
         owned.kill()
     deadline = time.monotonic() + 5.0
     while any(owned.living() for owned in owners) and time.monotonic() < deadline:
-        time.sleep(0.02)  # they are not our children: nothing tells when a group is gone
+        time.sleep(0.02)  # they are no children of this process, so no signal announces their end
     removed = [path for owned in owners for path in owned.remove()]
     process_group.remove_tree(folder)
     return removed

@@ -1,4 +1,4 @@
-"""What this machine lets rayhive do to a swarm: tried, not assumed."""
+"""Capabilities of this machine for faults; each one is tried."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 
 from rayhive.cluster.node import machine
 from rayhive.cluster.node.cgroups import CpuLimit
-from rayhive.cluster.node.memory_hog import free_memory
-from rayhive.cluster.node.small_disk import SmallDisk
+from rayhive.cluster.node.tools.memory_hog import free_memory
+from rayhive.cluster.node.tools.small_disk import SmallDisk
 from rayhive.cluster.testbed.config import TESTBED_VARIABLE
 from rayhive.errors import ClusterError, Problem, unknown
 from rayhive.faults.target import CAPABILITIES
@@ -29,9 +29,9 @@ NEEDS_TESTBED = "needs a testbed: rayhive testbed up FILE"
 
 @functools.cache
 def here() -> Mapping[str, str | None]:
-    """Return for each capability None, or the reason why it is missing here.
+    """Return None for each capability, or the reason why this machine lacks it.
 
-    Tries each one once in the life of this process, and leaves nothing behind.
+    Each is tried once per process. Nothing of the trial remains.
     """
     found = {}
     for name in CAPABILITIES:
@@ -43,7 +43,7 @@ def here() -> Mapping[str, str | None]:
 
 
 def everywhere(nodes: Iterable[Mapping[str, str | None]]) -> dict[str, str | None]:
-    """Return what all nodes can: a reason that one of them gives counts for all."""
+    """Return the capabilities that all nodes have; the reason of one that lacks one counts."""
     known = list(nodes)
     return {
         name: next((reason for node in known if (reason := node.get(name)) is not None), None)
@@ -54,12 +54,11 @@ def everywhere(nodes: Iterable[Mapping[str, str | None]]) -> dict[str, str | Non
 def missing(
     needs: Mapping[str, Collection[str]], available: Mapping[str, str | None]
 ) -> list[Problem]:
-    """Return what kinds of faults can't be done, each with the reason.
+    """Return the fault kinds that lack a capability, each with the reason.
 
     Args:
-        needs: Names of registered kinds, each with what it needs; unknown ones are problems of
-            their own.
-        available: What :func:`here` or :func:`everywhere` says.
+        needs: Kind -> capabilities that it needs. An unknown kind is a problem, too.
+        available: Result of :func:`here` or :func:`everywhere`.
     """
     problems = []
     for name, wanted in needs.items():
@@ -106,7 +105,7 @@ def _mount() -> str | None:
         disk = SmallDisk(folder / "disk", 2**20)
         try:
             disk.fill()
-            error = disk.state()["error"]
+            error = disk.state().error
         finally:
             disk.release()
     finally:
@@ -115,7 +114,7 @@ def _mount() -> str | None:
 
 
 def _testbed() -> str | None:
-    """On a cluster there has to be one; without a cluster one is made, where that is possible."""
+    """Require a testbed on a cluster; without a cluster, require that one can be made."""
     if os.environ.get(TESTBED_VARIABLE):
         return None
     if _cluster() is not None:
@@ -126,13 +125,13 @@ def _testbed() -> str | None:
 
 
 def _cluster() -> Any:
-    """Return Ray where this process is connected to a cluster, else None."""
-    ray = sys.modules.get("ray")  # it is imported where there is a cluster to ask
+    """Return the module of Ray if this process is connected to a cluster, else None."""
+    ray = sys.modules.get("ray")  # a connected process has imported it
     return ray if ray is not None and ray.is_initialized() else None
 
 
 def _several() -> str | None:
-    """There has to be another node: to start a peer on, or to drain, as Ray's head has to stay."""
+    """Require a second node, to start a peer on or to drain: Ray's head node has to stay."""
     if os.environ.get(TESTBED_VARIABLE):
         return None
     ray = _cluster()

@@ -1,4 +1,4 @@
-"""Control groups of the kernel, version 1 or 2: where they are, and one that limits CPU time."""
+"""Control groups of the kernel, version 1 or 2: their location, and a limit of CPU time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from rayhive.cluster.node.process_group import started
 from rayhive.errors import ClusterError
 
-#: Groups that rayhive makes begin so; after that come the maker's pid and start time.
+#: Prefix of the names of rayhive's groups, followed by pid and start time of their maker.
 PREFIX = "rayhive-"
 _NAME = re.compile(rf"{PREFIX}(\d+)\.(\d+)-.+")
-#: What is shared out anew in each period [us]; the kernel takes no quota below 1 ms.
+#: Scheduling period, and the smallest quota that the kernel accepts [us].
 _PERIOD_US = 50_000
 _SMALLEST_QUOTA_US = 1_000
 _REMOVE_S = 2.0
@@ -26,7 +26,7 @@ def own(controller: str, proc: Path = Path("/proc/self")) -> tuple[int, Path]:
     """Return the version of a controller's hierarchy, and this process's own group there.
 
     Raises:
-        ClusterError: There is no such hierarchy in sight.
+        ClusterError: No such hierarchy is mounted.
     """
     paths = {}
     for line in (proc / "cgroup").read_text(encoding="utf-8").splitlines():
@@ -47,7 +47,7 @@ def own(controller: str, proc: Path = Path("/proc/self")) -> tuple[int, Path]:
 
 
 def _below(point: Path, root: str, path: str) -> Path:
-    """Return the folder of a group; a container sees its hierarchy from ``root`` on."""
+    """Return the folder of a group; in a container the hierarchy is mounted from ``root`` on."""
     inside = path[len(root) :] if root != "/" and path.startswith(root) else path
     return point / inside.lstrip("/")
 
@@ -60,11 +60,11 @@ def _words(file: Path) -> list[str]:
 
 
 class CpuLimit:
-    """A control group in which processes get no more than some CPU time, all together.
+    """A control group whose processes together get a limited CPU time.
 
     Args:
         label: Last part of the group's name.
-        cores: Seconds of CPU time per second.
+        cores: CPU time [s/s].
 
     Raises:
         ClusterError: The kernel does not allow it.
@@ -74,7 +74,7 @@ class CpuLimit:
         self._version, self._home = own("cpu")
         parent = self._home
         if self._version == 2 and "cpu" not in _words(parent / "cgroup.subtree_control"):
-            parent = parent.parent  # a group that has processes can't share out among children
+            parent = parent.parent  # a group with processes can't delegate
         self.folder = parent / f"{PREFIX}{os.getpid()}.{started(os.getpid())}-{label}"
         quota = max(_SMALLEST_QUOTA_US, round(cores * _PERIOD_US))
         try:
@@ -92,7 +92,7 @@ class CpuLimit:
             raise ClusterError(f"{self.folder} takes no CPU quota: {error}") from error
 
     def _write(self, name: str, text: str) -> None:
-        # opened without O_CREAT: where the kernel has no such file, there is no such limit
+        # opened without O_CREAT: without the kernel's file there is no such limit
         descriptor = os.open(self.folder / name, os.O_WRONLY)
         try:
             os.write(descriptor, text.encode())
@@ -104,7 +104,7 @@ class CpuLimit:
         return [int(word) for word in _words(self.folder / "cgroup.procs")]
 
     def add(self, pids: Iterable[int]) -> list[int]:
-        """Move processes into the group; return those that were still there to be moved."""
+        """Move processes into the group; return the pids that had not ended."""
         moved = []
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
@@ -113,7 +113,7 @@ class CpuLimit:
         return moved
 
     def stat(self) -> dict[str, float]:
-        """Return the periods so far, in how many the quota was used up, and for how long [s]."""
+        """Return ``periods``, ``throttled`` (periods with a used-up quota) and ``throttled_s``."""
         text = (self.folder / "cpu.stat").read_text(encoding="utf-8")
         values = {key: int(value) for key, value in map(str.split, text.splitlines())}
         waited = values.get("throttled_time", 1000 * values.get("throttled_usec", 0))
@@ -124,7 +124,7 @@ class CpuLimit:
         }
 
     def release(self) -> None:
-        """Let the processes go and remove the group; calling it again does nothing."""
+        """Move the processes out and remove the group; a second call does nothing."""
         dissolve(self.folder, self._home)
 
 
@@ -132,7 +132,7 @@ def dissolve(folder: Path, home: Path) -> None:
     """Move the members of a group to ``home`` and remove it.
 
     Raises:
-        OSError: It can't be removed.
+        OSError: The group can't be removed.
     """
     deadline = time.monotonic() + _REMOVE_S
     while folder.is_dir():
@@ -144,11 +144,11 @@ def dissolve(folder: Path, home: Path) -> None:
         except OSError as error:
             if error.errno != errno.EBUSY or time.monotonic() >= deadline:
                 raise
-            time.sleep(0.02)  # a member is exiting, which nothing announces
+            time.sleep(0.02)  # a member is exiting; the kernel sends no notification
 
 
 def made_here() -> list[Path]:
-    """Return the groups that rayhive's processes made next to or below this process's own."""
+    """Return the groups of rayhive next to or below this process's own group."""
     try:
         version, home = own("cpu")
     except (ClusterError, OSError):

@@ -1,4 +1,4 @@
-"""Starts a node's forkserver, waits until it serves, and ends it."""
+"""Start and end of a node's forkserver."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rayhive.errors import PeerError
 
-#: The forkserver imports torch and Lightning first, on cores that peers may be using.
+#: The forkserver first imports torch and Lightning, on cores that peers may be using [s].
 READY_TIMEOUT = 90.0
 _RETRY_EVERY = 0.05
 _END_TIMEOUT = 5.0
@@ -22,8 +22,8 @@ class ForkserverManager:
     """Keeps one forkserver alive.
 
     Args:
-        directory: Where its sockets and its log are.
-        command: The program that is given the path of the socket; None for rayhive's own.
+        directory: Folder of its sockets and its log.
+        command: Program that gets the path of the socket; None for rayhive's own.
     """
 
     def __init__(self, directory: Path, command: Sequence[str] | None = None) -> None:
@@ -36,20 +36,20 @@ class ForkserverManager:
 
     @property
     def log(self) -> Path:
-        """The file that the forkserver writes to."""
+        """Log file of the forkserver."""
         return self._directory / "forkserver.log"
 
     @property
     def pid(self) -> int | None:
-        """The pid of the running forkserver."""
+        """Pid of the running forkserver; None if none runs."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process is not None else None
 
     async def ensure(self) -> str:
-        """Return the socket of a forkserver that serves, after starting one if there is none.
+        """Return the socket of a serving forkserver; start one if none runs.
 
         Raises:
-            PeerError: It ended or was not ready in time; the end of its log is in the message.
+            PeerError: It ended or was not ready in time; the message has the end of its log.
         """
         async with self._lock:
             if self.pid is None:
@@ -60,7 +60,7 @@ class ForkserverManager:
         return self._directory / f"z{self._started}.sock"
 
     async def _start(self) -> None:
-        await self.end()  # what a dead one has left here
+        await self.end()  # closes the pipe of a dead one
         self._started += 1
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -87,7 +87,7 @@ class ForkserverManager:
             try:
                 _, writer = await asyncio.open_unix_connection(str(self._socket()))
             except OSError:
-                await asyncio.sleep(_RETRY_EVERY)  # nothing announces that a socket is listening
+                await asyncio.sleep(_RETRY_EVERY)  # a listening socket is not announced
                 continue
             writer.close()
             return
@@ -108,9 +108,9 @@ class ForkserverManager:
 
 
 def forkserver_environment() -> dict[str, str]:
-    """Return this process's environment without Ray's variables, with its import path."""
+    """Return this process's environment with its import path and without Ray's variables."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    # Ray sets this from the actor's share of cores; peers set their own number of threads.
+    # Ray derives it from the actor's cores; peers set their own number of threads.
     env.pop("OMP_NUM_THREADS", None)
     paths = [os.path.abspath(path) for path in sys.path if path != ""]
     env["PYTHONPATH"] = os.pathsep.join(
@@ -121,13 +121,13 @@ def forkserver_environment() -> dict[str, str]:
 
 
 def _rays_own(path: str) -> bool:
-    """Return whether Ray put ``path`` on the path of its workers for itself."""
+    """Return whether Ray added ``path`` to the import path for its own workers."""
     parts = Path(path).parts
     return "ray" in parts and ("thirdparty_files" in parts or "_private" in parts)
 
 
 def tail(path: Path, lines: int = 12) -> str:
-    """Return the last lines of a file, or a note that there are none."""
+    """Return the last lines of a file, or a note that it is empty."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,7 +1,7 @@
-"""What a replicate left on a node although it was cleared: there must be nothing.
+"""Check for processes, files and kernel objects of a run that remain after its cleanup.
 
-What belongs to a run is noted before the clearing (:func:`marks`), while the records of its
-peers are there, and looked for afterwards (:func:`find`).
+:func:`marks` records the resources of a run before the cleanup, while the records of its peers
+exist. :func:`find` looks for them afterwards.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 from rayhive.cluster.node import cgroups, process_group
 from rayhive.cluster.node.process_group import OwnedProcesses
 
-#: Where network namespaces that have names are.
+#: Folder of the named network namespaces.
 NAMESPACES = Path("/run/netns")
 
 
 def tag(run_id: str) -> str:
-    """Return the short name of a run that is part of the names of what is made for it."""
+    """Return the short name of a run, which the names of its kernel objects contain."""
     return hashlib.sha256(run_id.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class Marks:
-    """What of a run can be told from anything else on the node.
+    """Resources of a run, as far as they can be told from others on the node.
 
     Attributes:
         run_id: The run.
         folder: Its folder on the node.
-        owned: What each of its peers was seen to own.
+        owned: Recorded processes and files of each of its peers.
     """
 
     run_id: str
@@ -41,15 +41,15 @@ class Marks:
 
 
 def marks(run_id: str, folder: Path) -> Marks:
-    """Note what belongs to a run, before it is cleared."""
+    """Record the resources of a run before its cleanup."""
     return Marks(run_id, folder, tuple(owned for _, owned in process_group.records(folder)))
 
 
 def find(marks: Marks) -> list[str]:
-    """Return what is left: processes, sockets, shared memory, mounts, groups, namespaces, files.
+    """Return the remains of a run, one text each.
 
-    Returns:
-        One text each, empty if nothing is left.
+    They are processes, sockets, shared memory, mounts, control groups, network namespaces and the
+    run's folder.
     """
     return sorted(
         {
@@ -64,10 +64,10 @@ def find(marks: Marks) -> list[str]:
 
 
 def _processes(marks: Marks) -> Iterator[str]:
-    """Yield what lives: recorded ones, and any whose environment names the run's folder.
+    """Yield living processes that were recorded, or whose environment names the run's folder.
 
-    A process that was exec'd after its peer got a temporary directory has it there, even if
-    it left the peer's session.
+    The environment of a process that was exec'd by a peer names the peer's temporary directory,
+    even if the process left the peer's session.
     """
     known = {pid for owned in marks.owned for pid in owned.living()}
     inside = f"={marks.folder}/".encode()
@@ -76,8 +76,8 @@ def _processes(marks: Marks) -> Iterator[str]:
             continue
         with contextlib.suppress(OSError):
             pid = int(entry.name)
-            theirs = pid in known or inside in Path(entry.path, "environ").read_bytes()
-            if theirs and process_group.started(pid) is not None:
+            belongs = pid in known or inside in Path(entry.path, "environ").read_bytes()
+            if belongs and process_group.started(pid) is not None:
                 yield f"process {pid} ({Path(entry.path, 'comm').read_text().strip()})"
 
 

@@ -1,4 +1,4 @@
-"""Facts about the machine that this process runs on."""
+"""Facts about the machine of this process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PACKAGES = ("rayhive", "torch", "lightning", "hivemind", "ray", "optuna", "numpy
 
 
 def short_temporary_directory() -> str:
-    """Return where private directories go: short enough for the sockets below them.
+    """Return the folder for private directories, short enough for the sockets below them.
 
-    ``RAY_TMPDIR`` decides before the platform's usual variables.
+    ``RAY_TMPDIR`` has precedence over the platform's variables.
     """
     for base in (os.environ.get("RAY_TMPDIR"), tempfile.gettempdir()):
         if base and len(base) <= _LONGEST_BASE and os.access(base, os.W_OK):
@@ -30,7 +30,7 @@ def short_temporary_directory() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the installed versions of the packages that results depend on."""
+    """Return the installed versions of the packages that affect results."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -55,7 +55,7 @@ def facts() -> dict[str, Any]:
 
 
 def hardware() -> str:
-    """Return the same in one line, for a results table."""
+    """Return the hardware of :func:`facts` in one line, for a results table."""
     known = facts()
     gpus = [f"{known['gpus'].count(name)} x {name}" for name in dict.fromkeys(known["gpus"])]
     memory = f"{known['memory'] / 2**30:.0f} GiB"
@@ -73,7 +73,7 @@ def _processor() -> str:
 
 
 def gpu_names() -> list[str]:
-    """Return the names of NVIDIA's GPUs as the kernel's driver tells them, without CUDA."""
+    """Return the names of NVIDIA GPUs from the kernel driver, without CUDA."""
     names = []
     for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
         for line in file.read_text(encoding="utf-8").splitlines():

@@ -1,12 +1,12 @@
-"""What a process group leaves behind when it is killed, and the removal of exactly that.
+"""Processes and files of a process group, and their removal after it was killed.
 
-A killed peer can't clean up: hivemind's unix sockets stay in a temporary directory, torch's
-shared memory stays under ``/dev/shm``. What is not in the peer's own directory and has none of
-its pids in its name is noted while the peer lives; nothing else is removed after its death.
+A killed peer can't clean up: hivemind's unix sockets stay in a temporary directory, torch's shared
+memory stays under ``/dev/shm``. Resources outside the peer's own directory without one of its pids
+in their names are recorded while the peer lives. Only recorded resources are removed.
 
-This module is also the *undertaker*, run as a script beside an embedded Ray: it waits for the
-end of its owner, however that came, and then clears the owner's private directory. It needs the
-standard library alone.
+Run as a script, this module is the *reaper* beside an embedded Ray: it waits for the end of its
+owner, also by SIGKILL, and then removes its private directory. It needs the standard library
+alone.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
-#: Where a peer puts sockets whose paths would be too long elsewhere.
+#: Folder of sockets whose paths would be too long elsewhere.
 SOCKETS = Path("/tmp")
-#: Records of living peers lie in files of this kind, below the directory that owns them.
+#: Suffix of the records of living peers, below the directory that owns them.
 RECORD_SUFFIX = ".owns.json"
-#: Every private directory of rayhive has this prefix, and this file with its owner's identity.
+#: Prefix of rayhive's private directories, and the file in each with its owner's identity.
 DIRECTORY_PREFIX = "rayhive-"
 OWNER_FILE = "owner"
 _MNT_DETACH = 2
 
 
 def started(pid: int) -> int | None:
-    """Return when ``pid`` started [clock ticks since boot], or None if no such process runs.
+    """Return the start time of a process [clock ticks since boot]; None if no such process runs.
 
-    Together with the pid this names a process for good: pids are used again. A zombie counts
-    as gone.
+    Pid and start time together identify a process, as the kernel reuses pids. A zombie counts as
+    gone.
     """
     found = _stat(pid)
     return None if found is None or found[0] == "Z" else int(found[19])
 
 
 def group_of(leader: int) -> list[int]:
-    """Return the processes of the session or the process group that ``leader`` leads."""
+    """Return the processes in the session or the process group of ``leader``."""
     members = []
     for pid in _pids():
         found = _stat(pid)
@@ -59,7 +59,7 @@ def _pids() -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` from the state on (the third of proc(5))."""
+    """Return the fields of ``/proc/PID/stat`` from the third on (the state; see proc(5))."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -69,13 +69,13 @@ def _stat(pid: int) -> list[str] | None:
 
 @dataclass
 class OwnedProcesses:
-    """What one process group owns outside of itself.
+    """Record of a process group: its processes and files.
 
     Attributes:
-        leader: The pid of its leader, which is also the id of the group; 0 before it is known.
-        processes: When each member started, by pid, for all members ever seen.
-        sockets: Unix sockets that members listened on, by path.
-        folder: The group's own temporary directory.
+        leader: Pid of the leader, which is also the id of the group; 0 before it is known.
+        processes: Pid -> start time, of all members ever seen.
+        sockets: Paths of unix sockets that members listened on.
+        folder: Temporary directory of the group.
     """
 
     leader: int = 0
@@ -84,7 +84,7 @@ class OwnedProcesses:
     folder: str | None = None
 
     def note(self) -> None:
-        """Add the group's present members and their sockets."""
+        """Add the present members and their sockets."""
         if not self.leader:
             return
         self.processes.setdefault(self.leader, 0)  # it may be dead already
@@ -96,7 +96,7 @@ class OwnedProcesses:
         self.sockets |= _sockets_of(members)
 
     def save(self, path: Path) -> None:
-        """Write the record, so that it outlives the process that holds it."""
+        """Write the record to a file, which outlives this process."""
         text = json.dumps(
             {
                 "leader": self.leader,
@@ -111,10 +111,10 @@ class OwnedProcesses:
 
     @classmethod
     def load(cls, path: Path) -> OwnedProcesses:
-        """Read a record that :meth:`save` wrote.
+        """Read a record from a file of :meth:`save`.
 
         Raises:
-            ValueError: The file holds something else.
+            ValueError: The file is no such record.
         """
         data = json.loads(path.read_text(encoding="utf-8"))
         return cls(
@@ -125,10 +125,10 @@ class OwnedProcesses:
         )
 
     def living(self) -> list[int]:
-        """Return the members that still run, including ones that were never noted."""
+        """Return the members that still run, including members without a record."""
         alive = {pid for pid, start in self.processes.items() if started(pid) == start}
-        # The kernel does not give a leader's pid away while its group has members, so a leader
-        # that started at another time leads somebody else's group.
+        # The kernel does not reuse a leader's pid while its group has members, so a leader with
+        # another start time leads another group.
         if started(self.leader) in (None, self.processes.get(self.leader)):
             alive.update(group_of(self.leader))
         return sorted(alive)
@@ -140,9 +140,9 @@ class OwnedProcesses:
                 os.kill(pid, signum)
 
     def remove(self) -> list[str]:
-        """Remove what the dead group left; return the paths.
+        """Remove the files of dead members; return the paths.
 
-        Files of members that still live are left alone.
+        Files of living members stay.
         """
         removed = []
         alive = self.living()
@@ -168,7 +168,7 @@ def shared_memory() -> list[Path]:
 
 
 def creator_of(path: Path) -> int | None:
-    """Return the pid in the name of one of torch's shared memory files."""
+    """Return the pid in the name of a shared memory file of torch; None without one."""
     parts = path.name.split("_")
     return int(parts[1]) if len(parts) > 2 and parts[1].isdigit() else None
 
@@ -182,7 +182,7 @@ def _unlink(path: Path) -> list[str]:
 
 
 def _sockets_of(pids: Iterable[int]) -> set[str]:
-    """Return the paths of the named unix sockets that hivemind made in these processes."""
+    """Return the paths of hivemind's unix sockets in these processes."""
     inodes: set[str] = set()
     names: dict[str, str] = {}
     for pid in pids:
@@ -200,18 +200,18 @@ def _sockets_of(pids: Iterable[int]) -> set[str]:
 
 
 def records(directory: Path) -> Iterator[tuple[Path, OwnedProcesses]]:
-    """Yield the records below ``directory``; unreadable ones are skipped."""
+    """Yield the records below ``directory``; unreadable files are skipped."""
     for path in sorted(directory.rglob(f"*{RECORD_SUFFIX}")):
         with contextlib.suppress(OSError, ValueError, KeyError):
             yield path, OwnedProcesses.load(path)
 
 
 def clear(directory: Path, patience: float = 5.0) -> None:
-    """Remove a private directory of rayhive with everything that its records name.
+    """Remove a private directory of rayhive with the processes and files of its records.
 
     Args:
         directory: The directory.
-        patience: How long its processes may take to end by themselves [s].
+        patience: Time for its processes to end by themselves [s].
     """
     owner = _owner(directory)
     deadline = time.monotonic() + patience
@@ -233,12 +233,12 @@ def clear(directory: Path, patience: float = 5.0) -> None:
 
 
 def remove_tree(directory: Path, last: str | None = None) -> bool:
-    """Unmount what is mounted below a directory, and remove the directory.
+    """Unmount all file systems below a directory, and remove the directory.
 
     Args:
-        directory: The directory; none is fine.
-        last: Name of the file in it that says whose it is. It is removed last: while anything
-            else is left, the directory can still be told from somebody else's.
+        directory: The directory; it need not exist.
+        last: Name of the file that identifies its owner. It is removed last, so that a partly
+            removed directory is still known as rayhive's.
 
     Returns:
         Whether the directory is gone.
@@ -268,14 +268,14 @@ def mounts_below(directory: Path, mountinfo: Path = Path("/proc/self/mountinfo")
 
 @dataclass(frozen=True)
 class Mount:
-    """One mounted file system: where, and the name of its source."""
+    """A mounted file system: mount point and name of the source."""
 
     point: Path
     source: str
 
 
 def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[Mount]:
-    """Yield what is mounted in this process's namespace (proc(5), ``mountinfo``)."""
+    """Yield the mounts of this process's namespace (proc(5), ``mountinfo``)."""
     for line in mountinfo.read_text(encoding="utf-8", errors="replace").splitlines():
         head, _, tail = line.partition(" - ")
         point = head.split()[4].encode().decode("unicode_escape")
@@ -283,7 +283,7 @@ def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[Mount]:
 
 
 def unmount(point: Path) -> None:
-    """Unmount; a process that has a file open there keeps it.
+    """Unmount lazily; open files stay usable.
 
     Raises:
         OSError: The kernel refuses.
@@ -295,10 +295,10 @@ def unmount(point: Path) -> None:
 
 
 def _users_of(directory: Path, owner: int | None) -> list[int]:
-    """Return the processes that have a file in ``directory`` open for writing, as all of Ray's do.
+    """Return the processes with a file in ``directory`` open for writing, as all of Ray's have.
 
-    Readers, such as somebody's ``tail -f``, are not among them, nor is the living owner, who is
-    closing what he made.
+    Readers, such as a ``tail -f``, are excluded, and so is the living owner, which is closing its
+    own files.
     """
     marker = f"{directory}/"
     found = []
@@ -321,12 +321,12 @@ def _writes(pid: int, descriptor: str) -> bool:
 
 
 def claim(directory: Path, pid: int) -> None:
-    """Write down that ``pid`` owns this private directory."""
+    """Record ``pid`` as the owner of a private directory."""
     (directory / OWNER_FILE).write_text(f"{pid} {started(pid)}", encoding="utf-8")
 
 
 def _owner(directory: Path) -> int | None:
-    """Return the pid of the directory's owner if he lives."""
+    """Return the pid of the directory's owner; None if it is dead."""
     try:
         pid, start = (directory / OWNER_FILE).read_text(encoding="utf-8").split()
         return int(pid) if started(int(pid)) == int(start) else None
@@ -335,7 +335,7 @@ def _owner(directory: Path) -> int | None:
 
 
 def owned(base: Path) -> list[tuple[Path, int]]:
-    """Return the private directories below ``base`` whose owners live, with the owners' pids."""
+    """Return the private directories below ``base`` with living owners, and the owners' pids."""
     found = []
     for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*")):
         pid = _owner(directory)
@@ -345,7 +345,7 @@ def owned(base: Path) -> list[tuple[Path, int]]:
 
 
 def orphaned(base: Path) -> list[Path]:
-    """Return the private directories below ``base`` whose owners are dead."""
+    """Return the private directories below ``base`` with dead owners."""
     return [
         directory
         for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*"))
@@ -356,7 +356,7 @@ def orphaned(base: Path) -> list[Path]:
 
 
 def main(directory: str) -> None:
-    """Wait for the end of the owner, who holds the other end of stdin, and clear up."""
+    """Wait for the end of the owner, which holds the other end of stdin, and clear up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 4096):

@@ -1,4 +1,4 @@
-"""Ray's nodes from outside: which live, and the end of one."""
+"""Ray's nodes: list, drain, kill and start."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PREEMPTION = 2  # DRAIN_NODE_REASON_PREEMPTION of Ray's protocol
 
 
 def all_nodes() -> list[dict[str, Any]]:
-    """Return what Ray knows of its nodes, dead ones included."""
+    """Return Ray's records of its nodes, dead nodes included."""
     return list(ray.nodes())  # type: ignore[no-untyped-call]
 
 
@@ -40,7 +40,7 @@ def rooms() -> list[Room]:
 
 
 def missing() -> list[int]:
-    """Return the numbers of the nodes of this testbed that Ray does not have; none without one."""
+    """Return the numbers of this testbed's nodes that are not in the cluster."""
     folder = os.environ.get(TESTBED_VARIABLE)
     if folder is None:
         return []
@@ -51,18 +51,18 @@ def missing() -> list[int]:
 
 
 def drain(node: str, deadline_ms: int) -> None:
-    """Announce to Ray that a node will be taken by its cloud.
+    """Announce to Ray that a node will be preempted.
 
-    New actors avoid it; those that run there go on.
+    New actors avoid the node. Running actors stay.
 
     Args:
         node: Ray's id of the node.
-        deadline_ms: When [ms, Unix time].
+        deadline_ms: Time of the preemption [ms, Unix time].
 
     Raises:
         ClusterError: Ray refuses.
     """
-    # there is no public call; Ray's own autoscaler uses this one
+    # not public; Ray's own autoscaler uses this call
     gcs: Any = importlib.import_module("ray._raylet")
     client = gcs.GcsClient(address=ray.get_runtime_context().gcs_address)
     accepted, reason = client.drain_node(node, _PREEMPTION, "preempted by rayhive", deadline_ms)
@@ -74,10 +74,10 @@ def kill(node: str) -> None:
     """End a node of a testbed with everything on it.
 
     Args:
-        node: Ray's id of it.
+        node: Ray's id of the node.
 
     Raises:
-        ClusterError: It is no node of a testbed.
+        ClusterError: The node is not one of a testbed.
     """
     from rayhive.cluster.testbed import nodes
 
@@ -88,13 +88,13 @@ def start(node: str) -> str:
     """Start a killed node of a testbed again.
 
     Args:
-        node: Ray's id of it, as long as it lived.
+        node: Ray's last id of the node.
 
     Returns:
-        Ray's new id of it.
+        Ray's new id of the node.
 
     Raises:
-        ClusterError: It is no node of a testbed, or does not start.
+        ClusterError: The node is not one of a testbed, or does not start.
     """
     from rayhive.cluster.testbed import nodes
 
@@ -103,7 +103,7 @@ def start(node: str) -> str:
     for found in all_nodes():
         if found["Alive"] and found["NodeID"] != node and _number(found) == number:
             return str(found["NodeID"])
-    raise ClusterError(f"node {number} of the testbed was started, and Ray does not know it")
+    raise ClusterError(f"node {number} of the testbed was started but is not in the cluster")
 
 
 def _place(node: str) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""What the nodes of somebody's cluster can be made to do: each of them is asked."""
+"""Capabilities of the nodes of a running cluster; every node is asked."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rayhive.cluster.replicate.placement import Room, demands
 from rayhive.faults.target import CAPABILITIES
 from rayhive.spec import SwarmConfig
 
-#: How long a node may take to answer [s]: Ray starts a process there first.
+#: Time limit for the answer of a node, on which Ray first starts a process [s].
 PATIENCE_S = 60.0
 
 
 def hosts(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Room]:
-    """Return the nodes on which peers of the swarm may come to be."""
+    """Return the nodes that may host peers of the swarm."""
     wanted = demands(swarm)
     return [
         room
@@ -29,9 +29,9 @@ def hosts(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Room]:
 
 
 def what_all_can(rooms: Sequence[Room]) -> dict[str, str | None]:
-    """Return for each capability None, or why one of the nodes lacks it.
+    """Return None for each capability, or the reason why a node lacks it.
 
-    A node that does not answer lacks them all.
+    A node that does not answer lacks all capabilities.
     """
     probe = ray.remote(num_cpus=0, max_retries=0)(_here)
     refs = {
@@ -52,7 +52,7 @@ def what_all_can(rooms: Sequence[Room]) -> dict[str, str | None]:
 
 
 def _here() -> dict[str, str | None]:
-    """Return what the node that this runs on can; its reasons name it."""
+    """Return the capabilities of this node, with its name in the reasons."""
     name = socket.gethostname()
     return {
         key: reason if reason is None else f"on {name}: {reason}"

@@ -9,13 +9,13 @@ from contextvars import ContextVar
 from typing import Any
 
 from rayhive.cluster.node import raylets
-from rayhive.cluster.node.process_faults import NodeTools
 from rayhive.cluster.replicate.event_feed import EventFeed
 from rayhive.cluster.replicate.node_agents import NodeAgents
 from rayhive.cluster.replicate.peer_table import PeerRecord, PeerTable
 from rayhive.cluster.replicate.swarm import Started, Swarm
 from rayhive.errors import ClusterError
 from rayhive.events import GROUPED, Event, PeerReady, Round, StateRound
+from rayhive.faults.node_tools import ArgsT, NodeTool, StateT, Verb
 from rayhive.faults.target import OTHER_NODE, ProcessRole
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -243,11 +243,28 @@ class SwarmTarget:
         busy = [self._swarm.node_of(self.incarnation(peer)) for peer in self.living()]
         return min(sorted(others), key=busy.count)
 
-    async def agent(self, node: str, method: str, *args: Any) -> Any:
+    async def use_tool(
+        self,
+        node: str,
+        tool: NodeTool[ArgsT, StateT],
+        subject: str,
+        verb: Verb,
+        args: ArgsT | None = None,
+    ) -> StateT | None:
+        """See :class:`~rayhive.faults.node_tools.ToolTarget`."""
+        given = None if args is None else args.model_dump(mode="json", by_alias=True)
+        at = self._node(node)
+        about = self._spec.run_id, tool.name, subject, verb, given
+        answer = await self._agents.call(at, "use_tool", *about)
+        return None if answer is None else tool.state.model_validate(answer)
+
+    async def answers(self, node: str) -> bool:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
-        # tools for processes take the run that they act for; tools for the link do not
-        about = (self._spec.run_id,) if hasattr(NodeTools, method) else ()
-        return await self._agents.call(self._node(node), method, *about, *args)
+        try:
+            await self._agents.call(self._node(node), "ping")
+        except ClusterError:
+            return False
+        return True
 
     async def _agent_of(self, peer: str, method: str, *args: Any) -> Any:
         """Call the agent of a peer's node about the peer."""

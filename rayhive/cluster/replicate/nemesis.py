@@ -13,7 +13,6 @@ from rayhive.errors import RayhiveError, ReplicateError
 from rayhive.events import Event, FaultFailed, FaultFired, FaultHealed, FaultVerified
 from rayhive.events.supervisor import FaultPhase
 from rayhive.faults.kind import FaultKind
-from rayhive.faults.queries import JOIN, takes_away
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import DYNAMIC_ROLES, QUIET_S, At, FaultPlan, PlannedFault
 
@@ -132,8 +131,8 @@ class Nemesis:
             struck = self._target.incarnations_of(who)
             fired_at = time.time()
             step = fault.inject(self._target, who)
-            done = await (step if fault.inside else _bounded(fault, step))
-            if fault.inside:  # the round of the act is known only now
+            done = await (step if fault.in_training else _bounded(fault, step))
+            if fault.in_training:  # the round of the act is known only now
                 slip = self._slip(planned.at, began)
             self._fired[planned.id] = time.monotonic()
             self._slip_s = max(self._slip_s, slip.get("slip_s", 0.0))
@@ -183,10 +182,10 @@ class Nemesis:
         if at.seconds is not None:
             await asyncio.sleep(max(0.0, began + at.seconds - time.monotonic()))
         # A fault inside a peer acts in a round before any peer has finished that round.
-        last = 0 if at.round is None else at.round - int(fault.inside)
+        last = 0 if at.round is None else at.round - int(fault.in_training)
         while self._round < last:
             await self._changed.wait()
-        if not fault.inside:
+        if not fault.in_training:
             await self._targets_train(fault)
 
     def _slip(self, at: At, began: float) -> _Slip:
@@ -200,7 +199,7 @@ class Nemesis:
         """Wait until the fault's targets train and at most ``at_most`` peers are struck."""
         while True:
             targets = set(self._targets(fault))
-            train = fault.planned.kind == JOIN or all(map(self._target.trains, targets))
+            train = fault.joins or all(map(self._target.trains, targets))
             if not set(DYNAMIC_ROLES).isdisjoint(fault.planned.who):
                 train = train and bool(self._target.training())
             if train and (self._at_most is None or self._few(fault, targets, self._at_most)):
@@ -212,12 +211,12 @@ class Nemesis:
         """Return whether a fault may strike its targets now if ``at_most`` peers may be struck."""
         struck = list(self._struck.values())
         # Faults that leave a peer training may overlap. A fault that takes a peer away may not.
-        gentle = not takes_away(fault.planned.kind)
+        gentle = not fault.removes_peers()
         # Two faults of one link could not be verified separately.
         away = [
             theirs
             for other, theirs in struck
-            if not gentle or takes_away(other.planned.kind) or fault.group == other.group == "link"
+            if not gentle or other.removes_peers() or fault.group == other.group == "link"
         ]
         down = self._target.down()
         others = down.union(*(theirs for _, theirs in struck)) - targets
@@ -229,7 +228,9 @@ class Nemesis:
         """Return the replicas that a fault strikes; a dynamic role is resolved when it fires."""
         who = [name for name in fault.planned.who if name not in DYNAMIC_ROLES]
         peers = [name for name in who if name.startswith("peer-")]
-        nodes = [self._target.node_of(peer) for peer in peers] if fault.targets == "node" else []
+        nodes = (
+            [self._target.node_of(peer) for peer in peers] if fault.target_type == "node" else []
+        )
         nodes += [name for name in who if name.startswith("node-")]
         return [*peers, *(peer for node in nodes for peer in self._target.home(node))]
 
@@ -237,7 +238,7 @@ class Nemesis:
         """Return the replicas or nodes that a fault is aimed at now, roles resolved."""
         target = self._target
         named = [target.role(n) if n in DYNAMIC_ROLES else n for n in fault.planned.who]
-        if fault.targets == "node":
+        if fault.target_type == "node":
             named = [target.node_of(n) if n.startswith("peer-") else n for n in named]
         else:
             named = target.replicas(named)

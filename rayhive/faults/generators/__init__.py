@@ -1,4 +1,4 @@
-"""Generators: what a scenario file may plan with; one file and one line each."""
+"""Generators: the sections of a scenario file that plan faults, one file and one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all generators share: what they are told, what they give back, and values in ranges."""
+"""Contract of a generator, and the models of drawn values."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rayhive.errors import Problem
-from rayhive.faults.queries import notice_of
+from rayhive.faults.queries import kind_of
 from rayhive.faults.rng import SeededRng
-from rayhive.registry import FAULTS
 from rayhive.spec import Budget, Model, SwarmConfig
 from rayhive.spec.fault_plan import At
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A fault before it has its number in the plan.
+    """A fault before it has its id in the plan.
 
     Attributes:
-        kind: Its kind.
-        who: Names, or one role.
-        at: When.
+        kind: Name of the kind.
+        who: Names of peers or nodes, or one role.
+        at: Time of the injection.
         heal_after_s: Time from the injection to the heal [s].
-        args: Parameters that differ from the kind's defaults.
-        key: Where it stands in the scenario file, for problems.
+        args: Parameters that override the kind's defaults.
+        key: Key in the scenario file, for problems.
     """
 
     kind: str
@@ -42,17 +41,17 @@ class Draft:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a plan is made for.
+    """Context in which a plan is generated.
 
     Attributes:
-        scenario: Name that choices are drawn under; variants of a scenario share it.
+        scenario: Name that seeds the choices; the members of a grid share it.
         seed: Seed of the choices.
-        swarm: The swarm, with as many peers as start together.
-        budget: When a replicate ends.
-        folder: Folder of the scenario file, for files that it names.
-        allows: Says whether the machine allows a kind, for plans that take only such kinds.
-        problems: Gets what is wrong.
-        warnings: Gets what is odd, but no mistake.
+        swarm: The swarm; its ``peers`` start together.
+        budget: Limits of a replicate.
+        folder: Folder of the scenario file, for relative paths.
+        allows: Returns whether the machine allows a kind, for plans with ``available_only``.
+        problems: Receives problems.
+        warnings: Receives warnings.
     """
 
     scenario: str
@@ -65,24 +64,24 @@ class Setting:
     warnings: list[str] = field(default_factory=list)
 
     def draw(self, *parts: object) -> SeededRng:
-        """Return the stream of choices for one thing of the plan."""
+        """Return the random stream for one decision of the plan."""
         return SeededRng(self.scenario, self.seed, *parts)
 
 
 class Generator(Model, ABC):
-    """One way to plan faults; its only field is its section of a scenario file."""
+    """A way to plan faults. Its only field is its section of a scenario file."""
 
     @abstractmethod
     def may_plan(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
-        """Return the kinds that it may plan, each with its parameters as they are written."""
+        """Return the kinds that it may plan, each with the parameters as they are written."""
 
     def at_most(self, peers: int) -> int | None:
-        """Return how many of the peers it wants to be struck at once at most, None for any."""
+        """Return the bound on peers that are faulted at once; None for no bound."""
         return None
 
     @abstractmethod
     def drafts(self, setting: Setting) -> Iterator[Draft]:
-        """Yield the faults that it plans; what is wrong goes to ``setting.problems``."""
+        """Yield the planned faults; problems go to ``setting.problems``."""
 
 
 def _span(value: object) -> object:
@@ -93,10 +92,10 @@ def _span(value: object) -> object:
 
 
 class _Span(Model):
-    """A number, or a range of which one is drawn.
+    """A range from which one number is drawn.
 
     Attributes:
-        between: Least and greatest value; whole ends give whole numbers.
+        between: Least and greatest value; two integers give integers.
     """
 
     between: tuple[int | float, int | float]
@@ -108,11 +107,11 @@ class _Span(Model):
         return self
 
     def of(self, draw: SeededRng) -> float:
-        """Return one value."""
+        """Draw one value."""
         return draw.between(*self.between)
 
     def seconds(self, draw: SeededRng) -> float:
-        """Return one value, never rounded to a whole one."""
+        """Draw one value as a float, also between two integers."""
         return draw.between(*map(float, self.between))
 
 
@@ -120,7 +119,7 @@ Span = Annotated[_Span, BeforeValidator(_span)]
 
 
 class When(Model):
-    """A moment, or a range of moments; exactly one of the two.
+    """A moment or a range of moments, as round or time; exactly one of the two.
 
     Attributes:
         round: The round.
@@ -141,7 +140,7 @@ class When(Model):
         return self
 
     def of(self, draw: SeededRng) -> At:
-        """Return one moment."""
+        """Draw one moment."""
         if self.round is not None:
             return At(round=int(self.round.of(draw)))
         assert self.seconds is not None
@@ -171,7 +170,7 @@ def _is_range(ends: object) -> bool:
     return len(numbers) == 2 and numbers[0] <= numbers[1]
 
 
-#: Parameters of a kind, some of them left to the seed.
+#: Parameters of a kind, some of them drawn from a range or a list.
 DrawnArgs = Annotated[dict[str, Any], AfterValidator(_check_choices)]
 
 
@@ -189,21 +188,23 @@ def _drawn(value: Any, draw: SeededRng) -> Any:
 
 
 def heal_of(
-    kind: str, heal: _Span | None, args: Mapping[str, Any], draw: SeededRng
+    name: str, heal: _Span | None, args: Mapping[str, Any], draw: SeededRng
 ) -> float | None:
     """Return the time from an injection to the heal [s].
 
     Args:
-        kind: The kind; if it gives a notice, that comes before the time of ``heal``.
-        heal: Time from when the fault has hold to the heal [s].
+        name: Kind of the fault. The notice of a kind that gives one is added to ``heal``.
+        heal: Time from the end of the notice to the heal [s].
         args: Parameters of the fault.
-        draw: Makes the choice.
+        draw: Random stream for the choice.
     """
     if heal is None:
         return None
-    return round(heal.seconds(draw) + notice_of(kind, args), 3)
+    kind = kind_of(name)
+    return round(heal.seconds(draw) + (0.0 if kind is None else kind.notice_s(args)), 3)
 
 
-def unit_of(kind: str) -> str:
-    """Return whether a kind is done to a ``peer`` or a ``node``; unknown ones to a peer."""
-    return str(FAULTS.get(kind).targets) if kind in FAULTS else "peer"
+def target_type_of(name: str) -> str:
+    """Return whether a kind acts on a ``peer`` or a ``node``; an unknown one counts as a peer's."""
+    kind = kind_of(name)
+    return "peer" if kind is None else kind.target_type

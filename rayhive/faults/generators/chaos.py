@@ -1,4 +1,4 @@
-"""A seeded mix of faults that a swarm has to survive: never more than a minority at once."""
+"""Generator ``chaos``: a seeded mix of faults on at most a minority of the peers at once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from rayhive.faults.generators.base import (
     Span,
     drawn_args,
     heal_of,
-    unit_of,
+    target_type_of,
 )
-from rayhive.faults.queries import JOIN, is_inside, takes_away
+from rayhive.faults.queries import is_in_training, is_join, kind_of, removes_peers
 from rayhive.faults.rng import SeededRng
 from rayhive.faults.target_selector import COUNTS
-from rayhive.registry import FAULTS
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import QUIET_S, At
 
@@ -32,9 +31,9 @@ class Ingredient(Model):
     """One kind of the mix.
 
     Attributes:
-        weight: How often it is drawn, against the others.
-        size: How many are struck at once: ``one`` or a ``minority``.
-        heal_after_s: Time to the heal [s]; of a kind that gives a notice, from its end.
+        weight: Relative frequency among the kinds.
+        size: Number of targets: ``one`` or a ``minority``.
+        heal_after_s: Time to the heal [s]; for a kind with a notice, counted from its end.
         args: Parameters of the kind; a value may be ``{between: [a, b]}`` or ``{choose: [...]}``.
     """
 
@@ -49,18 +48,19 @@ def _seconds(low: float, high: float) -> Any:
 
 
 class ChaosSettings(Model):
-    """A mix of faults.
+    """Settings of a mix of faults.
 
     Attributes:
-        faults: How many there are.
+        faults: Number of faults.
         kinds: Kinds to draw from.
-        first_s: When the first fires [s].
-        spacing_s: Time from one to the next [s]; longer where peers have to come back first.
-        settle_s: How long a peer counts as down after its heal: it has to rejoin [s].
-        rounds: Rounds in which a peer does something to itself, for kinds of that sort.
-        overlap: Whether a peer may be struck again while a fault on it lasts; not by, nor under,
-            one that takes it away.
-        available_only: Leave out kinds that the machine can't do; such a plan depends on it.
+        first_s: Time of the first fault [s].
+        spacing_s: Time from one fault to the next [s]; longer if peers have to come back first.
+        settle_s: Time for which a peer counts as down after its heal, until it has rejoined [s].
+        rounds: Rounds of the in-training faults.
+        overlap: Whether a second fault may target a peer while a first one lasts. Faults that
+            remove the peer never overlap with others.
+        available_only: Leave out kinds that the machine does not allow; the plan then depends on
+            the machine.
     """
 
     faults: int = Field(ge=1, le=10_000)
@@ -75,7 +75,7 @@ class ChaosSettings(Model):
 
 @dataclass(frozen=True)
 class _Busy:
-    """A peer that is struck until a moment [s]."""
+    """A peer that is under a fault until a time [s]."""
 
     number: int
     until: float
@@ -85,9 +85,9 @@ class _Busy:
 class Chaos(Generator):
     """Plans faults one after the other.
 
-    At most a minority of the peers is under any fault at a time, and for ``settle_s`` after it. A
-    peer that does something to itself in the training is spared by the other kinds: its
-    replacement would not know of it.
+    At most a minority of the peers is under a fault, or within ``settle_s`` after one, at any time.
+    The peer with in-training faults gets no others, as these faults are not in the spec of a
+    replacement.
     """
 
     chaos: ChaosSettings
@@ -97,11 +97,11 @@ class Chaos(Generator):
         return [(kind, item.args) for kind, item in self.chaos.kinds.items()]
 
     def at_most(self, peers: int) -> int | None:
-        """Return a minority, also where peers need longer to come back than was planned for."""
+        """Return a minority; it also holds if peers take longer to come back than planned."""
         return COUNTS["minority"](peers)
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
-        """Yield the faults in order of time, those inside the training last."""
+        """Yield the faults in order of time, in-training faults last."""
         chaos, peers = self.chaos, setting.swarm.peers
         if not self._possible(setting):
             return
@@ -111,18 +111,18 @@ class Chaos(Generator):
             kinds[setting.draw("chaos", index, "kind").weighted(weights)]
             for index in range(chaos.faults if kinds else 0)
         ]
-        insider = setting.draw("chaos", "insider").below(peers)
-        pool = [n for n in range(peers) if n != insider or not any(map(is_inside, kinds))]
+        own = setting.draw("chaos", "insider").below(peers)
+        pool = [n for n in range(peers) if n != own or not any(map(is_in_training, kinds))]
         quiet_s = 0.0
-        for draft in self._outside(setting, [k for k in drawn if not is_inside(k)], pool):
+        for draft in self._outside(setting, [k for k in drawn if not is_in_training(k)], pool):
             assert draft.at.seconds is not None
             quiet_s = draft.at.seconds + (draft.heal_after_s or 0.0) + QUIET_S
             yield draft
         if quiet_s > setting.budget.seconds_per_replicate:
             text = f"fewer, or with a budget.seconds_per_replicate of at least {quiet_s:.0f}: "
-            text += f"the last {QUIET_S:g} s stay quiet, so that what holds in the end can be seen"
+            text += f"the last {QUIET_S:g} s stay free of faults for the invariants about the end"
             self._refuse(setting, "faults", chaos.faults, text)
-        inside = [kind for kind in drawn if is_inside(kind)]
+        inside = [kind for kind in drawn if is_in_training(kind)]
         low, high = (int(end) for end in chaos.rounds.between)
         rounds = range(low, high + 1)
         if len(inside) > len(rounds):
@@ -132,21 +132,32 @@ class Chaos(Generator):
         for index, (kind, round_) in enumerate(zip(inside, chosen, strict=True)):
             args = self._args(setting, kind, f"inside {index}")
             yield Draft(
-                kind, (f"peer-{insider}",), At(round=round_), None, args, f"plan.chaos.kinds.{kind}"
+                kind,
+                (f"peer-{own}",),
+                At(round=round_),
+                None,
+                args,
+                f"plan.chaos.kinds.{kind}",
             )
 
     def _possible(self, setting: Setting) -> bool:
-        """Say whether the mix can be planned at all, and note what keeps it from that."""
+        """Return whether the mix can be planned; record the problems otherwise."""
         known = len(setting.problems)
         peers = setting.swarm.peers
         if COUNTS["minority"](peers) == 0:
-            self._refuse(setting, "faults", self.chaos.faults, "given with 3 peers at least")
+            self._refuse(setting, "faults", self.chaos.faults, "given with at least 3 peers")
         for kind, item in self.chaos.kinds.items():
-            if kind == JOIN:
-                self._refuse(setting, f"kinds.{kind}", kind, "a kind that strikes peers")
-            lasts = kind in FAULTS and (takes_away(kind) or FAULTS.get(kind).heals)
+            if is_join(kind):
+                self._refuse(setting, f"kinds.{kind}", kind, "a kind without new peers")
+            known_kind = kind_of(kind)
+            lasts = known_kind is not None and (known_kind.removes_peers() or known_kind.heals)
             if lasts and item.heal_after_s is None:
-                self._refuse(setting, f"kinds.{kind}.heal_after_s", None, "given: nothing may last")
+                self._refuse(
+                    setting,
+                    f"kinds.{kind}.heal_after_s",
+                    None,
+                    "given: no fault may last",
+                )
         if self.chaos.rounds.between[0] < 1:
             self._refuse(setting, "rounds", self.chaos.rounds.between, "rounds from 1 on")
         return len(setting.problems) == known
@@ -162,12 +173,12 @@ class Chaos(Generator):
             if index:
                 t_s += chaos.spacing_s.seconds(setting.draw("chaos", index, "spacing"))
             size = COUNTS[item.size](setting.swarm.peers)
-            t_s, chosen = self._free(draw, t_s, size, most, pool, busy, takes_away(kind))
+            t_s, chosen = self._free(draw, t_s, size, most, pool, busy, removes_peers(kind))
             args = self._args(setting, kind, index)
             heal = heal_of(kind, item.heal_after_s, args, setting.draw("chaos", index, "heal"))
             until = t_s + (heal or 0.0) + chaos.settle_s
-            busy += [_Busy(number, until, takes_away(kind)) for number in chosen]
-            names = tuple(f"{unit_of(kind)}-{number}" for number in chosen)
+            busy += [_Busy(number, until, removes_peers(kind)) for number in chosen]
+            names = tuple(f"{target_type_of(kind)}-{number}" for number in chosen)
             at = At(seconds=round(t_s, 3))
             yield Draft(kind, names, at, heal, args, f"plan.chaos.kinds.{kind}")
 
@@ -181,14 +192,14 @@ class Chaos(Generator):
         busy: list[_Busy],
         away: bool,
     ) -> tuple[float, list[int]]:
-        """Return the first moment from ``t_s`` on at which ``size`` may be struck, and who."""
+        """Return the first time from ``t_s`` on with ``size`` free peers, and the chosen ones."""
         while True:
             now = [item for item in busy if item.until > t_s]
             struck = {item.number for item in now}
             gentle = self.chaos.overlap and not away
             taken = {item.number for item in now if item.away} if gentle else struck
             free = [number for number in pool if number not in taken]
-            # A peer that is struck twice is down once.
+            # A peer under two faults is down once.
             chosen = draw.sample(free, size) if len(free) >= size else []
             if chosen and len(struck | set(chosen)) <= most:
                 return t_s, chosen

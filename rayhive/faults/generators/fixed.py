@@ -1,4 +1,4 @@
-"""A list of acts: this kind, to these, then."""
+"""Generator ``acts``: a list of faults, each with kind, targets and time."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rayhive.faults.generators.base import (
     Who,
     drawn_args,
     heal_of,
-    unit_of,
+    target_type_of,
 )
 from rayhive.faults.target_selector import Selector
 from rayhive.spec import Model
 
 
 class Act(Model):
-    """One fault, with what is left to the seed.
+    """One fault; some of its values may be drawn.
 
     Attributes:
         kind: A registered kind.
-        who: Whom it is for; see :mod:`rayhive.faults.target_selector`.
-        at: When.
-        heal_after_s: Time to the heal [s]; of a kind that gives a notice, from its end.
+        who: Targets; see :mod:`rayhive.faults.target_selector`.
+        at: Time of the injection.
+        heal_after_s: Time to the heal [s]; for a kind with a notice, counted from its end.
         args: Parameters of the kind; a value may be ``{between: [a, b]}`` or ``{choose: [...]}``.
     """
 
@@ -45,7 +45,7 @@ class Act(Model):
 
 
 class Acts(Generator):
-    """Plans what it is told, one fault an act."""
+    """Plans one fault for each act."""
 
     acts: tuple[Act, ...]
 
@@ -54,10 +54,10 @@ class Acts(Generator):
         return [(act.kind, act.args) for act in self.acts]
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
-        """Yield one fault an act.
+        """Yield one fault for each act.
 
-        The choices of an act are drawn under what it says, its parameters aside, and not under
-        its place in the list: neither another act nor another length of the notice changes them.
+        The random stream of an act is seeded with its content except the parameters, not with its
+        index. Neither a further act nor another length of the notice changes its choices.
         """
         seen: Counter[str] = Counter()
         joined = 0
@@ -67,7 +67,9 @@ class Acts(Generator):
             said = json.dumps(what, sort_keys=True)
             turn = seen[said]
             seen[said] += 1
-            selector = Selector(setting.swarm, f"{key}.who", setting.problems, unit_of(act.kind))
+            selector = Selector(
+                setting.swarm, f"{key}.who", setting.problems, target_type_of(act.kind)
+            )
             who = selector.choose(act.who, setting.draw(said, turn, "who"), joined)
             joined += act.who.count("new")
             if not who:

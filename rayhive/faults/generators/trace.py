@@ -1,4 +1,4 @@
-"""The replay of a trace: what a cloud took away is taken away, what it gave is started."""
+"""Generator ``trace``: replays the removals and arrivals of nodes in a trace."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field
 
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.generators.base import Draft, Generator, Setting, unit_of
-from rayhive.faults.queries import gives_notice
+from rayhive.faults.generators.base import Draft, Generator, Setting, target_type_of
+from rayhive.faults.queries import kind_of
 from rayhive.faults.traces.folding import Level, Scale, fold
 from rayhive.faults.traces.trace import MOST_S, find_trace, read_trace
 from rayhive.spec import LONGEST_S, Model
@@ -18,23 +18,24 @@ from rayhive.spec.fault_plan import At
 
 
 class TraceSettings(Model):
-    """How a trace is replayed.
+    """Settings of the replay of a trace.
 
     Attributes:
-        file: The trace: a path from the scenario file's folder, or the name of one that comes
+        file: The trace: a path relative to the scenario file, or the name of a trace that comes
             with rayhive.
-        format: Its format; by default it is recognised.
-        compression: Seconds of the trace in a second of the run.
-        start_s: Where the window begins [s of the trace]; None is where most nodes lived first.
-        minutes: How long the window is [minutes of the trace]; None takes all that follows.
-        scale: What stands for all the peers that start together: the most nodes that lived in the
-            window, or as many as lived at its start; what exceeds them then joins.
-        remove: Kind of fault that takes a slot away; the heal brings it back.
-        notice_s: Notice before a slot is gone [s of the run], for kinds that give one; shorter
-            where the slot, or the one that is left without it, came less than so long before.
+        format: Format of the trace; None recognises it.
+        compression: Seconds of the trace in one second of the run.
+        start_s: Begin of the window [s of the trace]; None is the first time with most nodes.
+        minutes: Length of the window [minutes of the trace]; None is all that follows.
+        scale: Number of nodes that corresponds to all peers that start together: ``peak`` is the
+            most in the window, ``start`` the number at its begin. With ``start``, more peers may
+            join later.
+        remove: Kind of fault that removes a replica; its heal brings the replica back.
+        notice_s: Notice before a replica is removed [s of the run], for kinds that give one. It is
+            shorter if the replica, or the last one that stays, came less than this time before.
         args: Further parameters of that kind.
-        steady_s: A slot that came less than so long ago is taken only if there is no other
-            [s of the run].
+        steady_s: A replica that came less than this time ago is removed only if there is no
+            other [s of the run].
     """
 
     file: str
@@ -50,8 +51,8 @@ class TraceSettings(Model):
 
 
 @dataclass
-class _Slot:
-    """One slot while the trace is followed."""
+class _Replica:
+    """A replica during the replay."""
 
     name: str
     since: float = 0.0
@@ -60,16 +61,16 @@ class _Slot:
 
 @dataclass
 class _Absence:
-    """A slot that is away.
+    """Absence of a replica.
 
     Attributes:
-        slot: Its name.
-        since: When it could be told of its end: it had come, and so had one that stays [s].
-        went: When it went [s].
-        came: When it came back [s].
+        replica: Its name.
+        since: Earliest time of the notice: the replica, and one that stays, had come [s].
+        went: Time of the removal [s].
+        came: Time of the return [s]; None if it does not return.
     """
 
-    slot: str
+    replica: str
     since: float
     went: float
     came: float | None = None
@@ -77,44 +78,44 @@ class _Absence:
 
 @dataclass
 class _Replay:
-    """What a trace does to slots."""
+    """Removals and arrivals of replicas in a trace."""
 
     absences: list[_Absence] = field(default_factory=list)
     joins: list[tuple[float, str]] = field(default_factory=list)
 
 
 class TraceReplay(Generator):
-    """Plans a removal for each slot that goes, with its heal where the slot comes back."""
+    """Plans a removal for each replica that goes, with its heal if the replica comes back."""
 
     trace: TraceSettings
 
     def may_plan(self) -> Iterable[tuple[str, Mapping[str, Any]]]:
-        """Return the kind of the removals, and ``join`` where peers may be added."""
+        """Return the kind of the removals, and ``join`` if peers may be added."""
         kinds = [self.trace.remove, *(["join"] if self.trace.scale == "start" else [])]
         return [(kind, {}) for kind in kinds]
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
-        """Yield removals and joins; those of one instant that also end together are one fault."""
+        """Yield removals and joins; removals with equal begin and end are one fault."""
         levels = self._levels(setting)
         if levels is None:
             return
-        unit = unit_of(self.trace.remove)
+        removal, unit = kind_of(self.trace.remove), target_type_of(self.trace.remove)
         replay = self._follow(setting, levels, unit)
         groups: dict[tuple[float, float, float | None], list[str]] = {}
         for absence in replay.absences:
-            told = max(absence.since, absence.went - self.trace.notice_s)
-            groups.setdefault((told, absence.went, absence.came), []).append(absence.slot)
-        for (told, went, came), slots in groups.items():
-            fires = round(told, 3)
+            notice = max(absence.since, absence.went - self.trace.notice_s)
+            groups.setdefault((notice, absence.went, absence.came), []).append(absence.replica)
+        for (notice, went, came), names in groups.items():
+            fires = round(notice, 3)
             args = dict(self.trace.args)
-            if self.trace.notice_s or gives_notice(self.trace.remove):
+            if self.trace.notice_s or (removal is not None and removal.gives_notice()):
                 args["notice_s"] = round(went - fires, 3)
             heal = None if came is None else round(came - fires, 3)
             yield Draft(
-                self.trace.remove, _ordered(slots), At(seconds=fires), heal, args, "plan.trace"
+                self.trace.remove, _ordered(names), At(seconds=fires), heal, args, "plan.trace"
             )
-        for t_s, slot in replay.joins:
-            yield Draft("join", (slot,), At(seconds=t_s), key="plan.trace")
+        for t_s, name in replay.joins:
+            yield Draft("join", (name,), At(seconds=t_s), key="plan.trace")
 
     def _levels(self, setting: Setting) -> list[Level] | None:
         settings = self.trace
@@ -134,7 +135,7 @@ class TraceReplay(Generator):
                 Problem(
                     "plan.trace.start_s",
                     settings.start_s,
-                    f"a moment at which nodes live, of the trace's {trace.length_s:g} s",
+                    f"a time at which nodes live, within the {trace.length_s:g} s of the trace",
                 )
             )
             return None
@@ -144,36 +145,37 @@ class TraceReplay(Generator):
         )
 
     def _follow(self, setting: Setting, levels: Iterable[Level], unit: str) -> _Replay:
-        """Choose who goes at each instant; who has been away longest comes back first."""
+        """Choose the replicas that go at each instant. The longest absent one returns first."""
         replay = _Replay()
-        slots = [_Slot(f"{unit}-{number}") for number in range(setting.swarm.peers)]
+        replicas = [_Replica(f"{unit}-{number}") for number in range(setting.swarm.peers)]
         away: dict[str, _Absence] = {}
         for level in levels:
             draw = setting.draw("trace", level.t_s)
-            living = [slot for slot in slots if slot.gone is None]
+            living = [replica for replica in replicas if replica.gone is None]
             steady = [
                 s for s in living if s.since + self.trace.steady_s <= level.t_s or not s.since
             ]
-            others = [slot for slot in living if slot not in steady]
+            others = [replica for replica in living if replica not in steady]
             taken = draw.sample(steady, min(level.gone, len(steady)))
             taken += draw.sample(others, level.gone - len(taken))
             absent = sorted(
-                (slot for slot in slots if slot.gone is not None), key=lambda slot: slot.gone or 0.0
+                (replica for replica in replicas if replica.gone is not None),
+                key=lambda replica: replica.gone or 0.0,
             )
-            stays = min(slot.since for slot in living if slot not in taken)
-            for slot in taken:
-                slot.gone = level.t_s
-                away[slot.name] = _Absence(slot.name, max(slot.since, stays), level.t_s)
-                replay.absences.append(away[slot.name])
+            stays = min(replica.since for replica in living if replica not in taken)
+            for replica in taken:
+                replica.gone = level.t_s
+                away[replica.name] = _Absence(replica.name, max(replica.since, stays), level.t_s)
+                replay.absences.append(away[replica.name])
             back = (absent + taken)[: level.come]
-            for slot in back:
-                away.pop(slot.name).came = level.t_s
-                slot.gone, slot.since = None, level.t_s
+            for replica in back:
+                away.pop(replica.name).came = level.t_s
+                replica.gone, replica.since = None, level.t_s
             for _ in range(level.come - len(back)):
-                slots.append(_Slot(f"peer-{len(slots)}", since=level.t_s))
-                replay.joins.append((level.t_s, slots[-1].name))
+                replicas.append(_Replica(f"peer-{len(replicas)}", since=level.t_s))
+                replay.joins.append((level.t_s, replicas[-1].name))
         return replay
 
 
-def _ordered(slots: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(slots, key=lambda name: int(name.rpartition("-")[2])))
+def _ordered(replicas: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(replicas, key=lambda name: int(name.rpartition("-")[2])))

@@ -1,1 +1,1 @@
-"""The kinds of faults, one file each."""
+"""Fault kinds, one file each; modules with a leading underscore are shared by several kinds."""

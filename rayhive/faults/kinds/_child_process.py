@@ -1,10 +1,11 @@
-"""Faults that kill one process of a peer, which then has to end by itself."""
+"""Faults that kill one child process of a peer, which then has to end by itself."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -21,36 +22,36 @@ from rayhive.faults.target import FaultTarget, ProcessRole
 
 
 class LosesChildProcess(EndsPeers):
-    """Kills one process without which a peer cannot go on: it has to see that, and end."""
+    """Kills one process that a peer cannot train without: the peer has to detect it and end."""
 
-    #: How long the peer may take to end by itself [s]. The proof says how long it took.
+    #: Time limit for the peer to end by itself [s]; the proof records the time that it took.
     patience_s: ClassVar[float] = 20.0
 
     @property
+    @abstractmethod
     def process(self) -> ProcessRole:
-        """The process that is killed."""
-        raise NotImplementedError
+        """The process to kill."""
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Send SIGKILL to the process."""
-        require_living(swarm, who)
-        for peer in who:
+        require_living(swarm, targets)
+        for peer in targets:
             swarm.expect_loss(peer)
-        self._failed = Listening(swarm, "peer_failed", who)
+        self._failed = Listening(swarm, "peer_failed", targets)
         self._began = time.monotonic()
         hit = await asyncio.gather(
-            *(swarm.signal(peer, signal.SIGKILL, self.process) for peer in who)
+            *(swarm.signal(peer, signal.SIGKILL, self.process) for peer in targets)
         )
-        self._hit = dict(zip(who, hit, strict=True))
+        self._hit = dict(zip(targets, hit, strict=True))
         return {"process": self.process, "pids": self._hit}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """See that the process is gone, and that its peer said so and ended."""
-        seen = await asyncio.gather(*(self._look(swarm, peer) for peer in who))
-        what = {peer: what for peer, (_, what) in zip(who, seen, strict=True)}
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check that the process is gone, and that its peer reported it and ended."""
+        seen = await asyncio.gather(*(self._check(swarm, peer) for peer in targets))
+        what = {peer: what for peer, (_, what) in zip(targets, seen, strict=True)}
         return Proof(all(ok for ok, _ in seen), what)
 
-    async def _look(self, swarm: FaultTarget, peer: str) -> tuple[bool, dict[str, Any]]:
+    async def _check(self, swarm: FaultTarget, peer: str) -> tuple[bool, dict[str, Any]]:
         hit = self._hit[peer]
         one = await wait_for_states(swarm, peer, all_are("gone", hit), SETTLE_S, self.process)
         event = await self._failed.heard(peer, self.patience_s)

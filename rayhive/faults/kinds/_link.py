@@ -1,97 +1,105 @@
-"""What the kinds that make a link worse have in common."""
+"""Base of the kinds that change one quantity of a node's link."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kinds._process import stop_all
+from rayhive.faults.node_tools import (
+    LINK_SHAPING,
+    LinkChange,
+    LinkMeasurement,
+    LinkState,
+    ToolHandle,
+)
 from rayhive.faults.target import FaultTarget
+from rayhive.spec import Link
+from rayhive.spec.fault_plan import PlannedFault
 
 
 class LinkFault(FaultKind):
-    """Sets one quantity of some nodes' links, and proves it by measuring them against the switch.
+    """Changes one quantity of the links of some nodes; the proof measures them to the switch.
 
     Attributes:
-        key: The field of :class:`rayhive.spec.Link`, and the only parameter of the kind.
-        measured: What the agents measure for the proof.
+        key: The quantity: the field of :class:`rayhive.spec.Link` and only parameter of the kind.
     """
 
     group = "link"
     needs = ("link",)
-    targets = "node"
+    target_type = "node"
     heals = True
     key: ClassVar[str]
-    measured: ClassVar[str]
 
-    #: What the links were before, by node; of those that are not healed yet.
-    _before: dict[str, Any]
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        #: Tools of the nodes that are not healed yet, and the links before the fault.
+        self._shaped: dict[str, ToolHandle[LinkChange, LinkState]] = {}
+        self._before: dict[str, Link] = {}
 
-    async def setup(self, swarm: FaultTarget) -> None:
-        """Touch nothing."""
-        self._before = {}
-
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Change the links.
 
         Raises:
             RayhiveError: A link is as bad already, so nothing could be proved.
         """
         value = getattr(self.args, self.key)
-        for node in who:
-            present = (await swarm.agent(node, "link"))[self.key]
+        tools = {node: LINK_SHAPING.on(swarm, node, self.planned.id) for node in targets}
+        for node, tool in tools.items():
+            present = getattr((await tool.state()).now, self.key)
             if not self.worse(value, present):
-                text = f"{self.key} {value:g} is no worse than what the link of {node} has"
-                raise RayhiveError(f"{text}: {present}")
-        for node in who:
-            self._before[node] = None
-            self._before[node] = await swarm.agent(node, "set_link", *self.arguments(value))
-        return {"before": dict(self._before), "now": {self.key: value}}
+                raise RayhiveError(
+                    f"{self.key} {value:g} must be worse than the present one of {node} ({present})"
+                )
+        for node, tool in tools.items():
+            self._shaped[node] = tool
+            state = await tool.start(LinkChange.model_validate({self.key: value}))
+            assert state.before is not None
+            self._before[node] = state.before
+        before = {node: link.model_dump() for node, link in self._before.items()}
+        return {"before": before, "now": {self.key: value}}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """Measure every link that was changed."""
-        found = await asyncio.gather(
-            *(swarm.agent(node, "measure_link", self.measured) for node in who)
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Measure every changed link."""
+        found = await asyncio.gather(*(self._shaped[node].state() for node in targets))
+        seen = {
+            node: state.measured
+            for node, state in zip(targets, found, strict=True)
+            if state.measured is not None
+        }
+        ok = bool(targets) and all(
+            node in seen and self.proves(seen[node], self._before[node]) for node in targets
         )
-        seen = dict(zip(who, found, strict=True))
-        ok = bool(seen) and all(self.proves(each, self._before[n]) for n, each in seen.items())
-        return Proof(ok, {"asked": getattr(self.args, self.key), "measured": seen})
+        measured = {node: each.model_dump() for node, each in seen.items()}
+        return Proof(ok, {"asked": getattr(self.args, self.key), "measured": measured})
 
-    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Give the links back what the testbed was made with."""
+    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Restore the quantity that the testbed was made with."""
         links = {}
-        for node in who:
-            links[node] = await swarm.agent(node, "restore_link", self.key)
-            self._before.pop(node, None)
+        for node in targets:
+            state = await self._shaped[node].stop()
+            links[node] = None if state is None else state.now.model_dump()
+            del self._shaped[node]
         return {"links": links}
 
     async def teardown(self, swarm: FaultTarget) -> None:
-        """Restore what was not healed; a node that is gone gets a new link when it comes back."""
-        for node in list(getattr(self, "_before", {})):
-            with contextlib.suppress(RayhiveError):
-                await self.heal(swarm, [node])
-
-    def arguments(self, value: float) -> tuple[float | None, float | None, float | None]:
-        """Return the arguments of the agent's ``set_link`` that set the quantity alone."""
-        rate, delay, loss = (value if key == self.key else None for key in _KEYS)
-        return rate, delay, loss
+        """Restore the links that were not healed; a node that is gone comes back with a new one."""
+        shaped, self._shaped = self._shaped, {}
+        await stop_all(shaped)
 
     @abstractmethod
     def worse(self, value: float, present: float | None) -> bool:
         """Return whether a value is worse than the present one; None is no limit."""
 
     @abstractmethod
-    def proves(self, seen: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-        """Return whether a measurement can only be that of the changed link.
+    def proves(self, seen: LinkMeasurement, before: Link) -> bool:
+        """Return whether only the changed link explains a measurement.
 
         Args:
-            seen: What was measured.
-            before: What the link was set to before.
+            seen: The measurement.
+            before: Setting of the link before the fault.
         """
-
-
-_KEYS = ("rate_mbit", "delay_ms", "loss")

@@ -1,4 +1,4 @@
-"""What preempted peers and peers on drained nodes go through."""
+"""Notice and end of preempted peers and of peers on drained nodes."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from rayhive.faults.target import FaultTarget
 
 
 class Notice:
-    """Announces the end to peers and brings it about.
+    """Announces the end to peers and enforces it.
 
     Args:
         swarm: The swarm.
-        who: The slots.
+        peers: The replicas.
         notice_s: Time between the notice and SIGTERM [s].
         grace_s: Time between SIGTERM and SIGKILL [s].
     """
 
     def __init__(
-        self, swarm: FaultTarget, who: Sequence[str], notice_s: float, grace_s: float
+        self, swarm: FaultTarget, peers: Sequence[str], notice_s: float, grace_s: float
     ) -> None:
-        self._swarm, self._who = swarm, list(who)
+        self._swarm, self._peers = swarm, list(peers)
         self._notice_s, self._grace_s = notice_s, grace_s
-        self._noticed = Listening(swarm, "notice", who)
-        self._left = Listening(swarm, "left", who)
+        self._noticed = Listening(swarm, "notice", peers)
+        self._left = Listening(swarm, "left", peers)
         self._pids: dict[str, list[int]] = {}
 
     async def give(self) -> None:
-        """Tell every peer; their end is expected from now on."""
-        for peer in self._who:
+        """Send the notice to every peer; their end is expected from now on."""
+        for peer in self._peers:
             self._swarm.expect_loss(peer)
-        states = await asyncio.gather(*(self._swarm.process_states(p) for p in self._who))
-        for peer, seen in zip(self._who, states, strict=True):
+        states = await asyncio.gather(*(self._swarm.process_states(p) for p in self._peers))
+        for peer, seen in zip(self._peers, states, strict=True):
             self._pids[peer] = [pid for pid, state in seen.items() if state != "gone"]
         self._began = time.monotonic()
         if self._notice_s > 0:
             await asyncio.gather(
                 *(
                     self._swarm.command(peer, "notice", deadline_s=self._notice_s)
-                    for peer in self._who
+                    for peer in self._peers
                 )
             )
 
     async def end(self, peer: str) -> dict[str, Any]:
-        """Wait until one peer is gone, by force from the deadline on.
+        """Wait until one peer is gone; from the deadline on, send signals.
 
         Returns:
-            ``noticed`` (whether it said that it knows; None without notice), ``left`` (what it
-            handed over, None if it did not say goodbye), ``by`` (``itself``, ``SIGTERM``,
+            ``noticed`` (whether it confirmed the notice; None without notice), ``left`` (fields of
+            its ``left`` event, None if it sent none), ``by`` (``itself``, ``SIGTERM`` or
             ``SIGKILL``), ``gone`` and ``seconds`` (since the notice).
         """
         noticed, left = None, None
@@ -78,7 +78,7 @@ class Notice:
         }
 
     async def deadline(self) -> None:
-        """Return when the time is over, which it may be already."""
+        """Wait for the deadline."""
         await asyncio.sleep(self._remaining())
 
     def _remaining(self) -> float:

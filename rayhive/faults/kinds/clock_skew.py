@@ -1,32 +1,36 @@
-"""A peer whose clock is wrong."""
+"""Fault ``clock_skew``: the clock of a peer is wrong."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from rayhive.faults.kinds._in_training import InTraining
+from rayhive.faults.in_training import InTraining, TrainingPeer
 from rayhive.spec import Model
 
 
 class Skew(Model):
-    """Parameters of the kind.
+    """Parameters of :class:`ClockSkew`.
 
     Attributes:
-        seconds: How far the clock is ahead; negative if it is behind [s].
+        seconds: Offset of the clock; negative if it is behind [s].
     """
 
-    rounds: ClassVar[int] = 1  # it lasts
+    rounds: ClassVar[int] = 1  # one act, whose effect lasts
     seconds: float = 30.0
 
 
 class ClockSkew(InTraining):
-    """From the planned round on, what a peer takes for the swarm's time is off."""
+    """Offsets the DHT clock of a peer, from the planned round on."""
 
     about = "The clock by which a peer agrees with others on times is off."
     group = "clock"
     Args = Skew
 
+    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+        """Set the offset."""
+        return dict(peer.skew_clock(self.args.seconds))
+
     def took_effect(self, what: dict[str, Any]) -> bool:
-        """Say whether the clock has moved by as much as was asked."""
+        """Return whether the clock moved by ``seconds``, within 10 ms."""
         moved = what["off_after_s"] - what["off_before_s"]
         return bool(abs(moved - self.args.seconds) < 0.01)

@@ -1,32 +1,42 @@
-"""A donor whose state is corrupt."""
+"""Fault ``corrupt_state``: a peer serves a corrupt state to joiners."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
-from rayhive.faults.kinds._in_training import InTraining
+from rayhive.faults.in_training import InTraining, Tensors, TrainingPeer
 from rayhive.spec import Model
 
 
 class Corruption(Model):
-    """Parameters of the kind.
+    """Parameters of :class:`CorruptState`.
 
     Attributes:
-        what: Whether joiners get NaN, or all numbers multiplied.
-        factor: By what.
+        what: ``nan`` serves NaN, ``scaled`` multiplies all numbers.
+        factor: Multiplier of ``scaled``.
     """
 
-    rounds: ClassVar[int] = 1  # it lasts
+    rounds: ClassVar[int] = 1  # one act, whose effect lasts
     what: Literal["nan", "scaled"] = "nan"
     factor: float = 1000.0
 
 
 class CorruptState(InTraining):
-    """From the planned round on, whoever asks a peer for the state gets a corrupt one."""
+    """Corrupts every state that a peer serves, from the planned round on."""
 
     about = "The state that a peer serves to joiners is corrupt; its own parameters are not."
     Args = Corruption
 
+    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+        """Arm the peer. Each state that it then serves is a further ``sabotaged`` event."""
+        peer.change_served_state(self._corrupt)
+        return dict(self.args.model_dump())
+
+    def _corrupt(self, tensors: Tensors) -> Tensors:
+        factor = math.nan if self.args.what == "nan" else self.args.factor
+        return [t * factor if t.is_floating_point() else t for t in tensors]
+
     def took_effect(self, what: dict[str, Any]) -> bool:
-        """Say whether the peer is armed; each state that it serves is a further event."""
+        """Return whether the peer reported that it is armed."""
         return bool(what["act"] == "corrupt_state")

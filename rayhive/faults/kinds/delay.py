@@ -1,18 +1,16 @@
-"""Packets on a link take longer."""
+"""Fault ``delay``: packets on a link take longer."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from pydantic import Field
 
 from rayhive.faults.kinds._link import LinkFault
-from rayhive.spec import Model
+from rayhive.faults.node_tools import LinkMeasurement
+from rayhive.spec import Link, Model
 
 
 class DelayArgs(Model):
-    """Parameters.
+    """Parameters of :class:`Delay`.
 
     Attributes:
         delay_ms: Delay of the link in each direction [ms].
@@ -26,20 +24,19 @@ class Delay(LinkFault):
 
     about = "Every packet to and from a node takes longer."
     key = "delay_ms"
-    measured = "rtt"
     Args = DelayArgs
 
     def worse(self, value: float, present: float | None) -> bool:
         """Return whether the delay is longer than the present one."""
         return value > (present or 0.0)
 
-    def proves(self, seen: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    def proves(self, seen: LinkMeasurement, before: Link) -> bool:
         """Return whether packets take longer than they could have before.
 
-        Traffic makes them wait in queues too, so there is no upper bound; the lower one is nine
-        tenths of what was asked, and nearer to it than to what was before.
+        There is no upper bound, as traffic adds queueing. The lower bound is nine tenths of the
+        requested delay, and closer to it than to the delay before.
         """
-        if seen["rtt_ms"] is None:
+        if seen.rtt_ms is None:
             return False
-        asked, present = self.args.delay_ms, before["delay_ms"]
-        return bool(seen["rtt_ms"] >= 2 * max(0.9 * asked, (asked + present) / 2))
+        asked, present = float(self.args.delay_ms), before.delay_ms
+        return seen.rtt_ms >= 2 * max(0.9 * asked, (asked + present) / 2)

@@ -1,4 +1,4 @@
-"""Fills the disk that a peer writes its checkpoints to."""
+"""Fault ``disk_full``: the disk that a peer writes its checkpoints to is full."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds._process import Listening, leader_of, require_living, undo
+from rayhive.faults.kinds._process import Listening, leader_of, require_living, stop_all
+from rayhive.faults.node_tools import SMALL_DISK, DiskArgs, DiskState, ToolHandle
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
-#: The folder in a peer's temporary directory where its checkpoints go.
+#: Folder in a peer's temporary directory that its checkpoints are written to.
 FOLDER = "checkpoints"
 _MB = 10**6
-#: How long a peer may take to write a checkpoint between two batches, and to finish a round [s].
+#: Time limits for a peer to write a checkpoint between two batches, and to finish a round [s].
 _CHECKPOINT_S = 15.0
 _ROUND_S = 30.0
 
@@ -26,18 +28,17 @@ class Args(Model):
     """Parameters of :class:`DiskFull`.
 
     Attributes:
-        megabytes: Size of the file system that is mounted there and filled [MB].
+        megabytes: Size of the file system that is mounted and filled [MB].
     """
 
     megabytes: int = Field(default=16, ge=1, le=256)
 
 
 class DiskFull(FaultKind):
-    """A small file system in memory, mounted over the checkpoint folder of each peer, is filled.
+    """Fills a small file system in memory that is mounted over each peer's checkpoint folder.
 
-    A real disk is never filled: nothing is written unless the folder shows the file system that
-    this fault mounted. The proof has each peer write a checkpoint: that has to fail with ENOSPC,
-    and the peer has to finish another round.
+    A real disk is never filled: the tool writes only to the file system that it mounted. For the
+    proof each peer writes a checkpoint, which has to fail with ENOSPC, and finishes another round.
     """
 
     about: ClassVar[str] = "Fills the small file system that a peer's checkpoints go to."
@@ -48,43 +49,42 @@ class DiskFull(FaultKind):
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
-        self._mounted: dict[str, tuple[str, int]] = {}
+        self._disks: dict[str, ToolHandle[DiskArgs, DiskState]] = {}
+
+    def _disk(self, full: bool) -> DiskArgs:
+        return DiskArgs(folder=FOLDER, size=self.args.megabytes * _MB, full=full)
 
     async def setup(self, swarm: FaultTarget) -> None:
-        """Mount it, for peers that are known before training starts."""
+        """Mount the file system for peers that are known before training starts."""
         living = set(swarm.living())
         for peer in self.planned.who:
             if peer in living:
-                await self._mount(swarm, peer)
+                await self._start(swarm, peer, full=False)
 
-    async def _mount(self, swarm: FaultTarget, peer: str) -> None:
-        node, leader = swarm.node_of(peer), await leader_of(swarm, peer)
-        if self._mounted.get(peer) != (node, leader):  # another life has another folder
-            await swarm.agent(node, "mount_disk", leader, FOLDER, self.args.megabytes * _MB)
-            self._mounted[peer] = (node, leader)
+    async def _start(self, swarm: FaultTarget, peer: str, full: bool) -> DiskState:
+        """Mount the file system over the folder of the peer's present incarnation, if need be."""
+        disk = SMALL_DISK.on(swarm, swarm.node_of(peer), await leader_of(swarm, peer))
+        self._disks[peer] = disk
+        return await disk.start(self._disk(full))
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Fill it."""
-        require_living(swarm, who)
-        written = {}
-        for peer in who:
-            await self._mount(swarm, peer)
-            node, leader = self._mounted[peer]
-            written[peer] = await swarm.agent(node, "fill_disk", leader)
-        return {"written": written}
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Fill the file system."""
+        require_living(swarm, targets)
+        filled = {peer: await self._start(swarm, peer, full=True) for peer in targets}
+        return {"written": {peer: state.written for peer, state in filled.items()}}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """See that nothing can be written there, that the peer says so, and that it goes on."""
-        seen = await asyncio.gather(*(self._look(swarm, peer) for peer in who))
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check that a write fails, that the peer reports it, and that it trains on."""
+        seen = await asyncio.gather(*(self._check(swarm, peer) for peer in targets))
         ok = all(
             each["disk"]["error"] == "ENOSPC" and each["checkpoint"] == "ENOSPC" and each["goes_on"]
             for each in seen
         )
-        return Proof(ok, dict(zip(who, seen, strict=True)))
+        return Proof(ok, dict(zip(targets, seen, strict=True)))
 
-    async def _look(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
-        node, leader = self._mounted[peer]
-        disk = await swarm.agent(node, "disk_state", leader)
+    async def _check(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
+        state = await self._disks[peer].state()
+        disk = {"free": state.free, "error": state.error}
         checkpoints = Listening(swarm, "checkpoint", [peer])
         await swarm.command(peer, "checkpoint")
         event = await checkpoints.heard(peer, _CHECKPOINT_S)
@@ -93,17 +93,17 @@ class DiskFull(FaultKind):
         went_on = await swarm.event("transition", peer, _ROUND_S)
         return {"disk": disk, "checkpoint": event.get("error"), "goes_on": went_on is not None}
 
-    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Make room again; the file system stays until the end."""
+    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Free the space; the file system stays mounted until the end."""
         failed = {}
-        for peer, (node, leader) in self._mounted.items():
-            error = await undo(swarm, node, "empty_disk", leader)
-            if error is not None:
-                failed[peer] = error
+        for peer, disk in self._disks.items():
+            try:
+                await disk.start(self._disk(full=False))
+            except (RayhiveError, asyncio.TimeoutError) as error:
+                failed[peer] = str(error) or "no answer"
         return {"failed": failed}
 
     async def teardown(self, swarm: FaultTarget) -> None:
-        """Unmount it."""
-        mounted, self._mounted = self._mounted, {}
-        for node, leader in mounted.values():
-            await undo(swarm, node, "unmount_disk", leader)
+        """Unmount the file system."""
+        disks, self._disks = self._disks, {}
+        await stop_all(disks)

@@ -1,4 +1,4 @@
-"""Takes whole nodes away as a provider does: a notice, a deadline, the end."""
+"""Fault ``drain_node``: a provider reclaims whole nodes, after a notice."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Args(Model):
 
 
 class DrainNode(EndsNodes):
-    """Drains each node with a deadline, tells its peers, and ends it when the time is over.
+    """Drains each node with a deadline, notifies its peers, and ends it at the deadline.
 
-    Ray starts nothing on a drained node any more, but lets what runs there go on past the
-    deadline; so the node is ended here. The injection is the notice, the proof waits for the end.
+    Ray starts nothing on a drained node, but lets its processes run past the deadline, so the node
+    is ended here. The injection is the notice; the proof waits for the end.
     """
 
     about: ClassVar[str] = "Announces that a node will be taken away, and does it at the deadline."
@@ -42,33 +42,34 @@ class DrainNode(EndsNodes):
 
     @property
     def patience_s(self) -> float:
-        """The proof waits for the end."""
+        """Time limit of the proof, which waits for the nodes' end [s]."""
         return float(60.0 + self.args.notice_s)
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Give the notice, to Ray and to the peers."""
-        self._peers = {node: list(swarm.peers_on(node)) for node in who}
-        everybody = [peer for peers in self._peers.values() for peer in peers]
-        self._notice = Notice(swarm, everybody, self.args.notice_s, self.args.grace_s)
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Give the notice to Ray and to the peers."""
+        self._peers = {node: list(swarm.peers_on(node)) for node in targets}
+        peers = [peer for on_node in self._peers.values() for peer in on_node]
+        self._notice = Notice(swarm, peers, self.args.notice_s, self.args.grace_s)
         self._drained = True
-        await asyncio.gather(*(swarm.drain(node, self.args.notice_s) for node in who))
+        await asyncio.gather(*(swarm.drain(node, self.args.notice_s) for node in targets))
         await self._notice.give()
         return {"notice_s": self.args.notice_s, "peers": self._peers}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """Wait for the end of the peers, end the nodes, and see that nobody answers there."""
-        everybody = [peer for peers in self._peers.values() for peer in peers]
-        seen = await asyncio.gather(*(self._notice.end(peer) for peer in everybody))
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Wait for the end of the peers, end the nodes, and check that no agent answers there."""
+        peers = [peer for on_node in self._peers.values() for peer in on_node]
+        seen = await asyncio.gather(*(self._notice.end(peer) for peer in peers))
         await self._notice.deadline()
         await self.end(swarm)
         self._drained = False
         gone = await nodes_gone(swarm, self._peers)
-        peers = dict(zip(everybody, seen, strict=True))
         noticed = all(each["noticed"] is not False for each in seen)
-        return Proof(gone.ok and noticed, {**gone.what, "peers": peers})
+        return Proof(
+            gone.ok and noticed, {**gone.what, "peers": dict(zip(peers, seen, strict=True))}
+        )
 
     async def teardown(self, swarm: FaultTarget) -> None:
-        """Start the nodes that are still down; and those on which Ray starts nothing any more."""
+        """Start the nodes that are down, and restart nodes that are still drained."""
         if self._drained:
             await self.end(swarm)
         await super().teardown(swarm)

@@ -1,29 +1,30 @@
-"""A link comes and goes."""
+"""Fault ``flapping``: a link comes and goes."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
-from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kinds._process import poll, stop_all
+from rayhive.faults.node_tools import FLAPPING, FlapArgs, FlapPhase, FlapState, ToolHandle
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
+from rayhive.spec.fault_plan import PlannedFault
 
 _PATIENCE_S = 6.0
 
 
 class FlappingArgs(Model):
-    """Parameters.
+    """Parameters of :class:`Flapping`.
 
     Attributes:
-        down_s: How long the link is cut each time [s].
-        up_s: How long it works in between [s].
-        times: How often it is cut; None until the fault is healed.
+        down_s: Duration of each cut [s].
+        up_s: Time between two cuts [s].
+        times: Number of cuts; None cuts until the fault is healed.
     """
 
     down_s: float = Field(default=2.0, ge=0.1)
@@ -37,52 +38,59 @@ class Flapping(FaultKind):
     about = "A node's link goes down and comes back, again and again."
     group = "link"
     needs = ("link",)
-    targets = "node"
+    target_type = "node"
     heals = True
     Args = FlappingArgs
 
-    _flapping: set[str]
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        #: Flapping links that are not healed yet, by node.
+        self._flapping: dict[str, ToolHandle[FlapArgs, FlapState]] = {}
 
-    async def setup(self, swarm: FaultTarget) -> None:
-        """Touch nothing."""
-        self._flapping = set()
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Start to flap the links."""
+        given = self.args.model_dump()
+        for node in targets:
+            self._flapping[node] = FLAPPING.on(swarm, node, self.planned.id)
+            await self._flapping[node].start(FlapArgs.model_validate(given))
+        return dict(given)
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Have the agents flap their links."""
-        for node in who:
-            self._flapping.add(node)
-            given = (self.planned.id, self.args.down_s, self.args.up_s, self.args.times)
-            await swarm.agent(node, "flap", *given)
-        return dict(self.args.model_dump())
-
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """Look at what arrived while the link was down, and once it was up again, if it is soon."""
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check the probes of the first phase, and of the second if it begins soon enough."""
         phases = 2 if self.args.down_s + 1 < _PATIENCE_S else 1
-        given = (self.planned.id, phases, _PATIENCE_S)
-        logs = await asyncio.gather(*(swarm.agent(node, "flap_log", *given) for node in who))
-        ok = bool(logs) and all(_flaps(log, phases) for log in logs)
-        return Proof(ok, {"phases": dict(zip(who, logs, strict=True))})
 
-    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """End it, with the link up."""
+        async def observed(node: str) -> tuple[FlapPhase, ...]:
+            tool = self._flapping[node]
+            state = await poll(tool.state, lambda state: len(state.phases) >= phases, _PATIENCE_S)
+            return state.phases
+
+        logs = await asyncio.gather(*(observed(node) for node in targets))
+        ok = bool(logs) and all(_flaps(log, phases) for log in logs)
+        dumped = [
+            [phase.model_dump(by_alias=True, exclude_none=True) for phase in log] for log in logs
+        ]
+        return Proof(ok, {"phases": dict(zip(targets, dumped, strict=True))})
+
+    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Stop flapping, with the links up."""
         times = {}
-        for node in who:
-            times[node] = await swarm.agent(node, "settle", self.planned.id)
-            self._flapping.discard(node)
+        for node in targets:
+            state = await self._flapping[node].stop()
+            phases = () if state is None else state.phases
+            times[node] = sum(phase.phase == "down" for phase in phases)
+            del self._flapping[node]
         return {"times_down": times}
 
     async def teardown(self, swarm: FaultTarget) -> None:
-        """End what was not healed; on a node that is gone it went with the agent."""
-        for node in list(getattr(self, "_flapping", ())):
-            with contextlib.suppress(RayhiveError):
-                await self.heal(swarm, [node])
+        """Stop the links that were not healed; on a node that is gone the agent's end did it."""
+        flapping, self._flapping = self._flapping, {}
+        await stop_all(flapping)
 
 
-def _flaps(log: Sequence[Mapping[str, Any]], phases: int) -> bool:
-    """Return whether nothing arrived in the first phase, and something in the second."""
+def _flaps(log: Sequence[FlapPhase], phases: int) -> bool:
+    """Return whether no packet arrived in the first phase, and some did in the second."""
     if len(log) < phases:
         return False
-    arrived = [[int(entry.get(key, 0)) for key in ("sent", "out", "in")] for entry in log[:phases]]
-    sent, out, back = arrived[0]
-    down = sent > 0 and out == back == 0
-    return down and all(out > 0 and back > 0 for _, out, back in arrived[1:])
+    first, *others = log[:phases]
+    down = bool(first.sent) and not first.out and not first.back
+    return down and all(phase.out and phase.back for phase in others)

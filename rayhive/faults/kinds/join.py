@@ -1,4 +1,4 @@
-"""Brings peers into a swarm that trains."""
+"""Fault ``join``: new peers join a swarm that trains."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from rayhive.faults.target import FaultTarget
 
 
 class Join(FaultKind):
-    """Starts a peer that was not there before: a late joiner, or a swarm that grows."""
+    """Starts a peer that is new to the swarm: a late joiner, or a swarm that grows."""
 
     about: ClassVar[str] = "Starts a peer that joins the swarm while it trains."
     group: ClassVar[Group] = "process"
     needs: ClassVar[tuple[str, ...]] = ()
+    joins: ClassVar[bool] = True
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Start them."""
-        lives = await asyncio.gather(*(swarm.start(peer) for peer in who))
-        return {"lives": dict(zip(who, lives, strict=True))}
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Start the peers."""
+        lives = await asyncio.gather(*(swarm.start(peer) for peer in targets))
+        return {"lives": dict(zip(targets, lives, strict=True))}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """See that each has a process that runs."""
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check that each has a running process."""
         pids = {}
-        for peer in who:
+        for peer in targets:
             states = await wait_for_states(swarm, peer, _runs, SETTLE_S, "trainer")
             pids[peer] = [pid for pid, state in states.items() if state == "running"]
         return Proof(all(pids.values()), {"pids": pids})

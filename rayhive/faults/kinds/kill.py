@@ -1,4 +1,4 @@
-"""Kills peers without a word."""
+"""Fault ``kill``: peers end without notice."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from rayhive.faults.target import FaultTarget
 
 
 class Kill(EndsPeers):
-    """SIGKILL to the whole process group of each peer, all at once."""
+    """Sends SIGKILL to the process groups of all its targets at once."""
 
     about: ClassVar[str] = "Kills all the processes of a peer at once (SIGKILL)."
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Send the signal."""
-        require_living(swarm, who)
-        for peer in who:
+        require_living(swarm, targets)
+        for peer in targets:
             swarm.expect_loss(peer)
-        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGKILL) for peer in who))
-        self._hit = dict(zip(who, hit, strict=True))
+        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGKILL) for peer in targets))
+        self._hit = dict(zip(targets, hit, strict=True))
         return {"pids": self._hit}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """See that no process is left of any of them."""
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check that no process of any target is left."""
         ok, left = True, {}
-        for peer in who:
+        for peer in targets:
             gone = all_are("gone", self._hit[peer])
             states = await wait_for_states(swarm, peer, gone, SETTLE_S)
             ok = ok and bool(self._hit[peer]) and gone(states)

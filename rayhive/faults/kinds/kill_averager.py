@@ -1,4 +1,4 @@
-"""Kills one of a peer's two averaging processes."""
+"""Fault ``kill_averager``: one of a peer's two averaging processes ends."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ class Args(ReplacedArgs):
     """Parameters of :class:`KillAverager`.
 
     Attributes:
-        which: The averager of the gradients or that of parameters and statistics.
+        which: ``gradient`` for the averager of gradients, ``state`` for that of parameters and
+            optimizer statistics.
     """
 
     which: Literal["gradient", "state"] = "gradient"
 
 
 class KillAverager(LosesChildProcess):
-    """Kills an averager, for whose answers the trainer would wait for ever."""
+    """Kills an averager, whose answers the trainer would otherwise wait for without limit."""
 
     about: ClassVar[str] = "Kills an averaging process of a peer, which has to notice and end."
     Args: ClassVar[type[Model]] = Args

@@ -1,4 +1,4 @@
-"""Kills the network daemon of a peer."""
+"""Fault ``kill_p2pd``: the network daemon of a peer ends."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rayhive.faults.target import ProcessRole
 
 
 class KillP2pd(LosesChildProcess):
-    """Kills p2pd, which nothing restarts."""
+    """Kills p2pd, which is never restarted."""
 
     about: ClassVar[str] = "Kills the network daemon of a peer, which has to notice and end."
 

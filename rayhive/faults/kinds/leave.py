@@ -1,4 +1,4 @@
-"""Has peers leave in good order."""
+"""Fault ``leave``: peers leave the swarm in an orderly way."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from rayhive.faults.kinds._process import (
 )
 from rayhive.faults.target import FaultTarget
 
-#: A peer may be in the middle of a round, which it finishes or gives up first [s].
+#: Time limit for the ``left`` event [s]: a peer first finishes or abandons its present round.
 _PATIENCE_S = 30.0
 _EXIT_S = 15.0
 
 
 class Leave(EndsPeers):
-    """Asks peers to hand over what they have and go: a swarm that shrinks."""
+    """Asks peers to hand over their samples and leave: a swarm that shrinks."""
 
     about: ClassVar[str] = "Asks a peer to hand over its samples and leave the swarm."
     needs: ClassVar[tuple[str, ...]] = ()
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Ask them."""
-        require_living(swarm, who)
-        for peer in who:
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Send the command."""
+        require_living(swarm, targets)
+        for peer in targets:
             swarm.expect_loss(peer)
-        self._left = Listening(swarm, "left", who)
-        await asyncio.gather(*(swarm.command(peer, "leave") for peer in who))
+        self._left = Listening(swarm, "left", targets)
+        await asyncio.gather(*(swarm.command(peer, "leave") for peer in targets))
         return {}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """See that each said goodbye and that nothing is left of it."""
-        seen = await asyncio.gather(*(self._look(swarm, peer) for peer in who))
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check that each peer sent ``left`` and that no process of it remains."""
+        seen = await asyncio.gather(*(self._check(swarm, peer) for peer in targets))
         ok = all(each["left"] is not None and each["gone"] for each in seen)
-        return Proof(ok, dict(zip(who, seen, strict=True)))
+        return Proof(ok, dict(zip(targets, seen, strict=True)))
 
-    async def _look(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
+    async def _check(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
         event = await self._left.heard(peer, _PATIENCE_S)
         if event is None:
             return {"left": None, "gone": False}

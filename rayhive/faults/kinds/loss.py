@@ -1,41 +1,40 @@
-"""A link loses packets."""
+"""Fault ``loss``: a link loses packets."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from pydantic import Field
 
 from rayhive.faults.kinds._link import LinkFault
-from rayhive.spec import Model
+from rayhive.faults.node_tools import LinkMeasurement
+from rayhive.spec import Link, Model
 
 
 class LossArgs(Model):
-    """Parameters.
+    """Parameters of :class:`Loss`.
 
     Attributes:
-        loss: Share of the packets that get lost, in each direction.
+        loss: Share of the packets that is lost, in each direction.
     """
 
     loss: float = Field(default=0.05, gt=0, lt=1)
 
 
 class Loss(LinkFault):
-    """Loses packets on a node's link at random."""
+    """Drops packets on a node's link at random."""
 
     about = "Some of the packets to and from a node get lost."
     key = "loss"
-    measured = "loss"
     Args = LossArgs
 
     def worse(self, value: float, present: float | None) -> bool:
-        """Return whether more gets lost than at present."""
+        """Return whether the loss is greater than the present one."""
         return value > (present or 0.0)
 
-    def proves(self, seen: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-        """Return whether the share that was lost is nearer to what was asked than to before."""
-        shares = [seen[key] for key in ("loss_up", "loss_down")]
-        if None in shares:
+    def proves(self, seen: LinkMeasurement, before: Link) -> bool:
+        """Return whether the measured loss is closer to the requested one than to the one before.
+
+        Both directions are averaged.
+        """
+        if seen.loss_up is None or seen.loss_down is None:
             return False
-        return bool(sum(shares) / 2 >= (self.args.loss + before["loss"]) / 2)
+        return (seen.loss_up + seen.loss_down) / 2 >= (float(self.args.loss) + before.loss) / 2

@@ -1,4 +1,4 @@
-"""Takes memory away from the peers of a node."""
+"""Fault ``memory_pressure``: the peers of a node have less memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pydantic import Field
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds._process import leader_of, undo
+from rayhive.faults.kinds._process import stop_all
+from rayhive.faults.node_tools import MEMORY_HOG, HeldMemory, MemorySize, ToolHandle
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
-#: What has to be in memory of what is held, for the fault to count.
+#: Share of the held memory that has to be resident for a proof.
 _RESIDENT = 0.95
 _MB = 10**6
 
@@ -31,73 +32,65 @@ class Args(Model):
 
 
 class MemoryPressure(FaultKind):
-    """A process on the node holds memory and has touched all of it, until it is healed.
+    """Holds memory on a node, all of it touched, until it is healed.
 
-    Never so much that the node keeps no reserve: a machine that swaps or kills at random would
-    not break what the plan says.
+    A reserve of the node's memory always stays free: a machine that swaps, or that ends processes
+    at random, would break more than the plan says.
     """
 
     about: ClassVar[str] = "Holds memory on a node, within what is free besides a reserve."
     group: ClassVar[Group] = "node"
     needs: ClassVar[tuple[str, ...]] = ("memory",)
-    targets: ClassVar[Literal["peer", "node"]] = "node"
+    target_type: ClassVar[Literal["peer", "node"]] = "node"
     heals: ClassVar[bool] = True
     Args: ClassVar[type[Model]] = Args
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
-        self._held: dict[str, int] = {}
+        self._held: dict[str, ToolHandle[MemorySize, HeldMemory]] = {}
 
     async def setup(self, swarm: FaultTarget) -> None:
-        """See that the memory is there, on nodes that are known before training starts.
+        """Check that the memory is free, on nodes that are known before training starts.
 
         Raises:
             RayhiveError: It is not.
         """
         for node in self.planned.who:
             if node.startswith("node-"):
-                free = await swarm.agent(node, "free_memory") // _MB
+                free = (await MEMORY_HOG.on(swarm, node, node).state()).free // _MB
                 if free < self.args.megabytes:
                     raise RayhiveError(
-                        f"{self.args.megabytes} MB can't be held on {node}: besides a reserve, "
-                        f"{free} MB are free"
+                        f"megabytes: {self.args.megabytes} must be at most {free}, the memory that "
+                        f"is free on {node} besides a reserve"
                     )
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Hold the memory, for as long as the run of a peer there lasts at most."""
-        for node in who:
-            peers = swarm.peers_on(node)
-            if not peers:
-                raise RayhiveError(f"no peer lives on {node}")
-            self._held[node] = await leader_of(swarm, peers[0])
-        size = self.args.megabytes * _MB
-        done = await asyncio.gather(
-            *(swarm.agent(node, "hold_memory", self._held[node], size) for node in who)
-        )
-        return {"held": dict(zip(who, done, strict=True))}
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Hold the memory.
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """See that it is resident."""
-        seen = await asyncio.gather(
-            *(swarm.agent(node, "memory_held", self._held[node]) for node in who)
-        )
+        Raises:
+            RayhiveError: A node has no living peer, or too little free memory.
+        """
+        for node in targets:
+            if not swarm.peers_on(node):
+                raise RayhiveError(f"no peer runs on {node}")
+        self._held = {node: MEMORY_HOG.on(swarm, node, node) for node in targets}
+        size = MemorySize(size=self.args.megabytes * _MB)
+        done = await asyncio.gather(*(hog.start(size) for hog in self._held.values()))
+        held = [{"pid": each.pid, "rss": each.rss} for each in done]
+        return {"held": dict(zip(targets, held, strict=True))}
+
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check that the memory is resident."""
+        seen = await asyncio.gather(*(self._held[node].state() for node in targets))
         enough = _RESIDENT * self.args.megabytes * _MB
-        rss = dict(zip(who, seen, strict=True))
-        return Proof(all(held >= enough for held in seen), {"rss": rss})
+        rss = {node: each.rss for node, each in zip(targets, seen, strict=True)}
+        return Proof(all(held >= enough for held in rss.values()), {"rss": rss})
 
-    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Give it back."""
-        return {"failed": await self._release(swarm)}
+    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Free the memory."""
+        held, self._held = self._held, {}
+        return {"failed": await stop_all(held)}
 
     async def teardown(self, swarm: FaultTarget) -> None:
-        """Give it back if it was never healed."""
-        await self._release(swarm)
-
-    async def _release(self, swarm: FaultTarget) -> dict[str, str]:
-        held, self._held = self._held, {}
-        failed = {}
-        for node, leader in held.items():
-            error = await undo(swarm, node, "release_memory", leader)
-            if error is not None:
-                failed[node] = error
-        return failed
+        """Free the memory if it was not healed."""
+        await self.heal(swarm, ())

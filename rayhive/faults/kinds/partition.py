@@ -1,25 +1,28 @@
-"""Some nodes can't reach others."""
+"""Fault ``partition``: some nodes cannot reach others."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kinds._process import stop_all
+from rayhive.faults.node_tools import CUT, Arrived, CutArgs, CutState, ToolHandle
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
+from rayhive.spec.fault_plan import PlannedFault
 
 
 class PartitionArgs(Model):
-    """Parameters.
+    """Parameters of :class:`Partition`.
 
     Attributes:
-        mode: ``full`` cuts each of the nodes from all others, ``one-way`` does so in one
-            direction, ``halves`` parts the nodes together from all the rest.
-        direction: Of a one-way cut: ``out`` for what the nodes send, ``in`` for what they get.
+        mode: ``full`` cuts each of the nodes from all others, ``one-way`` in one direction only,
+            ``halves`` separates the nodes as one group from all the rest.
+        direction: Direction of a one-way cut: ``out`` for packets from the nodes, ``in`` for
+            packets to them.
     """
 
     mode: Literal["full", "one-way", "halves"] = "full"
@@ -32,66 +35,74 @@ class Partition(FaultKind):
     about = "Nodes can't reach others: at all, in one direction, or across two halves."
     group = "link"
     needs = ("link",)
-    targets = "node"
+    target_type = "node"
     effect = "cut_off"
     heals = True
     Args = PartitionArgs
 
-    #: What each node was cut from; of those that are not healed yet.
-    _cuts: dict[str, list[str]]
-    _keep: list[str]
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        #: Cuts that are not healed yet, by node.
+        self._cuts: dict[str, ToolHandle[CutArgs, CutState]] = {}
 
-    async def setup(self, swarm: FaultTarget) -> None:
-        """Touch nothing."""
-        self._cuts, self._keep = {}, []
-
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Cut.
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Cut the nodes off.
 
         Raises:
-            RayhiveError: There is nobody to be cut from.
+            RayhiveError: There is no other node to cut one from.
         """
-        own = {node: str(await swarm.agent(node, "data_address")) for node in who}
-        self._keep = list(own.values()) if self.args.mode == "halves" else []
-        for node in who:
-            self._cuts[node] = []
-            given = (self.planned.id, self._keep, self._direction)
-            self._cuts[node] = list(await swarm.agent(node, "cut", *given))
-        if not all(self._cuts.values()):
+        tools = {node: CUT.on(swarm, node, self.planned.id) for node in targets}
+        keep: tuple[str, ...] = ()
+        if self.args.mode == "halves":
+            keep = tuple([(await tool.state()).address for tool in tools.values()])
+        cut_from: dict[str, list[str]] = {}
+        for node, tool in tools.items():
+            self._cuts[node] = tool
+            state = await tool.start(CutArgs(keep=keep, direction=self._direction))
+            cut_from[node] = list(state.cut_from)
+        if not all(cut_from.values()):
             raise RayhiveError("there is no node that these could be cut from")
-        return {"cut_from": dict(self._cuts), "direction": self._direction}
+        return {"cut_from": cut_from, "direction": self._direction}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """Send packets both ways between each node and each that it was cut from, or kept."""
-        own = {node: await swarm.agent(node, "data_address") for node in who}
-        steps = [(node, other) for node in who for other in self._cuts.get(node, ())]
-        kept = [(node, other) for node in who for other in self._keep if other != own[node]]
-        every = [*steps, *kept]
-        found = await asyncio.gather(*(swarm.agent(node, "reach", to) for node, to in every))
-        seen = {f"{node} {to}": each for (node, to), each in zip(every, found, strict=True)}
-        cut = [self._as_cut(each) for each in found[: len(steps)]]
-        spared = [each["out"] > 0 and each["in"] > 0 for each in found[len(steps) :]]
-        return Proof(bool(cut) and all(cut) and all(spared), {"arrived": seen})
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Send packets both ways between each node and every node that it is cut from, or keeps."""
+        found = await asyncio.gather(*(self._cuts[node].state() for node in targets))
+        states = dict(zip(targets, found, strict=True))
+        arrived = {
+            f"{node} {address}": each.model_dump(by_alias=True)
+            for node, state in states.items()
+            for address, each in state.arrived.items()
+        }
+        cut = [state.arrived[a] for state in states.values() for a in state.cut_from]
+        kept = [
+            each
+            for state in states.values()
+            for address, each in state.arrived.items()
+            if address not in state.cut_from
+        ]
+        ok = all(map(self._is_cut, cut)) and all(each.out > 0 and each.back > 0 for each in kept)
+        return Proof(bool(cut) and ok, {"arrived": arrived})
 
-    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Mend."""
+    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Mend the cuts."""
         dropped = {}
-        for node in who:
-            dropped[node] = await swarm.agent(node, "mend", self.planned.id)
-            self._cuts.pop(node, None)
+        for node in targets:
+            state = await self._cuts[node].stop()
+            dropped[node] = 0 if state is None else state.dropped
+            del self._cuts[node]
         return {"dropped_packets": dropped}
 
     async def teardown(self, swarm: FaultTarget) -> None:
-        """Mend what was not healed; the cuts of a node that is gone went with it."""
-        for node in list(getattr(self, "_cuts", {})):
-            with contextlib.suppress(RayhiveError):
-                await self.heal(swarm, [node])
+        """Mend the cuts that were not healed; the cuts of a node that is gone went with it."""
+        cuts, self._cuts = self._cuts, {}
+        await stop_all(cuts)
 
     @property
-    def _direction(self) -> str:
-        return str(self.args.direction) if self.args.mode == "one-way" else "both"
+    def _direction(self) -> Literal["out", "in", "both"]:
+        direction: Literal["out", "in"] = self.args.direction
+        return direction if self.args.mode == "one-way" else "both"
 
-    def _as_cut(self, arrived: dict[str, Any]) -> bool:
-        """Return whether packets arrived in the directions that are open, and in no other."""
-        cut = ("out", "in") if self._direction == "both" else (self._direction,)
-        return all((arrived[way] == 0) == (way in cut) for way in ("out", "in"))
+    def _is_cut(self, arrived: Arrived) -> bool:
+        """Return whether packets arrived in the open directions, and in no other."""
+        cut_out, cut_back = self._direction != "in", self._direction != "out"
+        return (arrived.out == 0) == cut_out and (arrived.back == 0) == cut_back

@@ -1,4 +1,4 @@
-"""Stops peers for a while: to the others they are a black hole."""
+"""Fault ``pause``: peers stop for a while and become a black hole to the other peers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rayhive.spec.fault_plan import PlannedFault
 
 
 class Pause(FaultKind):
-    """SIGSTOP to the process group of each peer, SIGCONT to heal.
+    """Sends SIGSTOP to the process group of each peer, and SIGCONT to heal.
 
-    Connections stay open and nothing answers, which is what a machine that swaps, or one behind
-    a dead link, looks like from the outside.
+    Connections stay open and no request is answered. A machine that swaps, or one behind a dead
+    link, looks the same from outside.
     """
 
     about: ClassVar[str] = "Stops all the processes of a peer (SIGSTOP) until it is healed."
@@ -31,18 +31,18 @@ class Pause(FaultKind):
         super().__init__(planned)
         self._stopped: list[str] = []
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Stop them."""
-        require_living(swarm, who)
-        self._stopped = list(who)
-        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGSTOP) for peer in who))
-        self._hit = dict(zip(who, hit, strict=True))
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Stop the processes."""
+        require_living(swarm, targets)
+        self._stopped = list(targets)
+        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGSTOP) for peer in targets))
+        self._hit = dict(zip(targets, hit, strict=True))
         return {"pids": self._hit}
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """See in each process's state that it is stopped."""
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check in the kernel's state of each process that it is stopped."""
         ok, seen = True, {}
-        for peer in who:
+        for peer in targets:
             hit = self._hit[peer]
 
             def stopped(states: dict[int, str], hit: list[int] = hit) -> bool:
@@ -53,20 +53,20 @@ class Pause(FaultKind):
             seen[peer] = {str(pid): states.get(pid, "gone") for pid in hit}
         return Proof(ok, {"states": seen})
 
-    async def heal(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
-        """Let them run again."""
-        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGCONT) for peer in who))
+    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Continue the processes."""
+        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGCONT) for peer in targets))
         self._stopped = []
         running = {
-            peer: await wait_for_states(swarm, peer, _none_stopped, SETTLE_S) for peer in who
+            peer: await wait_for_states(swarm, peer, _none_stopped, SETTLE_S) for peer in targets
         }
         return {
-            "pids": dict(zip(who, hit, strict=True)),
+            "pids": dict(zip(targets, hit, strict=True)),
             "running": {peer: all_are("running")(states) for peer, states in running.items()},
         }
 
     async def teardown(self, swarm: FaultTarget) -> None:
-        """Let run again what was never healed: a stopped process does not end by itself."""
+        """Continue the processes that were not healed: a stopped process does not end by itself."""
         for peer in self._stopped:
             with contextlib.suppress(RayhiveError):
                 await swarm.signal(peer, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Takes peers away as a provider takes spot instances: a notice, a deadline, the end."""
+"""Fault ``preempt``: a provider reclaims peers like spot instances, after a notice."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Args(ReplacedArgs):
     """Parameters of :class:`Preempt`.
 
     Attributes:
-        notice_s: Time between the notice and SIGTERM [s]; with 0 there is no notice.
+        notice_s: Time between the notice and SIGTERM [s]; 0 gives no notice.
         grace_s: Time between SIGTERM and SIGKILL [s].
-        drain: Announce to Ray, too, that their nodes will be gone at the deadline, so that it
-            starts nothing there any more; replacements then go elsewhere.
+        drain: Also announce to Ray that the peers' nodes will be gone at the deadline. Ray then
+            starts nothing there any more, and replacements go elsewhere.
     """
 
     notice_s: float = Field(default=15.0, ge=0)
@@ -38,10 +38,10 @@ class Args(ReplacedArgs):
 
 
 class Preempt(EndsPeers):
-    """A notice to each peer; SIGTERM at the deadline, SIGKILL after that.
+    """Notifies each peer, sends SIGTERM at the deadline and SIGKILL after the grace period.
 
-    The injection is the notice: it returns when every peer has been told. The proof waits for
-    the end of the peers, which comes at the deadline plus ``grace_s`` at the latest.
+    The injection is the notice: it returns when it has been sent to every peer. The proof waits
+    for the end of the peers, which comes at the deadline plus ``grace_s`` at the latest.
     """
 
     about: ClassVar[str] = "Tells a peer that it will be taken away, and does it at the deadline."
@@ -49,20 +49,20 @@ class Preempt(EndsPeers):
 
     @property
     def patience_s(self) -> float:
-        """The proof waits for the end."""
+        """Time limit of the proof, which waits for the peers' end [s]."""
         return float(60.0 + self.args.notice_s)
 
-    async def inject(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Give the notice."""
-        require_living(swarm, who)
-        self._notice = Notice(swarm, who, self.args.notice_s, self.args.grace_s)
+        require_living(swarm, targets)
+        self._notice = Notice(swarm, targets, self.args.notice_s, self.args.grace_s)
         await self._notice.give()
-        return {"notice_s": self.args.notice_s, "drained": await self._drain(swarm, who)}
+        return {"notice_s": self.args.notice_s, "drained": await self._drain(swarm, targets)}
 
-    async def _drain(self, swarm: FaultTarget, who: Sequence[str]) -> dict[str, str | None]:
-        """Return for each node that was drained None, or why the cluster refused."""
+    async def _drain(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, str | None]:
+        """Return None for each node that was drained, or the cluster's reason for a refusal."""
         drained: dict[str, str | None] = {}
-        for node in {swarm.node_of(peer): None for peer in who} if self.args.drain else ():
+        for node in {swarm.node_of(peer): None for peer in targets} if self.args.drain else ():
             try:
                 await swarm.drain(node, self.args.notice_s)
                 drained[node] = None
@@ -70,8 +70,8 @@ class Preempt(EndsPeers):
                 drained[node] = str(error)
         return drained
 
-    async def verify(self, swarm: FaultTarget, who: Sequence[str]) -> Proof:
-        """Wait for the end of each, by itself or by force, and see that nothing is left."""
-        seen = await asyncio.gather(*(self._notice.end(peer) for peer in who))
-        what = dict(zip(who, seen, strict=True))
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Wait for the end of each peer, enforce it, and check that nothing is left."""
+        seen = await asyncio.gather(*(self._notice.end(peer) for peer in targets))
+        what = dict(zip(targets, seen, strict=True))
         return Proof(all(each["gone"] and each["noticed"] is not False for each in seen), what)

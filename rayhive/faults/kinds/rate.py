@@ -1,20 +1,19 @@
-"""A link becomes slow."""
+"""Fault ``rate``: a link becomes slow."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from pydantic import Field
 
 from rayhive.faults.kinds._link import LinkFault
-from rayhive.spec import Model
+from rayhive.faults.node_tools import LinkMeasurement
+from rayhive.spec import Link, Model
 
+#: Measured rate, relative to the requested one, up to which the fault is proved.
 _TOLERANCE = 1.15
 
 
 class RateArgs(Model):
-    """Parameters.
+    """Parameters of :class:`Rate`.
 
     Attributes:
         rate_mbit: Rate of the link in each direction [Mbit/s].
@@ -28,20 +27,19 @@ class Rate(LinkFault):
 
     about = "A node's link becomes slow in both directions."
     key = "rate_mbit"
-    measured = "rate"
     Args = RateArgs
 
     def worse(self, value: float, present: float | None) -> bool:
         """Return whether the rate is lower than the present one."""
         return present is None or value < present
 
-    def proves(self, seen: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
-        """Return whether a stream that is faster than the rate arrives no faster than it."""
-        rates = [seen[key] for key in ("rate_up_mbit", "rate_down_mbit")]
-        return all(rate is not None and 0 < rate <= self._bound(before) for rate in rates)
+    def proves(self, seen: LinkMeasurement, before: Link) -> bool:
+        """Return whether a stream that is sent faster arrives no faster than the requested rate.
 
-    def _bound(self, before: Mapping[str, Any]) -> float:
-        """Return a rate below what the link did before [Mbit/s]."""
+        The bound is also below the mean of the requested rate and the one before.
+        """
         bound = _TOLERANCE * float(self.args.rate_mbit)
-        present = before["rate_mbit"]
-        return bound if present is None else min(bound, (self.args.rate_mbit + present) / 2)
+        if before.rate_mbit is not None:
+            bound = min(bound, (self.args.rate_mbit + before.rate_mbit) / 2)
+        rates = (seen.rate_up_mbit, seen.rate_down_mbit)
+        return all(rate is not None and 0 < rate <= bound for rate in rates)

@@ -1,30 +1,35 @@
-"""A peer whose gradient is far too large."""
+"""Fault ``scaled_gradient``: the gradient of a peer is far too large."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from rayhive.faults.kinds._in_training import InTraining, RoundsArgs
+from rayhive.faults.in_training import InTraining, RoundsArgs, TrainingPeer, measured_change
 
 
 class Scaling(RoundsArgs):
-    """Parameters of the kind.
+    """Parameters of :class:`ScaledGradient`.
 
     Attributes:
-        factor: What the gradient is multiplied by.
+        factor: Multiplier of the gradient.
     """
 
     factor: float = 1000.0
 
 
 class ScaledGradient(InTraining):
-    """Multiplies what a peer has accumulated for a round."""
+    """Multiplies a peer's accumulated gradients, as a loss that is a sum and no mean does."""
 
     about = "The gradient of a peer is multiplied, by 1000 unless said otherwise."
     Args = Scaling
 
+    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+        """Multiply by ``factor``."""
+        factor = self.args.factor
+        return measured_change(peer.gradients, lambda tensors: [t.mul_(factor) for t in tensors])
+
     def took_effect(self, what: dict[str, Any]) -> bool:
-        """Say whether the norm has grown by the factor."""
+        """Return whether the norm grew by the factor."""
         asked = abs(self.args.factor) * what["norm_before"]
         return asked > 0 and math.isclose(what["norm_after"], asked, rel_tol=1e-3)

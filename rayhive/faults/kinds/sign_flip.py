@@ -1,18 +1,22 @@
-"""A peer that climbs where the others descend."""
+"""Fault ``sign_flip``: a peer contributes the negative of its gradient."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rayhive.faults.kinds._in_training import InTraining, RoundsArgs
+from rayhive.faults.in_training import InTraining, RoundsArgs, TrainingPeer, measured_change
 
 
 class SignFlip(InTraining):
-    """Turns the sign of what a peer has accumulated for a round."""
+    """Negates a peer's accumulated gradients: it ascends the loss instead of descending."""
 
     about = "The gradient of a peer points the other way."
     Args = RoundsArgs
 
+    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+        """Negate the gradients."""
+        return measured_change(peer.gradients, lambda tensors: [t.neg_() for t in tensors])
+
     def took_effect(self, what: dict[str, Any]) -> bool:
-        """Say whether the gradient is opposite to what it was."""
+        """Return whether the gradient is opposite to its original."""
         return bool(what["cosine"] < -0.999)

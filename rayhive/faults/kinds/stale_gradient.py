@@ -1,4 +1,4 @@
-"""A peer that sends what it has sent before."""
+"""Fault ``stale_gradient``: a peer contributes the gradient of an earlier round."""
 
 from __future__ import annotations
 
@@ -6,25 +6,50 @@ from typing import Any
 
 from pydantic import Field
 
-from rayhive.faults.kinds._in_training import InTraining, RoundsArgs
+from rayhive.faults.in_training import (
+    InTraining,
+    RoundsArgs,
+    Tensors,
+    TrainingPeer,
+    measured_change,
+)
 
 
 class Staleness(RoundsArgs):
-    """Parameters of the kind.
+    """Parameters of :class:`StaleGradient`.
 
     Attributes:
-        age: How many rounds old the gradient is; older ones than the peer has are its oldest.
+        age: Age of the contributed gradient [rounds]. A peer with fewer past rounds takes its
+            oldest.
     """
 
     age: int = Field(default=5, ge=1)
 
 
 class StaleGradient(InTraining):
-    """Replaces what a peer has accumulated by what it had some rounds ago."""
+    """Replaces a peer's accumulated gradients with those of an earlier round."""
 
     about = "A peer contributes its gradient of some rounds ago."
     Args = Staleness
 
+    @property
+    def history(self) -> int:
+        """The age of the gradient."""
+        return int(self.args.age)
+
+    def act(self, peer: TrainingPeer) -> dict[str, Any] | None:
+        """Copy the old gradients over the present ones; wait if the peer has no old ones yet."""
+        found = peer.past_gradients(self.args.age)
+        if found is None:
+            return None
+        of_round, old = found
+
+        def replace(gradients: Tensors) -> None:
+            for gradient, past in zip(gradients, old, strict=True):
+                gradient.copy_(past)
+
+        return {"of_round": of_round, **measured_change(peer.gradients, replace)}
+
     def took_effect(self, what: dict[str, Any]) -> bool:
-        """Say whether it is another gradient, of an earlier round."""
+        """Return whether the gradient is another one, of an earlier round."""
         return "of_round" in what and what["cosine"] < 0.9999

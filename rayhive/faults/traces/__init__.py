@@ -1,7 +1,7 @@
-"""Traces of what a cloud gave and took away; one file and one line for each format.
+"""Formats of cloud availability traces, one file and one line each.
 
-A format recognises a text and turns every row of it into a :class:`~.trace.Record`;
-:func:`~.trace.read_trace` does the rest.
+A format recognises a text and parses each row into a :class:`~.trace.Record`.
+:func:`~.trace.read_trace` assembles the trace.
 """
 
 from __future__ import annotations

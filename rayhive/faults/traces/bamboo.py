@@ -1,4 +1,4 @@
-"""The format of Bamboo's traces: one node that comes or goes in each row."""
+"""Format of Bamboo's traces: each row adds or removes one node."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Bamboo(TraceFormat):
 
     @classmethod
     def recognises(cls, text: str) -> bool:
-        """Say whether any of the first rows is one."""
+        """Return whether one of the first 20 rows matches."""
         first = text.splitlines()[:20]
         return any(_ROW.fullmatch(line.strip()) for line in first)
 
     @classmethod
     def records(cls, text: str) -> Iterator[Record | RowError]:
-        """Yield what each row says."""
+        """Yield the record of each row."""
         for number, line in numbered_lines(text):
             found = _ROW.fullmatch(line)
             if found is not None:

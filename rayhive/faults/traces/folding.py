@@ -1,4 +1,4 @@
-"""From a trace of many nodes to the few of a swarm: compressed in time, folded in number."""
+"""Folding of a trace of many nodes onto the few of a swarm, with compressed time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Level:
     """One instant of a folded trace.
 
     Attributes:
-        t_s: When, in the run [s].
-        gone: Slots that go, before any comes.
-        come: Slots that come.
-        live: Slots that live afterwards.
+        t_s: Time in the run [s].
+        gone: Number of replicas that go, before any comes.
+        come: Number of replicas that come.
+        live: Number of live replicas afterwards.
     """
 
     t_s: float
@@ -30,30 +30,30 @@ class Level:
 
 def fold(
     trace: Trace,
-    slots: int,
+    replicas: int,
     start_s: float,
     length_s: float,
     compression: float,
     scale: Scale = "peak",
 ) -> Iterator[Level]:
-    """Fold a window of a trace onto slots.
+    """Fold a window of a trace onto replicas.
 
-    With L live nodes, ``max(1, round(slots · L / base))`` slots live (halves up): the fraction of
-    live nodes is kept as far as whole slots can, and somebody survives. In an instant in which
-    nodes go and come, slots go down to what the nodes that stayed stand for, and come after that.
+    L live nodes give ``max(1, round(replicas · L / base))`` live replicas (halves up): the fraction
+    of live nodes is kept as far as integers allow, and one replica always lives. At an instant with
+    removals and additions, replicas first go down to the number for the nodes that stayed.
 
     Args:
         trace: The trace.
-        slots: Peers or nodes that start together.
-        start_s: Where the window begins [s of the trace].
-        length_s: How long it is [s of the trace]; both ends belong to it.
-        compression: Seconds of the trace in a second of the run.
-        scale: What stands for all slots: the most nodes that lived in the window, or as many as
-            lived when it began; then more slots than that may live.
+        replicas: Peers or nodes that start together.
+        start_s: Begin of the window [s of the trace].
+        length_s: Length of the window [s of the trace]; both ends belong to it.
+        compression: Seconds of the trace in one second of the run.
+        scale: The ``base``: ``peak`` is the most live nodes in the window, ``start`` the number at
+            its begin; with ``start`` the count may exceed ``replicas``.
 
     Yields:
-        Every instant at which a slot goes or comes; the first, at 0 s, brings the slots to what
-        the beginning of the window stands for.
+        Every instant at which the number changes; the first, at 0 s, sets the number for the begin
+        of the window.
     """
     end_s = start_s + length_s
     inside = [step for step in trace.steps if start_s < step.t_s <= end_s]
@@ -62,15 +62,15 @@ def fold(
     if base == 0:
         return
 
-    def slots_of(live: int) -> int:
-        return max(1, (2 * slots * live + base) // (2 * base))
+    def replicas_of(live: int) -> int:
+        return max(1, (2 * replicas * live + base) // (2 * base))
 
-    live_nodes, live = first, slots_of(first)
-    if live < slots:
-        yield Level(0.0, slots - live, 0, live)
+    live_nodes, live = first, replicas_of(first)
+    if live < replicas:
+        yield Level(0.0, replicas - live, 0, live)
     for step in inside:
-        low = min(live, slots_of(max(0, live_nodes - step.removed)))
-        after = slots_of(step.live)
+        low = min(live, replicas_of(max(0, live_nodes - step.removed)))
+        after = replicas_of(step.live)
         low = min(low, after)
         if low < live or after > low:
             t_s = round((step.t_s - start_s) / compression, 3)

@@ -1,4 +1,4 @@
-"""Rows of live counts, as they are recorded on Google Cloud: no names, only how many."""
+"""Format of traces from Google Cloud: each row is a time and the number of live nodes."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class LiveCounts(TraceFormat):
 
     @classmethod
     def recognises(cls, text: str) -> bool:
-        """Say whether any of the first rows is one."""
+        """Return whether one of the first 20 rows matches."""
         return any(_ROW.fullmatch(line.strip()) for line in text.splitlines()[:20])
 
     @classmethod
     def records(cls, text: str) -> Iterator[Record | RowError]:
-        """Yield what each row says."""
+        """Yield the record of each row."""
         for number, line in numbered_lines(text):
             found = _ROW.fullmatch(line)
             if found is not None:
                 try:
                     moment = datetime.fromisoformat(f"{found[1]}T{found[2].zfill(8)}")
                 except ValueError as error:
-                    yield RowError(number, line, f"a date and a time that exist ({error})")
+                    yield RowError(number, line, f"an existing date and time ({error})")
                     continue
-                # Any zone does: only differences count, and the rows all have the same one.
+                # Any time zone works: only differences matter, and all rows have the same zone.
                 seconds = moment.replace(tzinfo=timezone.utc).timestamp()
                 yield Record(number, seconds, live=int(found[3]))
             elif not line:

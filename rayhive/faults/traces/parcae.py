@@ -1,4 +1,4 @@
-"""The format of Parcae's traces: a minute in each row, with all nodes that come or go in it."""
+"""Format of Parcae's traces: each row is a minute with all nodes added or removed in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rayhive.faults.traces.trace import MOST_S, Record, RowError, TraceFormat, numbered_lines
 
-#: Operations that change no node: a strategy of theirs moves work between nodes.
+#: Operations without nodes: Parcae also records the migration of work between nodes.
 _IDLE = ("no-op", "migration")
 _ALLOWED = '[t_ms, "add|remove|no-op|migration", {"nodes": [NODE, ...]}]'
 
@@ -20,12 +20,12 @@ class Parcae(TraceFormat):
 
     @classmethod
     def recognises(cls, text: str) -> bool:
-        """Say whether any of the first rows is one."""
+        """Return whether one of the first 20 rows matches."""
         return any(isinstance(_read(line), tuple) for line in text.splitlines()[:20])
 
     @classmethod
     def records(cls, text: str) -> Iterator[Record | RowError]:
-        """Yield what each row says."""
+        """Yield the record of each row."""
         for number, line in numbered_lines(text):
             found = _read(line)
             if not line:

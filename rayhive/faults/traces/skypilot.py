@@ -1,4 +1,4 @@
-"""The format of SkyPilot: live counts at equal distances; a row is an entry of ``data``."""
+"""Format of SkyPilot's traces: live counts at equal intervals; a row is an entry of ``data``."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SkyPilot(TraceFormat):
 
     @classmethod
     def recognises(cls, text: str) -> bool:
-        """Say whether it is an object with ``data``."""
+        """Return whether the text is an object with ``data``."""
         found = _read(text)
         return isinstance(found, dict) and "data" in found
 
     @classmethod
     def records(cls, text: str) -> Iterator[Record | RowError]:
-        """Yield what each entry of ``data`` says."""
+        """Yield the record of each entry of ``data``."""
         found = _read(text)
         metadata = found.get("metadata") if isinstance(found, dict) else None
         gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
@@ -36,7 +36,7 @@ class SkyPilot(TraceFormat):
             return
         for number, count in enumerate(data, start=1):
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                yield RowError(number, count, "a live count, a whole number from 0")
+                yield RowError(number, count, "a live count, an integer of at least 0")
             else:
                 yield Record(number, (number - 1) * float(gap), live=count)
 

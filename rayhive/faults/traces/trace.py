@@ -1,4 +1,4 @@
-"""From the rows of any format to live nodes over time; no row is dropped without a word."""
+"""Assembly of a trace from the rows of any format. Every skipped row is reported."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import ClassVar
 from rayhive.errors import ConfigError, Problem, nearest
 from rayhive.faults.traces import TRACE_FORMATS
 
-#: Problems of one file that are told; beyond them it is another format, or no trace.
-TOLD = 20
-#: Greatest time and count of a row; beyond them it is a slip, or becomes infinite.
+#: Problems of one file that are listed; more mean another format, or no trace.
+LISTED = 20
+#: Greatest time [s] and count of a row; larger values are typing errors, or overflow.
 MOST_S = 1e10
 MOST_NODES = 10**9
 #: Traces that come with rayhive.
@@ -23,15 +23,15 @@ SHIPPED = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class Record:
-    """What one row says.
+    """Content of one row.
 
     Attributes:
-        row: Its number in the file, from 1.
-        t_s: When [s], on the clock of the file.
-        added: Nodes that came; their names.
-        removed: Nodes that went.
-        live: Nodes that live from then on, in formats that count and don't name.
-        skipped: Why the row says nothing, for one that is no mistake either.
+        row: Number of the row in the file, from 1.
+        t_s: Time on the clock of the file [s].
+        added: Names of the added nodes.
+        removed: Names of the removed nodes.
+        live: Number of live nodes from then on, in formats without names.
+        skipped: Reason why a valid row has no content.
     """
 
     row: int
@@ -44,14 +44,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Step:
-    """All that changed in one instant.
+    """All changes of one instant.
 
     Attributes:
-        t_s: When [s]; the first instant of a trace is 0.
-        added: Nodes that came.
-        removed: Nodes that went.
-        live: Nodes that live afterwards.
-        rows: Numbers of the rows that say so.
+        t_s: Time since the first instant [s].
+        added: Number of added nodes.
+        removed: Number of removed nodes.
+        live: Number of live nodes afterwards.
+        rows: Numbers of the rows of this instant.
     """
 
     t_s: float
@@ -68,9 +68,9 @@ class Trace:
     Attributes:
         source: The file.
         format: Name of its format.
-        steps: Every instant that a row is about, in order of time.
-        skipped: Row number -> why it says nothing (blank, a header).
-        warnings: What is odd about the file; each names its rows.
+        steps: Every instant with a row, in order of time.
+        skipped: Row number -> reason why the row has no content (blank, a header).
+        warnings: Irregularities of the file, each with its rows.
     """
 
     source: str
@@ -81,12 +81,12 @@ class Trace:
 
     @property
     def peak(self) -> int:
-        """Most nodes that lived at once."""
+        """Greatest number of live nodes."""
         return max(step.live for step in self.steps)
 
     @property
     def peak_s(self) -> float:
-        """When most nodes lived for the first time [s]."""
+        """First time with the greatest number of live nodes [s]."""
         return max(self.steps, key=lambda step: step.live).t_s  # the first of several
 
     @property
@@ -95,17 +95,17 @@ class Trace:
         return self.steps[-1].t_s
 
     def live_at(self, t_s: float) -> int:
-        """Return the number of nodes that live at a time [s]."""
+        """Return the number of live nodes at a time [s]."""
         return next((step.live for step in reversed(self.steps) if step.t_s <= t_s), 0)
 
 
 class RowError(ValueError):
-    """A row that cannot be read.
+    """Invalid row.
 
     Args:
-        row: Its number, from 1.
-        value: What it holds.
-        allowed: What it should be.
+        row: Number of the row, from 1.
+        value: Its content.
+        allowed: The allowed content, in words.
     """
 
     def __init__(self, row: int, value: object, allowed: str) -> None:
@@ -117,8 +117,8 @@ class TraceFormat(ABC):
     """One format of traces.
 
     Attributes:
-        about: What a row looks like.
-        names: Whether rows name nodes; if not, they count them.
+        about: Description of a row.
+        names: Whether rows name nodes; otherwise they count them.
     """
 
     about: ClassVar[str]
@@ -127,12 +127,12 @@ class TraceFormat(ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, text: str) -> bool:
-        """Say whether a text looks like this format."""
+        """Return whether a text is in this format."""
 
     @classmethod
     @abstractmethod
     def records(cls, text: str) -> Iterator[Record | RowError]:
-        """Yield what each row says, or why it can't be read."""
+        """Yield the record of each row, or the error of an invalid one."""
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -143,14 +143,14 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 def read_trace(path: str | Path, format: str | None = None) -> Trace:
     """Read a trace.
 
-    Rows out of order are sorted by their time, with a warning that names them.
+    Rows out of order are sorted by time, with a warning that names them.
 
     Args:
         path: The file.
-        format: A registered format; by default it is recognised by the content.
+        format: A registered format; None recognises it by the content.
 
     Raises:
-        ConfigError: The file or rows of it cannot be read, or contradict each other.
+        ConfigError: The file or a row is invalid, or rows contradict each other.
     """
     file = Path(path)
     try:
@@ -174,11 +174,11 @@ def read_trace(path: str | Path, format: str | None = None) -> Trace:
 
 
 def find_trace(file: str, folder: Path) -> Path:
-    """Return the path of a trace: from a folder, or else one that comes with rayhive.
+    """Return the path of a trace in a folder, or else of one that comes with rayhive.
 
     Args:
         file: A path, or the name of one that comes with rayhive.
-        folder: What a relative path starts from.
+        folder: Base of a relative path.
     """
     given = folder / file
     shipped = [item for item in SHIPPED.glob("*/*") if item.name == file]
@@ -190,7 +190,7 @@ def _shipped_like(file: Path) -> str | None:
 
 
 def recognise(text: str) -> str | None:
-    """Return the name of the format that a text is in."""
+    """Return the name of the format of a text; None if no format recognises it."""
     for name, reader in TRACE_FORMATS.items():
         if reader.recognises(text):
             return name
@@ -200,16 +200,16 @@ def recognise(text: str) -> str | None:
 def assemble(
     source: str, name: str, reader: type[TraceFormat], rows: Sequence[Record | RowError]
 ) -> Trace:
-    """Return the trace that rows make.
+    """Assemble a trace from its rows.
 
     Args:
         source: The file, for messages.
         name: Name of its format.
         reader: The format.
-        rows: What the format says of each row.
+        rows: Record or error of each row.
 
     Raises:
-        ConfigError: With every row that cannot be read or contradicts another.
+        ConfigError: A row is invalid or contradicts another; lists every problem.
     """
     rows = [_bounded(row) for row in rows]
     errors = [row for row in rows if isinstance(row, RowError)]
@@ -225,11 +225,11 @@ def assemble(
         counts = _named(records, problems) if reader.names else _counted(records, warnings)
         steps = list(counts)
     if not problems and not any(step.live for step in steps):
-        problems.append(Problem("file", source, "a trace in which a node lives"))
+        problems.append(Problem("file", source, "a trace with a live node"))
     if problems:
-        more = len(problems) - TOLD
+        more = len(problems) - LISTED
         if more > 0:
-            problems[TOLD:] = [Problem("file", source, f"mended: {more} more rows are wrong")]
+            problems[LISTED:] = [Problem("file", source, f"without {more} more invalid rows")]
         raise ConfigError(problems, source)
     start = steps[0].t_s
     return Trace(
@@ -248,7 +248,7 @@ def assemble(
 
 
 def _bounded(row: Record | RowError) -> Record | RowError:
-    """Return a row, or what is wrong with it if its numbers are beyond all traces."""
+    """Return the row, or an error if its numbers are out of range."""
     if isinstance(row, RowError):
         return row
     if not abs(row.t_s) <= MOST_S:
@@ -267,7 +267,7 @@ def _late(records: Iterable[Record]) -> Iterator[int]:
 
 
 def _named(records: Sequence[Record], problems: list[Problem]) -> Iterator[Step]:
-    """Follow the nodes by name; in one instant they come before they go."""
+    """Yield the steps of a trace with names; within an instant additions precede removals."""
     living: dict[str, int] = {}
     for t_s, group in groupby(records, key=lambda record: record.t_s):
         rows = list(group)
@@ -275,27 +275,27 @@ def _named(records: Sequence[Record], problems: list[Problem]) -> Iterator[Step]
         for record in rows:
             for node in record.added:
                 if node in living:
-                    before = f"a node that does not live; row {living[node]} added it"
+                    before = f"a node that is not live; row {living[node]} added it"
                     problems.append(Problem(f"row {record.row}", node, before))
                 living[node] = record.row
                 added += 1
         for record in rows:
             for node in record.removed:
                 if living.pop(node, None) is None:
-                    problems.append(Problem(f"row {record.row}", node, "a node that lives"))
+                    problems.append(Problem(f"row {record.row}", node, "a live node"))
                 removed += 1
         yield Step(t_s, added, removed, len(living), tuple(record.row for record in rows))
 
 
 def _counted(records: Sequence[Record], warnings: list[str]) -> Iterator[Step]:
-    """Follow the count; of several at one time the last in the file holds."""
+    """Yield the steps of a trace of counts; the last row of an instant in the file counts."""
     before = 0
     for t_s, group in groupby(records, key=lambda record: record.t_s):
         rows = list(group)
         live = rows[-1].live or 0
         if any(record.live != live for record in rows):
             numbers = [record.row for record in rows]
-            warnings.append(f"{_rows(numbers)} are about one moment; row {numbers[-1]} holds")
+            warnings.append(f"{_rows(numbers)} have the same time; row {numbers[-1]} counts")
         yield Step(
             t_s,
             max(0, live - before),

@@ -1,0 +1,179 @@
+"""Data link of a node of a testbed: shaping, cuts, probes and counters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from rayhive.cluster.testbed.config import NODE_VARIABLE, TESTBED_VARIABLE
+from rayhive.errors import ClusterError
+from rayhive.faults.node_tools import Arrived, LinkChange
+from rayhive.spec import Link
+
+if TYPE_CHECKING:
+    from rayhive.cluster.testbed.link_probe import Measured
+    from rayhive.cluster.testbed.state import NodeState, TestbedState
+    from rayhive.cluster.testbed.veth import Veth
+
+#: Directions of a cut: packets from the node, packets to it, or both.
+DIRECTIONS = ("out", "in", "both")
+
+T = TypeVar("T")
+
+
+class NodeLink:
+    """The link of one node that has an interface of its own.
+
+    Only the data plane, which peers use, is changed. Ray's plane stays as it is, so that the agent
+    can still be reached to restore the link. Every method but :attr:`exists` raises
+    :class:`rayhive.errors.ClusterError` on a node outside a testbed.
+
+    Args:
+        folder: The testbed's folder; by default that of this process's environment.
+        number: The node's number in the testbed; by default that of the environment.
+    """
+
+    def __init__(self, folder: str | None = None, number: int | None = None) -> None:
+        variable = os.environ.get(NODE_VARIABLE)
+        self._folder = os.environ.get(TESTBED_VARIABLE) if folder is None else folder
+        self._number = int(variable) if number is None and variable is not None else number
+
+    @property
+    def exists(self) -> bool:
+        """Whether the node has a link of its own."""
+        return self._folder is not None and self._number is not None
+
+    async def address(self) -> str:
+        """Return the node's address on the data plane."""
+        return (await self._known())[1].data_address
+
+    async def neighbours(self) -> list[str]:
+        """Return the data addresses of the testbed's other nodes."""
+        state, node = await self._known()
+        return [other.data_address for other in state.nodes if other.index != node.index]
+
+    async def now(self) -> Link:
+        """Return the present setting."""
+        return await self._with_veth(lambda veth: veth.now)
+
+    async def change(self, to: LinkChange) -> Link:
+        """Change the link in both directions; return the setting before."""
+        given = to.model_dump(exclude_none=True)
+        return await self._with_veth(lambda veth: veth.update(**given)[0])
+
+    async def restore(self, *keys: str) -> Link:
+        """Restore the link's setting in the testbed's configuration.
+
+        Args:
+            keys: Fields of :class:`rayhive.spec.Link`; without any, all fields are restored.
+
+        Returns:
+            The setting afterwards.
+        """
+        _, node = await self._known()
+        made = node.link.model_dump()
+        given = {key: made[key] for key in keys or made}
+        return await self._with_veth(lambda veth: veth.update(**given)[1])
+
+    async def counters(self) -> dict[str, int]:
+        """Return the bytes and packets that passed the node's data interface, and the drops."""
+        return await self._with_veth(lambda veth: veth.counters())
+
+    async def measure(self, *what: str) -> Measured:
+        """Measure the link to the switch. Traffic of peers takes its share meanwhile.
+
+        Args:
+            what: Any of ``rate``, ``rtt`` and ``loss``; without any, all are measured.
+        """
+        from rayhive.cluster.testbed.link_probe import measure_link
+        from rayhive.cluster.testbed.veth import Veth
+
+        state, node = await self._known()
+        return await asyncio.to_thread(measure_link, state, node, Veth(state, node).now, what)
+
+    async def cut(self, name: str, keep: Sequence[str] = (), direction: str = "both") -> list[str]:
+        """Cut the node from other nodes, established connections included.
+
+        Args:
+            name: Name of the cut; a cut of this name on this node is replaced.
+            keep: Data addresses that stay reachable in both directions.
+            direction: One of :data:`DIRECTIONS`.
+
+        Returns:
+            The addresses that the node was cut from.
+        """
+        from rayhive.cluster.testbed import firewall
+
+        if direction not in DIRECTIONS:
+            raise ClusterError(f"direction: {direction!r} must be one of {', '.join(DIRECTIONS)}")
+        state, node = await self._known()
+        others = [address for address in await self.neighbours() if address not in keep]
+        here = node.data_address
+        pairs = [(here, other) for other in others if direction != "in"]
+        pairs += [(other, here) for other in others if direction != "out"]
+        await asyncio.to_thread(firewall.cut, state.switch, _chain(node, name), pairs)
+        return others
+
+    async def mend(self, name: str) -> int:
+        """Undo a cut, if there is one of this name; return the packets that it dropped."""
+        from rayhive.cluster.testbed import firewall
+
+        state, node = await self._known()
+        return await asyncio.to_thread(firewall.mend, state.switch, _chain(node, name))
+
+    async def mend_all(self) -> None:
+        """Undo every cut of the node."""
+        from rayhive.cluster.testbed import firewall
+
+        state, node = await self._known()
+        for chain in await asyncio.to_thread(firewall.cuts, state.switch):
+            if chain.startswith(_chain(node, "")):
+                await asyncio.to_thread(firewall.mend, state.switch, chain)
+
+    async def reach(self, address: str, count: int = 10, patience_s: float = 1.0) -> Arrived:
+        """Send probe packets to another node's data address, and from there to this node.
+
+        Args:
+            address: Data address of the other node.
+            count: Packets in each direction.
+            patience_s: Time limit for the last packet, besides the delay of the links [s].
+        """
+        from rayhive.cluster.testbed.link_probe import path
+        from rayhive.cluster.testbed.veth import Veth
+
+        state, node = await self._known()
+        other = next((each for each in state.nodes if each.data_address == address), None)
+        if other is None:
+            raise ClusterError(f"address: {address} must be a data address of the testbed")
+
+        def send() -> tuple[int, int]:
+            with path(state, node, other) as ends:
+                slow = sum(Veth(state, each).now.delay_ms for each in (node, other))
+                return ends.reach(count, patience_s + slow / 1e3)
+
+        out, back = await asyncio.to_thread(send)
+        return Arrived(sent=count, out=out, back=back)
+
+    async def _known(self) -> tuple[TestbedState, NodeState]:
+        """Return the testbed and the node."""
+        if self._folder is None or self._number is None:
+            raise ClusterError(
+                "this node has no link of its own that could be changed: links are those of a "
+                "testbed's nodes (rayhive testbed up)"
+            )
+        from rayhive.cluster.testbed.state import load
+
+        state = await asyncio.to_thread(load, self._folder)
+        return state, state.node(self._number)
+
+    async def _with_veth(self, do: Callable[[Veth], T]) -> T:
+        from rayhive.cluster.testbed.veth import Veth
+
+        state, node = await self._known()
+        return await asyncio.to_thread(lambda: do(Veth(state, node)))
+
+
+def _chain(node: NodeState, name: str) -> str:
+    return f"{node.index}-{name}"

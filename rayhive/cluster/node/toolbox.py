@@ -1,0 +1,112 @@
+"""Tools in use on a node, by run, tool and subject."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.runs import Runs
+from rayhive.cluster.node.tools import NODE_TOOLS
+from rayhive.cluster.node.tools.base import Site, Tool
+from rayhive.errors import ClusterError
+from rayhive.faults.node_tools import Verb
+
+_Key = tuple[str, str, str]
+
+
+class Toolbox:
+    """The started tools of a node.
+
+    A tool stays started until it is stopped, its run is released, or the agent ends.
+
+    Args:
+        runs: Runs on the node.
+        link: The node's data link.
+    """
+
+    def __init__(self, runs: Runs, link: NodeLink) -> None:
+        self._runs, self._link = runs, link
+        self._started: dict[_Key, Tool[Any, Any]] = {}
+
+    def in_use(self) -> list[_Key]:
+        """Return run, tool name and subject of every started tool."""
+        return sorted(self._started)
+
+    async def use(
+        self,
+        run_id: str,
+        name: str,
+        subject: str,
+        verb: Verb,
+        args: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any] | None:
+        """Call one operation of a tool.
+
+        Args:
+            run_id: Run on whose behalf.
+            name: Registered name of the tool.
+            subject: Object that the tool acts on.
+            verb: The operation.
+            args: Arguments of ``start``, as JSON.
+
+        Returns:
+            The state as JSON; ``stop`` may return None.
+
+        Raises:
+            ClusterError: The run is not on this node, or the tool refuses.
+        """
+        if run_id not in self._runs:
+            raise ClusterError(f"{run_id} is not on this node")
+        offered, key = NODE_TOOLS.get(name), (run_id, name, subject)
+        tool = self._started.get(key)
+        if tool is None and verb == "stop":
+            return None
+        if tool is None:
+            tool = offered.implementation(Site(self._runs, run_id, subject, self._link))
+        if verb == "start":
+            state = await self._start(key, tool, offered.interface.args.model_validate(args))
+        elif verb == "state":
+            state = await tool.state()
+        else:
+            state = await self._stop(key, tool)
+        return None if state is None else dict(state.model_dump(mode="json", by_alias=True))
+
+    async def _start(self, key: _Key, tool: Tool[Any, Any], args: Any) -> Any:
+        again = key in self._started
+        self._started[key] = tool
+        try:
+            state = await tool.start(args)
+        except BaseException:
+            if not again and self._started.get(key) is tool:
+                del self._started[key]
+            raise
+        if self._started.get(key) is not tool:
+            await self._undo(tool)
+            raise ClusterError(f"{key[0]} was cleared while {key[1]} was started")
+        return state
+
+    async def _stop(self, key: _Key, tool: Tool[Any, Any]) -> Any:
+        try:
+            state = await tool.stop()
+        except OSError as error:
+            raise ClusterError(f"{key[1]} can't be undone: {error}") from error
+        self._started.pop(key, None)
+        return state
+
+    async def release(self, run_id: str) -> None:
+        """Stop all tools of a run, before its folder is removed."""
+        for key in [key for key in self._started if key[0] == run_id]:
+            await self._undo(self._started.pop(key))
+
+    @staticmethod
+    async def _undo(tool: Tool[Any, Any]) -> None:
+        with contextlib.suppress(OSError, ClusterError):
+            await tool.stop()
+
+    async def recover(self) -> None:
+        """Undo effects that a dead agent left on the node; without runs only."""
+        for _, offered in NODE_TOOLS.items():
+            with contextlib.suppress(OSError):
+                await offered.implementation.recover(self._link)

@@ -1,0 +1,177 @@
+"""Base of the faults that a peer's training process executes itself.
+
+Such a kind runs in two places. In the peer process :meth:`InTraining.act` changes gradients, state
+or clock in the planned round; :mod:`rayhive.peer.fault_injection` calls it and reports the result
+as a ``sabotaged`` event. In the supervisor, ``inject`` waits for that event and ``verify`` passes
+the reported measurements to :meth:`InTraining.took_effect`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+from pydantic import Field
+
+from rayhive.errors import RayhiveError
+from rayhive.events import Event
+from rayhive.faults.kind import FaultKind, Group, Proof
+from rayhive.faults.target import FaultTarget
+from rayhive.spec import Model
+from rayhive.spec.fault_plan import PlannedFault
+
+if TYPE_CHECKING:
+    import torch
+
+Tensors: TypeAlias = "Sequence[torch.Tensor]"
+
+#: Longest wait for a peer's report once the fault is due [s]; its round has to end first.
+REPORT_S = 60.0
+#: Longer than any replicate [s].
+_EVER = 10 * 365 * 24 * 3600.0
+
+
+class TrainingPeer(Protocol):
+    """The training process of a peer, just before its gradients enter a round's all-reduce."""
+
+    @property
+    def gradients(self) -> Tensors:
+        """Accumulated gradients of the round, one tensor a parameter; changed in place."""
+
+    def past_gradients(self, age: int) -> tuple[int, Tensors] | None:
+        """Return the gradients of ``age`` rounds ago, or the oldest ones that are kept.
+
+        Returns:
+            Their round, and the tensors in the scale of :attr:`gradients`; None before the second
+            round of the peer.
+        """
+
+    def skew_clock(self, seconds: float) -> dict[str, float]:
+        """Set the offset of the peer's DHT clock.
+
+        Returns:
+            ``off_before_s`` and ``off_after_s``, measured [s].
+        """
+
+    def change_served_state(self, change: Callable[[Tensors], Tensors]) -> None:
+        """Pass every state that the peer serves to joiners through ``change`` from now on."""
+
+
+class RoundsArgs(Model):
+    """Parameters of a fault in gradients.
+
+    Attributes:
+        rounds: Number of rounds, beginning with the planned one.
+    """
+
+    rounds: int = Field(default=1, ge=1)
+
+
+class InTraining(FaultKind):
+    """A fault that a peer's training process executes itself."""
+
+    group: ClassVar[Group] = "training"
+    needs: ClassVar[tuple[str, ...]] = ()
+    in_training: ClassVar[bool] = True
+
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        self._reports: dict[str, asyncio.Task[Event | None]] = {}
+        self._last: dict[str, asyncio.Task[Event | None]] = {}
+        self._seen: list[Event] = []
+
+    @abstractmethod
+    def act(self, peer: TrainingPeer) -> dict[str, Any] | None:
+        """Execute the fault in the peer's training process; called once in each of its rounds.
+
+        Returns:
+            Measurements for the ``sabotaged`` event, on which :meth:`took_effect` decides; None if
+            the fault has to wait for the next round.
+        """
+
+    @abstractmethod
+    def took_effect(self, what: dict[str, Any]) -> bool:
+        """Return whether the measurements that :meth:`act` returned show the fault."""
+
+    @property
+    def history(self) -> int:
+        """Past rounds whose gradients :meth:`act` needs."""
+        return 0
+
+    @property
+    def patience_s(self) -> float:
+        """No limit: the proof waits for the last of the rounds."""
+        return _EVER
+
+    async def setup(self, swarm: FaultTarget) -> None:
+        """Begin to listen for reports; past events do not count."""
+
+        def reports(count: int) -> dict[str, asyncio.Task[Event | None]]:
+            fault = self.planned.id
+            return {
+                peer: asyncio.ensure_future(
+                    swarm.event("sabotaged", peer, _EVER, count=count, fault=fault)
+                )
+                for peer in self.planned.who
+            }
+
+        self._reports, self._last = reports(1), reports(self.args.rounds)
+        await asyncio.sleep(0)  # the tasks begin to listen
+
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Wait until every peer has reported its first round.
+
+        Raises:
+            RayhiveError: A report did not come in time.
+        """
+        _, late = await asyncio.wait(self._reports.values(), timeout=REPORT_S)
+        silent = [peer for peer, report in self._reports.items() if report in late]
+        if silent:
+            raise RayhiveError(f"no report from {', '.join(silent)} within {REPORT_S:.0f} s")
+        events = [report.result() for report in self._reports.values()]
+        self._seen = [event for event in events if event is not None]
+        return {"sabotaged": [{"round": e["round"], **e["what"]} for e in self._seen]}
+
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check the peers' measurements of the first and the last round."""
+        last = [event for event in await asyncio.gather(*self._last.values()) if event is not None]
+        whats = [event["what"] for event in last]
+        both = [*(event["what"] for event in self._seen), *whats]
+        ok = len(both) == 2 * len(self.planned.who) and all(map(self.took_effect, both))
+        return Proof(ok, {"sabotaged": whats, "rounds": self.args.rounds})
+
+    async def teardown(self, swarm: FaultTarget) -> None:
+        """Stop listening."""
+        for report in [*self._reports.values(), *self._last.values()]:
+            report.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await report
+
+
+def measured_change(gradients: Tensors, change: Callable[[Tensors], object]) -> dict[str, float]:
+    """Change gradients in place and return the measurements of :func:`compare`."""
+    before = [gradient.detach().clone() for gradient in gradients]
+    change(gradients)
+    return compare(before, gradients)
+
+
+def compare(before: Tensors, after: Tensors) -> dict[str, float]:
+    """Compare tensors, as one vector, before and after a change; integer tensors are left out.
+
+    Returns:
+        ``norm_before``, ``norm_after``, and the ``cosine`` between the two; 0 for a zero vector.
+    """
+    pairs = [
+        (a.double().flatten(), b.double().flatten())
+        for a, b in zip(before, after, strict=True)
+        if a.is_floating_point()
+    ]
+    norms = [math.sqrt(sum(float(pair[side] @ pair[side]) for pair in pairs)) for side in (0, 1)]
+    product = norms[0] * norms[1]
+    dot = sum(float(a @ b) for a, b in pairs)
+    cosine = dot / product if product else 0.0
+    return {"norm_before": norms[0], "norm_after": norms[1], "cosine": cosine}
