@@ -101,7 +101,7 @@ def test_a_scenario_is_run_with_its_own_study_unless_told_otherwise(tmp_path: Pa
     }
     file.write_text(yaml.safe_dump(given))
     chaos = load_scenario("chaos")
-    own = scenario_config(chaos, "chaos", file, ["scenario_args.chaos.faults=4"], peers=6)
+    own = scenario_config("chaos", file, ["scenario_args.chaos.faults=4"], peers=6)
     assert (own.name, own.workload.name, own.scenarios) == ("other", "source_lm", ("chaos",))
     assert (own.swarm.peers, own.swarm.target_batch_size) == (6, 512)
     assert (own.budget.trials, own.budget.seconds_per_replicate) == (1, chaos.seconds)
@@ -109,7 +109,7 @@ def test_a_scenario_is_run_with_its_own_study_unless_told_otherwise(tmp_path: Pa
     assert [item.codec for item in own.enqueue] == ["float16"]
     assert own.scenario_args == {"chaos": {"faults": 4}}
     with pytest.raises(ConfigError, match=r"2 problems") as caught:
-        scenario_config(chaos, "chaos", file, ["swarm.peeers=3", "budget.seconds=2"])
+        scenario_config("chaos", file, ["swarm.peeers=3", "budget.seconds=2"])
     assert {problem.key for problem in caught.value.problems} == {"swarm.peeers", "budget.seconds"}
 
 
@@ -159,7 +159,7 @@ def test_ones_own_scenario_is_found_by_its_path(tmp_path: Path) -> None:
     shutil.copy(FOLDER / "kill-one.yaml", path)
     scenario = load_scenario(path)
     assert isinstance(scenario, Scenario) and scenario.name == "mine"
-    study = scenario_config(scenario, str(path))
+    study = scenario_config(str(path))
     found = plan_of(path, seed=0, peers=4, swarm=study.swarm, budget=study.budget)
     assert found.scenario == "mine" and found.faults[0].kind == "kill"
 
