@@ -1,8 +1,7 @@
-"""The errors that rayhive raises on purpose.
+"""Errors that rayhive raises deliberately.
 
-Every one of them derives from :class:`RayhiveError` and carries the exit code
-that the command line ends with, so that a script can tell bad input (2) from a
-run that failed (1).
+All of them derive from :class:`RayhiveError` and have the exit code of the command line, so that a
+script can distinguish bad input (2) from a failed run (1).
 """
 
 from __future__ import annotations
@@ -21,34 +20,34 @@ class RayhiveError(Exception):
     """Root of rayhive's own errors.
 
     Attributes:
-        exit_code: What the command line returns when the error reaches it.
+        exit_code: Exit code of the command line when the error reaches it.
     """
 
     exit_code: int = 1
 
 
-#: Characters of a value that a message shows; the middle of a longer one is left out.
+#: Largest number of characters of a value in a message; the middle of a longer one is left out.
 SHOWN = 200
 
 
 def _shown(value: object) -> str:
-    """Return ``value`` as a message shows it: on one line, and not much longer than that."""
+    """Return ``value`` as text for a message, on one line and shortened to about ``SHOWN``."""
     try:
-        text = without_secrets(repr(value))  # before it is cut
-    except (ValueError, RecursionError):  # an integer of thousands of digits has none
+        text = without_secrets(repr(value))  # before it is shortened
+    except (ValueError, RecursionError):  # an integer of thousands of digits has no repr
         return f"this {type(value).__name__}"
     return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake in what the user gave.
+    """One mistake in the user's input.
 
     Attributes:
-        key: Dotted path of the offending key, for example ``space.powersgd_rank``.
-        value: What was given there.
-        allowed: What is allowed there, in words.
-        nearest: The valid choice closest to ``value``, if one is close.
+        key: Dotted path of the wrong key, for example ``space.powersgd_rank``.
+        value: The given value.
+        allowed: Description of the allowed values.
+        nearest: The allowed value closest to ``value``; None if none is close.
     """
 
     key: str
@@ -67,8 +66,8 @@ class ConfigError(RayhiveError):
     """Bad input, found before Ray starts and before anything is written.
 
     Args:
-        problems: Every mistake that was found, not only the first.
-        source: Where the input came from (a file name), for the message.
+        problems: Every mistake that was found.
+        source: Name of the input, such as a file name, for the message.
     """
 
     exit_code = 2
@@ -90,15 +89,15 @@ class ConfigError(RayhiveError):
 
 
 class ReplicateError(RayhiveError):
-    """A replicate ended in a way that its events cannot explain away."""
+    """A replicate cannot run or continue."""
 
 
 class DamagedError(RayhiveError):
-    """A file of a run that is read back is not what was written.
+    """A stored file of a run is damaged.
 
     Args:
         path: The file.
-        reason: What is wrong with it.
+        reason: Description of the damage.
     """
 
     def __init__(self, path: str | Path, reason: str) -> None:
@@ -129,20 +128,20 @@ class PeerError(RayhiveError):
 
 
 class ClusterError(RayhiveError):
-    """Ray could not be reached, or has no room for the swarm."""
+    """Ray cannot be reached, refuses a request, or has no room for the swarm."""
 
 
 class SupervisorError(ClusterError):
-    """The supervisor of a replicate did not start: the replicate is lost, not its study."""
+    """The supervisor of a replicate did not start; the study goes on."""
 
 
 class NoAnswerError(ClusterError):
-    """A supervisor that is there does not answer in time: what it runs is not lost."""
+    """A living supervisor does not answer in time; its replicate is not lost."""
 
 
-#: What stands for a password.
+#: Replacement for a password.
 MASK = "***"
-# What a variable of the environment stands for is no secret of the text that names it.
+# A reference to a variable of the environment, ``${NAME}``, is not a secret.
 _PASSWORD = re.compile(r"((?<![\w+.-])[\w+.-]+://[^\s:@/?'\"]*):(?!\$\{\w+\}@)([^\s?'\"]*)@")
 _SECRET_FIELD = re.compile(
     r"([?&][^=&\s]*(?:pass|pwd|secret|token)[^=&\s]*=)(?!\$\{\w+\})([^&\s'\"]+)", re.IGNORECASE
@@ -150,20 +149,20 @@ _SECRET_FIELD = re.compile(
 
 
 def without_secrets(text: str) -> str:
-    """Return ``text`` with the passwords in its URLs masked, also those in their queries."""
+    """Return ``text`` with the passwords in its URLs masked, those in queries included."""
     return _SECRET_FIELD.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1:{MASK}@", text))
 
 
 def described(error: BaseException) -> str:
-    """Return an exception with the line of the user's code that it came from, if it did."""
+    """Return the text of an exception, with the line of the user's code that raised it, if any."""
     return f"{error!r}{user_line(error)}"
 
 
 def user_line(error: BaseException) -> str:
     """Return the line of the user's code that an exception came from, as ``" (FILE, line N)"``.
 
-    That is the innermost line outside of rayhive, installed packages and Python itself; empty if
-    there is none.
+    It is the innermost line outside rayhive, the installed packages and Python itself. The text is
+    empty if there is no such line.
     """
     frames: list[tuple[str, int | None, str]] = []
     for frame in traceback.extract_tb(error.__traceback__):
@@ -172,7 +171,7 @@ def user_line(error: BaseException) -> str:
         frames.append((error.filename, error.lineno, ""))
     for file, line, where in reversed(frames):
         path = Path(file).resolve()
-        if path.is_file() and not any(path.is_relative_to(place) for place in _not_the_users()):
+        if path.is_file() and not any(path.is_relative_to(place) for place in _installed_folders()):
             here = Path.cwd()
             shown = path.relative_to(here) if path.is_relative_to(here) else path
             return f" ({shown}, line {line}{where})"
@@ -180,20 +179,20 @@ def user_line(error: BaseException) -> str:
 
 
 @functools.cache
-def _not_the_users() -> tuple[Path, ...]:
+def _installed_folders() -> tuple[Path, ...]:
     paths = sysconfig.get_paths()
     installed = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     return tuple(place.resolve() for place in (*installed, Path(__file__).parent))
 
 
 def nearest(value: object, choices: Sequence[str]) -> str | None:
-    """Return the choice that is spelled most like ``value``, or None if none is close."""
+    """Return the choice with the spelling closest to ``value``; None if none is close."""
     text = value if isinstance(value, str) else _shown(value)
     found = difflib.get_close_matches(text[:SHOWN], choices, n=1, cutoff=0.5)
     return found[0] if found else None
 
 
 def unknown(key: str, value: object, choices: Iterable[str]) -> Problem:
-    """Describe a name that is not among ``choices``."""
+    """Return the problem of a name that is not among ``choices``."""
     names = sorted(choices)
     return Problem(key, value, f"one of {', '.join(names) or 'none'}", nearest(value, names))

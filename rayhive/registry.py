@@ -1,4 +1,4 @@
-"""A named table of implementations: the only way in which rayhive looks things up by name."""
+"""Registry of implementations by name, for codecs, workloads, faults, metrics and others."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Registry(Generic[T]):
     """A table from names to implementations of one kind.
 
     Args:
-        kind: What the entries are, in the singular; it appears in error messages.
-        package: Package that registers the entries, imported at the first look-up. By default a
+        kind: Name of an entry's kind, in the singular, for error messages.
+        package: Package that registers the entries, imported at the first lookup; None if the
             program imports it itself.
     """
 
@@ -28,7 +28,7 @@ class Registry(Generic[T]):
         self._lazy: dict[str, str] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that enters its argument under ``name``.
+        """Return a decorator that registers its argument under ``name``.
 
         Raises:
             ValueError: ``name`` is taken (a programming error, not bad input).
@@ -42,12 +42,12 @@ class Registry(Generic[T]):
         return enter
 
     def register_lazy(self, name: str, target: str) -> None:
-        """Enter ``target`` under ``name`` without importing it.
+        """Register ``target`` under ``name`` without importing it.
 
         Args:
-            name: The name to register.
-            target: ``package.module:attribute``, imported when it is first asked for, so that
-                listing names or refusing a wrong one costs no heavy import.
+            name: The name.
+            target: ``package.module:attribute``, imported at the first lookup, so that listing the
+                names or refusing a wrong one needs no heavy import.
 
         Raises:
             ValueError: ``name`` is taken.
@@ -76,11 +76,11 @@ class Registry(Generic[T]):
         """Return the entry called ``name``.
 
         Args:
-            name: The name to look up.
-            key: The configuration key that held the name, for the error message.
+            name: The name.
+            key: The configuration key with the name, for the error message.
 
         Raises:
-            ConfigError: No entry has that name; the known ones are listed.
+            ConfigError: No entry has this name; the message lists the names.
         """
         if name not in self:
             raise ConfigError(unknown(key or self.kind, name, self.names()))
@@ -109,8 +109,8 @@ class Registry(Generic[T]):
         return len(self.names())
 
 
-# The tables are filled by the packages that implement them; they stand here so that
-# configuration can check a name without knowing who implements it.
+# The registries are filled by the packages with the implementations. They are defined here so that
+# the configuration can check a name without importing these packages.
 CODECS: Registry[Any] = Registry("codec")
 WORKLOADS: Registry[Any] = Registry("workload")
 FAULTS: Registry[Any] = Registry("fault")

@@ -1,4 +1,4 @@
-"""Whether a cluster can hold a swarm, and whether its machines allow the faults of a plan."""
+"""Checks of a cluster: room for a swarm, and the capabilities that planned faults need."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def import_paths() -> list[str]:
 
 @contextlib.contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment in the block, and restore those that Ray changes."""
+    """Set variables of the environment in the block; restore all changed ones at its end."""
     before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE", "RAY_ADDRESS")}
     os.environ.update(variables)
     os.environ.pop("RAY_ADDRESS", None)

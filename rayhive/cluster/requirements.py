@@ -1,4 +1,4 @@
-"""Comparison of the installed packages with those that rayhive requires."""
+"""Comparison of the installed packages with the requirements of rayhive."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Events: the record of a replicate, one JSON object on each line, and the only source of numbers.
 
-A kind of event is one record class. Those that the supervisor writes are in
-:mod:`rayhive.events.supervisor`, those that a peer writes in :mod:`rayhive.events.peer` and
+Each kind of event is one record class. The events of the supervisor are in
+:mod:`rayhive.events.supervisor`, the events of peers in :mod:`rayhive.events.peer` and
 :mod:`rayhive.events.training`. The page ``docs/events.md`` lists them.
 """
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from rayhive.events.event import Event
 
-#: What a fault does to its targets: ``none`` leaves them in the swarm, ``gone`` ends them,
+#: Effect of a fault on its targets: ``none`` leaves them in the swarm, ``gone`` ends them,
 #: ``stopped`` and ``cut_off`` keep them alive but apart from the other peers.
 FaultEffect = Literal["none", "gone", "stopped", "cut_off"]
 #: Step of a fault.
@@ -106,12 +106,12 @@ class FaultFired(Event):
     Attributes:
         fault: Id of the fault in the plan.
         fault_kind: Kind of the fault.
-        effect: What the fault does to its targets.
+        effect: Effect on the targets.
         who: Replicas or nodes that the fault was aimed at.
-        lives: The incarnations that it struck.
+        lives: The struck incarnations.
         planned: Planned time or round, as text.
         began: Unix time at which the injection began [s].
-        done: What the injection did; depends on the kind of fault.
+        done: Details of the injection; they depend on the kind of fault.
         slip_s: Delay of a fault that was planned by time [s].
         slip_rounds: Delay of a fault that was planned by round [rounds].
     """
@@ -135,7 +135,7 @@ class FaultVerified(Event):
     Attributes:
         fault: Id of the fault.
         ok: Whether the fault took effect.
-        proof: What was observed.
+        proof: The observations.
     """
 
     kind: Literal["fault_verified"] = "fault_verified"
@@ -150,7 +150,7 @@ class FaultHealed(Event):
     Attributes:
         fault: Id of the fault.
         lives: The present incarnations of its targets.
-        done: What the heal did; depends on the kind of fault.
+        done: Details of the heal; they depend on the kind of fault.
         seconds: Time since the fault fired [s].
     """
 

@@ -61,7 +61,7 @@ class Round(AveragingEvent):
     Attributes:
         round: Number of the round.
         samples: Own samples that entered the round.
-        outcome: What the round meant for this peer.
+        outcome: Result of the round for this peer.
         lost: Own samples that the round took and did not use.
         computed: Own samples computed so far, pending ones included.
         live_peers: Peers that the peer knew to be alive.
@@ -187,7 +187,7 @@ class FaultActed(Event):
     Attributes:
         fault: Id of the fault.
         round: Number of the round; None outside a round.
-        what: What was done to the peer's part in the round.
+        what: Details of the act; they depend on the kind of fault.
     """
 
     kind: Literal["sabotaged"] = "sabotaged"

@@ -1,4 +1,4 @@
-"""Whether a failed replicate is charged to its configuration or to the cluster."""
+"""Attribution of a failed replicate to its configuration or to the cluster."""
 
 from __future__ import annotations
 

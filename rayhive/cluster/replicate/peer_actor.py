@@ -60,7 +60,7 @@ class Unreadable:
     """Line of a peer that is not a valid event.
 
     Attributes:
-        reason: What is wrong with it.
+        reason: Description of the first mistake.
     """
 
     reason: str

@@ -27,7 +27,7 @@ _POLL_S = 2.0
 
 
 class Reservation:
-    """One bundle of resources for each peer, those that join later included.
+    """One bundle of resources for each peer, including the peers that join later.
 
     Args:
         spec: The replicate.

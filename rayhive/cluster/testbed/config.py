@@ -48,7 +48,7 @@ class TestbedNodes(Model):
 
     Attributes:
         count: Number of nodes.
-        labels: Ray node labels, in addition to those that the testbed sets.
+        labels: Ray node labels, in addition to the testbed's own.
         num_cpus: CPUs that each node declares to Ray.
         cpu_share: CPU time that each node may use [cores]; None for no limit.
         link: Shape of each node's link in each direction: a round trip between two nodes takes
