@@ -35,6 +35,10 @@ class Cluster:
         timing: Bounds of the phases of replicates; None for those of each replicate's study.
         forkserver_command: Replaces rayhive's own forkserver; for tests.
         restart: Returns a new embedded Ray, in place of one that has lost a daemon.
+
+    Attributes:
+        embedded_ray: The embedded Ray; None on a shared cluster.
+        agent_options: Arguments of an agent that has to be created.
     """
 
     def __init__(
@@ -44,9 +48,9 @@ class Cluster:
         forkserver_command: Sequence[str] | None,
         restart: Callable[[], EmbeddedRay] | None = None,
     ) -> None:
-        self._embedded, self._restart = embedded, restart
+        self.embedded_ray, self._restart = embedded, restart
         self._timing = timing
-        self._agent_options = {
+        self.agent_options = {
             "forkserver_command": None if forkserver_command is None else list(forkserver_command),
             "directory": None if embedded is None else str(embedded.agents),
             "idle": (timing or PhaseTimeouts()).agent_idle,
@@ -100,7 +104,7 @@ class Cluster:
     @property
     def embedded(self) -> bool:
         """Whether this is an embedded Ray, which ends with this process."""
-        return self._embedded is not None
+        return self.embedded_ray is not None
 
     def capacity(self) -> dict[str, Any]:
         """See :func:`rayhive.cluster.capacity.capacity`."""
@@ -130,31 +134,31 @@ class Cluster:
         self._replace_broken()
         self._studies.add(spec.study)
         bounds = timing or self._timing or PhaseTimeouts(spec.timeouts)
-        actor, running = supervisors.start(spec, bounds, self._agent_options)
+        actor, running = supervisors.start(spec, bounds, self.agent_options)
         if running != spec:
             text = f"a name that no other run on this cluster has; {running.folder} is running"
             raise ConfigError(Problem("name", spec.study, text))
-        if self._embedded is not None:
-            self._embedded.note_run(spec)
+        if self.embedded_ray is not None:
+            self.embedded_ray.note_run(spec)
         handle = ReplicateHandle(spec, actor, self._broken)
         self._handles[spec.run_id] = handle
         return handle
 
     def _broken(self) -> str | None:
         """Return a description of a failure of the embedded Ray; None without a failure."""
-        return None if self._embedded is None else self._embedded.broken()
+        return None if self.embedded_ray is None else self.embedded_ray.broken()
 
     def _replace_broken(self) -> None:
         """Start a new embedded Ray in place of one that has lost a daemon.
 
         The replicates on the old one died with it, or are ended here.
         """
-        if self._embedded is None or self._restart is None or self._broken() is None:
+        if self.embedded_ray is None or self._restart is None or self._broken() is None:
             return
         self._handles.clear()
-        self._embedded.close()
-        self._embedded = self._restart()
-        self._agent_options["directory"] = str(self._embedded.agents)
+        self.embedded_ray.close()
+        self.embedded_ray = self._restart()
+        self.agent_options["directory"] = str(self.embedded_ray.agents)
 
     def find(self, run_id: str, folder: str | Path | None = None) -> ReplicateHandle | None:
         """Return the replicate of this name if its supervisor lives.
@@ -227,13 +231,13 @@ class Cluster:
         atexit.unregister(self.close)
         try:
             with contextlib.suppress(RayError):  # the cluster may be gone already
-                if ray.is_initialized() and self._embedded is not None:
+                if ray.is_initialized() and self.embedded_ray is not None:
                     self._stop_all("the driver closed its cluster")
                 if ray.is_initialized():
                     self.retire_agents(sorted(self._studies))
         finally:
-            if self._embedded is not None:
-                self._embedded.close()
+            if self.embedded_ray is not None:
+                self.embedded_ray.close()
             else:
                 ray.shutdown()
 

@@ -88,9 +88,9 @@ class PeerLine:
                     return event
             assert all(event["kind"] != "peer_failed" for event in self.events), self.story()
             assert all(event["kind"] != "exited" for event in self.events), self.story()
-            self._read(deadline - time.monotonic(), kind)
+            self.read(deadline - time.monotonic(), kind)
 
-    def _read(self, timeout: float, kind: str) -> None:
+    def read(self, timeout: float, kind: str) -> None:
         ready, _, _ = select.select([self.connection], [], [], max(0.0, timeout))
         assert ready, f"no {kind} in time\n{self.story()}"
         data = self.connection.recv(1 << 16)
@@ -198,5 +198,5 @@ def finish_swarm(lines: list[PeerLine], timeout: float = 60.0) -> None:
 def _wait_exit(line: PeerLine) -> Event:
     deadline = time.monotonic() + 30
     while not line.of("exited"):
-        line._read(deadline - time.monotonic(), "exited")
+        line.read(deadline - time.monotonic(), "exited")
     return line.of("exited")[0]

@@ -41,8 +41,8 @@ PATIENT = 40.0
 def cluster() -> Iterator[Cluster]:
     directory = None
     with Cluster.connect("local", forkserver_command=FAKE_FORKSERVER) as cluster:
-        assert cluster._embedded is not None
-        directory = cluster._embedded.directory
+        assert cluster.embedded_ray is not None
+        directory = cluster.embedded_ray.directory
         assert directory.is_dir() and len(str(directory)) < 40
         yield cluster
     assert not directory.exists()
@@ -166,7 +166,7 @@ def test_a_forkserver_that_does_not_start_loses_the_replicate_with_its_last_word
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", "raise SystemExit('no torch here')"]
-    monkeypatch.setitem(cluster._agent_options, "forkserver_command", command)
+    monkeypatch.setitem(cluster.agent_options, "forkserver_command", command)
     outcome = run(cluster, replicate(tmp_path, study="broken"))
     assert outcome == {
         "state": "lost",
@@ -323,12 +323,12 @@ def test_the_records_of_running_peers_name_what_they_own(cluster: Cluster, tmp_p
     spec = replicate(tmp_path, rounds=None)
     handle = cluster.start(spec)
     eventually(lambda: training(spec))
-    assert cluster._embedded is not None
-    files = list(cluster._embedded.agents.rglob("*.owns.json"))
+    assert cluster.embedded_ray is not None
+    files = list(cluster.embedded_ray.agents.rglob("*.owns.json"))
     owned = [json.loads(file.read_text()) for file in files]
     assert sorted(o["leader"] for o in owned) == sorted(pids(spec))
     assert all(len(o["processes"]) == 2 and len(o["sockets"]) == 2 for o in owned)
     handle.stop("seen")
     handle.wait(PATIENT)
-    assert list(cluster._embedded.agents.rglob("*.owns.json")) == []
+    assert list(cluster.embedded_ray.agents.rglob("*.owns.json")) == []
     handle.release()

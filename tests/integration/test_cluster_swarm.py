@@ -51,8 +51,8 @@ def story(spec: ReplicateSpec) -> str:
 
 def owned(cluster: Cluster, spec: ReplicateSpec) -> list[OwnedProcesses]:
     """Return the records of a running replicate's peers."""
-    assert cluster._embedded is not None
-    found = [record for _, record in records(cluster._embedded.agents)]
+    assert cluster.embedded_ray is not None
+    found = [record for _, record in records(cluster.embedded_ray.agents)]
     return [record for record in found if record.leader in pids(spec)]
 
 
