@@ -24,7 +24,7 @@ def replaced(path: Path, *, durable: bool = True, mode: int | None = None) -> It
             this boot of the machine lives needs no sync.
         mode: Permissions of the file; None for the default.
     """
-    new = path.with_name(f".{path.name}{_NEW}")
+    new = path.with_name(f".{path.name}.{os.getpid()}{_NEW}")  # processes may write at once
     try:
         yield new
         if mode is not None:

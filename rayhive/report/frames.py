@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayhive.columns import BOUNDS, ColumnType, Row, configuration_columns, replicate_columns
+from rayhive.files import replaced
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -58,12 +57,5 @@ def write_parquet(results: Results, folder: str | Path) -> None:
         ("trials.parquet", results.replicates),
         ("configurations.parquet", results.configurations),
     ):
-        handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-        os.close(handle)
-        try:
-            frame.to_parquet(temporary, index=False)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, Path(folder) / name)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        with replaced(Path(folder) / name, durable=False, mode=0o644) as new:
+            frame.to_parquet(new, index=False)

@@ -73,6 +73,8 @@ def test_two_real_peers_train_and_leave_nothing(cluster: Cluster, tmp_path: Path
     assert {event["round"] for event in rounds} >= set(range(1, 9))
     assert {event["outcome"] for event in rounds} == {"averaged"}
     assert {event["group_size"] for event in rounds} == {2}
+    undeclared = {(event.kind, *event.extra) for event in events_of(spec) if event.extra}
+    assert not undeclared, "fields that no event record declares"
     assert groups(spec) == []
     handle.release()
 
