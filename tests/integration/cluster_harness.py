@@ -28,12 +28,12 @@ _trials = itertools.count()
 
 
 def replicate(folder: Path, study: str = "study", **settings: Any) -> ReplicateSpec:
-    """Return a new replicate of two pretended peers.
+    """Return a new replicate of two simulated peers.
 
     Args:
-        folder: Where it writes.
-        study: Its study.
-        settings: ``budget``, ``swarm``; anything else tells the peers what to pretend.
+        folder: Folder of the replicate.
+        study: Name of its study.
+        settings: ``budget``, ``swarm``, and options of the simulated peers.
     """
     budget = {
         "seconds_per_replicate": 30,
@@ -70,7 +70,7 @@ def pids(spec: ReplicateSpec) -> list[int]:
 
 
 def litter(spec: ReplicateSpec) -> list[Path]:
-    """Return what the replicate's peers own outside of their processes, as far as it exists."""
+    """Return the present files of a replicate's peers outside their folders."""
     owned = [Path(f"/tmp/hivemind-{pid}-x.sock") for pid in pids(spec)]
     owned += [Path(f"/dev/shm/torch_{pid}_1_0") for pid in pids(spec)]
     return [path for path in owned if path.exists()]
@@ -152,9 +152,9 @@ class Head:
     """A running Ray head.
 
     Attributes:
-        address: Of its GCS.
-        dashboard: Of its dashboard, if it has one.
-        environment: What a process needs to talk to it.
+        address: Address of its GCS.
+        dashboard: Address of its dashboard, if it has one.
+        environment: Variables that a process needs to connect.
     """
 
     address: str
@@ -173,11 +173,11 @@ def ray_head(
     """Run a Ray head with a private directory and free ports, and end it.
 
     Args:
-        folder: A short path.
+        folder: Private directory; a short path.
         dashboard: Whether jobs can be submitted.
-        options: More options of ``ray start``.
-        port: Where it listens; any that is free if None.
-        environment: Of the head, and of who talks to it.
+        options: Additional options of ``ray start``.
+        port: Port of the GCS; None for any free one.
+        environment: Variables of the head and of its clients.
     """
     env = {"HOME": str(folder), "RAY_TMPDIR": str(folder), **environment}
     port, web = port or free_port(), free_port()
@@ -249,6 +249,6 @@ def _ray_start(
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])

@@ -1,8 +1,8 @@
-"""A forkserver whose peers only pretend to train: the protocol of the real one, in milliseconds.
+"""Forkserver of simulated peers: the protocol of the real one, with rounds of milliseconds.
 
-Run as ``python fake_forkserver.py SOCKET``. What a peer does is told by ``workload.args.fake`` of
+Run as ``python fake_forkserver.py SOCKET``. The behaviour of a peer is in ``workload.args.fake`` of
 its spec, see ``DEFAULTS``. Like a real peer it forks a child that holds the channel, listens on a
-hivemind socket and owns shared memory, none of which it removes when it is killed.
+hivemind socket and owns shared memory, and does not remove them when it is killed.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def reap(peers: dict[int, socket.socket]) -> None:
         connection = peers.pop(pid)
         if not os.environ.get("FAKE_FORKSERVER_IS_SILENT"):
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # what the peer forked
+                os.killpg(pid, signal.SIGKILL)  # forks of the peer
             code = os.waitstatus_to_exitcode(status)
             last = {"kind": "exited", "pid": pid, "exit_code": code}
             with contextlib.suppress(OSError):

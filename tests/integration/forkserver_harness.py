@@ -39,7 +39,7 @@ def digits_peer(
     samples: int | None = None,
     faults: tuple[PlannedFault, ...] = (),
 ) -> PeerSpec:
-    """Return a peer that trains on digits, on the CPU; ``swarm`` is what it says besides peers."""
+    """Return a peer that trains on digits on the CPU, in a swarm with the settings ``swarm``."""
     return PeerSpec(
         run_id=run_id,
         peer=peer,
@@ -151,9 +151,9 @@ def _forkserver(path: str) -> Iterator[str]:
 
 
 def kill_groups(*leaders: int) -> float:
-    """Kill peers with all of their processes at once; return when [s on the wall clock].
+    """Kill peers with all their processes at once; return the time [s on the wall clock].
 
-    What they were about to remove is removed, as the agent of a node does it.
+    The remains of the peers are removed, as by the agent of a node.
     """
     owned = [OwnedProcesses(leader=leader) for leader in leaders]
     for each in owned:

@@ -1,8 +1,8 @@
-"""Runs functions in fresh processes that have torch and Lightning already: swarms in seconds.
+"""Runs functions in new processes with torch and Lightning imported: swarms in seconds.
 
-A server that has imported what is slow forks one child per call; hivemind, whose locks must not
-be shared, is left to the children. A child runs one function of one test file and its result,
-plain data, comes back through a file.
+A server that has imported the slow packages forks one child for each call. hivemind is imported by
+the children, because its locks must not be shared. A child runs one function of one test file, and
+writes the result, plain data, to a file.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ PRELOAD = ("torch", "lightning.pytorch", "numpy")
 
 @dataclass
 class Child:
-    """A call that is under way."""
+    """A running call."""
 
     server: Server
     pid: int
     folder: Path
 
     def result(self, timeout: float = 60.0) -> Any:
-        """Return what the function returned.
+        """Return the result of the function.
 
         Raises:
-            AssertionError: It failed or took too long; what it printed last is in the message.
+            AssertionError: It failed or took too long; the message has the end of its output.
         """
         code = self.exit_code(timeout)
         file = self.folder / "result.json"
@@ -49,21 +49,21 @@ class Child:
         return json.loads(file.read_text())
 
     def exit_code(self, timeout: float = 60.0) -> int | None:
-        """Return how it ended; None if it had to be killed after ``timeout``."""
+        """Return its exit code; None if it had to be killed after ``timeout``."""
         answer = self.server.ask(do="wait", pid=self.pid, timeout=timeout)
         code = answer["code"]
         return None if code is None else int(code)
 
     def log(self) -> str:
-        """Return what it has printed so far."""
+        """Return its output so far."""
         return (self.folder / "log").read_text(errors="replace")
 
     def end_of_log(self) -> str:
-        """Return the last that it has printed: what it failed of, where a report is cut short."""
+        """Return the end of its output, which has the error."""
         return self.log()[-4000:]
 
     def wait_for_line(self, start: str, timeout: float = 60.0) -> str:
-        """Return the first line that it prints that begins so."""
+        """Return the first line of its output that begins with ``start``."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             for line in self.log().splitlines(keepends=True):

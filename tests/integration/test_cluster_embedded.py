@@ -51,7 +51,7 @@ def cluster() -> Iterator[Cluster]:
 def run(
     cluster: Cluster, spec: ReplicateSpec, timing: PhaseTimeouts | None = None
 ) -> dict[str, str]:
-    """Run a replicate to its end and check what is true of every end."""
+    """Run a replicate to its end and check the properties of every end."""
     handle = cluster.start(spec, timing)
     outcome = handle.wait(PATIENT)
     assert outcome is not None, handle.status()
@@ -89,7 +89,7 @@ def test_a_replicate_lives_its_whole_life(cluster: Cluster, tmp_path: Path) -> N
         assert own[:4] == ["peer_spawned", "dht_ready", "peer_ready", "training_started"]
         assert own.count("round") == 6 and own[-1] == "peer_finished"
         assert (tmp_path / "logs" / f"{name}.log").exists()
-    # the barrier: nobody trains before everybody is ready
+    # the barrier: no peer trains before all are ready
     ready = max(e["t"] for e in events if e["kind"] == "peer_ready")
     assert ready <= min(e["t"] for e in events if e["kind"] == "training_started")
     assert groups(spec) == [] and litter(spec) == []
@@ -297,7 +297,7 @@ def test_a_node_that_dies_prints_nothing_of_its_log_into_our_output(
     cluster: Cluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
     worker = importlib.import_module("ray._private.worker")
-    # what Ray's thread that hears of errors calls, with what a dying raylet publishes
+    # the call of Ray's thread for error messages, with the message of a dying raylet
     message = {"lines": ["Raylet is terminated."], "pid": "raylet", "is_err": False}
     worker.print_to_stdstream(message, ignore_prefix=False)
     assert "Raylet" not in "".join(capfd.readouterr())

@@ -1,4 +1,4 @@
-"""Fault plans on swarms of pretended peers: what fires, what is proved, what becomes of the end."""
+"""Fault plans on swarms of simulated peers: events, verification and outcome."""
 
 from __future__ import annotations
 

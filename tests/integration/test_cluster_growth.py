@@ -51,7 +51,9 @@ with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as clus
 def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
     yield path
-    eventually(lambda: not _kill(users_of(path)))  # the monitor's nodes are nobody's children
+    eventually(
+        lambda: not _kill(users_of(path))
+    )  # the nodes of the monitor are not children of this process
     shutil.rmtree(path)
 
 

@@ -54,7 +54,7 @@ print("stopped", json.dumps(stop_study(None, sys.argv[1])), flush=True)
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Return a private place for what is otherwise in /tmp; it must be empty in the end."""
+    """Return a private folder in place of /tmp, which no process may use in the end."""
     path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
     yield path
     assert users_of(path) == []

@@ -1,4 +1,4 @@
-"""Faults on the nodes of a real cluster: what is never healed ends with the replicate."""
+"""Faults of the nodes of a real cluster: a fault without a heal ends with the replicate."""
 
 from __future__ import annotations
 

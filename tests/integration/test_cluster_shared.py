@@ -110,7 +110,7 @@ def test_a_replicate_outlives_its_driver_and_is_adopted(
     assert (another, stopped, after) == ([], [spec.run_id], [])
     assert events_of(spec)[-1]["state"] == "stopped"
     assert groups(spec) == [] and litter(spec) == []
-    # nobody serves a study that was stopped
+    # a stopped study has no agents
     eventually(lambda: [pid for pid in users_of(folder) if "forkserver" in _line(pid)] == [])
 
 

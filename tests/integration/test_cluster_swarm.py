@@ -1,4 +1,4 @@
-"""Real peers through Ray: the forkserver, hivemind and what a kill leaves of it."""
+"""Real peers through Ray: the forkserver, hivemind, and the remains of a killed peer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def digits(folder: Path, trial: int, samples: int | None) -> ReplicateSpec:
 
 
 def story(spec: ReplicateSpec) -> str:
-    """Return what there is to read when something went wrong."""
+    """Return the last events and the logs, for the message of a failed test."""
     shown = [{k: v for k, v in e.items() if k not in ("sketch", "spec")} for e in events_of(spec)]
     logs = [path.read_text()[-1500:] for path in Path(spec.folder).glob("logs/*")]
     return "\n".join([*map(str, shown[-12:]), *logs])

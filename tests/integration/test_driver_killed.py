@@ -159,7 +159,7 @@ def sweep(
 
 
 def finish(running: Driver) -> str:
-    """Return what a driver printed, once it has ended by itself."""
+    """Return the output of a driver once it has ended by itself."""
     try:
         out, _ = running.process.communicate(timeout=PATIENCE)
     except subprocess.TimeoutExpired:
@@ -218,7 +218,7 @@ def test_a_supervisor_whose_driver_was_killed_can_be_stopped(head: Head, tmp_pat
     with driver(STOP, head.address, "stopped", **head.environment) as stopper:
         stopped = json.loads(stopper.line("stopped"))
         assert stopper.process.wait(30) == 0
-    # it may have come to its end by itself, for nobody has to tell it to begin
+    # the replicate may have ended by itself, as it starts without a command
     assert stopped in (["stopped-t0-r0-none-a0"], [])
     (log,) = folder.glob("trials/0/*/events.jsonl")
     assert [e["state"] for e in read_events(log) if e["kind"] == "replicate_finished"]

@@ -185,7 +185,7 @@ def assert_one_swarm(peers: list[dict[str, Any]], since: int) -> None:
         first, *others = (peer["weights"][str(round_)] for peer in peers)
         for other in others:
             assert max(abs(a - b) for a, b in zip(first, other, strict=True)) < 1e-5, round_
-    # not after the last one: who leaves first is soon forgotten by the others
+    # not after the last round: a peer that has left is soon forgotten
     for peer in peers:
         assert max(peer["known"][str(round_)] for round_ in common if round_ >= since) == PEERS - 1
 
@@ -211,8 +211,8 @@ def test_a_healed_partition_loses_no_training(tmp_path: Path, rounds: int) -> No
     joint = [e for e in of_kind(peers[0], "state_round", group_size=4) if e["t"] > healed]
     merged = int(joint[0]["round"])
     assert_one_swarm(peers, merged)
-    assert not any(of_kind(peer, "state_loaded") for peer in peers), "nobody threw its work away"
-    # those who did fewer rounds stand where the others are, with parameters of their own
+    assert not any(of_kind(peer, "state_loaded") for peer in peers), "no peer discarded its work"
+    # the peers with fewer rounds go on at the round of the others, with their own parameters
     reunions = [of_kind(peer, "reunited") for peer in peers]
     assert not any(reunions[:2]) and all(len(told) == 1 for told in reunions[2:])
     (told,) = reunions[2]

@@ -98,7 +98,7 @@ def test_a_killed_raylet_is_named_and_the_sweep_goes_on(
     pid = out.partition("killed ")[2].split()[0]
     if attempts > 1:
         assert f"the raylet of the embedded Ray (pid {pid}) was killed by signal 9" in out
-    # what was done before is kept; what had come to its outcome is not run again
+    # finished replicates are kept; one with an outcome is not run again
     second = [*["lost"] * (attempts - 1), "completed"]
     assert ends(folder) == {"r0-none": ["completed"], "r1-none": second}
 

@@ -1,4 +1,4 @@
-"""Links of a testbed, on real interfaces, without Ray: what was asked is what is measured."""
+"""Links of a testbed on real interfaces, without Ray: measured and configured values agree."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def near(seen: float | None, asked: float, share: float = 0.1) -> bool:
 
 
 def check(testbed: Testbed, index: int, link: Link) -> None:
-    """Compare a link with what it should be: within 10 %, as status promises."""
+    """Check that the measured link is within 10 % of the configured one."""
     seen = measure_link(testbed.state, testbed.nodes[index], link)
     assert link.rate_mbit is not None
     assert near(seen.rate_up_mbit, link.rate_mbit), seen

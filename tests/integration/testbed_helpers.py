@@ -61,7 +61,7 @@ class FaultTarget:
 
 
 def remains(number: int) -> list[str]:
-    """Return what there still is of a testbed."""
+    """Return a text for each remaining part of a testbed."""
     prefix = f"rht{number}"
     found = [f"namespace {name}" for name in namespaces.named(f"{prefix}-")]
 

@@ -1,4 +1,4 @@
-"""Which cluster is meant, and that a wrong one is refused at once."""
+"""Resolution of a cluster's address; a wrong one is refused at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Supervisors that live, died, or live and do not answer: nobody takes one for another."""
+"""Supervisors that live, that died, and that live and do not answer are told apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of replicates from their folders alone, and what this machine is like."""
+"""Status of replicates from their folders alone, and facts about this machine."""
 
 from __future__ import annotations
 

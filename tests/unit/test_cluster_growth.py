@@ -1,4 +1,4 @@
-"""What the reports of Ray's autoscalers say of a cluster: whether it grows."""
+"""Detection of an autoscaler from its reports to Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clock of faults: a fault waits for those whom it strikes, and for others to be back."""
+"""Nemesis: a fault waits until its targets train and enough other peers are back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("fakes")
 
 
 class Swarm:
-    """Peers of which the test says who trains and who is down, each on a node of its own or not."""
+    """Peers whose states the test sets, on a node each or on one node."""
 
     one_node = False
 
@@ -112,7 +112,7 @@ def test_a_fault_waits_until_its_target_trains(kind: str, who: str, at: At) -> N
 @pytest.mark.parametrize("at", [At(seconds=0.05), At(round=5)], ids=str)
 def test_the_report_of_a_peer_is_awaited_from_the_time_on_when_it_is_due(at: At) -> None:
     swarm = Swarm()
-    swarm.trainers.clear()  # its spec says what it does: nobody has to reach it
+    swarm.trainers.clear()  # the act is in the spec of the peer, which need not be reachable
     plan = FaultPlan(peers=4, faults=(planned(0, "nan_gradient", "peer-1", at=at),))
 
     async def body() -> None:

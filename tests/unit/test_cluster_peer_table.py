@@ -1,4 +1,4 @@
-"""What follows for a replicate from what its peers said."""
+"""State of the peers from their events, and the outcome of the replicate."""
 
 from __future__ import annotations
 

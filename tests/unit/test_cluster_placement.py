@@ -1,4 +1,4 @@
-"""Where peers go: every demand is met or told, cores never stand in the way."""
+"""Placement of peers: every demand is met or reported, and cores never prevent a swarm."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_node_classes_take_the_peers_in_their_order() -> None:
         (0.5, 3, [1.0], 2),
         (1.0, 2, [1.0, 1.0], None),
         (1.0, 1, [], 0),
-        # a share is one of a single device: 2 x 0.6 leave 0.4 on each, which nobody can join
+        # a share is one of a single device: 2 x 0.6 leave 0.4 on each, which cannot be joined
         (0.6, 2, [2.0], None),
         (0.6, 3, [2.0], 2),
         (0.4, 4, [2.0], None),

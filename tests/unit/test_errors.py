@@ -1,4 +1,4 @@
-"""Errors name what is wrong, what is allowed and what was probably meant."""
+"""Errors name the mistake, the allowed values and the closest valid one."""
 
 from __future__ import annotations
 

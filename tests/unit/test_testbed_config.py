@@ -1,4 +1,4 @@
-"""What a testbed's file may say, and what becomes of it."""
+"""Reading and checking of a testbed's file."""
 
 from __future__ import annotations
 

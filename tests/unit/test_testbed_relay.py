@@ -13,7 +13,7 @@ from rayhive.cluster.testbed import relay
 
 @pytest.fixture
 def pipes() -> Iterator[tuple[int, int, relay.Direction]]:
-    """Yield where to put frames, where they come out, and what is in between."""
+    """Yield the inlet, the outlet and the relay between them."""
     source, inlet = os.pipe2(os.O_NONBLOCK | os.O_DIRECT)
     outlet, sink = os.pipe2(os.O_NONBLOCK | os.O_DIRECT)
     yield inlet, outlet, relay.Direction(source, sink)

@@ -1,4 +1,4 @@
-"""What is asked of the kernel for a link, where it has netem and where it has not."""
+"""Requests to the kernel for the shape of a link, with and without netem."""
 
 from __future__ import annotations
 
