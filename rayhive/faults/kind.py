@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
+from rayhive.events.supervisor import FaultEffect
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
 Group = Literal["process", "node", "link", "training", "clock"]
-#: State of a fault's targets while it lasts: they train on, they have ended, they are stopped, or
-#: the other peers cannot reach them.
-Effect = Literal["none", "gone", "stopped", "cut_off"]
 
 
 class NoArgs(Model):
@@ -63,7 +61,7 @@ class FaultKind(ABC):
     group: ClassVar[Group]
     needs: ClassVar[tuple[str, ...]] = ("signals",)
     target_type: ClassVar[Literal["peer", "node"]] = "peer"
-    effect: ClassVar[Effect] = "none"
+    effect: ClassVar[FaultEffect] = "none"
     heals: ClassVar[bool] = False
     joins: ClassVar[bool] = False
     in_training: ClassVar[bool] = False

@@ -51,9 +51,8 @@ with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as clus
 def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
     yield path
-    eventually(
-        lambda: not _kill(users_of(path))
-    )  # the nodes of the monitor are not children of this process
+    # the nodes of the monitor are not children of this process
+    eventually(lambda: not _kill(users_of(path)))
     shutil.rmtree(path)
 
 

@@ -9,7 +9,8 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
-from rayhive.faults.kind import Effect, FaultKind, Group, Proof
+from rayhive.events.supervisor import FaultEffect
+from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.node_tools import ToolHandle
 from rayhive.faults.target import OTHER_NODE, FaultTarget, ProcessRole
 from rayhive.spec import Model
@@ -106,7 +107,7 @@ class EndsPeers(FaultKind):
     """A fault that ends incarnations of peers. The heal starts new ones."""
 
     group: ClassVar[Group] = "process"
-    effect: ClassVar[Effect] = "gone"
+    effect: ClassVar[FaultEffect] = "gone"
     heals: ClassVar[bool] = True
     Args: ClassVar[type[Model]] = ReplacedArgs
 
@@ -186,7 +187,7 @@ class EndsNodes(FaultKind):
 
     group: ClassVar[Group] = "node"
     target_type: ClassVar[Literal["peer", "node"]] = "node"
-    effect: ClassVar[Effect] = "gone"
+    effect: ClassVar[FaultEffect] = "gone"
     heals: ClassVar[bool] = True
 
     _peers: dict[str, list[str]]

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kind import Effect, FaultKind, Group, Proof
+from rayhive.events.supervisor import FaultEffect
+from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.kinds._process import SETTLE_S, all_are, require_living, wait_for_states
 from rayhive.faults.target import FaultTarget
 from rayhive.spec.fault_plan import PlannedFault
@@ -24,7 +25,7 @@ class Pause(FaultKind):
 
     about: ClassVar[str] = "Stops all the processes of a peer (SIGSTOP) until it is healed."
     group: ClassVar[Group] = "process"
-    effect: ClassVar[Effect] = "stopped"
+    effect: ClassVar[FaultEffect] = "stopped"
     heals: ClassVar[bool] = True
 
     def __init__(self, planned: PlannedFault) -> None:
