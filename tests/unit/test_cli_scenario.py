@@ -34,7 +34,7 @@ def test_scenarios_are_listed_with_what_they_do_need_and_take(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = out_of(capsys, "list")
-    assert "Nothing breaks." in out
+    assert "No fault." in out
     rows: dict[str, dict[str, Any]] = {
         row["scenario"]: row for row in json.loads(out_of(capsys, "list", "--format", "json"))
     }
