@@ -1,19 +1,20 @@
-"""What every invariant has to keep: clean logs pass, and each planted violation is caught.
+"""The contract of invariants, over the registry: clean logs pass, planted violations are found.
 
-A new invariant needs a line in ``PLANTED``: changes to a clean story that it, and nobody else
-necessarily, must notice.
+A new invariant needs an entry in ``PLANTED``: changes to a clean log that it has to find.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import pytest
 
+from rayhive.events import Event
 from rayhive.invariants import INVARIANTS, Invariant, InvariantResult, check_all
+from rayhive.spec.replicate import ReplicateSpec
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec
 
@@ -298,8 +299,17 @@ def result_of(story: Story, name: str) -> InvariantResult:
     return next(r for r in check_all(story.spec, story.events) if r.name == name)
 
 
-def test_every_invariant_has_planted_violations() -> None:
-    assert PLANTED.keys() == set(INVARIANTS.names())
+def check_planted(name: str) -> None:
+    """The invariant checks something in a clean log, and finds every planted violation."""
+    assert name in PLANTED, f"no violation is planted for {name}"
+    checked = any(result_of(make(), name).checked for make in CLEAN.values())
+    assert checked, f"{name} checks nothing in any clean log"
+    for clean, plant in PLANTED[name]:
+        story = CLEAN[clean]()
+        plant(story)
+        result = result_of(story, name)
+        assert not result.ok, f"{name} finds no violation in a log with one ({clean})"
+        assert all(isinstance(text, str) and text for text in result.violations)
 
 
 @pytest.mark.parametrize("kind", INVARIANT_KINDS)
@@ -315,20 +325,44 @@ def test_a_clean_log_passes(clean: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INVARIANTS.names())
-def test_it_looks_at_something_in_a_clean_log(name: str) -> None:
-    assert any(result_of(make(), name).checked for make in CLEAN.values())
+def test_it_finds_the_planted_violations(name: str) -> None:
+    check_planted(name)
+
+
+def test_nothing_is_planted_for_an_unknown_invariant() -> None:
+    assert PLANTED.keys() <= set(INVARIANTS.names())
+
+
+class CannotFail(Invariant):
+    """An invariant that checks something and never finds a violation."""
+
+    about = "Always holds."
+
+    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+        self.checked += len(events)
+        return []
+
+
+class ChecksNothing(CannotFail):
+    """An invariant that checks nothing."""
+
+    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+        return []
 
 
 @pytest.mark.parametrize(
-    ("name", "clean", "plant"),
-    [(name, *item) for name, items in PLANTED.items() for item in items],
+    ("name", "kind", "text"),
+    [
+        ("new", CannotFail, "no violation is planted for new"),
+        ("rounds_monotone", CannotFail, "finds no violation"),
+        ("rounds_monotone", ChecksNothing, "checks nothing"),
+    ],
 )
-def test_a_planted_violation_is_caught(name: str, clean: str, plant: Plant) -> None:
-    story = CLEAN[clean]()
-    plant(story)
-    result = result_of(story, name)
-    assert not result.ok
-    assert all(isinstance(text, str) and text for text in result.violations)
+def test_an_invariant_that_cannot_fail_is_found(
+    name: str, kind: type[Invariant], text: str
+) -> None:
+    with INVARIANTS.replaced(name, kind), pytest.raises(AssertionError, match=text):
+        check_planted(name)
 
 
 @pytest.mark.parametrize("kind", INVARIANT_KINDS)

@@ -14,8 +14,8 @@ import pytest
 from rayhive.cluster.node.process_group import OwnedProcesses
 from rayhive.spec.replicate import PeerSpec
 from tests.integration.forkserver_harness import PeerLine, digits_peers, forkserver, start_swarm
-from tests.integration.test_liveness import listen, rounds, stop
 from tests.integration.test_faults_in_training import assert_books_balance
+from tests.integration.test_liveness import listen, rounds, stop
 
 pytestmark = [pytest.mark.swarm]
 
