@@ -87,13 +87,14 @@ class Event(BaseModel):
             return default
 
     def __contains__(self, name: object) -> bool:
-        is_stored = name in self._mapping_keys or name in self.model_fields_set
-        return (is_stored and name != "extra") or name in self.extra
+        return self._is_stored(name) or name in self.extra
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self:
-            raise KeyError(name)
-        return self.extra[name] if name in self.extra else getattr(self, name)
+        return getattr(self, name) if self._is_stored(name) else self.extra[name]
+
+    def _is_stored(self, name: object) -> bool:
+        stored = name in self.model_fields_set or name in self._mapping_keys
+        return stored and name != "extra"
 
 
 E = TypeVar("E", bound=Event)
