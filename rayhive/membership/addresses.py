@@ -1,4 +1,4 @@
-"""Where peers find each other: the addresses that are given, and those that are told to others."""
+"""Addresses at which peers find each other: those to join at, and those to announce."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-#: Environment variables that hold initial peers, comma separated; the first that is set counts.
+#: Environment variables with initial peers, separated by commas. The first one that is set counts.
 PEERS_VARIABLES = ("PL_INITIAL_PEERS", "INITIAL_PEERS")
 
 
@@ -19,8 +19,8 @@ def initial_peers(
     """Return the addresses to join at, or None to begin a swarm.
 
     Args:
-        given: What the user passed: one address, several separated by commas, or a list of
-            strings or ``Multiaddr`` objects. It wins over the environment.
+        given: The user's argument: one address, several separated by commas, or strings or
+            ``Multiaddr`` objects. It takes precedence over the environment.
         environ: The environment; see :data:`PEERS_VARIABLES`.
     """
     if given is None:
@@ -32,7 +32,7 @@ def initial_peers(
 
 
 def reachable(addresses: Iterable[Any]) -> list[str]:
-    """Return the addresses that another machine can use; loopback ones if there are no others."""
+    """Return the addresses that another machine can use; loopback addresses if there are none."""
     every = [str(address) for address in addresses]
     return [address for address in every if not _is_loopback(address)] or every
 
@@ -49,7 +49,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def join_message(run_id: str, addresses: Sequence[str], command: str) -> str:
-    """Return the text that tells how other machines join; each way is one line to paste."""
+    """Return the message that explains how other machines join. Each way is one line to paste."""
     joined = ",".join(addresses)
     return (
         f"This peer takes part in the run {run_id!r}. Other machines join it with the same "
@@ -61,7 +61,7 @@ def join_message(run_id: str, addresses: Sequence[str], command: str) -> str:
 
 
 def same_command(interpreter: Sequence[str], arguments: Sequence[str]) -> str:
-    """Return the command that this process was started with, as another machine has it.
+    """Return the command that started this process, in a form for other machines.
 
     Args:
         interpreter: ``sys.orig_argv``.

@@ -1,44 +1,44 @@
-"""Progress of the swarm, in place of :class:`hivemind.optim.progress_tracker.ProgressTracker`.
+"""Progress tracker of the swarm, in place of :class:`hivemind.optim.progress_tracker`'s.
 
-It has what hivemind's optimizer uses of that class, and differs in this:
+It has the interface that hivemind's optimizer uses, and differs in the following:
 
-* peers tell each other directly (:mod:`rayhive.membership.heartbeat`); hivemind's look into the
-  DHT now and then, so that a round waits for the next look;
-* a peer that dies is noticed within seconds, not when its entry in the DHT expires;
-* a peer announces itself before it has accumulated its first sample, and says when it no longer
-  takes part, so rounds begin with everybody and wait for nobody;
-* a round is due when the samples are there, never because an estimate says that they should
-  be: hivemind's estimate once fired after one batch of a round.
+* Peers send their progress to each other directly (:mod:`rayhive.membership.heartbeat`). hivemind's
+  poll the DHT, so that a round waits for the next poll.
+* The death of a peer is noticed within seconds, not when its entry in the DHT expires.
+* A peer announces itself before its first sample, and announces when it no longer takes part, so
+  rounds begin with every peer and wait for none that left.
+* A round is due when its samples are there, never because an estimate predicts them. hivemind's
+  estimate once fired after one batch of a round.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from hivemind.dht import DHT
-from hivemind.optim.progress_tracker import LocalTrainingProgress
+from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
 from hivemind.utils import PerformanceEMA, get_dht_time
 
 from rayhive.errors import PeerError
-from rayhive.membership.breaks import Breaks, watch
+from rayhive.membership.breaks import Breaks, call_often
 from rayhive.membership.heartbeat import HeartbeatService
+from rayhive.membership.loop_thread import LoopThread
 from rayhive.membership.member import Member
 from rayhive.membership.progress_view import ProgressView
 from rayhive.membership.view import Heartbeat, MembershipView
 
-#: The two kinds of averaging, by the field that says how far a peer is with it.
+#: The two kinds of averaging, by the field of an announcement that counts their rounds.
 KINDS = ("averaged", "synchronised")
-#: A peer that was not heard of for so long counts as dead [s].
+#: A peer without a message for so long counts as dead [s].
 SILENCE_S = 4.0
-
-#: A peer that computes and made no progress for so long is not waited for until it does [s].
+#: Rounds stop waiting for a peer that computes without progress for so long [s].
 STRAGGLER_TIMEOUT_S = 60.0
 
-#: Options of hivemind's tracker that say when it looks into the DHT, and the like.
+#: Options of hivemind's tracker that have no meaning here, such as when it polls the DHT.
 HIVEMINDS_ALONE = frozenset(
     {
         "min_refresh_period", "default_refresh_period", "max_refresh_period", "daemon",
@@ -49,23 +49,28 @@ HIVEMINDS_ALONE = frozenset(
 OnMembers = Callable[[str, tuple[Member, ...], frozenset[bytes]], None]
 
 
-class LiveProgressTracker(ProgressView, threading.Thread):
-    """Tracks the progress of this peer and of the swarm.
+class LiveProgressTracker:
+    """Announces the progress of this peer and tracks that of the swarm, in a thread.
 
     Args:
         dht: A running DHT of the peer.
         prefix: Name of the run.
         target_batch_size: Samples of a round, over the swarm.
         client_mode: Whether this peer cannot be called; default: as the DHT.
-        heartbeat: Between two signs of life [s].
-        silence: A peer that was not heard of for so long counts as dead [s]; default 4 s, or
+        heartbeat: Interval between two heartbeats [s].
+        silence: A peer without a message for so long counts as dead [s]; default 4 s, or
             ``metadata_expiration`` if that is shorter.
-        straggler_timeout: A peer that computes and made no progress for so long is not waited for
-            until it does [s].
+        straggler_timeout: Rounds stop waiting for a peer that computes without progress for so
+            long, until it makes progress again [s].
         metadata_expiration: How long an entry in the DHT is valid [s].
         performance_ema_alpha: Smoothing of samples per second.
+        clock: Monotonic time for breaks [s].
         start: Start at once.
-        hiveminds: Further arguments of hivemind's tracker, for which there is no use here.
+        hiveminds: Further arguments of hivemind's tracker, which have no meaning here.
+
+    Attributes:
+        view: The membership view that the thread keeps up to date.
+        swarm: Queries about the swarm.
 
     Raises:
         TypeError: An argument that hivemind's tracker does not have either.
@@ -83,134 +88,118 @@ class LiveProgressTracker(ProgressView, threading.Thread):
         straggler_timeout: float = STRAGGLER_TIMEOUT_S,
         metadata_expiration: float = 60.0,
         performance_ema_alpha: float = 0.1,
+        clock: Callable[[], float] = time.monotonic,
         start: bool,
         **hiveminds: Any,
     ) -> None:
         if unknown := set(hiveminds) - HIVEMINDS_ALONE:
             raise TypeError(f"no option of a progress tracker: {', '.join(sorted(unknown))}")
-        super().__init__(name=f"{type(self).__name__}({prefix})", daemon=True)
-        self.dht, self.prefix, self.target_batch_size = dht, prefix, target_batch_size
-        self.client_mode = dht.client_mode if client_mode is None else client_mode
+        self.target_batch_size = target_batch_size
         self.performance_ema = PerformanceEMA(alpha=performance_ema_alpha)
+        client_mode = dht.client_mode if client_mode is None else client_mode
         silence = min(SILENCE_S, metadata_expiration) if silence is None else silence
         now = get_dht_time()
-        own = Heartbeat(dht.peer_id.to_bytes(), now, int(now * 1000), client_mode=self.client_mode)
-        self._view = MembershipView(own, silence, straggler_timeout=straggler_timeout)
-        self._lock = self._view.lock
+        own = Heartbeat(dht.peer_id.to_bytes(), now, int(now * 1000), client_mode=client_mode)
+        self.view = MembershipView(own, silence, straggler_timeout=straggler_timeout)
+        self._lock = self.view.lock
         self._service = HeartbeatService(
             dht,
             prefix,
-            self._view,
+            self.view,
             heartbeat=min(heartbeat, silence / 3),
             expiration=max(metadata_expiration, 2 * silence),
             on_change=self._view_changed,
         )
-        self._breaks = Breaks()
+        self._thread = LoopThread(self._serve, f"{type(self).__name__}({prefix})")
+        self.swarm = ProgressView(self.view, target_batch_size, self._thread.ended)
+        self._breaks = Breaks(clock)
         self._on_break: Callable[[], None] | None = None
         self._on_members: OnMembers | None = None
-        self._told: dict[str, tuple[tuple[Member, ...], frozenset[bytes]]] = {}
-        self._told_samples = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._leaving: asyncio.Event
-        self._ready, self.ended = threading.Event(), threading.Event()
-        self.error: BaseException | None = None
+        self._passed_on: dict[str, tuple[tuple[Member, ...], frozenset[bytes]]] = {}
+        self._announced_samples = 0
         if start:
             self.start()
 
-    # -- the thread ----------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Serve until :meth:`shutdown`."""
-        try:
-            asyncio.run(self._serve())
-        except Exception as error:
-            self.error = error
-        finally:
-            self.ended.set()
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
-    async def _serve(self) -> None:
-        self._leaving, self._loop = asyncio.Event(), asyncio.get_running_loop()
-        self._ready.set()
-        looking = asyncio.create_task(watch(self._step_out_if_idle))
+    async def _serve(self, stop: asyncio.Event) -> None:
+        checking = asyncio.create_task(call_often(self.check_break))
         try:
-            await self._service.run(self._leaving)
+            await self._service.run(stop)
         finally:
-            looking.cancel()
+            checking.cancel()
 
     def check(self) -> None:
         """Raise if this peer has lost contact with the swarm for good.
 
         Raises:
-            PeerError: What happened.
+            PeerError: The thread failed.
         """
-        if self.error is not None:
-            raise PeerError(f"lost contact with the swarm: {self.error!r}") from self.error
-
-    def _call_soon(self, function: Callable[[], object]) -> None:
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(function)
+        error = self._thread.error
+        if error is not None:
+            raise PeerError(f"lost contact with the swarm: {error!r}") from error
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Say goodbye and end; calling it again does nothing."""
-        if not self.is_alive():
-            return
-        self.take_part(False)
-        self._ready.wait(timeout)
-        self._call_soon(self._leaving.set)
-        self.ended.wait(timeout)
+        """Say goodbye to the other peers and end the thread; calling it again does nothing."""
+        if self._thread.is_alive():
+            self.take_part(False)
+            self._thread.stop(timeout)
 
     def _view_changed(self) -> None:
-        """Wake up who waits, and tell the members if they have changed; in the thread."""
+        """Wake waiting threads, and pass on the members if they have changed; in the thread."""
         with self._lock:
             self._lock.notify_all()
-            follower, lost = self._on_members, self._view.lost()
-            told = {
-                kind: (self._view.members(kind, computes=kind == self.comes_first), lost)
+            follower, lost = self._on_members, self.view.lost()
+            members = {
+                kind: (self.view.members(kind, computes=kind == self.swarm.comes_first), lost)
                 for kind in KINDS
             }
         if follower is None:
             return
         for kind in KINDS:
-            if told[kind] != self._told.get(kind):
-                self._told[kind] = told[kind]
-                follower(kind, *told[kind])
+            if members[kind] != self._passed_on.get(kind):
+                self._passed_on[kind] = members[kind]
+                follower(kind, *members[kind])
 
     def follow(self, on_members: OnMembers, on_break: Callable[[], None] | None = None) -> None:
-        """Have a function called with those who take part, now and whenever they change.
+        """Pass on the members of the run, now and whenever they change.
 
         Args:
-            on_members: Gets one of :data:`KINDS`, the members for it, and the ids of those who are
-                gone without a word, in the thread.
+            on_members: Called in the thread with one of :data:`KINDS`, the members for it, and the
+                ids of the lost peers.
             on_break: Called in the thread when this peer has stepped out of the rounds.
         """
         with self._lock:
             self._on_members, self._on_break = on_members, on_break
-        self._ready.wait()
-        self._call_soon(self._told.clear)
-        self._call_soon(self._view_changed)
+        self._thread.wait_until_ready()
+        self._thread.call_soon(self._passed_on.clear)
+        self._thread.call_soon(self._view_changed)
 
-    def _say(self, aloud: bool = True, **fields: Any) -> None:
-        """Change what this peer says of itself, and tell it now if it is said aloud.
+    # -- announcements -----------------------------------------------------------------------------
 
-        A peer that never had company keeps its threads and its averagers asleep: who comes is told
-        everything, and the averagers hear of it at the next heartbeat.
+    def _announce(self, aloud: bool = True, **fields: Any) -> None:
+        """Change this peer's state; send it now if ``aloud``, else with the next heartbeat.
+
+        A peer that never had company keeps its threads and its averagers asleep. A newcomer
+        receives everything, and the averagers learn of it at the next heartbeat.
         """
         with self._lock:
-            self._view.say(**fields)
+            self.view.announce(**fields)
             if aloud:
-                self._told_samples = self._view.own.samples
-            heard = bool(self._view.others())
-        if aloud and heard:
-            self._call_soon(self._service.tell)
-            self._call_soon(self._view_changed)
-
-    # -- what this peer says -------------------------------------------------------------------
+                self._announced_samples = self.view.own.samples
+            has_company = bool(self.view.known())
+        if aloud and has_company:
+            self._thread.call_soon(self._service.announce)
+            self._thread.call_soon(self._view_changed)
 
     @property
     def local_progress(self) -> LocalTrainingProgress:
-        """How far this peer is."""
-        own = self._view.own
+        """Progress of this peer in hivemind's terms."""
+        own = self.view.own
         return LocalTrainingProgress(
             peer_id=own.peer_id,
             epoch=own.round,
@@ -223,121 +212,151 @@ class LiveProgressTracker(ProgressView, threading.Thread):
     @property
     def takes_part(self) -> bool:
         """Whether the swarm's rounds wait for this peer."""
-        return self._view.own.takes_part
+        return self.view.own.takes_part
 
     def take_part(self, takes_part: bool) -> None:
-        """Say whether rounds have to wait for this peer from now on."""
+        """Announce whether rounds have to wait for this peer from now on."""
         with self._lock:
-            if takes_part != self.takes_part or self._view.own.away:
-                self._say(takes_part=takes_part, away=False)
+            if takes_part != self.takes_part or self.view.own.away:
+                self._announce(takes_part=takes_part, away=False)
 
     def end_batch(self) -> None:
-        """Say that no batch is computed now: if that lasts, this peer steps out of the rounds."""
+        """Note the end of a batch. If no batch begins soon, this peer steps out of the rounds."""
         with self._lock:
             self._breaks.begin()
 
     def begin_batch(self) -> float | None:
-        """Say that a batch begins.
+        """Note the start of a batch.
 
         Returns:
-            For how long there was none [s], if this peer stepped out meanwhile: it has to come
-            back before the batch.
+            The length of the break before it [s], if this peer stepped out meanwhile and has to
+            come back before the batch; otherwise None.
         """
         with self._lock:
             seconds = self._breaks.end()
-            self._view.note_progress()
-            return seconds if self._view.own.away else None
+            self.view.note_progress()
+            return seconds if self.view.own.away else None
 
-    def _step_out_if_idle(self) -> None:
-        """Let the others go on without this peer if it has computed nothing for too long.
+    def check_break(self) -> None:
+        """Step out of the rounds if the present break is long.
 
-        Not while it averages in the background: the others have it in their group.
+        A peer that averages in the background stays: it is in the group of the other peers.
         """
         with self._lock:
-            own = self._view.own
-            ended = min(getattr(own, kind) for kind in (self.comes_first, "synchronised"))
+            own = self.view.own
+            ended = min(getattr(own, kind) for kind in (self.swarm.comes_first, "synchronised"))
             if not (own.takes_part and self._breaks.is_long and ended >= own.entered):
                 return
-            self._say(takes_part=False, away=True)
+            self._announce(takes_part=False, away=True)
         if self._on_break is not None:
             self._on_break()
 
     def report_local_progress(
         self, local_epoch: int, samples_accumulated: int, update_global_samples: bool = True
     ) -> None:
-        """Say how far this peer is; the others hear of it when it matters to them.
+        """Note this peer's progress, and announce it when it matters to the other peers.
 
-        It matters once what they have not heard of is this peer's share of what the round still
-        lacks: as long as no peer's is, the round cannot be due. Peers of equal speed tell each
-        other once a round.
+        It matters once the samples that they do not know of are this peer's share of the samples
+        that the round lacks: before that, the round cannot be due. Peers of equal speed send one
+        announcement a round.
         """
-        own = self._view.own
+        own = self.view.own
         extra = samples_accumulated - own.samples
         if extra > 0:
             self.performance_ema.update(task_size=extra)
         else:
             self.performance_ema.reset_timer()
-        with self._lock:
-            unheard = samples_accumulated - self._told_samples
-            lacking = self.target_batch_size - (self._view.samples() - own.samples)
-            lacking -= self._told_samples
-            share = lacking / max(1, self._view.in_step())
-        self._say(
-            aloud=local_epoch != own.round or extra < 0 or (unheard > 0 and unheard >= share),
+        unknown = samples_accumulated - self._announced_samples
+        share = self.swarm.share_of_lacking(self._announced_samples)
+        self._announce(
+            aloud=local_epoch != own.round or extra < 0 or (unknown > 0 and unknown >= share),
             round=local_epoch,
             samples=samples_accumulated,
             samples_per_second=float(self.performance_ema.samples_per_second),
         )
 
-    def jump_to(self, round_: int, samples: int = 0) -> None:
-        """Go on to a round that this peer has taken over from another one.
-
-        Args:
-            round_: The round.
-            samples: What it has accumulated and keeps.
-        """
-        self.performance_ema.reset_timer()
-        self._say(round=round_, averaged=round_, synchronised=round_, samples=samples)
-
     def enter(self, round_: int) -> None:
-        """Say that this peer has computed its part of a round, and averages now.
+        """Announce that this peer has computed its part of a round and averages now.
 
-        The others hear of it with the next message: they wait for it until it has come.
+        It goes out with the next message: the other peers wait for this one anyway.
         """
-        self._say(aloud=False, entered=round_)
+        self._announce(aloud=False, entered=round_)
 
-    def skip_to(self, round_: int) -> None:
-        """Go on to a round that others came to, and count those between as if done long ago."""
-        with self._lock:  # a loss in between would be dated wrongly
-            self._view.skip(round_ - self._view.own.round)
-            self.jump_to(round_)
+    def hurry(self, round_: int) -> None:
+        """Ask all peers to begin a round at once, because this peer leaves."""
+        self._announce(hurry=round_)
 
     def has_ended(self, kind: str, round_: int, *, met: bool, aloud: bool = True) -> None:
-        """Say that this peer has an averaging behind it.
+        """Announce the end of an averaging.
 
         Args:
             kind: ``averaged`` for gradients, ``synchronised`` for parameters.
             round_: The round that it belongs to.
-            met: Whether it was in a group, and did not give up or keep out.
-            aloud: Tell the others now. All who were in a complete group know it already.
+            met: Whether this peer was in a group, and did not give up or stay out.
+            aloud: Announce it now. After a complete round all members know it already.
         """
         fields = [kind, f"met_{kind}"] if met else [kind]
-        self._say(aloud, **{f: max(round_, getattr(self._view.own, f)) for f in fields})
-
-    def hurry(self, round_: int) -> None:
-        """Ask everybody to begin a round with what there is: this peer has no time left."""
-        self._say(hurry=round_)
+        self._announce(aloud, **{f: max(round_, getattr(self.view.own, f)) for f in fields})
 
     @contextlib.contextmanager
     def pause_updates(self) -> Iterator[None]:
-        """Do not count the time in the body as time spent on samples."""
+        """Keep the time of the body out of this peer's speed."""
         with self.performance_ema.pause():
             yield
 
     def update_epoch(self, new_epoch: int, aloud: bool = True) -> int:
         """Go on to a round, with no samples yet."""
         self.performance_ema.reset_timer()
-        self._say(aloud, round=new_epoch, samples=0)
+        self._announce(aloud, round=new_epoch, samples=0)
         with self._lock:
-            self._told_samples = 0
+            self._announced_samples = 0
         return new_epoch
+
+    def jump_to(self, round_: int, samples: int = 0) -> None:
+        """Go on to a round whose state was loaded.
+
+        Args:
+            round_: The round.
+            samples: Accumulated samples that are kept.
+        """
+        self.performance_ema.reset_timer()
+        self._announce(round=round_, averaged=round_, synchronised=round_, samples=samples)
+
+    def skip_to(self, round_: int) -> None:
+        """Go on to a round of other peers, without having committed the rounds between."""
+        with self._lock:  # a loss in between would get a wrong date
+            self.view.skip(round_ - self.view.own.round)
+            self.jump_to(round_)
+
+    # -- the swarm, for hivemind's optimizer and for callbacks -------------------------------------
+
+    @property
+    def live_peers(self) -> int:
+        """Peers, this one included, that can take part in the next round."""
+        return self.swarm.live_peers
+
+    @property
+    def global_epoch(self) -> int:
+        """The last round that a peer of the swarm has finished."""
+        return self.swarm.newest_round
+
+    @property
+    def global_progress(self) -> GlobalTrainingProgress:
+        """Progress of the swarm in hivemind's terms."""
+        return self.swarm.summary
+
+    @property
+    def ready_to_update_epoch(self) -> bool:
+        """Whether this peer may begin the next round now."""
+        return self.swarm.is_round_due
+
+    @property
+    def estimated_next_update_time(self) -> float:
+        """When the next round is due, at the present speed [s on the DHT's clock]."""
+        eta: float = self.swarm.summary.eta_next_epoch
+        return get_dht_time() if self.swarm.is_round_due else eta
+
+    def wait_for_peers(self, peers: int, timeout: float) -> bool:
+        """Take part, and wait until a number of peers do; see :class:`ProgressView`."""
+        self.take_part(True)
+        return self.swarm.wait_for_peers(peers, timeout)

@@ -1,134 +1,145 @@
-"""Progress of the swarm as one peer knows it: the queries of its trainer."""
+"""Progress of the swarm, as one peer knows it."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 from hivemind.optim.progress_tracker import GlobalTrainingProgress
-from hivemind.utils import PerformanceEMA, get_dht_time
+from hivemind.utils import get_dht_time
 
 from rayhive.membership.view import MembershipView, Reunion
 
+#: Interval between two checks of a wait for a round's end, and for peers [s].
+ROUND_CHECK_S, PEERS_CHECK_S = 0.1, 1.0
+#: Speed of a swarm in which no peer has computed anything yet [samples/s].
+NO_SPEED = 1e-20
+
 
 class ProgressView:
-    """The questions that a progress tracker answers from its view.
+    """Queries of a training thread about the swarm. Every method takes the view's lock.
+
+    Args:
+        view: The peer's membership view.
+        target_batch_size: Samples of a round, over the swarm.
+        ended: Set when the view is no longer kept up to date; all waits end then.
 
     Attributes:
-        comes_first: The first averaging of a round: the one that peers come to from their batches.
+        comes_first: The first averaging of a round, to which peers come from their batches.
     """
 
-    _view: MembershipView
-    _lock: threading.Condition
-    ended: threading.Event
-    performance_ema: PerformanceEMA
-    target_batch_size: int
-    comes_first: Literal["averaged", "synchronised"] = "averaged"
-
-    def take_part(self, takes_part: bool) -> None:
-        """Say whether rounds have to wait for this peer from now on."""
-        raise NotImplementedError
+    def __init__(
+        self, view: MembershipView, target_batch_size: int, ended: threading.Event
+    ) -> None:
+        self._view, self._lock, self._ended = view, view.lock, ended
+        self._target = target_batch_size
+        self.comes_first: Literal["averaged", "synchronised"] = "averaged"
 
     @property
     def live_peers(self) -> int:
         """Peers, this one included, that can take part in the next round."""
         with self._lock:
-            return self._view.in_step()
+            return self._view.live_peers()
 
     @property
-    def global_epoch(self) -> int:
-        """The last round that anybody has finished."""
+    def newest_round(self) -> int:
+        """The last round that a peer of the swarm has finished."""
         with self._lock:
             return self._view.newest_round()
 
     @property
-    def global_progress(self) -> GlobalTrainingProgress:
-        """How far the swarm is."""
+    def summary(self) -> GlobalTrainingProgress:
+        """Progress of the swarm in hivemind's terms."""
         with self._lock:
-            everybody = self._view.taking_part()
-            rate = sum(p.samples_per_second for p in everybody) or self.performance_ema.eps
+            participants = self._view.participants()
+            rate = sum(p.samples_per_second for p in participants) or NO_SPEED
             samples = self._view.samples()
-            lacking = max(0, self.target_batch_size - samples)
             return GlobalTrainingProgress(
                 epoch=self._view.newest_round(),
                 samples_accumulated=samples,
-                target_batch_size=self.target_batch_size,
-                num_peers=self._view.in_step(),
-                num_clients=sum(p.client_mode for p in everybody),
-                eta_next_epoch=get_dht_time() + lacking / rate,
+                target_batch_size=self._target,
+                num_peers=self._view.live_peers(),
+                num_clients=sum(p.client_mode for p in participants),
+                eta_next_epoch=get_dht_time() + max(0, self._target - samples) / rate,
                 next_fetch_time=get_dht_time(),
             )
 
-    def has_missed(self, round_: int, timeout: float) -> bool:
-        """Return whether others have averaged a round without this peer.
+    @property
+    def is_round_due(self) -> bool:
+        """Whether this peer may begin the next round now."""
+        with self._lock:
+            behind = self._view.newest_round() > self._view.own.round
+            due = self._view.samples() >= self._target
+            return behind or due or self._view.is_in_a_hurry()
 
-        If they are in the middle of one that it cannot join, wait until they are done with it.
+    def share_of_lacking(self, announced: int) -> float:
+        """Return this peer's share of the samples that the next round lacks.
+
+        Args:
+            announced: Own samples that the other peers know of.
+        """
+        with self._lock:
+            lacking = self._target - (self._view.samples() - self._view.own.samples) - announced
+            return lacking / max(1, self._view.live_peers())
+
+    def has_missed(
+        self, round_: int, timeout: float, check: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Return whether other peers have averaged a round without this one.
+
+        If they are in the middle of a round that this peer cannot join, wait for its end.
 
         Args:
             round_: The round after the last one that this peer has finished.
             timeout: Longest wait [s].
+            check: Called about every 0.1 s during the wait; an error that it raises ends it.
         """
         deadline = time.monotonic() + timeout
         view, kind = self._view, self.comes_first
         with self._lock:
             while view.newest_averaged(kind) > view.newest_round():
                 left = deadline - time.monotonic()
-                if left <= 0 or self.ended.is_set():
+                if left <= 0 or self._ended.is_set():
                     break
-                self._lock.wait(min(left, 0.1))
-            done = max(self._view.newest_averaged(self.comes_first), self._view.newest_round() - 1)
-            return done >= round_
+                self._lock.wait(min(left, ROUND_CHECK_S))
+                check()
+            return max(view.newest_averaged(kind), view.newest_round() - 1) >= round_
 
     def was_met(self, round_: int) -> bool:
-        """Return whether peers that take part have averaged the gradients of a round in a group."""
+        """Return whether peers that take part have averaged a round's gradients in a group."""
         own = self._view.own.peer_id
         with self._lock:
-            others = [p for p in self._view.taking_part() if p.peer_id != own]
+            others = [p for p in self._view.participants() if p.peer_id != own]
             return any(p.met_averaged >= round_ for p in others)
 
     def take_reunion(self) -> Reunion | None:
-        """Return who came back that was lost, since the last call."""
+        """Return the lost peers that came back since the last call; None if there are none."""
         with self._lock:
             return self._view.take_reunion()
 
-    def any_here(self, peers: Iterable[bytes]) -> bool:
-        """Return whether any of these is known and alive."""
+    def any_alive(self, peers: Iterable[bytes]) -> bool:
+        """Return whether any of these other peers is alive."""
         with self._lock:
-            return any(self._view.is_here(peer) for peer in peers)
-
-    @property
-    def ready_to_update_epoch(self) -> bool:
-        """Whether this peer may go on to the next round now."""
-        with self._lock:
-            behind = self._view.newest_round() > self._view.own.round
-            due = self._view.samples() >= self.target_batch_size
-            return behind or due or self._view.is_in_a_hurry()
-
-    @property
-    def estimated_next_update_time(self) -> float:
-        """When the next round is due, at the present speed [s on the DHT's clock]."""
-        eta: float = self.global_progress.eta_next_epoch
-        return get_dht_time() if self.ready_to_update_epoch else eta
+            return any(self._view.is_alive(peer) for peer in peers)
 
     def wait_for_peers(self, peers: int, timeout: float) -> bool:
-        """Take part, and wait until so many peers do.
+        """Wait until a number of peers take part.
 
         Args:
-            peers: The number of peers, this one included.
+            peers: The number, this peer included.
             timeout: Longest wait [s].
 
         Returns:
             Whether they do.
         """
-        self.take_part(True)
         deadline = time.monotonic() + timeout
         with self._lock:
-            # none of them makes progress while it waits here
-            while sum(peer.takes_part for peer in self._view.present()) < peers:
+            # stragglers count: no peer makes progress while it waits here
+            while sum(peer.takes_part for peer in self._view.alive()) < peers:
                 left = deadline - time.monotonic()
-                if left <= 0 or self.ended.is_set():
+                if left <= 0 or self._ended.is_set():
                     return False
-                self._lock.wait(min(left, 1.0))
+                self._lock.wait(min(left, PEERS_CHECK_S))
         return True

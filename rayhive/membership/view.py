@@ -1,4 +1,4 @@
-"""Who takes part in a run and how far everybody is, as one peer knows it. No network, no clock."""
+"""Membership view: one peer's picture of the swarm. No network, and the clock is passed in."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from rayhive.membership.member import ROUNDS_BEHIND, Member
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a peer says of itself.
+    """State that a peer announces.
 
     Attributes:
-        peer_id: Its identity.
-        since: When it came [s on the DHT's clock]; the oldest peer leads.
-        version: Of two things that it has said, the one with the larger number counts.
-        takes_part: Whether rounds have to wait for it: not while it starts, loads or leaves.
+        peer_id: Its id.
+        since: When it joined [s on the DHT's clock]; the oldest peer leads groups.
+        version: Number of the announcement; the largest number is the newest.
+        takes_part: Whether rounds wait for the peer: not while it starts, loads or leaves.
         client_mode: Whether it cannot be called.
         round: The last round that it has finished.
         averaged: The last round whose gradients it has averaged, or given up.
-        synchronised: The last round whose parameters it has averaged, or was not to.
-        met_averaged: The last round whose gradients it has averaged with others.
-        met_synchronised: The last round whose parameters it has averaged with others.
-        samples: What it has accumulated for the next round.
-        samples_per_second: How fast it has been lately.
-        hurry: A round that it asks the others to begin at once, with what there is.
+        synchronised: The last round whose parameters it has averaged, or did not have to.
+        met_averaged: The last round whose gradients it has averaged in a group.
+        met_synchronised: The last round whose parameters it has averaged in a group.
+        samples: Accumulated samples for the next round.
+        samples_per_second: Its recent speed.
+        hurry: A round that it asks the other peers to begin at once.
         entered: The last round that it has begun to average; before that it computes.
-        away: Whether it does not take part only for a while: it validates, saves or loads data.
-        addresses: Where it can be reached.
+        away: Whether it is only on a break: it validates, saves or loads data.
+        addresses: Multiaddresses at which it can be reached.
     """
 
     peer_id: bytes
@@ -58,7 +58,7 @@ class Heartbeat:
 
     @classmethod
     def unpack(cls, fields: Iterable[Any]) -> Heartbeat:
-        """Read what :meth:`pack` made.
+        """Return the announcement with the fields of :meth:`pack`.
 
         Raises:
             TypeError: There are too few or too many fields.
@@ -69,11 +69,11 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Reunion:
-    """Peers are here again that were lost without a word.
+    """Return of peers that were lost without a goodbye.
 
     Attributes:
         since: The last round that this peer had finished when it lost the first of them.
-        peers: Who they are.
+        peers: Their ids.
     """
 
     since: int
@@ -81,16 +81,16 @@ class Reunion:
 
 
 class MembershipView:
-    """Everything that a peer has heard of the peers of its run, and when.
+    """The announcements that a peer has received, and when it received them.
 
-    Threads that share one hold its :attr:`lock`, which is re-entrant.
+    Threads that share a view hold its :attr:`lock`, which is re-entrant.
 
     Args:
-        own: The peer itself.
-        silence: A peer that was not heard of for so long counts as dead [s].
+        own: The peer's own state.
+        silence: A peer without a message for so long counts as dead [s].
         clock: Monotonic time [s].
-        straggler_timeout: A peer that computes and made no progress for so long is not waited for
-            until it does [s].
+        straggler_timeout: Rounds stop waiting for a peer that computes without progress for so
+            long, until it makes progress again [s].
     """
 
     def __init__(
@@ -105,30 +105,34 @@ class MembershipView:
         self.lock = threading.Condition()
         self._progressed: dict[bytes, float] = {own.peer_id: clock()}
         self._others: dict[bytes, Heartbeat] = {}
-        self._heard: dict[bytes, float] = {}
+        self._received: dict[bytes, float] = {}
         self._unreachable: set[bytes] = set()
         self._lost: dict[bytes, int] = {}
         self._reunion: Reunion | None = None
 
-    def say(self, **fields: Any) -> None:
-        """Change what this peer says of itself."""
+    # -- this peer ---------------------------------------------------------------------------------
+
+    def announce(self, **fields: Any) -> None:
+        """Change this peer's own state."""
         self.own = replace(self.own, version=self.own.version + 1, **fields)
         self.note_progress()
 
     def note_progress(self) -> None:
-        """Note that this peer has come further just now."""
+        """Note that this peer makes progress now."""
         self._progressed[self.own.peer_id] = self._clock()
 
-    def hear(self, heartbeat: Heartbeat, age: float = 0.0, idle: float = 0.0) -> bool:
-        """Take in what a peer says of itself, or said ``age`` seconds ago to somebody else.
+    # -- announcements -----------------------------------------------------------------------------
+
+    def receive(self, heartbeat: Heartbeat, age: float = 0.0, idle: float = 0.0) -> bool:
+        """Take in the announcement of a peer, received from it or through another peer.
 
         Args:
-            heartbeat: What it says.
-            age: How old that is [s]; 0 is first hand.
-            idle: How long it has made no progress [s].
+            heartbeat: The announcement.
+            age: Its age [s]; 0 if it comes from the peer itself.
+            idle: Time without progress of the peer [s].
 
         Returns:
-            Whether it is news.
+            Whether it is newer than the known one.
         """
         peer = heartbeat.peer_id
         if peer == self.own.peer_id:
@@ -136,124 +140,138 @@ class MembershipView:
         progressed = self._clock() - idle
         self._progressed[peer] = max(self._progressed.get(peer, progressed), progressed)
         known = self._others.get(peer)
-        first_hand = age == 0.0
-        if first_hand:
+        direct = age == 0.0
+        if direct:
             self._unreachable.discard(peer)
-            self._welcome_back(peer)
-        # Others' word makes a peer known, and a client, which cannot be called, stay alive. A
-        # peer that can be called has to be heard itself, or its death would travel in circles.
-        if first_hand or known is None or heartbeat.client_mode:
-            heard = self._clock() - age
-            self._heard[peer] = max(self._heard.get(peer, heard), heard)
+            self._note_return(peer)
+        # A relayed announcement makes a peer known. It keeps a peer alive only in client mode,
+        # where it cannot be called: reports of a dead peer could go round in circles.
+        if direct or known is None or heartbeat.client_mode:
+            received = self._clock() - age
+            self._received[peer] = max(self._received.get(peer, received), received)
         if known is not None and known.version >= heartbeat.version:
             return False
         self._others[peer] = heartbeat
-        self._welcome_back(peer)  # also at others' word: all should know at the same time
+        self._note_return(peer)  # also when relayed: all peers should note it at the same time
         return True
 
-    def _welcome_back(self, peer: bytes) -> None:
+    def records(self) -> list[list[Any]]:
+        """Return the records of all live peers, for the wire: fields, age and idle time [s]."""
+        now = self._clock()
+        others = [heartbeat for heartbeat in self._others.values() if self._alive(heartbeat)]
+        ages = [max(1e-6, now - self._received[p.peer_id]) for p in others]  # 0 means direct
+        return [
+            self.own_record(),
+            *([p.pack(), age, self._idle(p)] for p, age in zip(others, ages, strict=True)),
+        ]
+
+    def own_record(self) -> list[Any]:
+        """Return the record of this peer: fields, age and idle time [s]."""
+        return [self.own.pack(), 0.0, self._idle(self.own)]
+
+    def _idle(self, heartbeat: Heartbeat) -> float:
+        return self._clock() - self._progressed[heartbeat.peer_id]
+
+    # -- losses and returns ------------------------------------------------------------------------
+
+    def give_up(self, peer: bytes) -> None:
+        """Count a peer that cannot be reached as dead until it is heard of again."""
+        self._unreachable.add(peer)
+        self.note_losses()
+
+    def note_losses(self) -> None:
+        """Note the lost peers, and this peer's round at the time of the loss."""
+        for peer in self.lost():
+            self._lost.setdefault(peer, self.own.round)
+
+    def lost(self) -> frozenset[bytes]:
+        """Return the ids of dead peers that did not announce that they leave."""
+        return frozenset(
+            heartbeat.peer_id
+            for heartbeat in self._others.values()
+            if heartbeat.takes_part and not self._alive(heartbeat)
+        )
+
+    def _note_return(self, peer: bytes) -> None:
         if peer in self._lost:
             before = self._reunion or Reunion(self._lost[peer], frozenset())
             since = min(before.since, self._lost.pop(peer))
             self._reunion = Reunion(since, before.peers | {peer})
 
     def take_reunion(self) -> Reunion | None:
-        """Return who came back since the last call, if anybody did."""
+        """Return the lost peers that came back since the last call; None if there are none."""
         reunion, self._reunion = self._reunion, None
         return reunion
 
     def skip(self, rounds: int) -> None:
-        """Count so many rounds, which this peer did not do, as if it had done them before."""
+        """Date losses later by rounds that this peer jumps over and so does not commit."""
         self._lost = {peer: since + rounds for peer, since in self._lost.items()}
         if self._reunion is not None:
             self._reunion = Reunion(self._reunion.since + rounds, self._reunion.peers)
 
-    def note_losses(self) -> None:
-        """Remember who is gone without having said that it takes part no more, and since when."""
-        for peer in self.lost():
-            self._lost.setdefault(peer, self.own.round)
-
-    def lost(self) -> frozenset[bytes]:
-        """Return those who are gone without having said that they take part no more."""
-        return frozenset(
-            heartbeat.peer_id
-            for heartbeat in self._others.values()
-            if heartbeat.takes_part and not self._here(heartbeat)
-        )
-
-    def is_here(self, peer: bytes) -> bool:
-        """Return whether a peer is known and alive."""
-        return peer in self._others and self._here(self._others[peer])
-
-    def addresses_of(self, peer: bytes) -> tuple[str, ...]:
-        """Return where a peer was said to be reached."""
-        known = self._others.get(peer)
-        return () if known is None else known.addresses
-
-    def give_up(self, peer: bytes) -> None:
-        """Count a peer as dead until it is heard of again: it cannot be reached."""
-        self._unreachable.add(peer)
-        self.note_losses()
-
     def forget(self, seconds: float) -> None:
-        """Drop peers that were not heard of for so long [s]."""
-        for peer in [p for p, heard in self._heard.items() if self._clock() - heard > seconds]:
+        """Drop peers without a message for so long [s]."""
+        now = self._clock()
+        for peer in [p for p, received in self._received.items() if now - received > seconds]:
             self._others.pop(peer, None)
-            self._heard.pop(peer, None)
+            self._received.pop(peer, None)
             self._unreachable.discard(peer)
             self._lost.pop(peer, None)
             self._progressed.pop(peer, None)
 
-    def told(self) -> list[list[Any]]:
-        """Return what is known of everybody that is alive: fields, age and idle time [s]."""
-        now = self._clock()
-        others = [heartbeat for heartbeat in self._others.values() if self._here(heartbeat)]
-        ages = [max(1e-6, now - self._heard[p.peer_id]) for p in others]  # 0 is first hand
-        return [
-            self.told_of_own(),
-            *([p.pack(), age, self._idle(p)] for p, age in zip(others, ages, strict=True)),
-        ]
+    # -- peers -------------------------------------------------------------------------------------
 
-    def told_of_own(self) -> list[Any]:
-        """Return what this peer says of itself: fields, age and idle time [s]."""
-        return [self.own.pack(), 0.0, self._idle(self.own)]
-
-    def _idle(self, heartbeat: Heartbeat) -> float:
-        return self._clock() - self._progressed[heartbeat.peer_id]
-
-    def others(self) -> list[Heartbeat]:
-        """Return all other peers that are known, dead ones included."""
+    def known(self) -> list[Heartbeat]:
+        """Return all other known peers, dead ones included."""
         return list(self._others.values())
 
-    def _here(self, heartbeat: Heartbeat) -> bool:
+    def knows(self, peer: bytes) -> bool:
+        """Return whether another peer is known, dead or alive."""
+        return peer in self._others
+
+    def addresses_of(self, peer: bytes) -> tuple[str, ...]:
+        """Return the announced addresses of a peer."""
+        known = self._others.get(peer)
+        return () if known is None else known.addresses
+
+    def is_alive(self, peer: bytes) -> bool:
+        """Return whether another peer is known and alive."""
+        return peer in self._others and self._alive(self._others[peer])
+
+    def _alive(self, heartbeat: Heartbeat) -> bool:
         peer = heartbeat.peer_id
         if peer in self._unreachable:
             return False
-        return self._clock() - self._heard[peer] <= self.silence
+        return self._clock() - self._received[peer] <= self.silence
 
-    def present(self) -> list[Heartbeat]:
-        """Return everybody that is alive, the oldest first, this peer included."""
+    def alive(self) -> list[Heartbeat]:
+        """Return all live peers, this one included, the oldest first."""
         if not self._others:
             return [self.own]
-        others = [heartbeat for heartbeat in self._others.values() if self._here(heartbeat)]
+        others = [heartbeat for heartbeat in self._others.values() if self._alive(heartbeat)]
         return sorted([self.own, *others], key=lambda p: (p.since, p.peer_id))
 
-    def taking_part(self) -> list[Heartbeat]:
-        """Return everybody that is alive and takes part, the oldest first; no stragglers."""
-        present = [heartbeat for heartbeat in self.present() if heartbeat.takes_part]
-        return [heartbeat for heartbeat in present if not self.is_straggling(heartbeat)]
+    def alive_ids(self) -> set[bytes]:
+        """Return the ids of all live peers, this one included. It takes the lock by itself."""
+        with self.lock:
+            return {heartbeat.peer_id for heartbeat in self.alive()}
+
+    def participants(self) -> list[Heartbeat]:
+        """Return the live peers that take part, the oldest first, without stragglers."""
+        alive = [heartbeat for heartbeat in self.alive() if heartbeat.takes_part]
+        return [heartbeat for heartbeat in alive if not self.is_straggling(heartbeat)]
 
     def is_straggling(self, heartbeat: Heartbeat) -> bool:
-        """Return whether a peer has computed for too long without progress.
+        """Return whether another peer has computed for too long without progress.
 
-        A peer that averages makes no progress either while it waits for others.
+        A peer that averages is none: it makes no progress either while it waits for other peers.
         """
         if heartbeat.peer_id == self.own.peer_id or heartbeat.entered > heartbeat.round:
             return False
         return self._idle(heartbeat) > self.straggler_timeout
 
     def members(self, kind: str, computes: bool = True) -> tuple[Member, ...]:
-        """Return those who take part as matchmaking wants them.
+        """Return the peers that take part, for group formation.
 
         Args:
             kind: ``averaged`` for gradients, ``synchronised`` for parameters.
@@ -265,11 +283,13 @@ class MembershipView:
                 p.peer_id, p.client_mode, p.round, getattr(p, kind), getattr(p, f"met_{kind}"),
                 p.entered if computes else None,
             )
-            for p in self.taking_part()
+            for p in self.participants()
         )  # fmt: skip
 
+    # -- progress ----------------------------------------------------------------------------------
+
     def newest_round(self) -> int:
-        """Return the last round that anybody has finished who takes part, or is away."""
+        """Return the last round that a peer in the run, or on a break, has finished."""
         return max([self.own.round, *(p.round for p in self._company() if not p.client_mode)])
 
     def newest_averaged(self, kind: str) -> int:
@@ -277,7 +297,7 @@ class MembershipView:
         return max((getattr(p, kind) for p in self._company() if not p.client_mode), default=0)
 
     def _company(self) -> list[Heartbeat]:
-        others = [p for p in self.present() if p.peer_id != self.own.peer_id]
+        others = [p for p in self.alive() if p.peer_id != self.own.peer_id]
         return [p for p in others if p.takes_part or p.away]
 
     def samples(self) -> int:
@@ -286,17 +306,17 @@ class MembershipView:
         own = self.own.samples if self.own.round == newest else 0
         return own + sum(
             p.samples
-            for p in self.taking_part()
+            for p in self.participants()
             if p.round == newest and p.peer_id != self.own.peer_id
         )
 
     def is_in_a_hurry(self) -> bool:
-        """Return whether somebody cannot wait until the next round is full."""
+        """Return whether a peer asks to begin the next round before it is full."""
         newest = self.newest_round()
-        return any(p.hurry > newest for p in self.taking_part())
+        return any(p.hurry > newest for p in self.participants())
 
-    def in_step(self) -> int:
-        """Return how many peers, this one included, can take part in the next round."""
+    def live_peers(self) -> int:
+        """Return the number of peers, this one included, that can take part in the next round."""
         newest = self.newest_round()
-        peers = [p for p in self.taking_part() if p.peer_id != self.own.peer_id]
+        peers = [p for p in self.participants() if p.peer_id != self.own.peer_id]
         return 1 + sum(p.round >= newest - ROUNDS_BEHIND for p in peers)

@@ -1,8 +1,7 @@
-"""The processes that hivemind forks: they leave Ctrl-C to the trainer and do not outlive it.
+"""Child processes of hivemind: they ignore Ctrl-C and do not outlive the trainer.
 
-Left to themselves, an interrupt from the terminal ends the network daemon under the trainer's
-feet, the trainer is left deaf to interrupts, and a trainer that is killed leaves averagers that
-go on joining groups.
+Without this, an interrupt from the terminal ends the network daemon before the trainer, the trainer
+ignores interrupts, and the averagers of a killed trainer go on joining groups.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ import psutil
 from hivemind.p2p import P2P
 
 _PR_SET_PDEATHSIG = 1
-#: The path of a socket may have 107 bytes, of which the name of the file takes up to 50.
+#: The path of a socket may have 107 bytes, of which the file name takes up to 50.
 _LONGEST_FOLDER = 55
 _LIBC = ctypes.CDLL(None, use_errno=True)
-#: What the fork that is under way has to become; None outside of :meth:`ChildProcesses.forking`.
+#: Options of the fork that is under way; None outside of :meth:`ChildProcesses.forking`.
 _fork: dict[str, bool] | None = None
 
 
@@ -42,7 +41,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 class ChildProcesses:
-    """What one strategy makes hivemind start, and how it is cleaned up."""
+    """The processes that hivemind starts for one strategy, and their clean-up."""
 
     def __init__(self) -> None:
         folder = tempfile.gettempdir()
@@ -52,15 +51,15 @@ class ChildProcesses:
 
     @contextlib.contextmanager
     def forking(self, own_group: bool = False) -> Iterator[None]:
-        """Let what is forked in the body ignore SIGINT and die with this process.
+        """Make processes that are forked in the body ignore SIGINT and die with this process.
 
-        The trainer's own handler of SIGINT, which hivemind replaces, is put back afterwards. If
-        the body fails, what it has forked is killed.
+        The trainer's own handler of SIGINT, which hivemind replaces, is restored afterwards. If
+        the body fails, the processes that it has forked are killed.
 
         Args:
             own_group: Give the fork a process group of its own. The network daemon handles
-                SIGINT even if it is told to ignore it, so it must not be in the terminal's
-                foreground group.
+                SIGINT even where it inherits that it is ignored, so it must not be in the
+                terminal's foreground group.
         """
         global _fork
         main = threading.current_thread() is threading.main_thread()
@@ -68,7 +67,7 @@ class ChildProcesses:
         socket_prefix = P2P._UNIX_SOCKET_PREFIX
         if main:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        # The kernel's signal comes when the forking *thread* ends: only the main one may ask.
+        # the kernel sends its signal when the forking *thread* ends, so only the main one asks
         _fork = {"die_with_parent": main, "own_group": own_group}
         P2P._UNIX_SOCKET_PREFIX = f"/unix{self._prefix}"
         before = set(descendants(os.getpid()))
@@ -85,12 +84,12 @@ class ChildProcesses:
                 signal.signal(signal.SIGINT, handler)
 
     def start_dht(self, **arguments: Any) -> hivemind.DHT:
-        """Start a :class:`hivemind.DHT`; on failure nothing of it is left."""
+        """Start a :class:`hivemind.DHT`; on failure its processes are killed."""
         with self.forking(own_group=True):
             return hivemind.DHT(start=True, **arguments)
 
     def end_dht(self, dht: hivemind.DHT) -> None:
-        """Shut the DHT down, by force if it does not answer."""
+        """Shut the DHT down, and kill it if it does not answer."""
         daemons = descendants(dht.pid)
         with contextlib.suppress(Exception):
             dht.shutdown()
@@ -99,14 +98,14 @@ class ChildProcesses:
         self.remove_sockets()
 
     def remove_sockets(self) -> None:
-        """Remove the socket files of processes that had no time to do it."""
+        """Remove the socket files of processes that were killed."""
         for path in glob.glob(f"{glob.escape(self._prefix)}*"):
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
 
 def descendants(pid: Any) -> list[psutil.Process]:
-    """Return the children of a process and theirs; none if it has ended."""
+    """Return the children of a process, recursively; none if it has ended."""
     if not isinstance(pid, int):  # it has not been started
         return []
     try:
@@ -124,7 +123,7 @@ def kill(processes: list[psutil.Process]) -> None:
 
 
 def end_process(process: Any, grace_s: float = 1.0) -> None:
-    """End a process of hivemind that should have ended by now."""
+    """Wait for the end of a hivemind process, and kill it if it goes on."""
     with contextlib.suppress(Exception):
         process.join(grace_s)
         if process.is_alive():

@@ -1,180 +1,250 @@
-"""How a peer that comes, or has fallen behind, gets to where the others are."""
+"""State synchronisation: how a peer that joins or falls behind gets to the swarm's round."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
+from hivemind.averaging import DecentralizedAverager
+from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
+from rayhive.averaging.averagers import RayhiveStateAverager
 from rayhive.averaging.factory import takes_over_state
-from rayhive.optim.components import OptimizerComponents
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.optim.consistency import ParameterConsistency
+from rayhive.optim.partition_history import PartitionHistory
+from rayhive.optim.reporter import EventReporter
+from rayhive.optim.watchdog import ProcessWatchdog
 
 logger = get_logger(__name__)
 
-#: Groups that are remembered, to know who was there before others came back.
-GROUPS_KEPT = 8
 
+class StateSync:
+    """Downloads the newest state of the swarm when this peer needs it.
 
-class StateSync(OptimizerComponents):
-    """Takes over the newest state that it can get, and counts for nothing until it is the others'.
+    A peer also steps out of the rounds while it validates, saves a checkpoint or loads data. The
+    gradients that it has accumulated stay, and enter the round in which it is back.
+
+    Args:
+        tracker: The peer's announcements, and the progress of the swarm.
+        state_averager: Owner of parameters, optimizer state and the peer's round.
+        grad_averager: The gradient averager; None with local updates.
+        consistency: Whether the peer's parameters count.
+        partitions: Record of partitions.
+        reporter: Destination of events.
+        watchdog: Ends a wait for a process that died.
+        averaging_timeout: Longest wait for a round that this peer cannot join [s].
+        load_state_timeout: Longest download [s].
+        attempts: Downloads to try before the peer keeps its own state.
 
     Attributes:
-        _stale: The parameters are of an older round than the peer says: they must not count.
-        _keeps: Its gradients count all the same: it kept what it had accumulated.
-        _settling: The state was loaded, and parameters were not averaged since.
-        _astray: The last round since which its parameters may differ from the others', as it failed
-            or was partial; 0 if they do not.
-        _apart: Rounds that it did while it had lost others who are here again; None once the
-            parameters of all of them were averaged.
-        _half: Who was with it then.
-        _lost: Who was not.
-        _groups: Who was in its last rounds.
-        _went_on: When the peer went on to the present round [s of ``time.perf_counter``].
+        round_began: When the peer went on to its present round [s of ``time.perf_counter``].
     """
 
-    _load_state_attempts: int
-
-    def __init__(self, **kwargs: Any) -> None:
-        self._stale = self._settling = self._keeps = False
-        self._astray = 0
-        self._apart: int | None = None
-        self._half: list[bytes] = []
-        self._lost: frozenset[bytes] = frozenset()
-        self._groups: deque[frozenset[bytes]] = deque(maxlen=GROUPS_KEPT)
-        self._went_on = time.perf_counter()
-        super().__init__(**kwargs)
+    def __init__(
+        self,
+        *,
+        tracker: LiveProgressTracker,
+        state_averager: RayhiveStateAverager,
+        grad_averager: GradientAverager | None,
+        consistency: ParameterConsistency,
+        partitions: PartitionHistory,
+        reporter: EventReporter,
+        watchdog: ProcessWatchdog,
+        averaging_timeout: float,
+        load_state_timeout: float,
+        attempts: int,
+    ) -> None:
+        self._tracker = tracker
+        self._state_averager, self._grad_averager = state_averager, grad_averager
+        self._consistency, self._partitions = consistency, partitions
+        self._reporter, self._watchdog = reporter, watchdog
+        self._averaging_timeout = averaging_timeout
+        self._load_state_timeout, self._attempts = load_state_timeout, attempts
+        self.round_began = time.perf_counter()
 
     @property
-    def _counts_for_nothing(self) -> bool:
-        """Whether its gradients must not count: none of them is of the others' parameters."""
-        return self._stale and not self._keeps
+    def _round(self) -> int:
+        return int(self._state_averager.local_epoch)
 
-    def _should_load_state_from_peers(self) -> bool:
-        """Say whether this peer has missed a round.
+    @property
+    def _averagers(self) -> Sequence[DecentralizedAverager]:
+        both = (self._state_averager, self._grad_averager)
+        return [averager for averager in both if averager is not None]
 
-        One that is a round behind can still take part in the round that the others have begun;
-        hivemind may make it throw its samples away and download the state instead, while the
-        others wait for it.
+    # -- decisions ---------------------------------------------------------------------------------
+
+    def needs_download(self) -> bool:
+        """Return whether this peer has to download the state before it goes on.
+
+        A peer that is one round behind can still take part in the round that the other peers have
+        begun. hivemind may make it drop its samples and download the state while they wait for it.
         """
-        if self._diverged:
-            self._diverged = False
+        if self._consistency.take_divergence():
             return True
-        self._note_reunion()
-        behind: bool = self.local_epoch < self.tracker.global_epoch - 1
-        if behind and self._apart:
-            self._join_again()
+        self.note_reunion()
+        behind = self._round < self._tracker.global_epoch - 1
+        if behind and self._partitions.rounds_apart:
+            self._join_newest_round()
             return False
-        if behind and self._settling:  # rounds are shorter than loading the state
-            self._go_on_from(self.local_epoch, self._keeps)
+        if behind and self._consistency.settling:  # rounds are shorter than a download
+            self._jump_to_newest(self._round, self._consistency.keeps_gradients)
             return False
         return behind
 
-    def _note_reunion(self) -> None:
-        """See whether peers are here again that were lost, and what this one did without them."""
-        reunion = self.tracker.take_reunion()
-        if reunion is None:
+    def note_reunion(self) -> None:
+        """Note lost peers that are back, and the rounds that this peer committed without them."""
+        reunion = self._tracker.swarm.take_reunion()
+        if reunion is not None:
+            # parameters have to be averaged as soon as all peers are together
+            self._consistency.note_failure(self._round + 1)
+            self._partitions.note_reunion(reunion, self._round)
+
+    def gathered(self, next_round: int) -> list[Any]:
+        """Return this peer's entry for a group that averages parameters.
+
+        Returns:
+            The round, the hexadecimal peer ids of this peer's side of a partition, and the rounds
+            that it committed there.
+        """
+        self.note_reunion()  # lost peers may have come back during the round
+        side = [peer.hex() for peer in self._partitions.side]
+        return [next_round, side, self._partitions.rounds_apart]
+
+    # -- breaks ------------------------------------------------------------------------------------
+
+    def return_from_break(self) -> None:
+        """Take part again if this peer stepped out, with the newest state if it missed a round."""
+        seconds = self._tracker.begin_batch()
+        if seconds is None:
             return
-        # parameters have to be averaged as soon as all are together
-        self._astray = self.local_epoch + 1
-        before, self._lost = self._apart, self._lost | reunion.peers
-        # They come one by one, and some are lost again for a moment while links come back: that
-        # makes nothing less of what was done without the first of them.
-        self._apart = max(self.local_epoch - reunion.since, before or 0)
-        if self._apart != before:
-            groups = tuple(self._groups)  # a thread may add one meanwhile
-            without = [group for group in groups if not self._lost & group]
-            self._half = sorted(without[-1]) if without else []
+        before = self._round
+        if self._missed(before + 1):
+            self.download(keep_gradients=True)
+        else:
+            self._tracker.take_part(True)
+        self._reporter.emit("stepped_in", round_before=before, round=self._round, seconds=seconds)
 
-    def _join_again(self) -> None:
-        """Stand where the others are, who went further in the same time, with what was learnt."""
-        self.state_averager.step(wait_for_delayed_updates=True)
-        before, newest = self.local_epoch, self.tracker.global_epoch
-        self.state_averager.local_epoch = newest
-        self.tracker.skip_to(newest)
-        if not self.client_mode:
-            self.state_averager.state_sharing_priority = newest
-            if self.use_gradient_averaging:
-                self.grad_averager.state_sharing_priority = newest
-        self._emit("reunited", round_before=before, round=newest, apart=self._apart)
+    def take_over_missed_round(self) -> bool:
+        """Download the state if other peers have averaged the round that is due.
 
-    def _state_gather(self, next_round: int) -> list[Any]:
-        """Return what the others have to know in order to weigh this peer's parameters."""
-        self._note_reunion()  # they may have come back in the middle of the round
-        return [next_round, [peer.hex() for peer in self._half], self._apart]
+        They may have begun it just when this peer came back. Its gradients enter the next round; a
+        step of its own would make its parameters differ. Peers of two sides of a partition merge
+        their work instead.
 
-    def load_state_from_peers(self, *, keep_gradients: bool = False, **kwargs: Any) -> None:
-        """Take over the newest state of the swarm; keep one's own if no peer can give it.
+        Returns:
+            Whether they have averaged it.
+        """
+        self.note_reunion()
+        due = self._round + 1
+        if self._partitions.rounds_apart is not None or not self._tracker.swarm.was_met(due):
+            return False
+        self._missed(due)  # wait for the end of the round, which may be under way
+        self.download(keep_gradients=True)
+        return True
+
+    def _missed(self, round_: int) -> bool:
+        return self._tracker.swarm.has_missed(
+            round_, self._averaging_timeout, check=self._watchdog.check
+        )
+
+    # -- downloads ---------------------------------------------------------------------------------
+
+    def download(self, *, keep_gradients: bool = False, **options: Any) -> None:
+        """Download the newest state of the swarm; keep the present one if no peer can send it.
 
         hivemind retries for ever on errors.
 
         Args:
-            keep_gradients: Keep what was accumulated: it enters the next round.
-            kwargs: As hivemind's.
+            keep_gradients: Keep the accumulated gradients for the next round.
+            options: Options of hivemind's ``load_state_from_peers``.
         """
-        self.tracker.take_part(False)  # nobody has to wait
-        self.state_averager.step(wait_for_delayed_updates=True)
-        began, round_before = time.perf_counter(), self.local_epoch
+        self._tracker.take_part(False)  # no round has to wait for this peer
+        self._state_averager.step(wait_for_delayed_updates=True)
+        began, round_before = time.perf_counter(), self._round
         received = self._downloaded_bytes()
-        kwargs.setdefault("timeout", self.load_state_timeout)
-        with self.tracker.pause_updates():
-            for _ in range(self._load_state_attempts):
+        options.setdefault("timeout", self._load_state_timeout)
+        with self._tracker.pause_updates():
+            for _ in range(self._attempts):
                 try:
-                    self.state_averager.load_state_from_peers(**kwargs)
-                    self._emit_refused_states()
-                    averager = self.grad_averager
-                    if averager is not None and takes_over_state(type(averager)):
-                        averager.load_state_from_peers(**kwargs)
+                    self._download_once(**options)
                     break
                 except Exception as error:
-                    self._watch.check()
+                    self._watchdog.check()
                     logger.warning(f"could not load the state from a peer: {error!r}")
-            loaded = self.local_epoch
-            self._settling, self._apart, self._lost = True, None, frozenset()
-            kept = self._go_on_from(loaded, keep_gradients)
-        self._emit(
+            loaded = self._round
+            self._consistency.note_loaded()
+            self._partitions.reset()
+            kept = self._jump_to_newest(loaded, keep_gradients)
+        self._reporter.emit(
             "state_loaded",
             round_before=round_before,
             round_of_state=loaded,
-            round=self.local_epoch,
+            round=self._round,
             seconds=time.perf_counter() - began,
             received_bytes=self._downloaded_bytes() - received,
             kept=kept,
         )
 
-    def _downloaded_bytes(self) -> int:
-        """Return what this peer has received of others' states so far [B]."""
-        averagers = (self.state_averager, self.grad_averager)
-        return sum(getattr(averager, "downloaded_bytes", 0) for averager in averagers)
-
-    def _emit_refused_states(self) -> None:
-        refused = getattr(self.state_averager, "refused_states", [])
+    def _download_once(self, **options: Any) -> None:
+        self._state_averager.load_state_from_peers(**options)
+        refused = getattr(self._state_averager, "refused_states", [])
         while refused:
-            self._refuse(self.local_epoch, "state", **refused.pop(0))
+            self._reporter.refusal(self._round, "state", **refused.pop(0))
+        averager = self._grad_averager
+        if averager is not None and takes_over_state(type(averager)):
+            averager.load_state_from_peers(**options)
 
-    def _go_on_from(self, loaded: int, keep_gradients: bool = False) -> int:
-        """Stand where the others are, with the parameters of a round that may be older.
+    def _downloaded_bytes(self) -> int:
+        """Return the bytes of states that this peer has received so far."""
+        return sum(getattr(averager, "downloaded_bytes", 0) for averager in self._averagers)
 
-        While this peer was loading, the others went on. Until their parameters have replaced its
-        own, these count for nothing.
+    # -- changes of the round ----------------------------------------------------------------------
+
+    def share_round(self, round_: int) -> None:
+        """Announce ``round_`` as that of the state which joiners can download here."""
+        for averager in self._averagers:
+            if not averager.client_mode:
+                averager.state_sharing_priority = round_
+
+    def restore(self, round_: int) -> None:
+        """Put the peer at the beginning of a round, as its state was loaded from a checkpoint."""
+        self._state_averager.local_epoch = round_
+        self._tracker.jump_to(round_)
+        self.share_round(round_)
+
+    def _join_newest_round(self) -> None:
+        """Go to the newest round, and keep the work of this peer's side of a partition."""
+        self._state_averager.step(wait_for_delayed_updates=True)
+        before, newest = self._round, self._tracker.global_epoch
+        self._state_averager.local_epoch = newest
+        self._tracker.skip_to(newest)
+        self.share_round(newest)
+        self._reporter.emit(
+            "reunited", round_before=before, round=newest, apart=self._partitions.rounds_apart
+        )
+
+    def _jump_to_newest(self, loaded: int, keep_gradients: bool) -> int:
+        """Go to the newest round with parameters of a round that may be older.
+
+        The other peers go on during a download. This peer's parameters do not count until they are
+        averaged.
 
         Returns:
-            How many accumulated samples are left.
+            The accumulated samples that are kept.
         """
-        newest = max(loaded, self.tracker.global_epoch)
-        self.state_averager.local_epoch = newest
-        self._stale |= newest > loaded
-        self._keeps = keep_gradients
+        newest = max(loaded, self._tracker.global_epoch)
+        self._state_averager.local_epoch = newest
+        self._consistency.note_jump(behind=newest > loaded, keeps_gradients=keep_gradients)
         kept = 0
-        if self.use_gradient_averaging:
+        if self._grad_averager is not None:
             if not keep_gradients:
-                self.grad_averager.reset_accumulated_grads_()
-            kept = self.grad_averager.local_samples_accumulated
-        self.tracker.jump_to(newest, kept)
-        self.tracker.take_part(True)
-        for averager in () if self.client_mode else (self.state_averager, self.grad_averager):
-            if averager is not None:
-                averager.state_sharing_priority = newest
-        self._went_on = time.perf_counter()
+                self._grad_averager.reset_accumulated_grads_()
+            kept = self._grad_averager.local_samples_accumulated
+        self._tracker.jump_to(newest, kept)
+        self._tracker.take_part(True)
+        self.share_round(newest)
+        self.round_began = time.perf_counter()
         return kept

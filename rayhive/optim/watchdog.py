@@ -1,7 +1,7 @@
-"""Notices that a process died which a peer cannot do without, and lets nobody wait for it.
+"""A thread that ends waits for answers that cannot come, or are no longer wanted.
 
-hivemind's futures are answered by other processes. When one of these dies, nothing ever comes,
-and who waits for it, waits for ever.
+hivemind's futures are answered by other processes. When such a process dies, its futures are never
+answered, and a wait for one of them never ends.
 """
 
 from __future__ import annotations
@@ -13,29 +13,34 @@ import threading
 from collections.abc import Callable, Mapping
 
 import psutil
+from hivemind.averaging.control import StepControl
 from hivemind.utils import MPFuture, get_logger
 
 from rayhive.errors import PeerError
 
 logger = get_logger(__name__)
 
-#: Between two looks, where the kernel does not tell, and between two rounds of failing futures [s].
-LOOK_S = 0.2
+#: Interval between checks of processes without a pidfd, and between failing futures again [s].
+CHECK_S = 0.2
 
 
 class PeerProcessDied(PeerError):
     """A process died that this peer cannot do without."""
 
 
+class WaitInterrupted(PeerError):
+    """A wait for another process was interrupted."""
+
+
 class ProcessWatchdog:
-    """Watches processes; when one dies, every future that this process waits for fails.
+    """Watches processes; when one dies, all futures that this process waits for fail.
 
     Args:
         processes: Name of each process and its pid.
-        on_death: Called once, in the watching thread, with the error.
+        on_death: Called once with the error, in the watchdog's thread.
 
     Attributes:
-        error: What happened; None as long as all are alive.
+        error: The death of a process; None as long as all are alive.
     """
 
     def __init__(
@@ -45,24 +50,41 @@ class ProcessWatchdog:
         self._processes, self._on_death = dict(processes), on_death
         self._wake_read, self._wake_write = os.pipe()
         self._ended = threading.Event()
+        self._interrupted = False
         self._thread = threading.Thread(target=self._watch, name="ProcessWatchdog", daemon=True)
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if a process has died.
+        """Raise if a process has died, or if the waits of this process are interrupted.
 
         Raises:
-            PeerProcessDied: Which one.
+            PeerProcessDied: A process has died.
+            WaitInterrupted: :meth:`interrupt` was called.
         """
         if self.error is not None:
             raise self.error
+        if self._interrupted:
+            raise WaitInterrupted("interrupted while waiting for another process")
+
+    def interrupt(self) -> None:
+        """Fail all futures, and those that are made from now on, until :meth:`resume`.
+
+        It takes no lock, so a signal handler may call it.
+        """
+        self._interrupted = True
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"i")
+
+    def resume(self) -> None:
+        """End the effect of :meth:`interrupt`."""
+        self._interrupted = False
 
     def expect_ends(self) -> None:
-        """From now on processes may end; futures are still failed if one had died before."""
+        """Accept ends of processes from now on. After an earlier death, futures still fail."""
         self._processes = {}
 
     def close(self) -> None:
-        """Watch no longer; calling it again does nothing."""
+        """Stop watching; calling it again does nothing."""
         if not self._ended.is_set():
             self._ended.set()
             os.write(self._wake_write, b"x")
@@ -74,32 +96,38 @@ class ProcessWatchdog:
         with contextlib.ExitStack() as stack:
             handles = {}
             for name, pid in self._processes.items():
-                with contextlib.suppress(OSError, AttributeError):  # not everywhere
+                with contextlib.suppress(OSError, AttributeError):  # kernels before 5.3
                     handle = os.pidfd_open(pid)
                     stack.callback(os.close, handle)
                     handles[handle] = name
-            poll = select.poll()  # select takes no descriptor above 1023; tensors have theirs, too
+            poll = select.poll()  # select() fails above descriptor 1023; shared tensors have many
             for descriptor in (self._wake_read, *handles):
                 poll.register(descriptor, select.POLLIN)
             while self.error is None and not self._ended.is_set():
-                timeout = None if len(handles) == len(self._processes) else 1e3 * LOOK_S
-                ready = [descriptor for descriptor, _ in poll.poll(timeout)]
+                sleeps = len(handles) == len(self._processes) and not self._interrupted
+                events = poll.poll(None if sleeps else 1e3 * CHECK_S)
+                ready = [descriptor for descriptor, _ in events]
                 if self._ended.is_set():
                     return
+                if self._wake_read in ready:
+                    os.read(self._wake_read, 64)
+                if self._interrupted:
+                    _interrupt_futures()
                 self._find_dead([handles[handle] for handle in ready if handle in handles])
-        while not self._ended.wait(LOOK_S):
-            _fail_all(self.error)
+        while not self._ended.wait(CHECK_S):
+            _fail_futures(self.error)
 
-    def _find_dead(self, told: list[str]) -> None:
-        dead = told or [name for name, pid in self._processes.items() if not _alive(pid)]
+    def _find_dead(self, reported: list[str]) -> None:
+        dead = reported or [name for name, pid in self._processes.items() if not _alive(pid)]
         if not dead or not self._processes or self._ended.is_set():
-            self._ended.wait(LOOK_S)
+            if reported:  # an expected end: its pidfd stays ready
+                self._ended.wait(CHECK_S)
             return
         names = " and ".join(f"{name} (pid {self._processes[name]})" for name in dead)
         self.error = PeerProcessDied(f"{names} died; this peer cannot go on without it")
         logger.error(str(self.error))
         self._on_death(self.error)
-        _fail_all(self.error)
+        _fail_futures(self.error)
 
 
 def _alive(pid: int) -> bool:
@@ -109,10 +137,22 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def _fail_all(error: PeerProcessDied | None) -> None:
-    """Fail every future of hivemind's that this process waits for."""
-    for reference in list((MPFuture._active_futures or {}).values()):
-        future = reference()
-        if future is not None and not future.done():
-            with contextlib.suppress(Exception):  # it was answered meanwhile
-                future.set_exception(error)
+def _pending_futures() -> list[MPFuture]:
+    """Return the unanswered hivemind futures of this process."""
+    futures = [reference() for reference in list((MPFuture._active_futures or {}).values())]
+    return [future for future in futures if future is not None and not future.done()]
+
+
+def _fail_futures(error: BaseException | None) -> None:
+    for future in _pending_futures():
+        with contextlib.suppress(Exception):  # it was answered meanwhile
+            future.set_exception(error)
+
+
+def _interrupt_futures() -> None:
+    """Fail all futures; averagers also learn that their steps are cancelled."""
+    for future in _pending_futures():
+        if isinstance(future, StepControl):
+            with contextlib.suppress(Exception):  # not attached to a step yet, or answered
+                future.cancel()
+    _fail_futures(WaitInterrupted("interrupted while waiting for another process"))

@@ -1,4 +1,4 @@
-"""The line between a peer process and the actor that hosts it: JSON lines over a socket."""
+"""Channel between a peer process and its actor: JSON lines over a socket."""
 
 from __future__ import annotations
 
@@ -19,27 +19,26 @@ from rayhive.events import dump_event, make_event
 
 
 class GivenNotice(Exception):
-    """This peer was told to leave before it had begun to train."""
+    """The peer got a preemption notice before it had begun to train."""
 
 
 class Channel:
-    """A peer's end of the line.
+    """The peer's end of the channel.
 
-    Commands are read in a thread, so that they arrive while the main thread trains. When the
-    other end goes, the actor is dead and the peer has no right to live: its process group is
-    killed at once.
+    A thread reads commands, so that they arrive while the main thread trains. When the connection
+    closes, the actor is dead, and the peer's process group is killed at once.
 
     Args:
         connection: The socket.
         peer: The peer's name in its events.
 
     Attributes:
-        stop_reason: Why training has to end; None as long as it has not.
-        notice: When this peer will be taken away [s of ``time.monotonic``], infinite if it is to
-            leave in its own time; None without a notice.
-        has_left: Whether it has told what it leaves behind.
-        has_failed: Whether it has told what it failed of.
-        checkpoint_asked: Whether a checkpoint has to be written now.
+        stop_reason: Reason to stop training; None as long as there is none.
+        notice: Deadline of a preemption [s of ``time.monotonic``], infinite if the peer leaves
+            after its present round; None without a notice.
+        has_left: Whether the peer has reported that it left.
+        has_failed: Whether the peer has reported an error.
+        checkpoint_asked: Whether a checkpoint is to be written now.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -55,16 +54,19 @@ class Channel:
     def emit(self, kind: str, **fields: Any) -> None:
         """Send one event."""
         line = dump_event(make_event(kind, self.peer, **fields)) + "\n"
-        with self._sending, contextlib.suppress(OSError):  # the reader sees that it is gone
+        with (
+            self._sending,
+            contextlib.suppress(OSError),
+        ):  # the reading thread notices the end of the connection
             self._connection.sendall(line.encode())
 
     def wait_for(self, command: str) -> dict[str, Any]:
-        """Return the next command of this name, dropping others.
+        """Return the next command of this name; other commands are dropped.
 
         There is no timeout: the supervisor bounds every phase, and its end ends this process.
 
         Raises:
-            GivenNotice: This peer has to leave, and there is nothing to wait for any more.
+            GivenNotice: The peer got a preemption notice meanwhile.
         """
         while True:
             message = self._commands.get()
@@ -74,22 +76,22 @@ class Channel:
                 raise GivenNotice
 
     def give_notice(self, deadline_s: float | None, fault: str | None = None) -> None:
-        """Take notice that this peer will be taken away; the first word and the earliest count.
+        """Note a preemption. Of several notices, the one with the earliest deadline counts.
 
         Args:
-            deadline_s: In how long [s]; None if it is to leave in its own time.
-            fault: Id of the fault on whose behalf it is told; None for a signal.
+            deadline_s: Time left [s]; None to leave after the present round.
+            fault: Id of the fault that sent the notice; None for a signal.
         """
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if self.notice is None or deadline < self.notice:
             self.notice = deadline
-            self._commands.put({"do": "leave"})  # for whom it finds waiting
-            # a signal may have interrupted this very thread while it was sending
-            told = {"deadline_s": deadline_s, "fault": fault}
-            threading.Thread(target=self.emit, args=("notice",), kwargs=told, daemon=True).start()
+            self._commands.put({"do": "leave"})  # ends a wait for a command
+            # from a thread: a signal handler may have interrupted this one in the middle of a send
+            fields = {"deadline_s": deadline_s, "fault": fault}
+            threading.Thread(target=self.emit, args=("notice",), kwargs=fields, daemon=True).start()
 
     def fail(self, error: BaseException) -> None:
-        """Tell what this peer fails of, once, and before it tries to clear up."""
+        """Report the error with which this peer fails; only the first one counts."""
         if not self.has_failed:
             self.has_failed = True
             lines = traceback.format_exception(type(error), error, error.__traceback__)
@@ -98,13 +100,21 @@ class Channel:
     def say_goodbye(
         self, *, round_: int, samples: int, clock_s: float, handed_over: int, lost: int
     ) -> None:
-        """Tell what a peer that was given notice leaves behind, and that it has finished."""
+        """Report that this peer left after a notice.
+
+        Args:
+            round_: The last round that it has finished.
+            samples: Samples that it has computed.
+            clock_s: Its training time [s].
+            handed_over: Samples that were averaged after the notice.
+            lost: Samples that no round had.
+        """
         self.has_left = True
         self.emit("left", round=round_, handed_over=handed_over, lost=lost)
         self.emit("peer_finished", reason="notice", round=round_, samples=samples, clock_s=clock_s)
 
     def _read(self) -> None:
-        # an end that goes with events unread resets the line
+        # a peer that ends with unread events resets the connection
         with contextlib.suppress(OSError), self._connection.makefile(encoding="utf-8") as lines:
             for line in lines:
                 message = json.loads(line)

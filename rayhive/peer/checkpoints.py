@@ -1,4 +1,4 @@
-"""A checkpoint of a measured peer, when somebody asks for one."""
+"""Checkpoint of a measured peer, on command."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 
-#: Below the peer's temporary directory.
+#: Folder below the peer's temporary directory.
 FOLDER = "checkpoints"
 
 
 def save_checkpoint(trainer: Trainer) -> dict[str, Any]:
-    """Write a checkpoint; that it cannot be written is no reason to stop training.
+    """Write a checkpoint. Training goes on if that fails.
 
     Returns:
         Fields of a ``checkpoint`` event.
@@ -37,7 +37,7 @@ def save_checkpoint(trainer: Trainer) -> dict[str, Any]:
 
 
 def _name(failure: BaseException) -> str:
-    """Return the name of the system's error that a failure comes from, else its own."""
+    """Return the name of the system error at the root of a failure, such as ENOSPC, or its text."""
     cause: BaseException | None = failure
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:

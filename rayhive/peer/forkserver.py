@@ -1,14 +1,14 @@
-"""A warm process per node from which peer processes are forked.
+"""Forkserver: a warm process per node from which peer processes are forked.
 
-Importing torch and Lightning takes seconds of a core, for every peer of every replicate; a
-fork of a process that has them takes milliseconds. hivemind is left out on purpose: locks that
-its modules make when they are imported would be shared by all the peers of the node, and a peer
-that is killed while it holds one would take the others with it.
+Importing torch and Lightning takes seconds of a core for every peer of every replicate; a fork of a
+process that has imported them takes milliseconds. hivemind is not imported here. Its modules create
+locks at import, which all peers of the node would share: a peer that is killed while it holds one
+would block the other peers.
 
 Run as ``python -m rayhive.peer.forkserver SOCKET``. For each connection it reads one JSON line
-``{"spec": ..., "log": ..., "env": {...}}`` and forks a peer that keeps the connection. When a
-peer ends, ``{"kind": "exited", "pid": ..., "exit_code": ...}`` is the last line on it. It ends,
-and its peers with it, when its standard input is closed or on SIGTERM.
+``{"spec": ..., "log": ..., "env": {...}}`` and forks a peer that keeps the connection. When the
+peer ends, ``{"kind": "exited", "pid": ..., "exit_code": ...}`` is the last line on it. The
+forkserver and its peers end when its standard input is closed, or on SIGTERM.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: What most peers need; a module that is not installed costs nothing.
+#: Modules that most peers need; one that is not installed is skipped.
 PRELOAD = (
     "torch",
     "lightning.pytorch",
@@ -39,7 +39,7 @@ PRELOAD = (
     "rayhive.compression.powersgd.kernels_numba",
 )
 
-#: How long what a peer forked may outlive it [s].
+#: How long the processes that a peer forked may outlive it [s].
 GRACE = 1.0
 
 
@@ -47,7 +47,7 @@ class Forkserver:
     """Accepts requests for peers on a unix socket and forks them.
 
     Args:
-        path: Where the socket is made.
+        path: Path of the socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -58,7 +58,7 @@ class Forkserver:
         self._wakeup, wakeup = socket.socketpair()
         self._wakeup.setblocking(False)
         wakeup.setblocking(False)
-        self._signals = wakeup  # kept open: the signal module only knows its descriptor
+        self._signals = wakeup  # kept open: the signal module holds only its descriptor
         signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -82,7 +82,7 @@ class Forkserver:
             self._selector.register(source, selectors.EVENT_READ)
         try:
             while not self._ending:
-                for key, _ in self._selector.select(self._patience()):
+                for key, _ in self._selector.select(self._next_deadline_s()):
                     if key.fileobj is self._server:
                         self._fork(self._server.accept()[0])
                     elif key.fileobj is self._wakeup:
@@ -90,7 +90,7 @@ class Forkserver:
                         self._reap()
                     elif not os.read(sys.stdin.fileno(), 4096):
                         self._ending = True
-                self._see_off()
+                self._kill_leftovers()
         finally:
             self._end()
 
@@ -153,17 +153,17 @@ class Forkserver:
                     connection.sendall(f"\n{line}\n".encode())
                 connection.close()
 
-    def _patience(self) -> float | None:
-        """Return how long nothing has to be done unless something happens [s]."""
+    def _next_deadline_s(self) -> float | None:
+        """Return the time until the next deadline [s]; None if there is none."""
         if not self._leaving:
             return None
         return min(0.05, max(0.0, min(self._leaving.values()) - time.monotonic()))
 
-    def _see_off(self) -> None:
-        """Kill what is left of the groups of peers that ended a while ago.
+    def _kill_leftovers(self) -> None:
+        """Kill the remaining process groups of peers that ended a while ago.
 
-        What hivemind forked dies with the peer by itself. Torch's memory manager must not be
-        killed before it has removed the shared memory of the dead, which it does at once.
+        hivemind's forks die with the peer by themselves. Torch's memory manager gets the time to
+        remove the shared memory of the dead processes.
         """
         for pid, deadline in list(self._leaving.items()):
             if not _group_lives(pid) or time.monotonic() >= deadline:
@@ -174,7 +174,7 @@ class Forkserver:
         deadline = time.monotonic() + GRACE
         while self._leaving and time.monotonic() < deadline:
             self._selector.select(0.01)
-            self._see_off()
+            self._kill_leftovers()
         for pid in (*self._peers, *self._leaving):
             _kill_group(pid)
         for pid in self._peers:

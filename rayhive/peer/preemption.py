@@ -1,8 +1,8 @@
-"""How a peer goes when it is told that it will be taken away: with nothing lost, if there is time.
+"""Departure of a peer after a preemption notice, without lost samples if there is time.
 
-A notice does not stop the training: a machine that is still there still computes. It leaves after
-the last round that it can finish. If the deadline comes in the middle of one, it asks the others
-to begin the round at once, with the samples that there are.
+A notice does not stop training. The peer leaves after the last round that it can finish before the
+deadline. If the deadline falls into a round, it asks the other peers to begin that round at once,
+with the samples that are there.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ from typing import Any
 
 from rayhive.peer.channel import Channel
 
-#: How long before the deadline a peer wants to be gone [s]: estimates are not exact.
+#: Margin between the planned departure and the deadline [s]: estimates are not exact.
 MARGIN_S = 0.5
-#: What a peer that got SIGTERM takes for its deadline [s]; the signal that follows is SIGKILL.
+#: Assumed time between SIGTERM and the SIGKILL that follows [s].
 SIGTERM_S = 2.5
 
 
-class Samples:
-    """Keeps the books of a peer's samples: computed = entered + lost + pending, at any time."""
+class SampleCounts:
+    """Counts of a peer's samples: computed = entered + lost + pending, at any time."""
 
     def __init__(self) -> None:
         self.computed = self.entered = self.lost = 0
 
     @property
     def pending(self) -> int:
-        """Samples that no round has had yet."""
+        """Samples that are in no round yet."""
         return self.computed - self.entered - self.lost
 
     def enter(self, samples: int, computed: int) -> int:
-        """Note that a round had ``samples`` of the ``computed`` ones; return how many it lost."""
+        """Note a round that used ``samples`` of ``computed`` ones; return how many were lost."""
         lost = computed - self.entered - self.lost - samples
         self.entered += samples
         self.lost += lost
         return lost
 
     def drop(self, kept: int = 0) -> int:
-        """Note that all that is pending but ``kept`` was thrown away; return how many that were."""
+        """Note that all pending samples but ``kept`` were dropped; return how many were."""
         dropped = self.pending - kept
         self.lost += dropped
         return dropped
 
 
 class Preemption:
-    """Decides when to leave, after each batch.
+    """Decides after each batch whether the peer has to leave.
 
     Args:
-        channel: Where the notice comes from.
+        channel: Source of the notice.
         clock: Monotonic time [s].
     """
 
@@ -63,16 +63,16 @@ class Preemption:
         self.handed_over = 0
 
     def take_signals(self) -> None:
-        """Take SIGTERM for a notice from now on."""
+        """Treat SIGTERM as a notice from now on."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self._channel.give_notice(SIGTERM_S))
 
     def begin_batch(self) -> None:
-        """Note that a batch begins."""
+        """Note the start of a batch."""
         self._batch_began = self._clock()
 
     def on_event(self, kind: str, fields: dict[str, Any]) -> None:
-        """Learn from an event of the optimizer how long things take, and what was handed over."""
+        """Measure the times of a round, and the samples handed over, from an optimizer's event."""
         if kind == "round":
             self._exchange_s = max(fields.get("waited_s") or 0.0, self._exchange_s / 2)
             if self._channel.notice is not None and fields["outcome"] in ("averaged", "partial"):
@@ -82,11 +82,11 @@ class Preemption:
             self._exchange_s = max(self._exchange_s, fields["update_s"])
 
     def is_due(self, pending: int, hand_over: Callable[[], None]) -> bool:
-        """Say, after a batch, whether this peer has to go now; hand over what is pending first.
+        """Return, after a batch, whether this peer has to leave now; hand over its samples first.
 
         Args:
-            pending: Samples that no round has had yet.
-            hand_over: Does a round with what there is.
+            pending: Samples that are in no round yet.
+            hand_over: Runs a round with the present samples.
         """
         now = self._clock()
         self._batch_s = max(now - self._batch_began, self._batch_s / 2)
@@ -96,7 +96,7 @@ class Preemption:
         left_s = deadline - now
         if not pending:
             return math.isinf(left_s) or left_s < self._round_s + 2 * self._exchange_s + MARGIN_S
-        # what the others compute just now has to end before they come to the round
+        # the other peers have to finish their present batch before they come to the round
         needed_s = self._batch_s + 2 * self._exchange_s + MARGIN_S
         if left_s > needed_s + self._batch_s:
             return False

@@ -1,7 +1,7 @@
-"""One peer, from its spec to its exit: what the process that hivemind lives in runs.
+"""Main function of a peer process, from its spec to its exit code.
 
-The process has a session of its own, logs to a file, and speaks with the actor that hosts it
-over one socket (:mod:`rayhive.peer.channel`).
+The process has a session of its own, logs to a file, and is connected to its actor by one socket
+(:mod:`rayhive.peer.channel`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
     Returns:
         The exit code: 0, or 1 after a ``peer_failed`` event.
     """
-    # the threads that carry the progress of the swarm must not wait for the training loop
+    # heartbeats come from a thread that must not wait for the training loop
     sys.setswitchinterval(0.0005)
     os.register_at_fork(after_in_child=_die_with_parent)
     channel = Channel(connection, spec.name)
@@ -48,9 +48,9 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
     try:
         _train(channel, spec)
     except BaseException as error:
-        if channel.notice is not None:  # it was to end, and does
+        if channel.notice is not None:  # the peer was to end anyway
             traceback.print_exc()
-            if not channel.has_left:  # before it had begun
+            if not channel.has_left:  # it had not begun to train
                 channel.say_goodbye(round_=0, samples=0, clock_s=0.0, handed_over=0, lost=0)
             return 0
         channel.fail(error)
@@ -62,8 +62,8 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
 def _enter(directory: str | None) -> None:
     """Change to the study's working directory, if this node has it.
 
-    What a study names by a relative path (modules to import, data) is then the same file for the
-    driver and for every peer, wherever Ray starts its workers.
+    A relative path in a study (a module, data) then means the same file for the driver and for
+    every peer, wherever Ray starts its workers.
     """
     if directory is None:
         return
@@ -75,9 +75,9 @@ def _enter(directory: str | None) -> None:
 
 
 def _prepare_one_at_a_time(module: LightningModule) -> None:
-    """Let the peers of a node that work in one directory run ``prepare_data`` in turn.
+    """Run ``prepare_data`` of the peers that share a working directory one after the other.
 
-    Each peer is the first of its own trainer, so Lightning runs the hook in all of them.
+    Each peer is rank 0 of its own trainer, so Lightning runs the hook in all of them.
     """
     prepare = module.prepare_data
 
@@ -95,28 +95,23 @@ def _prepare_one_at_a_time(module: LightningModule) -> None:
 
 
 def _die_with_parent() -> None:
-    """Make the kernel end hivemind's forks with the trainer: a ghost averager joins groups.
+    """Make the kernel kill hivemind's forks with the trainer; left alone, they join groups.
 
-    SIGTERM is for the trainer, which has to hand over its samples first.
+    They ignore SIGTERM: on that signal the trainer hands over its samples, and needs them.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _train(channel: Channel, spec: PeerSpec) -> None:
-    import torch
-
-    from rayhive.peer.callback import MeasuredTraining
-    from rayhive.peer.from_spec import make_trainer, strategy_arguments, workload_and_data
+    from rayhive.peer.callback import PeerTraining
+    from rayhive.peer.fit import PeerFit
+    from rayhive.peer.replicate_monitor import ReplicateMonitor
     from rayhive.strategy.clock_skew import SkewedClock
     from rayhive.strategy.dht import start_on_host
-    from rayhive.strategy.strategy import HivemindStrategy
 
-    torch.set_num_threads(spec.swarm.threads_per_peer)
-    workload, batch_size, loader = workload_and_data(spec)
-    module = workload.module(spec.seed)
-    _prepare_one_at_a_time(module)
-
+    fit = PeerFit(spec)
+    _prepare_one_at_a_time(fit.module)
     skew = None
     if any(fault.kind == "clock_skew" for fault in spec.faults):
         skew = SkewedClock()
@@ -129,16 +124,9 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
             peer_id=str(dht.peer_id),
             addresses=[str(address) for address in dht.get_visible_maddrs()],
         )
-        callback = MeasuredTraining(spec, workload, channel, _facts(), skew)
-        strategy = HivemindStrategy(
-            dht=dht,
-            on_event=callback.on_event,
-            extra_tensors=workload.extra_tensors,
-            scheduler_fn=workload.scheduler_fn(),
-            **strategy_arguments(spec, batch_size),
-        )
-        torch.manual_seed(spec.seed * 1_000_003 + spec.data_index)
-        make_trainer(spec, strategy, callback).fit(module, loader)
+        monitor = ReplicateMonitor(spec, fit.workload, channel, _facts(), skew)
+        strategy = fit.strategy(dht=dht, on_event=monitor.on_event)
+        fit.run(fit.trainer(strategy, PeerTraining(spec, fit.workload, monitor)))
     finally:
         dht.shutdown()
 
@@ -158,7 +146,7 @@ def _version(package: str) -> str | None:
 
 
 def leave(code: int) -> None:
-    """End the process without running what the process that it was forked from registered."""
+    """End the process without the exit handlers that the forkserver registered."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""One peer of a collaborative run by hand: what ``rayhive train FILE`` does."""
+"""One peer of a collaborative run by hand, as ``rayhive train FILE`` starts it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 import rayhive.faults  # noqa: F401 - a study names its scenarios
 from rayhive.errors import ConfigError, Problem
 from rayhive.membership.addresses import initial_peers as resolve_peers
-from rayhive.peer.from_spec import make_trainer, strategy_arguments, workload_and_data
+from rayhive.peer.callback import PeerTraining, swarm_optimizer
+from rayhive.peer.fit import PeerFit
 from rayhive.registry import CODECS
 from rayhive.spec import Configuration, Range, SweepConfig, load_sweep
 from rayhive.spec.replicate import PeerSpec
-from rayhive.strategy.strategy import HivemindStrategy
-from rayhive.workloads.base import Workload
 
-#: Shortest time between two lines of progress [s].
+#: Shortest interval between two lines of progress [s].
 LINE_EVERY_S = 1.0
+#: Texts for reasons to stop; any other reason is the budget.
+REASONS = {"target": "the target is reached", "interrupted": "interrupted"}
 
 
 def train_file(
@@ -37,10 +37,10 @@ def train_file(
 ) -> None:
     """Train as one peer until the budget of the study is spent or Ctrl-C.
 
-    The first peer prints the command with which others join.
+    The first peer prints the command with which other peers join.
 
     Args:
-        path: The study. Its first enqueued configuration is trained, else its constants.
+        path: The study. Its first enqueued configuration is trained, or else its constants.
         initial_peers: Addresses of peers to join; without any, and without ``INITIAL_PEERS`` in
             the environment, this is the first peer.
         overrides: ``a.b=c`` strings that replace single fields of the study.
@@ -48,34 +48,29 @@ def train_file(
 
     Raises:
         ConfigError: The study is not valid, or has no single configuration.
-        PeerError: Nobody answers at the addresses.
+        PeerError: No peer answers at the addresses.
     """
     config = load_sweep(path, overrides)
-    first = resolve_peers(initial_peers or None) is None
-    spec = peer_spec(config, first)
-    workload, batch_size, loader = workload_and_data(spec)
-    torch.set_num_threads(spec.swarm.threads_per_peer)
-    print(f"{config.name}: {workload.name}, {spec.configuration.label}", flush=True)
-    strategy = HivemindStrategy(
+    spec = peer_spec(config, first=resolve_peers(initial_peers or None) is None)
+    fit = PeerFit(spec)
+    print(f"{config.name}: {fit.workload.name}, {spec.configuration.label}", flush=True)
+    strategy = fit.strategy(
         initial_peers=list(initial_peers) or None,
         host_maddrs=None if host is None else [f"/ip4/{host}/tcp/0"],
-        scheduler_fn=workload.scheduler_fn(),
-        extra_tensors=workload.extra_tensors,
-        **strategy_arguments(spec, batch_size),
     )
-    progress = Progress(spec, workload)
-    trainer = make_trainer(spec, strategy, progress)
-    with stopping_on_interrupt(trainer, progress):
-        trainer.fit(workload.module(spec.seed), loader)
+    console = ConsoleMonitor()
+    trainer = fit.trainer(strategy, PeerTraining(spec, fit.workload, console))
+    with stopping_on_interrupt(trainer, console):
+        fit.run(trainer)
 
 
 def peer_spec(config: SweepConfig, first: bool) -> PeerSpec:
-    """Return what the peer is to do.
+    """Return the spec of a peer that is started by hand.
 
     Args:
         config: The study.
-        first: Whether it begins the swarm. Every other peer draws an order of the data of its
-            own, as nobody numbers the peers of such a run.
+        first: Whether it begins the swarm. All other peers draw an order of the data at random,
+            because peers of such a run have no numbers.
 
     Raises:
         ConfigError: The study has no single configuration.
@@ -95,10 +90,10 @@ def peer_spec(config: SweepConfig, first: bool) -> PeerSpec:
 
 
 def single_configuration(config: SweepConfig) -> Configuration:
-    """Return the configuration that one peer trains.
+    """Return the configuration that a peer by hand trains.
 
     Raises:
-        ConfigError: Nothing is enqueued, and an axis of the space that matters has several points.
+        ConfigError: No configuration is enqueued, and an axis that applies has several values.
     """
     if config.enqueue:
         return config.enqueue[0]
@@ -123,88 +118,87 @@ def single_configuration(config: SweepConfig) -> Configuration:
     return Configuration(**fields)
 
 
-class Progress(Callback):
-    """Prints rounds and evaluations, and ends the fit when the budget is spent.
+class ConsoleMonitor:
+    """Monitor that prints rounds and evaluations.
 
-    Args:
-        spec: The peer.
-        workload: What it trains.
+    Attributes:
+        interrupted: Whether Ctrl-C was pressed; training stops after the present batch.
     """
 
-    def __init__(self, spec: PeerSpec, workload: Workload) -> None:
-        self.spec, self.workload = spec, workload
-        self.reason = "the budget is spent"
-        self._round = 0
-        self._evaluated = -1
+    def __init__(self) -> None:
+        self.interrupted = False
         self._samples = 0
         self._loss = float("nan")
         self._began = self._printed = 0.0
 
-    def on_train_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """Begin to count, at the first batch."""
+    def start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Do nothing: a peer by hand trains at once."""
+
+    def begin_batch(self) -> None:
+        """Begin to measure time at the first batch."""
         if self._began == 0.0:
-            self._round = self._optimizer(trainer).local_epoch
             self._began = self._printed = time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Print a line after a round, unless the last one is too recent."""
-        optimizer = self._optimizer(trainer)
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, torch.Tensor):
-            self._loss = float(loss.detach())
-        self._samples += optimizer.batch_size_per_step
-        before, self._round = self._round, optimizer.local_epoch
+    def count_samples(self) -> None:
+        """Do nothing: samples are counted after the batch."""
+
+    def after_batch(self, trainer: Trainer, loss: float | None) -> str | None:
+        """Keep the loss, and count the samples."""
+        self._loss = self._loss if loss is None else loss
+        self._samples += swarm_optimizer(trainer).batch_size_per_step
+        return None
+
+    @contextlib.contextmanager
+    def around_round(self, trainer: Trainer) -> Iterator[None]:
+        """Do nothing: a long evaluation is a break."""
+        yield
+
+    def after_round(self, trainer: Trainer, round_: int) -> str | None:
+        """Print a line, unless the last one is too recent."""
         now = time.monotonic()
-        if self._round != before:
-            if now - self._printed >= LINE_EVERY_S:
-                self._print_line(trainer, now)
-            every = self.spec.evaluate_every_rounds
-            if self._round // every > before // every:
-                self._evaluate(trainer, pl_module)
-        rounds = self.spec.rounds
-        seconds = self.spec.budget.seconds_per_replicate
-        if (rounds is not None and self._round >= rounds) or now - self._began >= seconds:
-            trainer.should_stop = True
+        if now - self._printed >= LINE_EVERY_S:
+            rate = self._samples / (now - self._printed)
+            peers = swarm_optimizer(trainer).live_peers
+            print(
+                f"round {round_}: loss {self._loss:.4f}, {rate:.0f} samples/s here, "
+                f"{peers} {'peer' if peers == 1 else 'peers'}",
+                flush=True,
+            )
+            self._samples, self._printed = 0, now
+        return None
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Print what came of it."""
-        self._optimizer(trainer).state_averager.step(wait_for_delayed_updates=True)
-        if self._evaluated != self._round:
-            self._evaluate(trainer, pl_module)
-        print(f"ended in round {self._round}: {self.reason}", flush=True)
-
-    @staticmethod
-    def _optimizer(trainer: Trainer) -> Any:
-        return trainer.strategy.optimizer  # type: ignore[attr-defined]
-
-    def _print_line(self, trainer: Trainer, now: float) -> None:
-        rate = self._samples / (now - self._printed)
-        peers = self._optimizer(trainer).live_peers
-        print(
-            f"round {self._round}: loss {self._loss:.4f}, {rate:.0f} samples/s here, "
-            f"{peers} {'peer' if peers == 1 else 'peers'}",
-            flush=True,
-        )
-        self._samples, self._printed = 0, now
-
-    def _evaluate(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._evaluated = self._round
-        values = self.workload.evaluate(pl_module, pl_module.device)
+    def after_evaluation(
+        self, round_: int, values: dict[str, float], *, clock_s: float, final: bool
+    ) -> str | None:
+        """Print the values."""
         shown = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-        print(f"round {self._round}: held out: {shown}", flush=True)
-        target = self.workload.target
-        if self.spec.budget.stop_at_target and target.reached(values[target.metric]):
-            self.reason = "the target is reached"
-            trainer.should_stop = True
+        print(f"round {round_}: held out: {shown}", flush=True)
+        return None
+
+    def requested_stop(self, trainer: Trainer) -> str | None:
+        """Return ``interrupted`` after Ctrl-C."""
+        return "interrupted" if self.interrupted else None
+
+    def seconds(self) -> float:
+        """Return the time since the first batch [s]."""
+        return time.monotonic() - self._began if self._began else 0.0
+
+    def evaluates_at_end(self, trainer: Trainer, reason: str | None, *, evaluated: bool) -> bool:
+        """Return whether the last round was not evaluated yet."""
+        return not evaluated
+
+    def end(self, trainer: Trainer, reason: str) -> None:
+        """Print the last round and the reason of the end."""
+        text = REASONS.get("interrupted" if self.interrupted else reason, "the budget is spent")
+        print(f"ended in round {swarm_optimizer(trainer).local_epoch}: {text}", flush=True)
+
+    def fail(self, round_: int, error: BaseException) -> None:
+        """Do nothing: Lightning prints the error."""
 
 
 @contextlib.contextmanager
-def stopping_on_interrupt(trainer: Trainer, progress: Progress) -> Iterator[None]:
-    """Let the first Ctrl-C end the fit of the body in order; the second interrupts it."""
+def stopping_on_interrupt(trainer: Trainer, console: ConsoleMonitor) -> Iterator[None]:
+    """End the fit of the body in order at the first Ctrl-C, and at once at the second."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -212,7 +206,7 @@ def stopping_on_interrupt(trainer: Trainer, progress: Progress) -> Iterator[None
 
     def stop(*_: Any) -> None:
         signal.signal(signal.SIGINT, before)
-        progress.reason = "interrupted"
+        console.interrupted = True
         trainer.should_stop = True
         print("stopping after this batch; Ctrl-C again stops at once", flush=True)
 

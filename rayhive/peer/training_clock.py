@@ -1,4 +1,4 @@
-"""Training time: seconds since training started, without the time spent on evaluation."""
+"""Training time: seconds since training started, without evaluation."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from collections.abc import Iterator
 
 
 class TrainingClock:
-    """A stopwatch that can be paused.
-
-    Evaluation is paid for by the measurement, not by the training that is measured, so it
-    must not count.
-    """
+    """Stopwatch that can be paused: evaluation belongs to the measurement, not to training."""
 
     def __init__(self) -> None:
         self._started: float | None = None
@@ -20,7 +16,7 @@ class TrainingClock:
         self._pause_began: float | None = None
 
     def start(self) -> None:
-        """Begin at zero."""
+        """Start at zero."""
         self._started = time.perf_counter()
         self._paused_s = 0.0
 
@@ -33,7 +29,7 @@ class TrainingClock:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stand still while the context is active."""
+        """Pause the clock in the body."""
         self._pause_began = time.perf_counter()
         try:
             yield

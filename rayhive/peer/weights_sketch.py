@@ -1,11 +1,10 @@
-"""A short fingerprint of all parameters from which the distance between replicas can be told.
+"""Sketch of all parameters, from which the distance between replicas is estimated.
 
-A count-sketch (Charikar, Chen and Farach-Colton, 2002, "Finding frequent items in data
-streams") adds every element, with a random sign, to one of a few buckets. It is linear, and
-the squared norm of the sketch of a vector is an unbiased estimate of the vector's squared norm
-(relative standard deviation about ``sqrt(2 / buckets)``); so the distance between two peers'
-weights follows from their sketches, without ever moving the weights. Equal weights have equal
-sketches, bit for bit.
+A count-sketch (Charikar, Chen and Farach-Colton, 2002, "Finding frequent items in data streams")
+adds every element, with a random sign, to one of a few buckets. It is linear, and the squared norm
+of a vector's sketch is an unbiased estimate of the vector's squared norm (relative standard
+deviation about ``sqrt(2 / buckets)``). So the sketches of two peers give the distance between their
+weights, and the weights are never sent. Equal weights have equal sketches, bit for bit.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ BUCKETS = 64
 
 
 class WeightsSketch:
-    """Sketches the same tensors again and again.
+    """Function from the values of fixed tensors to their sketch.
 
     Args:
         tensors: The parameters; only their shapes and order matter.
         buckets: Length of the sketch.
-        seed: Seed of the hash; peers that are compared must use the same.
+        seed: Seed of the hash; sketches that are compared must use the same seed.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Reads the arguments of the strategy: resolves what was left open and refuses what cannot work."""
+"""Arguments of the strategy: defaults are resolved, and invalid combinations refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rayhive.membership import addresses
 from rayhive.strategy import validation
 from rayhive.strategy.validation import Delays, StrategyError
 
-#: Where a DHT listens if nobody chose.
+#: Default addresses that a DHT listens on.
 HOST_MADDRS = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic")
 
 _NETWORK_DEFAULTS: dict[str, Any] = {
@@ -25,12 +25,12 @@ _NETWORK_DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a strategy was asked for, checked.
+    """Checked settings of a strategy.
 
     Attributes:
-        delays: What happens in the background.
+        delays: Parts of a round that run in the background.
         batch_size: Samples of each batch; None to count them.
-        scheduler_fn: Makes a scheduler.
+        scheduler_fn: A scheduler, or a function that makes one.
         initial_peers: Addresses to join at; None to begin a swarm.
         optimizer: Arguments of the swarm's optimizer.
         network: Arguments of the DHT.
@@ -66,13 +66,13 @@ def read_arguments(
     load_initial_state: bool | None,
     **optimizer: Any,
 ) -> Settings:
-    """Return the settings that the arguments of the strategy stand for.
+    """Return the settings for the arguments of the strategy.
 
-    They are those of :class:`rayhive.strategy.strategy.HivemindStrategy`; what is not named here
-    goes to the swarm's optimizer as it is.
+    The arguments are those of :class:`rayhive.strategy.strategy.HivemindStrategy`. Those without a
+    name here go to the swarm's optimizer unchanged.
 
     Raises:
-        StrategyError: With every mistake in them.
+        StrategyError: With all mistakes in the arguments.
     """
     local_updates = bool(optimizer.get("use_local_updates"))
     delays = validation.resolve_delays(
@@ -109,7 +109,7 @@ def read_arguments(
         problems.append(Problem("scheduler_fn", scheduler_fn, "callable(optimizer) -> scheduler"))
     if problems:
         raise StrategyError(problems)
-    if "client_mode" in optimizer:  # hivemind's optimizer does as its DHT does, whatever it is told
+    if "client_mode" in optimizer:  # the optimizer follows its DHT
         network["client_mode"] = bool(optimizer["client_mode"])
     return Settings(
         delays=delays,

@@ -1,4 +1,4 @@
-"""A peer's place in the network: its DHT, from joining to leaving, and who else is there."""
+"""DHT of a peer, from joining the swarm to leaving it."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from rayhive.strategy.validation import StrategyError
 
 log = logging.getLogger("rayhive.peer")
 
-#: Longest wait for an answer out of the DHT [s].
+#: Longest wait for an entry of the DHT [s].
 _DHT_TIMEOUT = 10.0
-#: Longest wait at leaving for the list of neighbours, which only a second fit needs [s].
+#: Longest wait for the list of neighbours, which only a second fit needs [s].
 _NEIGHBOURS_TIMEOUT = 1.0
 
 
 class SwarmDHT:
-    """Keeps a DHT for a strategy: one that it starts, or one that it was given.
+    """DHT of a strategy, which it starts itself or was given.
 
     Args:
         run_id: The name of the run.
-        dht: A running DHT of somebody else's, who also ends it; None to start one.
+        dht: A running DHT, which its owner ends; None to start one.
         peers: Addresses to join at; None to begin a swarm.
-        arguments: Settings of a DHT that is started.
+        arguments: Settings for a DHT that is started here.
 
     Raises:
-        StrategyError: An address cannot be read, or the DHT that was given is not running.
+        StrategyError: An address is malformed, or the given DHT does not run.
         PeerError: No peer answers at the addresses.
     """
 
@@ -55,10 +55,10 @@ class SwarmDHT:
         self._finalizer: weakref.finalize[..., Any] | None = None
         self.dht: hivemind.DHT = dht
         self.join()
-        self.is_first = not self._sees_others()
+        self.is_first = not self._finds_peers()
 
     def join(self) -> None:
-        """Start the DHT, unless it runs; after :meth:`leave`, look for those who were there."""
+        """Start the DHT unless it runs. After :meth:`leave`, rejoin at the former neighbours."""
         if self._given is not None:
             if not self._given.is_alive():
                 raise StrategyError(Problem("dht", "a DHT that has ended", "a running DHT"))
@@ -75,7 +75,7 @@ class SwarmDHT:
             return self._children.start_dht(initial_peers=known or None, **self._arguments)
         except Exception as error:
             if known and not self._peers:
-                log.warning("nobody of the last fit is there any more: beginning a new swarm")
+                log.warning("no peer of the last fit is left: beginning a new swarm")
                 return self._children.start_dht(initial_peers=None, **self._arguments)
             unreadable = [address for address in known if not _readable(address)]
             if unreadable:
@@ -99,28 +99,28 @@ class SwarmDHT:
 
     @property
     def addresses(self) -> list[str]:
-        """Where other machines can join; loopback addresses if there are no others."""
+        """Addresses at which other machines can join; loopback addresses if there are no others."""
         return reachable(self.dht.get_visible_maddrs())
 
-    def _sees_others(self) -> bool:
-        """Return whether somebody takes part in the run already."""
+    def _finds_peers(self) -> bool:
+        """Return whether a peer shares a state in the run already."""
         if self._given is None and not self._peers and not self._arguments.get("use_ipfs"):
             return False
-        return bool(self._donors())
+        return bool(self._shared_rounds())
 
-    def best_round_of_others(self) -> int | None:
-        """Return the round of the furthest peer that shares its state; None without any."""
+    def newest_shared_round(self) -> int | None:
+        """Return the newest round of a state that another peer shares; None if none does."""
         own = self.dht.peer_id.to_bytes()
-        rounds = [round_ for peer, round_ in self._donors().items() if peer != own]
+        rounds = [round_ for peer, round_ in self._shared_rounds().items() if peer != own]
         return int(max(rounds)) if rounds else None
 
-    def _donors(self) -> dict[bytes, float]:
-        """Return the peers that share their state, and the round of each."""
+    def _shared_rounds(self) -> dict[bytes, float]:
+        """Return the round of each peer that shares its state."""
         key = f"{self._run_id}_state_averager.all_averagers"
         try:
             answer = self.dht.get(key, latest=True, return_future=True).result(_DHT_TIMEOUT)
         except Exception as error:
-            log.warning(f"could not ask who is in the run: {error!r}")
+            log.warning(f"could not read the peers of the run from the DHT: {error!r}")
             return {}
         entries = getattr(answer, "value", None)
         if not isinstance(entries, dict):
@@ -129,7 +129,7 @@ class SwarmDHT:
         return {peer: value for peer, value in found.items() if isinstance(value, (int, float))}
 
     def leave(self) -> None:
-        """End the DHT, if it is the strategy's own; calling it again does nothing."""
+        """End the DHT if it was started here; calling it again does nothing."""
         if self._finalizer is None or not self._finalizer.alive:
             return
         with contextlib.suppress(Exception):
@@ -145,7 +145,7 @@ def start_on_host(host: str, initial_peers: Sequence[str]) -> hivemind.DHT:
         host: IPv4 address to listen on.
         initial_peers: Addresses to join at; empty to begin a swarm.
     """
-    # Removing the temporary directory of a peer removes its sockets, too.
+    # The sockets are removed together with the peer's temporary directory.
     P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
     return hivemind.DHT(
         initial_peers=list(initial_peers) or None,
@@ -164,7 +164,7 @@ async def _neighbours(dht: hivemind.DHT, node: Any) -> list[str]:
 def _readable(address: str) -> bool:
     try:
         Multiaddr(address)
-    except Exception:  # the parser raises whatever it stumbles on
+    except Exception:  # the parser documents no errors
         return False
     return True
 

@@ -1,7 +1,7 @@
-"""Gradient clipping of a round.
+"""Gradient clipping, once per round.
 
-What has to be clipped is the gradient that moves the weights: the average over the swarm. The
-gradient of one micro-batch, which Lightning would clip, is a small noisy part of it.
+Clipping is meant for the gradient that moves the weights: the average over the swarm. Lightning
+would clip the gradient of each micro-batch, which is a small noisy part of it.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rayhive.strategy.validation import StrategyError
 
 
 def clips(trainer: Trainer, module: LightningModule) -> bool:
-    """Return whether gradients are to be clipped, by the trainer's settings or the module's."""
+    """Return whether the trainer's settings or the module clip gradients."""
     return bool(trainer.gradient_clip_val) or is_overridden("configure_gradient_clipping", module)
 
 
 def refuse_fused(trainer: Trainer, optimizer: Optimizer) -> None:
-    """Refuse what Lightning cannot clip, before it fails in the first round.
+    """Refuse a fused optimizer under loss scaling, before clipping fails in the first round.
 
     Raises:
-        StrategyError: The optimizer unscales inside its kernel.
+        StrategyError: The optimizer unscales gradients inside its kernel.
     """
     scaler = getattr(trainer.precision_plugin, "scaler", None)
     if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -46,19 +46,19 @@ def clip_in_rounds(
     module: LightningModule,
     optimizer: Optimizer,
     overrides: Overrides,
-    guard: Callable[[Callable[..., None]], Callable[..., None]],
+    keep_errors: Callable[[Callable[..., None]], Callable[..., None]],
 ) -> Any:
     """Move the module's clipping from every micro-batch to every round.
 
-    ``module.configure_gradient_clipping`` is called with the optimizer that steps, whose
-    gradients are the averaged ones.
+    ``module.configure_gradient_clipping`` is called with the torch optimizer, which holds the
+    averaged gradients.
 
     Args:
         trainer: The trainer, for its clipping settings.
-        module: The module that is trained.
-        optimizer: The optimizer that steps once a round.
-        overrides: Keeps what is replaced in the module.
-        guard: Wraps what runs in a background thread.
+        module: The trained module.
+        optimizer: The torch optimizer that steps once per round.
+        overrides: Restores the module's methods at the end.
+        keep_errors: Wraps a function that may run in a background thread.
 
     Returns:
         A handle; its ``remove()`` ends the clipping.
@@ -73,4 +73,4 @@ def clip_in_rounds(
         )
 
     overrides.set("configure_gradient_clipping", lambda *_args, **_kwargs: None)
-    return optimizer.register_step_pre_hook(guard(before_step))
+    return optimizer.register_step_pre_hook(keep_errors(before_step))

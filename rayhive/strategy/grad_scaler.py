@@ -1,8 +1,8 @@
-"""Loss scaling for ``precision="16-mixed"``, right for how gradients are accumulated.
+"""Loss scaling for ``precision="16-mixed"`` with gradients that are accumulated over a round.
 
-There are two ways. hivemind usually adds each micro-batch's gradients to buffers of its own:
-they have to be unscaled first, as in any training. With ``reuse_grad_buffers`` they pile up in
-``parameter.grad``, scaled, and are unscaled once, when the round begins.
+hivemind usually adds the gradients of each micro-batch to buffers of its own. They are unscaled
+before that, as in any training. With ``reuse_grad_buffers`` they accumulate in ``parameter.grad``,
+scaled, and are unscaled once, at the start of the round.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rayhive.strategy.validation import StrategyError
 
 
 class BatchScaler(hivemind.GradScaler):
-    """Unscales the gradients of each micro-batch; a micro-batch that overflows is left out.
+    """Scaler that unscales the gradients of each micro-batch and drops one that overflows.
 
-    hivemind's own does nothing before the round, so that scaled gradients would be averaged.
+    hivemind's scaler does nothing before the round, so scaled gradients would be averaged.
     """
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -28,7 +28,7 @@ class BatchScaler(hivemind.GradScaler):
         GradScaler.unscale_(self, optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Let the optimizer count the micro-batch, unless it overflowed."""
+        """Step the swarm's optimizer, which counts the micro-batch, unless it overflowed."""
         return GradScaler.step(self, optimizer, *args, **kwargs)
 
     def update(self, new_scale: Any = None) -> None:
@@ -37,27 +37,27 @@ class BatchScaler(hivemind.GradScaler):
 
 
 class RoundScaler(hivemind.GradScaler):
-    """Unscales the gradients of a whole round."""
+    """Scaler that unscales the gradients of a whole round."""
 
     def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Let the optimizer count the micro-batch and, in a round, step with this scaler."""
+        """Step the swarm's optimizer; in a round it steps the inner one with this scaler."""
         if self._is_running_global_step and not isinstance(optimizer, hivemind.Optimizer):
             return super().step(optimizer, *args, **kwargs)
-        # torch hands a scaler on only with a warning that it will stop to
+        # torch passes a scaler on only with a deprecation warning
         optimizer.step(*args, grad_scaler=self, **kwargs)
         self._optimizer_states_to_reset.add(id(optimizer))
         return False
 
 
 def swarm_scaler(scaler: Any, reuse_grad_buffers: bool) -> Any:
-    """Return a scaler for a swarm that continues where ``scaler`` is.
+    """Return a scaler for a swarm with the state of ``scaler``.
 
     Args:
-        scaler: What the precision plugin has; None if it does not scale.
-        reuse_grad_buffers: Whether gradients pile up in ``parameter.grad``.
+        scaler: The precision plugin's scaler; None if it does not scale.
+        reuse_grad_buffers: Whether gradients accumulate in ``parameter.grad``.
 
     Raises:
-        StrategyError: It is of a class of the user's own that cannot do this.
+        StrategyError: It has a class of the user's own that cannot unscale whole rounds.
     """
     if scaler is None or isinstance(scaler, (BatchScaler, RoundScaler)):
         return scaler

@@ -1,4 +1,4 @@
-"""Makes the swarm's optimizer out of the one that the module configured."""
+"""Construction of the swarm's optimizer from the one that the module configured."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from rayhive.strategy.schedulers import unscheduled
 from rayhive.strategy.validation import StrategyError, argument_names
 
 _HIVEMIND_OPTIMIZER = hivemind.Optimizer
-_OURS_ALONE = argument_names(RayhiveOptimizer) - argument_names(hivemind.Optimizer)
+_RAYHIVE_ONLY = argument_names(RayhiveOptimizer) - argument_names(hivemind.Optimizer)
 
 
 def make_optimizer(**arguments: Any) -> Any:
     """Return a running :class:`RayhiveOptimizer`.
 
-    Where somebody has replaced ``hivemind.Optimizer``, for example to watch it, theirs is made
-    instead, without the arguments that only ours knows.
+    If ``hivemind.Optimizer`` was replaced, for example by a mock, the replacement is made instead,
+    without the arguments that only rayhive's class has.
     """
     if hivemind.Optimizer is not _HIVEMIND_OPTIMIZER:
-        known = {name: value for name, value in arguments.items() if name not in _OURS_ALONE}
+        known = {name: value for name, value in arguments.items() if name not in _RAYHIVE_ONLY}
         return hivemind.Optimizer(**known)
     return RayhiveOptimizer(**arguments)
 
 
 def check_configured(optimizers: list[Any]) -> Optimizer:
-    """Return the one optimizer that the swarm can run.
+    """Return the module's only optimizer.
 
     Raises:
-        StrategyError: There are none or several, or it is of a kind that cannot be shared.
+        StrategyError: There is none or more than one, or a swarm cannot run it.
     """
     if len(optimizers) != 1:
         raise StrategyError(several_optimizers(len(optimizers)))
@@ -53,7 +53,7 @@ def check_configured(optimizers: list[Any]) -> Optimizer:
 
 
 def several_optimizers(count: int | str) -> Problem:
-    """Return what is wrong with several optimizers."""
+    """Return the problem of a module with several optimizers."""
     return Problem(
         "configure_optimizers",
         f"{count} optimizers",
@@ -62,10 +62,10 @@ def several_optimizers(count: int | str) -> Problem:
 
 
 def leave_out_frozen(optimizer: Optimizer) -> None:
-    """Take frozen parameters out of the optimizer.
+    """Remove frozen parameters from the optimizer.
 
     Averaged gradients are dense: a frozen parameter would get a gradient of zeros instead of
-    none, and decay.
+    none, and its weight would decay.
     """
     left_out = 0
     for group in optimizer.param_groups:
@@ -80,13 +80,13 @@ def leave_out_frozen(optimizer: Optimizer) -> None:
 
 
 def recreate(original: Optimizer) -> Callable[[Any], Optimizer]:
-    """Return a function that makes another optimizer like ``original`` for other tensors.
+    """Return a function that makes an optimizer like ``original`` for other tensors.
 
-    The function takes parameter groups, and its result has the class of ``original`` and, in
-    each group, exactly the hyper-parameters that the group came with.
+    The function takes parameter groups. Its result has the class of ``original`` and keeps the
+    hyper-parameters of each group.
 
     Raises:
-        StrategyError: The class cannot be made from its defaults alone.
+        StrategyError: The class needs an argument that is not among its defaults.
     """
     cls, defaults = type(original), original.defaults
     parameters = list(inspect.signature(cls).parameters.values())
@@ -111,7 +111,7 @@ def recreate(original: Optimizer) -> Callable[[Any], Optimizer]:
     def build(groups: Any) -> Optimizer:
         given = [dict(group) for group in groups]
         arguments = {name: value for name, value in defaults.items() if name in named}
-        if "capturable" in arguments:  # CUDA graphs do not hold what is on the host
+        if "capturable" in arguments:  # CUDA graphs cannot hold tensors on the host
             arguments["capturable"] = False
             for group in given:
                 group["capturable"] = False
@@ -125,22 +125,24 @@ def recreate(original: Optimizer) -> Callable[[Any], Optimizer]:
 
 
 def groups_for_recreation(original: Optimizer) -> list[dict[str, Any]]:
-    """Return copies of the parameter groups, without what the module's scheduler did to them."""
+    """Return copies of the parameter groups, with the learning rates from before any scheduler."""
     return [unscheduled(group) for group in original.param_groups]
 
 
 def extra_tensor_problems(extra: Sequence[Any], device: torch.device) -> list[Problem]:
-    """Return what is wrong with extra tensors of a module on ``device``."""
+    """Return the problems of extra tensors for a module on ``device``."""
     kinds = {type(item).__name__ for item in extra if not isinstance(item, torch.Tensor)}
     tensors = [item for item in extra if isinstance(item, torch.Tensor)]
     found = [
         Problem(
-            "extra_tensors", f"a {kind}", "tensors, or a function of the module that returns some"
+            "extra_tensors",
+            f"a {kind}",
+            "tensors, or a function of the module that returns tensors",
         )
         for kind in sorted(kinds)
     ]
     for dtype in sorted({str(tensor.dtype) for tensor in tensors if tensor.is_complex()}):
-        allowed = "floating-point tensors, which are averaged, and integers and booleans"
+        allowed = "floating-point tensors, integers and booleans"
         found.append(Problem("extra_tensors", dtype, allowed))
     for stray in sorted({str(tensor.device) for tensor in tensors if tensor.device != device}):
         found.append(
@@ -155,10 +157,10 @@ def extra_tensor_problems(extra: Sequence[Any], device: torch.device) -> list[Pr
 
 
 def initialise_state(optimizer: Optimizer) -> None:
-    """Give a fresh optimizer the state tensors that it would make in its first step.
+    """Create the state tensors that a fresh optimizer would create in its first step.
 
-    hivemind needs them to exist. It makes them by a real step with zero gradients, after which
-    Adam counts one step too many; here the parameters and the counters are put back.
+    hivemind needs them to exist. It creates them by a step with zero gradients, after which Adam
+    counts one step too many. Here the parameters and the counters are restored.
     """
     if any(isinstance(value, torch.Tensor) for value in _state_values(optimizer)):
         return
@@ -187,10 +189,10 @@ def _state_values(optimizer: Optimizer) -> Iterator[Any]:
 
 
 class NoDecay:
-    """Holds weight decay back in a step that is only for the state.
+    """Suspends weight decay during a step that only creates optimizer state.
 
-    There are two: that of :func:`initialise_state`, and hivemind's own, which an optimizer that
-    has no state at all gets nevertheless.
+    :func:`initialise_state` makes such a step, and hivemind makes one for an optimizer without any
+    state.
 
     Args:
         groups: The parameter groups.
@@ -203,7 +205,7 @@ class NoDecay:
                 group["weight_decay"] = 0.0
 
     def lift(self, groups: list[dict[str, Any]]) -> None:
-        """Set the weight decay of each group to what it was."""
+        """Restore the weight decay of each group."""
         for group, decay in zip(groups, self._decays, strict=True):
             if decay is not None:
                 group["weight_decay"] = decay
@@ -213,14 +215,14 @@ class NoDecay:
 def load_state(optimizer: Any, state: dict[str, Any]) -> int:
     """Restore the state of the swarm's optimizer from a checkpoint, without changing ``state``.
 
-    Tensors that are shared with the averaging processes are filled, not replaced.
+    Tensors that are shared with the averagers' processes are filled, not replaced.
 
     Args:
         optimizer: The swarm's optimizer.
-        state: What its ``state_dict`` returned, or that of a plain optimizer.
+        state: Its ``state_dict``, or that of a plain optimizer.
 
     Returns:
-        The round that it was saved in; 0 for that of a plain optimizer.
+        The round of the checkpoint; 0 for that of a plain optimizer.
     """
     inner = optimizer.state_averager.optimizer
     entries = dict(state["state"])
@@ -237,13 +239,3 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> int:
             ):
                 values[name] = old.copy_(new)
     return round_
-
-
-def set_round(optimizer: Any, round_: int) -> None:
-    """Make the peer stand at the beginning of ``round_``, and tell the swarm."""
-    optimizer.state_averager.local_epoch = round_
-    optimizer.tracker.jump_to(round_)
-    if not optimizer.client_mode:
-        optimizer.state_averager.state_sharing_priority = round_
-        if optimizer.grad_averager is not None:
-            optimizer.grad_averager.state_sharing_priority = round_

@@ -1,4 +1,4 @@
-"""Methods of a module that are replaced while it trains and restored at the end."""
+"""Temporary replacement of a module's methods while it trains."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Overrides:
         self._before: dict[str, Any] = {}
 
     def set(self, name: str, method: Callable[..., Any]) -> None:
-        """Put ``method`` in the place of the one called ``name``."""
+        """Replace the method ``name`` by ``method``."""
         self._before.setdefault(name, vars(self._target).get(name, _ABSENT))
         vars(self._target)[name] = method
 
     def restore(self) -> None:
-        """Put everything back as it was; calling it again does nothing."""
+        """Restore all replaced methods; calling it again does nothing."""
         while self._before:
             name, before = self._before.popitem()
             if before is _ABSENT:

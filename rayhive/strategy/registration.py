@@ -1,8 +1,8 @@
-"""Makes ``Trainer(strategy="hivemind")`` work once ``rayhive`` is imported, and costs nothing.
+"""Registration of the strategy, so that ``Trainer(strategy="hivemind")`` works.
 
-Lightning has no entry point for strategies, and importing it only to register would take
-seconds. So its table is filled when it comes into being, with functions that import the
-strategy when a trainer asks for it.
+Lightning has no entry point for strategies, and importing it only to register takes seconds. So
+an import hook registers when Lightning's own registry is imported. The registered function imports
+the strategy when a trainer asks for it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-#: Lightning's names for the strategy; the second is that of older versions.
+#: Names of the strategy in Lightning; the second one is that of older versions.
 NAMES = ("hivemind", "collaborative")
-#: Samples of a round for a strategy that is asked for by name, as the documented examples have.
-#: All peers of a run have to agree on it, so it is a constant.
+#: Samples of a round for a strategy that is chosen by name, as in the documented examples. All
+#: peers of a run have to agree on it, so it is a constant.
 DEFAULT_TARGET_BATCH_SIZE = 8192
 
 _TABLE = "lightning.pytorch.strategies"
@@ -32,7 +32,7 @@ def by_name(**arguments: Any) -> Any:
 
 
 def register() -> None:
-    """Enter the strategy in Lightning's table; import Lightning if need be."""
+    """Enter the strategy in Lightning's registry, and import that if necessary."""
     table = importlib.import_module(_TABLE).StrategyRegistry
     for name in NAMES:
         if name not in table:
@@ -53,7 +53,7 @@ def register_with_lightning() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for the import of Lightning's table; finds nothing itself."""
+    """Import hook for the module of Lightning's registry."""
 
     def find_spec(
         self,
@@ -61,7 +61,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the table's own spec, with a loader that registers afterwards."""
+        """Return the module's own spec, with a loader that registers afterwards."""
         if fullname != _TABLE:
             return None
         sys.meta_path.remove(self)
@@ -72,22 +72,22 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads the table as ``loader`` does, and registers.
+    """Loader that registers the strategy after the module's own loader has run.
 
     Args:
-        loader: The table's own.
+        loader: The module's own loader.
     """
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Return what the table's own loader makes."""
+        """Return the module of the own loader."""
         module: ModuleType | None = self._loader.create_module(spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the table's module; then it is there to be filled."""
+        """Run the module, then register."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -1,8 +1,7 @@
 """Learning-rate schedulers that advance with rounds.
 
-In a swarm neither micro-batches nor passes over the data mean anything to the learning rate:
-what moves the weights is a round, and all peers have to be at the same point of the schedule.
-So a round is the unit of every scheduler, whatever ``interval`` and ``frequency`` it was
+In a swarm the weights move once per round, and all peers have to be at the same point of the
+schedule. So every scheduler steps once per round, whatever ``interval`` and ``frequency`` it was
 configured with.
 """
 
@@ -25,19 +24,18 @@ NEVER = sys.maxsize
 
 
 class RoundSchedule(LRScheduler):
-    """All schedulers of an optimizer, stepped together, once a round.
+    """All schedulers of an optimizer as one, which hivemind steps once per round.
 
-    It is what hivemind gets for a scheduler. hivemind steps it until it is level with the round
-    that the peer is in, which is one step in a usual round and several after the state of a
-    peer that is further was loaded.
+    hivemind steps it until it has reached the peer's round: by one step in a usual round, and by
+    several after the state of a peer that is further was downloaded.
 
-    That state holds learning rates too. They are not taken: the steps to catch up start from
-    this peer's own, and would otherwise be applied to rates that have decayed already.
+    A downloaded state also holds learning rates, which have decayed already. They are dropped,
+    because the steps that follow start from this peer's own rates.
 
     Args:
-        optimizer: The optimizer that they schedule.
+        optimizer: The scheduled optimizer.
         schedulers: The schedulers; any object with the methods that ``advance`` uses.
-        advance: Steps one of them.
+        advance: Steps one scheduler.
     """
 
     def __init__(
@@ -58,14 +56,14 @@ class RoundSchedule(LRScheduler):
 
     def step(self, epoch: int | None = None) -> None:
         """Advance every scheduler by one round."""
-        # A peer that catches up has not stepped itself; torch would warn about the order.
+        # torch would warn of a wrong order: a peer that catches up has not stepped its optimizer
         self.optimizer._opt_called = True  # type: ignore[attr-defined]
         for scheduler in self.schedulers:
             self._advance(scheduler)
         self._step_count += 1
 
     def level_with(self, round_: int) -> None:
-        """Count the schedulers as being where they are in round ``round_``."""
+        """Note that the schedulers are at round ``round_``."""
         self._step_count = round_ + 1
 
     def get_last_lr(self) -> list[Any]:
@@ -74,7 +72,7 @@ class RoundSchedule(LRScheduler):
 
     @contextlib.contextmanager
     def restoring(self) -> Iterator[None]:
-        """Take learning rates from what is loaded in the body: it is this peer's own past."""
+        """Take the learning rates of a state that is loaded in the body: it is this peer's own."""
         self._restoring = True
         try:
             yield
@@ -91,7 +89,7 @@ class RoundSchedule(LRScheduler):
 
 
 class HiveMindScheduler:
-    """What Lightning and the module see of a scheduler: everything but its step.
+    """Scheduler as Lightning and the module see it: its ``step`` does nothing.
 
     Args:
         optimizer: The swarm's optimizer.
@@ -110,22 +108,22 @@ class HiveMindScheduler:
         return dict(self.scheduler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the scheduler where it was."""
+        """Restore the state of the scheduler."""
         self.scheduler.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "scheduler":  # not set yet, as while unpickling
+        if name == "scheduler":  # not set yet, during unpickling
             raise AttributeError(name)
         return getattr(self.scheduler, name)
 
 
 def wrapped_config(optimizer: Any, scheduler: Any, config: Any = None) -> LRSchedulerConfig:
-    """Return the configuration with which Lightning shows a scheduler but never steps it.
+    """Return a configuration with which Lightning logs a scheduler but never steps it.
 
     Args:
         optimizer: The swarm's optimizer.
         scheduler: The scheduler.
-        config: What Lightning made of the module's own, for its name and interval.
+        config: Lightning's configuration of the module's scheduler, for its name and interval.
     """
     wrapped: Any = HiveMindScheduler(optimizer, scheduler)
     if config is None:
@@ -136,10 +134,10 @@ def wrapped_config(optimizer: Any, scheduler: Any, config: Any = None) -> LRSche
 
 
 def refuse_plateau(schedulers: Sequence[Any]) -> None:
-    """Refuse the one scheduler that waits for a metric.
+    """Refuse the one scheduler that needs a metric.
 
     Raises:
-        StrategyError: One of them is ``ReduceLROnPlateau``.
+        StrategyError: A scheduler is ``ReduceLROnPlateau``.
     """
     for scheduler in schedulers:
         if isinstance(scheduler, ReduceLROnPlateau):
@@ -149,13 +147,13 @@ def refuse_plateau(schedulers: Sequence[Any]) -> None:
                     "ReduceLROnPlateau",
                     "a scheduler that needs no metric. The `ReduceLROnPlateau` scheduler is not "
                     "supported with `HivemindStrategy`: peers measure different values, and "
-                    "their learning rates would part",
+                    "their learning rates would differ",
                 )
             )
 
 
 def unscheduled(group: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a parameter group as it was before any scheduler touched it."""
+    """Return a copy of a parameter group with the learning rate from before any scheduler."""
     clean = dict(group)
     if "initial_lr" in clean:
         clean["lr"] = clean.pop("initial_lr")

@@ -1,4 +1,4 @@
-"""One fit's part in the swarm: from the module's optimizer to a running swarm's, and back."""
+"""One fit in the swarm, from the module's optimizer to the swarm's and back."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ log = logging.getLogger("rayhive.peer")
 
 
 class Session:
-    """Builds the swarm's optimizer and ends it.
+    """Builds the swarm's optimizer for one fit, and ends it.
 
     Args:
-        membership: The peer's place in the network.
+        swarm: The peer's DHT.
         trainer: The trainer.
-        module: The module that is trained, on its device.
+        module: The trained module, on its device.
         configured: The optimizer of ``configure_optimizers``.
-        configs: Lightning's view of the schedulers of ``configure_optimizers``.
-        scheduler_fn: Makes the scheduler instead, or is it.
-        recreates: Whether hivemind has to build the optimizer anew.
+        configs: Lightning's records of the schedulers of ``configure_optimizers``.
+        scheduler_fn: A scheduler, or a function that makes one, in place of those.
+        recreates: Whether hivemind has to re-create the optimizer.
         arguments: Further arguments of the swarm's optimizer.
 
     Attributes:
         optimizer: The swarm's optimizer.
-        configs: Lightning's view of its schedulers.
+        configs: Lightning's records of its schedulers.
 
     Raises:
-        StrategyError: Module and strategy do not go together.
+        StrategyError: The module cannot train with the strategy's arguments.
     """
 
     def __init__(
         self,
         *,
-        membership: SwarmDHT,
+        swarm: SwarmDHT,
         trainer: Trainer,
         module: LightningModule,
         configured: Optimizer,
@@ -63,7 +63,7 @@ class Session:
         recreates: bool,
         arguments: Mapping[str, Any],
     ) -> None:
-        self._membership, self._children = membership, ChildProcesses()
+        self._swarm, self._children = swarm, ChildProcesses()
         self._trainer, self._module = trainer, module
         self._scheduler_fn = scheduler_fn
         self._overrides = Overrides(module)
@@ -81,27 +81,27 @@ class Session:
         decay = optimizer_factory.NoDecay(parts["params"] or configured.param_groups)
         with self._children.forking():
             self.optimizer = optimizer_factory.make_optimizer(
-                dht=membership.dht, **parts, **self._with_extra_tensors(arguments)
+                dht=swarm.dht, **parts, **self._with_extra_tensors(arguments)
             )
         self._running = True
         try:
             decay.lift(self.inner.param_groups)
-            self.optimizer.defaults = self.inner.defaults  # callbacks look there
+            self.optimizer.defaults = self.inner.defaults  # read by callbacks
             self._share_state(False)
             self.configs = self._configs(configs)
             if arguments["reuse_grad_buffers"]:
                 self._keep_gradients()
             if clipping:
                 self._clip_handle = clip_in_rounds(
-                    trainer, module, self.inner, self._overrides, self._guard
+                    trainer, module, self.inner, self._overrides, self._keep_errors
                 )
         except BaseException:
-            self.end()
+            self.end(abandon=True)
             raise
 
     @property
     def inner(self) -> Optimizer:
-        """The optimizer that steps once a round."""
+        """The torch optimizer that steps once per round."""
         inner: Optimizer = self.optimizer.state_averager.optimizer
         return inner
 
@@ -110,7 +110,7 @@ class Session:
         schedule = self.optimizer.state_averager.scheduler
         return schedule if isinstance(schedule, RoundSchedule) else None
 
-    # -- building ------------------------------------------------------------------------------
+    # -- construction ------------------------------------------------------------------------------
 
     def _check_recreation(self, configs: list[LRSchedulerConfig]) -> None:
         if self._scheduler_fn is not None:
@@ -119,8 +119,8 @@ class Session:
                     Problem(
                         "scheduler_fn",
                         type(self._scheduler_fn).__name__,
-                        "callable(optimizer) -> scheduler: the optimizer is re-created, and a "
-                        "scheduler that exists already would go on with the old one",
+                        "callable(optimizer) -> scheduler: the optimizer is re-created, and an "
+                        "existing scheduler would schedule the old one",
                     )
                 )
             return
@@ -185,14 +185,14 @@ class Session:
     def _schedule_of(self, optimizer: Optimizer, schedulers: list[Any]) -> RoundSchedule:
         refuse_plateau(schedulers)
         module = self._module
-        advance = self._guard(lambda scheduler: module.lr_scheduler_step(scheduler, None))
+        advance = self._keep_errors(lambda scheduler: module.lr_scheduler_step(scheduler, None))
         return RoundSchedule(optimizer, schedulers, advance)
 
     def _with_extra_tensors(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments with the tensors besides parameters that peers average.
+        """Return the arguments with the list of extra tensors that peers average.
 
         Raises:
-            StrategyError: They are no tensors, cannot be averaged, or are not the module's.
+            StrategyError: An entry is not a tensor, cannot be averaged, or is on another device.
         """
         extra = arguments.get("extra_tensors") or ()
         extra = list(extra(self._module) if callable(extra) else extra)
@@ -213,7 +213,7 @@ class Session:
         ]
 
     def _keep_gradients(self) -> None:
-        """Make the module unable to clear the gradients that pile up for the round."""
+        """Disable the module's ``zero_grad``: gradients accumulate until the round."""
         if is_overridden("optimizer_zero_grad", self._module):
             warnings.warn(
                 "You have overridden `optimizer_zero_grad` which will be disabled."
@@ -230,67 +230,69 @@ class Session:
             if averager is not None and not averager.client_mode:
                 averager.allow_state_sharing = allowed
 
-    # -- while it runs -------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
-    def _guard(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Return ``function`` with its errors kept: hivemind only logs those of its threads."""
+    def _keep_errors(self, function: Callable[..., None]) -> Callable[..., None]:
+        """Return ``function`` with its errors kept; hivemind only logs errors of its threads."""
 
         @wraps(function)
-        def guarded(*args: Any, **kwargs: Any) -> None:
+        def kept(*args: Any, **kwargs: Any) -> None:
             try:
                 function(*args, **kwargs)
             except Exception as error:
                 self._errors.append(error)
                 raise
 
-        return guarded
+        return kept
 
     def raise_errors(self) -> None:
-        """Raise the first error of a background thread, if there was one."""
+        """Raise the first error of a background thread, if there is one."""
         if self._errors:
             raise self._errors.pop(0)
 
     def expect_batch(self) -> None:
-        """Prepare for the gradients of the next batch, whose samples are counted already."""
+        """Prepare for the gradients of the next batch, whose samples are counted."""
         averager, samples = self.optimizer.grad_averager, self.optimizer.batch_size_per_step
         if isinstance(averager, GradientAccumulator) and samples:
             averager.expect_batch(samples)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint: optimizer, round, and the schedule's place in it."""
+        """Restore a checkpoint's optimizer state and round, and put the schedule there."""
         schedule = self._schedule
         with schedule.restoring() if schedule is not None else contextlib.nullcontext():
             round_ = optimizer_factory.load_state(self.optimizer, state)
-        optimizer_factory.set_round(self.optimizer, round_)
+        self.optimizer.restore_round(round_)
         if schedule is not None:
             schedule.level_with(round_)
 
     def catch_up(self, take_equal: bool) -> None:
-        """Begin to share the state; before that, take it from a peer that is further.
+        """Download the state of a peer that is further, then begin to share this peer's.
 
         Args:
-            take_equal: Take it also from a peer that is in the same round. Peers that start
-                from the same parameters do not need that.
+            take_equal: Download it from a peer in the same round, too. Peers with the same
+                initial parameters do not need that.
         """
-        best = self._membership.best_round_of_others()
+        best = self._swarm.newest_shared_round()
         own = self.optimizer.local_epoch
         if best is not None and (best > own or (best == own and take_equal)):
-            log.info(f"taking the state of a peer in round {best}")
+            log.info(f"downloading the state of a peer in round {best}")
             self.optimizer.load_state_from_peers()
-            self.optimizer.tracker.take_part(False)  # not before the first batch
+            self.optimizer.tracker.take_part(False)  # until the first batch
         self._share_state(True)
 
     def settle(self) -> None:
-        """Wait for what runs in the background, and give the module the parameters of it."""
+        """Wait for background work, and apply its results to the module."""
         if self._running:
-            self.optimizer.state_averager.step(
-                wait_for_delayed_updates=True, apply_delayed_updates=True
-            )
+            self.optimizer.settle()
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
-    def end(self) -> None:
-        """Leave the run and restore the module; calling it again does nothing."""
+    def end(self, *, abandon: bool = False) -> None:
+        """Leave the run and restore the module; calling it again does nothing.
+
+        Args:
+            abandon: The fit was interrupted or has failed: do not wait for background work.
+        """
         self._overrides.restore()
         if self._clip_handle is not None:
             self._clip_handle.remove()
@@ -299,7 +301,7 @@ class Session:
         self._running = False
         averagers = [self.optimizer.state_averager, self.optimizer.grad_averager]
         try:
-            self.optimizer.shutdown()
+            self.optimizer.shutdown(abandon=abandon)
         except Exception as error:
             log.warning(f"could not say goodbye to the peers: {error!r}")
         for averager in averagers:

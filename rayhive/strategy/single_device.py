@@ -1,4 +1,4 @@
-"""A strategy of one device that several trainers can use, one after the other."""
+"""Strategy for one device that several trainers can use, one after the other."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from rayhive.strategy.validation import StrategyError
 
 
 class ReusableStrategy(Strategy):
-    """Takes device, accelerator and precision from each trainer anew.
+    """Strategy that takes device, accelerator and precision from each trainer anew.
 
-    Lightning keeps what a trainer handed over where it looks for what the user chose: the next
-    trainer would refuse its own accelerator, and silently go on with the old device and
-    precision. Here each of them stands in a place of its own.
+    Lightning stores a trainer's settings in the attributes that hold the user's choice. The next
+    trainer would refuse its own accelerator, and silently keep the old device and precision.
     """
 
     #: Set by each trainer.
@@ -47,7 +46,7 @@ class ReusableStrategy(Strategy):
 
     @property
     def parallel_devices(self) -> list[torch.device]:
-        """Always empty, so that each trainer hands over its own; see :attr:`root_device`."""
+        """Always empty, so that each trainer sets its own device; see :attr:`root_device`."""
         return []
 
     @parallel_devices.setter

@@ -1,4 +1,4 @@
-"""Lightning's strategy for training together with whoever is there: one peer of a swarm."""
+"""Lightning strategy that trains a module as one peer of a swarm."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ __all__ = ["HiveMindScheduler", "HivemindStrategy", "StrategyError"]
 
 T = TypeVar("T")
 
-# hivemind's import makes torch share tensors through files in /dev/shm that a killed process
-# leaves behind; descriptors, torch's own default on Linux, vanish with the process.
+# hivemind makes torch share tensors through files in /dev/shm, which a killed process leaves
+# behind. File descriptors, torch's own default on Linux, vanish with the process.
 torch.multiprocessing.set_sharing_strategy(  # type: ignore[no-untyped-call]
     os.environ.get("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
 )
@@ -43,16 +43,16 @@ class _SkippedBatch(Exception):
 class HivemindStrategy(ReusableStrategy):
     """Trains a module together with other peers, over links and on machines that may fail.
 
-    Each peer computes gradients of its own batches. When the swarm has ``target_batch_size``
-    samples together, a *round* happens: gradients are averaged and every peer steps. A batch is
-    what Lightning counts as a step; a round is what moves the weights.
+    Each peer computes gradients of its own batches. Once the swarm has ``target_batch_size``
+    samples, a *round* happens: gradients are averaged and every peer steps. Lightning counts
+    batches as steps; the weights move once per round.
 
-    Mistakes in the arguments are told all at once, before anything starts.
+    All mistakes in the arguments are reported together, before anything starts.
 
     Args:
         target_batch_size: Samples of the whole swarm in one round.
-        run_id: Name of the run; peers with the same name train together. Without dots.
-        batch_size: Samples in each batch of this peer; counted in each batch if absent.
+        run_id: Name of the run, without dots; peers with the same name train together.
+        batch_size: Samples of each batch of this peer; counted in every batch if absent.
         delay_state_averaging: Average parameters in the background.
         delay_optimizer_step: Step in the background; needs ``delay_state_averaging``. Follows
             ``delay_grad_averaging`` if absent.
@@ -63,10 +63,10 @@ class HivemindStrategy(ReusableStrategy):
         scheduler_fn: ``callable(optimizer) -> scheduler``. Required for a scheduler where the
             optimizer is re-created, that is with delays or ``offload_optimizer``; otherwise it
             takes the place of the module's schedulers.
-        matchmaking_time: Longest wait for a peer that has come to a round and cannot be met [s]; a
-            round begins when all are there.
+        matchmaking_time: Longest wait for a peer that has begun a round and cannot be reached [s].
+            A round begins as soon as all live peers are there.
         averaging_timeout: Longest time of one averaging [s].
-        verbose: Let hivemind report what it does.
+        verbose: Log hivemind's steps at level INFO.
         averager_opts: Further options of both averagers.
         host_maddrs: Addresses to listen on.
         initial_peers: Addresses of peers to join: a list, or a string with commas. If absent,
@@ -77,21 +77,20 @@ class HivemindStrategy(ReusableStrategy):
         use_relay: Reach peers behind firewalls through relays.
         use_auto_relay: Be reached through relays.
         identity_path: File with a private key, made if absent, that keeps the peer's ID.
-        dht: A running DHT to use, which its owner ends. None starts one and ends it with the fit.
+        dht: A running DHT to use; its owner ends it. None starts one and ends it with the fit.
         on_event: Called with the kind and the fields of each event; see
             :data:`rayhive.events.KINDS`.
-        global_zero: Whether Lightning sees this peer as the one that acts for all (progress bar,
-            summaries, results). If absent, the one that found nobody else in the run.
-        load_initial_state: Whether to take the parameters of a peer that is no further, at the
-            start. If absent, only a peer that joins others with a DHT of its own does.
-        straggler_timeout: How long a round waits for a peer that computes and makes no progress,
-            until it does [s].
+        global_zero: Whether this peer is Lightning's global rank 0 (progress bar, summaries,
+            results). If absent, the first peer of the run is.
+        load_initial_state: Whether to download the parameters of a peer in the same round at the
+            start. If absent, a peer that joins other peers with a DHT of its own does.
+        straggler_timeout: How long a round waits for a peer that computes without progress [s].
         **optimizer_kwargs: Further arguments of the swarm's optimizer, for example
             ``grad_compression``, ``grad_averager_factory``, ``outlier_filter`` or
             ``aggregation``. ``extra_tensors`` may also be a function of the module.
 
     Raises:
-        StrategyError: The arguments cannot work, or not together.
+        StrategyError: An argument is not valid, or arguments contradict each other.
         PeerError: No peer answers at the addresses.
     """
 
@@ -131,90 +130,89 @@ class HivemindStrategy(ReusableStrategy):
         arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         super().__init__()
         settings = read_arguments(**arguments.pop("optimizer_kwargs"), **arguments)
-        self._settings = settings
-        self._initial_peers = settings.initial_peers
-        self._participation: Session | None = None
+        self.settings = settings
+        self._session: Session | None = None
         self._running = False
         self._caught_up = False
-        self._leaving = False
-        self._membership = SwarmDHT(run_id, dht, settings.initial_peers, settings.network)
+        self._leaving = self._failed = False
+        self._swarm = SwarmDHT(run_id, dht, settings.initial_peers, settings.network)
         self._take_equal = (
             dht is None and settings.initial_peers is not None
             if load_initial_state is None
             else load_initial_state
         )
-        self._global_zero = self._membership.is_first if global_zero is None else global_zero
+        self._global_zero = self._swarm.is_first if global_zero is None else global_zero
 
-    # -- what others ask -----------------------------------------------------------------------
+    # -- the peer ----------------------------------------------------------------------------------
 
     @property
     def dht(self) -> hivemind.DHT:
         """The peer's DHT."""
-        return self._membership.dht
+        return self._swarm.dht
 
     @property
     def optimizer(self) -> Any:
-        """The swarm's optimizer of the present or last fit.
+        """The swarm's optimizer in the present or last fit.
 
         Raises:
-            RuntimeError: Nothing was fitted yet.
+            RuntimeError: There was no fit yet.
         """
-        if self._participation is None:
+        if self._session is None:
             raise RuntimeError("the optimizer of the swarm exists from the setup of a fit on")
-        return self._participation.optimizer
+        return self._session.optimizer
 
     @property
     def num_peers(self) -> int:
-        """Peers in the run as far as is known, this one included."""
-        if self._participation is None or not self._running:
+        """Known live peers of the run, this one included."""
+        if self._session is None or not self._running:
             return 1
         return max(1, int(self.optimizer.tracker.global_progress.num_peers))
 
     @property
     def addresses(self) -> list[str]:
-        """Where other machines can join this peer."""
-        return self._membership.addresses
+        """Addresses at which other machines can join this peer."""
+        return self._swarm.addresses
 
-    # -- Lightning's view of the peer ----------------------------------------------------------
+    # -- Lightning's ranks and collectives ---------------------------------------------------------
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this peer acts for all: it was the first of the run, unless told otherwise."""
+        """Whether this peer is Lightning's global rank 0: by default the first peer of the run."""
         return self._global_zero
 
     @property
     def global_rank(self) -> int:
-        """0 for the peer that acts for all, 1 for every other one."""
+        """0 for the peer that is global zero, 1 for all other peers."""
         return 0 if self._global_zero else 1
 
     def reduce(self, tensor: Tensor | Any, *args: Any, **kwargs: Any) -> Tensor | Any:
-        """Return ``tensor``: a metric is this peer's own."""
+        """Return ``tensor``: metrics are not reduced over peers."""
         return tensor
 
     def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
-        """Return ``tensor``: there is no group of fixed members to gather from."""
+        """Return ``tensor``: a swarm has no fixed members to gather from."""
         return tensor
 
     def barrier(self, name: str | None = None) -> None:
-        """Do nothing: peers come and go."""
+        """Do nothing: a swarm has no fixed members to wait for."""
 
     def broadcast(self, obj: T, src: int = 0) -> T:
-        """Return ``obj``: each peer decides for itself."""
+        """Return ``obj``: every peer keeps its own."""
         return obj
 
-    # -- a fit ---------------------------------------------------------------------------------
+    # -- a fit -------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer) -> None:
-        """Prepare the trainer's task; for a fit, join and build the swarm's optimizer.
+        """Prepare the trainer's task; for a fit, join the swarm and build its optimizer.
 
         Raises:
-            StrategyError: Trainer, module and strategy do not go together.
+            StrategyError: The trainer or the module cannot train in a swarm.
         """
         fitting = trainer.state.fn == TrainerFn.FITTING
         if fitting:
-            self._leaving = True
+            self._leaving, self._failed = True, False
             check_trainer(trainer)
-            self._membership.join()
+            self._swarm.join()
         super().setup(trainer)
         if fitting:
             self._take_part(trainer)
@@ -223,7 +221,7 @@ class HivemindStrategy(ReusableStrategy):
         """Configure the module's optimizer.
 
         Raises:
-            StrategyError: It has several.
+            StrategyError: It has several optimizers.
         """
         try:
             super().setup_optimizers(trainer)
@@ -237,39 +235,39 @@ class HivemindStrategy(ReusableStrategy):
         assert module is not None
         plugin: Any = self.precision_plugin
         if getattr(plugin, "scaler", None) is not None:
-            reuse = bool(self._settings.optimizer["reuse_grad_buffers"])
+            reuse = bool(self.settings.optimizer["reuse_grad_buffers"])
             plugin.scaler = swarm_scaler(plugin.scaler, reuse)
-        self._participation = Session(
-            membership=self._membership,
+        self._session = Session(
+            swarm=self._swarm,
             trainer=trainer,
             module=module,
             configured=optimizer_factory.check_configured(self.optimizers),
             configs=self.lr_scheduler_configs,
-            scheduler_fn=self._settings.scheduler_fn,
-            recreates=self._settings.delays.offload,
-            arguments=self._settings.optimizer,
+            scheduler_fn=self.settings.scheduler_fn,
+            recreates=self.settings.delays.offload,
+            arguments=self.settings.optimizer,
         )
         self._running, self._caught_up = True, False
         self.optimizers = [self.optimizer]
-        self.lr_scheduler_configs = self._participation.configs
+        self.lr_scheduler_configs = self._session.configs
 
     def on_train_start(self) -> None:
-        """Take the state of a peer that is further; from now on, share one's own."""
+        """Download the state of a peer that is further, and share this peer's from now on."""
         self.catch_up()
         self.optimizer.end_batch()
 
     def catch_up(self) -> None:
-        """Do so now, if it was not done in this fit.
+        """Download the state of a peer that is further, unless that was done in this fit.
 
-        A callback that holds peers at a barrier calls it before: behind the barrier the others
-        train already, and a peer that takes their state then misses the round they are in.
+        A callback with a barrier calls it before the barrier. Behind it, the other peers train
+        already, and a peer that downloads their state misses their present round.
         """
-        if self._participation is not None and self._running and not self._caught_up:
+        if self._session is not None and self._running and not self._caught_up:
             self._caught_up = True
-            self._participation.catch_up(self._take_equal and self.optimizer.local_epoch == 0)
+            self._session.catch_up(self._take_equal and self.optimizer.local_epoch == 0)
 
     def batch_to_device(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Move a batch; one to train on ends a break, before anything looks at the parameters."""
+        """Move a batch to the device; a training batch ends a break, before the forward pass."""
         if self._running and getattr(self.lightning_module, "training", False):
             self._begin_batch()
         return super().batch_to_device(batch, *args, **kwargs)
@@ -279,18 +277,18 @@ class HivemindStrategy(ReusableStrategy):
             self.optimizer.begin_batch()
 
     def on_validation_start(self) -> None:
-        """Let the others go on without this peer if the validation takes long."""
+        """Begin a break: the peer steps out of the rounds if the validation takes long."""
         if self._running:
             self.optimizer.end_batch()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Come back to the rounds, and count the samples of the batch.
+        """Return to the rounds, and count the samples of the batch.
 
         Raises:
-            StrategyError: They cannot be counted.
+            StrategyError: The samples cannot be counted.
         """
         self._begin_batch()
-        if self._settings.batch_size is None:
+        if self.settings.batch_size is None:
             try:
                 self.optimizer.batch_size_per_step = extract_batch_size(batch)
             except (MisconfigurationException, RecursionError) as error:
@@ -302,8 +300,8 @@ class HivemindStrategy(ReusableStrategy):
                         "the batch size to the Strategy. It is HivemindStrategy(batch_size=...)",
                     )
                 ) from error
-        if self._participation is not None:
-            self._participation.expect_batch()
+        if self._session is not None:
+            self._session.expect_batch()
 
     def optimizer_step(
         self,
@@ -312,13 +310,13 @@ class HivemindStrategy(ReusableStrategy):
         model: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Compute a batch's gradients and, when a round is due, take part in it.
+        """Compute the gradients of a batch, and take part in a round if one is due.
 
         A batch for which ``training_step`` returns None has no gradients and is not counted.
         """
-        participation, module = self._participation, self.lightning_module
-        assert participation is not None and module is not None
-        participation.raise_errors()
+        session, module = self._session, self.lightning_module
+        assert session is not None and module is not None
+        session.raise_errors()
 
         def counted() -> Any:
             loss = closure()
@@ -331,64 +329,61 @@ class HivemindStrategy(ReusableStrategy):
         except _SkippedBatch:
             return None
         finally:
-            participation.optimizer.end_batch()
-        participation.raise_errors()
+            session.optimizer.end_batch()
+        session.raise_errors()
         return result
 
     def on_train_end(self) -> None:
-        """Wait for what is averaged in the background."""
-        if self._participation is not None:
-            self._participation.settle()
+        """Wait for background work, and apply its results."""
+        if self._session is not None:
+            self._session.settle()
 
-    # -- checkpoints ---------------------------------------------------------------------------
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the module's state, with all that was going on in the background in it."""
-        if self._participation is not None:
-            self._participation.settle()
+        """Return the module's state, with the results of background work."""
+        if self._session is not None:
+            self._session.settle()
         return super().lightning_module_state_dict()
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Restore the optimizer and the round.
 
         Raises:
-            StrategyError: The checkpoint is of a run with several optimizers.
+            StrategyError: The checkpoint holds several optimizers.
         """
         states = checkpoint["optimizer_states"]
         if len(states) != 1:
             raise StrategyError(optimizer_factory.several_optimizers(len(states)))
-        assert self._participation is not None
-        self._participation.restore(states[0])
+        assert self._session is not None
+        self._session.restore(states[0])
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
     ) -> None:
-        """Write a checkpoint; each peer does, as each has a disk of its own."""
+        """Write a checkpoint. Every peer does, because each may have a disk of its own."""
         self.checkpoint_io.save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Remove a checkpoint that this peer wrote."""
+        """Remove a checkpoint of this peer."""
         self.checkpoint_io.remove_checkpoint(filepath)
 
-    # -- the end -------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leave the swarm at teardown, whatever was going on."""
-        self._leaving = True
+        """Leave the swarm at teardown, without waiting for background work."""
+        self._leaving = self._failed = True
 
     def teardown(self) -> None:
-        """End what the fit started; nothing of it is left behind.
-
-        The DHT stays for a later fit if this was a validation, a test or a prediction.
-        """
+        """End the processes of a fit. The DHT stays after validation, test and prediction."""
         try:
-            if self._participation is not None and self._running:
+            if self._session is not None and self._running:
                 self._running = False
-                self._participation.end()
+                self._session.end(abandon=self._failed)
         finally:
             try:
                 if self._leaving:
                     self._leaving = False
-                    self._membership.leave()
+                    self._swarm.leave()
             finally:
                 super().teardown()

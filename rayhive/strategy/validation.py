@@ -1,7 +1,7 @@
 """Checks of the arguments of :class:`rayhive.strategy.strategy.HivemindStrategy`.
 
-hivemind finds some of these mistakes at its start, some in the first round, and some never: then
-the weights silently stay where they are.
+hivemind finds some of these mistakes at its start, some in the first round, and some never: the
+weights then silently stay as they are.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from rayhive.averaging.factory import factory_problems
 from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.optim.factories import group_size_problems
 from rayhive.optim.optimizer import RayhiveOptimizer
-from rayhive.optim.stepping_out import group_sizes
 from rayhive.spec import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 
 
 class StrategyError(ConfigError, MisconfigurationException, ValueError):
-    """The strategy, its trainer or its module is set up in a way that cannot train.
+    """The strategy, its trainer or its module cannot train as configured.
 
-    It is also Lightning's own class for bad input, so that code that catches that one goes on
-    working.
+    It derives from Lightning's class for bad input, so that existing handlers catch it.
     """
 
 
 @dataclass(frozen=True)
 class Delays:
-    """What happens in the background, and where the optimizer lives.
+    """Parts of a round that run in the background, and the place of the optimizer.
 
     Attributes:
         state: Parameters are averaged in the background.
         optimizer: The optimizer steps in the background.
         gradients: Gradients are averaged in the background.
-        offload: hivemind builds the optimizer anew, on tensors of its own on the host.
+        offload: hivemind re-creates the optimizer, on tensors of its own on the host.
     """
 
     state: bool
@@ -58,10 +57,10 @@ def resolve_delays(
     offload_optimizer: bool | None,
     use_local_updates: bool = False,
 ) -> Delays:
-    """Fill in the flags that were left open.
+    """Return the flags with defaults for those that are None.
 
-    An open ``delay_optimizer_step`` follows ``delay_grad_averaging``; an open
-    ``offload_optimizer`` is on as soon as anything is delayed, as the delays need it.
+    ``delay_optimizer_step`` follows ``delay_grad_averaging``. ``offload_optimizer`` is on as soon
+    as anything is delayed, because the delays need it.
     """
     optimizer = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
     delayed = delay_state_averaging or optimizer or delay_grad_averaging
@@ -74,7 +73,7 @@ def resolve_delays(
 
 
 def check_delays(delays: Delays, use_local_updates: bool) -> Iterator[Problem]:
-    """Find combinations that hivemind cannot run; each names the flag to set."""
+    """Find combinations that hivemind cannot run; each problem names the flag to set."""
     if delays.gradients and not delays.optimizer:
         yield Problem("delay_optimizer_step", False, "True (or unset) with delay_grad_averaging")
     later = "delay_grad_averaging" if delays.gradients else "delay_optimizer_step"
@@ -98,7 +97,7 @@ def check_delays(delays: Delays, use_local_updates: bool) -> Iterator[Problem]:
                 )
 
 
-#: Arguments of hivemind's optimizer that the strategy sets itself, and where they come from.
+#: Arguments of hivemind's optimizer that the strategy sets -> their sources.
 _OWN = {
     "dht": "HivemindStrategy(dht=...)",
     "params": "configure_optimizers",
@@ -121,7 +120,7 @@ _CODECS = ("grad_compression", "state_averaging_compression", "load_state_compre
 
 
 def argument_names(cls: type) -> set[str]:
-    """Return the named arguments of a swarm's optimizer, of whichever class in its line."""
+    """Return the keyword arguments of a swarm's optimizer, over all classes in its MRO."""
     lineage = cls.__mro__[: cls.__mro__.index(Optimizer) + 1]
     return {
         name
@@ -133,12 +132,12 @@ def argument_names(cls: type) -> set[str]:
 
 
 def optimizer_options() -> list[str]:
-    """Return the names that ``HivemindStrategy(**optimizer_kwargs)`` takes, sorted."""
+    """Return the sorted names that ``HivemindStrategy(**optimizer_kwargs)`` takes."""
     return sorted(argument_names(RayhiveOptimizer) - {"auxiliary", *_OWN})
 
 
 def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find what is wrong with ``**optimizer_kwargs``."""
+    """Find the problems in ``**optimizer_kwargs``."""
     known = optimizer_options()
     for name in options:
         if name in _OWN:
@@ -157,7 +156,7 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(
                 f"{name}.{key}", options[name][key], "absent: it is set by an argument of its own"
             )
-    yield from group_sizes(options)
+    yield from group_size_problems(options)
     if options.get("use_local_updates"):
         if options.get("reuse_grad_buffers"):
             yield Problem("reuse_grad_buffers", True, "False with use_local_updates")
@@ -170,7 +169,7 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find rules of aggregation that do not exist, or that do not go with the averager."""
+    """Find unknown aggregation rules, and rules that the averager does not support."""
     rules = {"outlier_filter": OUTLIER_FILTERS, "aggregation": AGGREGATIONS}
     given = {name: options.get(name, DEFAULT_RULES[name]) for name in rules}
     unknowns = [unknown(n, v, rules[n]) for n, v in given.items() if v not in rules[n]]
@@ -186,7 +185,7 @@ def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:
-    """Find numbers out of their range, alone and against each other."""
+    """Find numbers out of their range, and numbers that contradict each other."""
     for name in ("target_batch_size", "batch_size", "average_state_every", "load_state_attempts"):
         value = options.get(name)
         if value is not None and not (_whole(value) and value >= 1):
@@ -214,21 +213,21 @@ def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem(
             "averager_opts.request_timeout",
             request,
-            f"greater than 0 and less than matchmaking_time ({matchmaking} s), or peers that ask "
-            "each other wait for ever",
+            f"greater than 0 and less than matchmaking_time ({matchmaking} s): otherwise two peers "
+            "that ask each other deadlock",
         )
 
 
 def check_network(
     *, run_id: Any, dht: Any, given: Mapping[str, Any], initial_peers: Any, use_ipfs: bool
 ) -> Iterator[Problem]:
-    """Find what is wrong with how the peer is to join.
+    """Find the problems in the settings of the network.
 
     Args:
         run_id: The name of the run.
-        dht: A DHT that exists already, or None.
+        dht: A running DHT, or None.
         given: Settings of a new DHT that differ from their defaults.
-        initial_peers: The addresses to join at, from wherever they came.
+        initial_peers: The addresses to join at, from the call or the environment.
         use_ipfs: Whether to find peers over IPFS.
     """
     if platform.system() != "Linux":
@@ -243,10 +242,10 @@ def check_network(
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse a trainer whose settings mean nothing, or something else, in a swarm.
+    """Refuse a trainer with settings that have no meaning, or another one, in a swarm.
 
     Raises:
-        StrategyError: With every such setting.
+        StrategyError: With all such settings.
     """
     problems = []
     scheduled = any(isinstance(item, GradientAccumulationScheduler) for item in trainer.callbacks)

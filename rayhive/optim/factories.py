@@ -1,0 +1,136 @@
+"""Construction of the parts that hivemind's optimizer asks its subclass for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.state_averager import TrainingStateAverager
+
+from rayhive.averaging.averagers import RayhiveStateAverager
+from rayhive.averaging.factory import takes_rules, with_our_averager
+from rayhive.errors import Problem
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.spec import Aggregation, OutlierFilterRule
+
+
+@dataclass(frozen=True)
+class AveragerRules:
+    """Settings of the averagers that hivemind does not have.
+
+    Attributes:
+        outlier_filter: Rule by which a group refuses tensors, see
+            :func:`rayhive.averaging.outlier_filter.judge`.
+        aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
+        gradient_options: Further options of the gradient averager.
+    """
+
+    outlier_filter: OutlierFilterRule
+    aggregation: Aggregation
+    gradient_options: Mapping[str, Any]
+
+
+def make_tracker(
+    optimizer: hivemind.Optimizer,
+    target_batch_size: int,
+    straggler_timeout: float,
+    **options: Any,
+) -> LiveProgressTracker:
+    """Return a tracker that is not started: its thread must not hold a lock during a fork."""
+    return LiveProgressTracker(
+        dht=optimizer.dht,
+        prefix=optimizer.run_id,
+        target_batch_size=target_batch_size,
+        client_mode=optimizer.client_mode,
+        straggler_timeout=straggler_timeout,
+        start=False,
+        **options,
+    )
+
+
+def make_state_averager(
+    optimizer: hivemind.Optimizer, rules: AveragerRules, **options: Any
+) -> RayhiveStateAverager:
+    """Return a running averager of parameters, optimizer statistics and extra tensors."""
+    return RayhiveStateAverager(
+        **{
+            **_averager_options(optimizer, "state_averager"),
+            "outlier_filter": rules.outlier_filter,
+            "offload_optimizer": optimizer.offload_optimizer,
+            "custom_gradients": optimizer.offload_optimizer,
+            "status_loglevel": optimizer.status_loglevel,
+            **options,
+        }
+    )
+
+
+def make_gradient_averager(
+    optimizer: hivemind.Optimizer,
+    factory: Callable[..., GradientAverager] | None,
+    rules: AveragerRules,
+    **options: Any,
+) -> GradientAverager:
+    """Return a running gradient averager.
+
+    Args:
+        optimizer: The optimizer; its state averager exists already.
+        factory: The user's factory; hivemind's own averagers in it are replaced by rayhive's.
+        rules: Settings that hivemind does not have; a class of the user's own gets no rules.
+        options: Options of hivemind's optimizer.
+    """
+    factory = with_our_averager(factory)
+    robust = {"outlier_filter": rules.outlier_filter, "aggregation": rules.aggregation}
+    averager: GradientAverager = factory(
+        **{
+            **(robust if takes_rules(factory) else {}),
+            **_averager_options(optimizer, "grad_averager"),
+            "parameters": optimizer.state_averager.main_parameters,
+            **rules.gradient_options,
+            **options,
+        }
+    )
+    if optimizer.offload_optimizer:
+        with averager.get_tensors() as gradients:
+            parameters = optimized_parameters(optimizer.state_averager)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+    return averager
+
+
+def optimized_parameters(averager: TrainingStateAverager) -> list[torch.Tensor]:
+    """Return the parameters that the inner optimizer steps, in order."""
+    groups = averager.optimizer.param_groups
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _averager_options(optimizer: hivemind.Optimizer, name: str) -> dict[str, Any]:
+    return {
+        "dht": optimizer.dht,
+        "prefix": f"{optimizer.run_id}_{name}",
+        "min_matchmaking_time": optimizer.matchmaking_time,
+        "allreduce_timeout": optimizer.allreduce_timeout,
+        "shutdown_timeout": optimizer.shutdown_timeout,
+        "next_chunk_timeout": optimizer.next_chunk_timeout,
+        "client_mode": optimizer.client_mode,
+        "auxiliary": optimizer.auxiliary,
+        "start": True,
+    }
+
+
+def group_size_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find a ``target_group_size`` among an optimizer's arguments: groups have no fixed size."""
+    factory = options.get("grad_averager_factory")
+    for name, given in (
+        ("averager_opts", options.get("averager_opts")),
+        ("grad_averager_factory", getattr(factory, "keywords", None)),
+    ):
+        if given and "target_group_size" in given:
+            yield Problem(
+                f"{name}.target_group_size",
+                given["target_group_size"],
+                "absent: the group of a round is every peer that takes part",
+            )

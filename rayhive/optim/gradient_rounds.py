@@ -1,0 +1,312 @@
+"""Rounds of gradient averaging, and their fallback to the peer's own gradients."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from hivemind.averaging.control import StepControl
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.optim.state_averager import TrainingStateAverager
+from hivemind.utils import get_logger
+
+from rayhive.averaging.accumulator import mean_scale
+from rayhive.averaging.excluded import ExcludedRoundFailed
+from rayhive.averaging.factory import round_fields
+from rayhive.averaging.filtered_averager import STALE_WEIGHT, floats
+from rayhive.averaging.group_formation import NoOtherPeers
+from rayhive.averaging.outlier_filter import norm_of
+from rayhive.averaging.step_history import NOTICE_S
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.optim.consistency import ParameterConsistency
+from rayhive.optim.factories import optimized_parameters
+from rayhive.optim.partition_history import PartitionHistory
+from rayhive.optim.reporter import EventReporter
+from rayhive.optim.watchdog import ProcessWatchdog
+
+logger = get_logger(__name__)
+
+OnFailure = Literal["local", "skip"]
+
+
+@dataclass
+class GradientRound:
+    """One peer's part in one round of gradient averaging.
+
+    Attributes:
+        number: The round.
+        samples: Own samples that enter it.
+        live_peers: Peers, this one included, that can take part.
+        accumulating_s: Time since the peer went on to this round [s].
+        background_s: Share of it that was spent waiting for background work [s].
+        began: When the round began [s of ``time.perf_counter``].
+        measured: Further fields of its ``round`` event.
+        own_gradients: Copy of the accumulated mean, on the host as float32.
+        skipped: Whether the peer applies nothing in this round.
+        progress_known: Whether all live peers were in the complete group, so that each of them
+            knows the progress of all.
+    """
+
+    number: int
+    samples: int
+    live_peers: int
+    accumulating_s: float = 0.0
+    background_s: float = 0.0
+    began: float = field(default_factory=time.perf_counter)
+    measured: dict[str, Any] = field(default_factory=dict)
+    own_gradients: tuple[torch.Tensor, ...] = ()
+    skipped: bool = False
+    progress_known: bool = False
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the round's event, without the outcome."""
+        return {
+            "round": self.number,
+            "samples": self.samples,
+            "live_peers": self.live_peers,
+            "accumulating_s": self.accumulating_s,
+            "background_s": self.background_s,
+            **self.measured,
+        }
+
+
+@dataclass(frozen=True)
+class GradientRounds:
+    """Averages a peer's accumulated gradients and hands them to the inner optimizer.
+
+    Attributes:
+        averager: The gradient averager.
+        state_averager: Owner of the inner optimizer.
+        tracker: The peer's announcements, and the progress of the swarm.
+        consistency: Whether the peer's gradients count.
+        partitions: Record of the rounds' groups.
+        reporter: Destination of events.
+        watchdog: Ends a wait for a process that died.
+        peer_id: The peer's id, as text and as bytes.
+        timeout: Longest time from the start of a round to its result [s].
+        on_failure: Gradients to apply if averaging fails: the peer's own, or none.
+        delayed: Whether results are awaited in the background.
+        offloaded: Whether the inner optimizer's gradients are the averaged buffers themselves.
+    """
+
+    averager: GradientAverager
+    state_averager: TrainingStateAverager
+    tracker: LiveProgressTracker
+    consistency: ParameterConsistency
+    partitions: PartitionHistory
+    reporter: EventReporter
+    watchdog: ProcessWatchdog
+    peer_id: Any
+    timeout: float
+    on_failure: OnFailure
+    delayed: bool
+    offloaded: bool
+
+    def open(self, number: int, *, accumulating_s: float, background_s: float) -> GradientRound:
+        """Return the record of a round that this peer is about to begin.
+
+        Args:
+            number: The round.
+            accumulating_s: Time since the peer went on to this round [s].
+            background_s: Share of it that was spent waiting for background work [s].
+        """
+        live_peers = self.tracker.live_peers
+        if live_peers <= 1:
+            self.consistency.note_alone()
+        counts = self.consistency.gradients_count
+        return GradientRound(
+            number=number,
+            samples=self.averager.local_samples_accumulated if counts else 0,
+            live_peers=live_peers,
+            accumulating_s=accumulating_s,
+            background_s=background_s,
+        )
+
+    def run(self, round_: GradientRound) -> Callable[[], None] | None:
+        """Average gradients and hand the result to the inner optimizer.
+
+        Returns:
+            A function that waits for the result and hands it over, if that is to be done in the
+            background.
+        """
+        control = self._start(round_)
+        if control is None:
+            self._finish_without_averaging(round_)
+        elif self.delayed:
+            return partial(self.finish, control, round_)
+        else:
+            self.finish(control, round_)
+        return None
+
+    def _start(self, round_: GradientRound) -> StepControl | None:
+        """Begin to average; return None if there is no other peer, or if that failed."""
+        if self.tracker.live_peers <= 1:
+            return None
+        round_.own_gradients = self._copy_accumulated()
+        try:
+            control = self.averager.schedule_step(
+                # group formation compares the round; the flag asks for parameter averaging
+                gather=[round_.number, self.consistency.needs_averaging],
+                timeout=self.timeout,
+            )
+            return self.averager.step(
+                control=control,
+                weight=None if self.consistency.gradients_count else STALE_WEIGHT,
+                reset_accumulators=True,
+                wait=False,
+            )
+        except Exception as error:
+            self.watchdog.check()
+            logger.warning(f"could not begin to average gradients: {error!r}")
+            round_.measured["error"] = repr(error)
+            return None
+
+    @torch.no_grad()
+    def _copy_accumulated(self) -> tuple[torch.Tensor, ...]:
+        scale = mean_scale(self.averager)
+        return tuple(
+            gradient.detach().to("cpu", torch.float32, copy=True).mul_(scale)
+            for gradient in self.averager._grad_accumulators()
+        )
+
+    def finish(self, control: StepControl, round_: GradientRound) -> None:
+        """Wait for the averaged gradients; hand over these, or the peer's own after a failure.
+
+        Raises:
+            PeerError: A process of the peer died, or the wait was interrupted.
+            RuntimeError: The round is skipped, in the background: no step must follow.
+        """
+        try:
+            result = control.result(self.timeout + NOTICE_S)
+        except NoOtherPeers:
+            if self.tracker.live_peers > 1:  # they are a round ahead, or cannot be reached
+                self.consistency.note_failure(round_.number)
+            self._restore_own(round_)
+            self._end_with_own(round_, "alone")
+        except BaseException as error:
+            self.watchdog.check()
+            if not control.done():
+                control.cancel()
+            round_.measured["error"] = repr(error)
+            if isinstance(error, (KeyboardInterrupt, SystemExit)):
+                raise
+            self.reporter.refusals(round_.number, error, "gradients")
+            self._fall_back(round_, refused=isinstance(error, ExcludedRoundFailed))
+        else:
+            self._apply(round_, result)
+        finally:
+            self.tracker.has_ended(
+                "averaged",
+                round_.number,
+                met="group_size" in round_.measured,
+                aloud=not round_.progress_known,
+            )
+        if self.delayed and round_.skipped:
+            raise RuntimeError("this round is skipped: there are no gradients to apply")
+
+    def _apply(self, round_: GradientRound, result: Any) -> None:
+        round_.measured.update(round_fields(result, time.perf_counter() - round_.began))
+        self.reporter.refusals(round_.number, result, "gradients")
+        self.partitions.note_group(peer.to_bytes() for peer in result)
+        if getattr(result, "excluded", False):
+            round_.samples = 0
+        self._hand_over_averaged()
+        complete = round_.measured["fraction"] >= 1.0
+        if not complete:
+            self.consistency.note_failure(round_.number)
+        self.consistency.request_averaging(any(map(_needs_averaging, result.values())))
+        everyone = len(result) == round_.live_peers
+        round_.progress_known = complete and everyone and not self.delayed
+        self._report(round_, "averaged" if complete else "partial")
+
+    def _finish_without_averaging(self, round_: GradientRound) -> None:
+        if "error" in round_.measured:
+            self._fall_back(round_)
+        else:
+            self._hand_over_accumulated()
+            self._end_with_own(round_, "alone")
+        self.tracker.has_ended("averaged", round_.number, met=False)
+
+    def _fall_back(self, round_: GradientRound, refused: bool = False) -> None:
+        """Go on after a failure; gradients that other peers refused are not applied here either."""
+        choice = "skip" if refused else self.on_failure
+        reason = round_.measured["error"]
+        self.consistency.note_failure(round_.number)
+        if refused:
+            round_.samples = 0
+            round_.measured["excluded"] = True
+        logger.warning(f"averaging failed, going on with {choice}: {reason}")
+        self.reporter.emit("fallback", round=round_.number, reason=reason, choice=choice)
+        self._restore_own(round_)
+        round_.measured["averaging_s"] = time.perf_counter() - round_.began
+        self._end_with_own(round_, "local" if choice == "local" else "skipped")
+
+    def _end_with_own(self, round_: GradientRound, outcome: str) -> None:
+        """Report a round with this peer's own gradients; it is skipped if they are not finite."""
+        round_.skipped = outcome == "skipped" or not self._check_own(round_)
+        self._report(round_, "skipped" if round_.skipped else outcome)
+
+    def _check_own(self, round_: GradientRound) -> bool:
+        """Return whether the gradients that this peer would apply alone are finite."""
+        gradients = (parameter.grad for parameter in optimized_parameters(self.state_averager))
+        norm = norm_of(floats([gradient for gradient in gradients if gradient is not None]))
+        if math.isfinite(norm):
+            return True
+        refusal = {"offender": str(self.peer_id), "reason": "not_finite", "norm": norm}
+        self.reporter.refusal(round_.number, "gradients", bound=None, **refusal)
+        round_.samples = 0
+        return False
+
+    def _report(self, round_: GradientRound, outcome: str) -> None:
+        if outcome in ("alone", "local", "skipped"):
+            self.partitions.note_group({self.peer_id.to_bytes()})
+        self.reporter.emit("round", outcome=outcome, **round_.fields)
+
+    # -- hand-over to the inner optimizer ----------------------------------------------------------
+
+    @torch.no_grad()
+    def _restore_own(self, round_: GradientRound) -> None:
+        """Undo the changes of a failed all-reduce, and hand over this peer's own gradients."""
+        with self.averager.get_tensors() as buffers:
+            for buffer, gradient in zip(buffers, round_.own_gradients, strict=True):
+                buffer.copy_(gradient)
+        self._hand_over_averaged()
+
+    @torch.no_grad()
+    def _hand_over_averaged(self) -> None:
+        if not self.offloaded:
+            with self.averager.get_tensors() as averaged:
+                parameters = optimized_parameters(self.state_averager)
+                for parameter, gradient in zip(parameters, averaged, strict=True):
+                    if parameter.grad is None:
+                        parameter.grad = gradient.clone()
+                    else:
+                        parameter.grad.copy_(gradient, non_blocking=True)
+        self.averager.notify_used_averaged_gradients()
+
+    @torch.no_grad()
+    def _hand_over_accumulated(self) -> None:
+        if self.offloaded:
+            self.averager.load_accumulators_into_averager_()
+        else:
+            scale = mean_scale(self.averager)
+            for parameter, accumulated in zip(
+                optimized_parameters(self.state_averager),
+                self.averager._grad_accumulators(),
+                strict=True,
+            ):
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                torch.mul(accumulated.to(parameter.device), scale, out=parameter.grad)
+        self.averager.notify_used_averaged_gradients()
+
+
+def _needs_averaging(gathered: Any) -> bool:
+    """Return whether a group's member asks for parameter averaging."""
+    return isinstance(gathered, (list, tuple)) and len(gathered) > 1 and bool(gathered[1])

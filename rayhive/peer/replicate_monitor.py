@@ -1,0 +1,257 @@
+"""Monitor of a measured peer: its events, its commands and its training clock."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from rayhive.compression.payload import ELEMENT_BYTES
+from rayhive.optim.watchdog import PeerProcessDied
+from rayhive.peer.callback import swarm_optimizer
+from rayhive.peer.channel import Channel
+from rayhive.peer.checkpoints import save_checkpoint
+from rayhive.peer.fault_injection import FaultInjection
+from rayhive.peer.from_spec import payload_fields
+from rayhive.peer.preemption import Preemption, SampleCounts
+from rayhive.peer.process import leave
+from rayhive.peer.training_clock import TrainingClock
+from rayhive.peer.weights_sketch import WeightsSketch
+from rayhive.spec.replicate import PeerSpec
+from rayhive.strategy.clock_skew import SkewedClock
+from rayhive.workloads.base import Workload
+
+#: Longest wait at the start for the announcements of peers that are ready [s].
+ANNOUNCE_TIMEOUT = 30.0
+#: Shortest interval between two ``progress`` events [s]. Of a peer that is killed, the last one
+#: tells how many samples it had computed.
+PROGRESS_S = 0.5
+
+
+class ReplicateMonitor:
+    """Makes a training one peer's part of a replicate.
+
+    Args:
+        spec: The peer.
+        workload: Its workload.
+        channel: Destination of its events and source of its commands.
+        facts: Further fields of ``peer_ready``: versions and hardware.
+        skew: The peer's clock, if a fault may skew it.
+    """
+
+    def __init__(
+        self,
+        spec: PeerSpec,
+        workload: Workload,
+        channel: Channel,
+        facts: dict[str, Any],
+        skew: SkewedClock | None = None,
+    ) -> None:
+        self.spec, self.workload, self.channel, self.facts = spec, workload, channel, facts
+        self.clock = TrainingClock()
+        self.samples = SampleCounts()
+        self._faults = FaultInjection(spec.faults, channel.emit, self.clock.seconds, skew)
+        self._preemption = Preemption(channel)
+        self._round_ended = self._training_ended = self._progress_emitted = 0.0
+        self._losses: list[float] = []
+        #: Round whose averaging is still under way -> samples computed when the peer went on.
+        self._computed: dict[int, int] = {}
+        self._sketch: WeightsSketch | None = None
+        #: Whether this peer leaves: its own step reaches no other peer from now on.
+        self._handing_over = False
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a batch."""
+        return self.spec.swarm.batch_size or self.workload.default_batch_size
+
+    # -- events of the optimizer, from its threads -------------------------------------------------
+
+    def on_event(self, kind: str, fields: dict[str, Any]) -> None:
+        """Forward an event of the optimizer, with the clock and the counted samples."""
+        now = self.clock.seconds()
+        if kind == "round":
+            # with delayed gradients it comes late, when the next samples are computed already
+            computed = self._computed.pop(fields["round"], self.samples.computed)
+            outcome = fields["outcome"]
+            in_vain = outcome == "skipped" or (outcome == "local" and self._handing_over)
+            entered = 0 if in_vain else fields["samples"]
+            lost = self.samples.enter(entered, computed)
+            fields = {
+                **fields, "samples": entered, "computed": computed, "lost": lost,
+                "clock_s": now, "loss": self._mean_loss(),
+            }  # fmt: skip
+        elif kind == "transition":
+            if self.spec.configuration.delay == "gradients":
+                self._computed = {fields["round"]: self.samples.computed}
+            seconds, self._round_ended = now - self._round_ended, now
+            computed = self.samples.computed
+            fields = {**fields, "clock_s": now, "computed": computed, "seconds": seconds}
+        elif kind == "state_loaded":
+            fields = {**fields, "lost": self.samples.drop(fields["kept"])}
+        self._preemption.on_event(kind, fields)
+        self.channel.emit(kind, **fields)
+
+    def _mean_loss(self) -> float | None:
+        losses, self._losses = self._losses, []
+        return sum(losses) / len(losses) if losses else None
+
+    # -- training ----------------------------------------------------------------------------------
+
+    def start(self, trainer: Trainer, module: LightningModule) -> None:
+        """Report ready, and wait until all peers are.
+
+        Raises:
+            RuntimeError: A peer that is ready was not seen in time.
+        """
+        optimizer = swarm_optimizer(trainer)
+        self._faults.attach(optimizer)
+        parameters = list(optimizer.state_averager.main_parameters)
+        self._sketch = WeightsSketch(parameters)
+        target = self.workload.target
+        self.channel.emit(
+            "peer_ready",
+            **payload_fields(self.spec, parameters),
+            dense_state_bytes=ELEMENT_BYTES * optimizer.state_averager.total_size,
+            batch_size=self.batch_size,
+            target={"metric": target.metric, "value": target.value, "mode": target.mode},
+            data=self.workload.data,
+            device=str(module.device),
+            processes=optimizer.processes,
+            **self.facts,
+        )
+        self.channel.wait_for("train")
+        expected = 1 if self.spec.joins else self.spec.peers
+        if not optimizer.tracker.wait_for_peers(expected, ANNOUNCE_TIMEOUT):
+            raise RuntimeError(
+                f"saw {optimizer.tracker.live_peers} of {expected} peers "
+                f"{ANNOUNCE_TIMEOUT:.0f} s after all were ready"
+            )
+        self.channel.emit("training_started", round=optimizer.local_epoch)
+        self.clock.start()
+        self._preemption.take_signals()
+
+    def begin_batch(self) -> None:
+        """Note the start of a batch."""
+        self._preemption.begin_batch()
+
+    def count_samples(self) -> None:
+        """Count the samples of a batch."""
+        self.samples.computed += self.batch_size
+
+    def after_batch(self, trainer: Trainer, loss: float | None) -> str | None:
+        """Keep the loss, and report progress now and then."""
+        if loss is not None:
+            self._losses.append(loss)
+        now = time.monotonic()
+        if now - self._progress_emitted >= PROGRESS_S:
+            self._progress_emitted = now
+            self.channel.emit("progress", computed=self.samples.computed)
+        return None if loss is None or math.isfinite(loss) else "diverged"
+
+    @contextlib.contextmanager
+    def around_round(self, trainer: Trainer) -> Iterator[None]:
+        """Keep measurements out of the clock, and out of the breaks that other peers notice."""
+        optimizer = swarm_optimizer(trainer)
+        optimizer.begin_batch()
+        with self.clock.paused():
+            yield
+        optimizer.end_batch()
+
+    def after_round(self, trainer: Trainer, round_: int) -> str | None:
+        """Report a fingerprint of the weights."""
+        assert self._sketch is not None
+        parameters = swarm_optimizer(trainer).state_averager.main_parameters
+        norm, sketch, finite = self._sketch(parameters)
+        self.channel.emit("weights", round=round_, norm=norm, sketch=sketch, finite=finite)
+        return None if finite else "diverged"
+
+    def after_evaluation(
+        self, round_: int, values: dict[str, float], *, clock_s: float, final: bool
+    ) -> str | None:
+        """Report the values of an evaluation."""
+        self.channel.emit(
+            "evaluation",
+            round=round_,
+            samples=self.samples.computed,
+            clock_s=clock_s,
+            values=values,
+            final=final,
+        )
+        return None if math.isfinite(values["loss"]) else "diverged"
+
+    def seconds(self) -> float:
+        """Return the training time, without evaluation [s]."""
+        return self.clock.seconds()
+
+    def requested_stop(self, trainer: Trainer) -> str | None:
+        """Write a checkpoint if one is asked for; return the reason of a command to stop."""
+        optimizer = swarm_optimizer(trainer)
+        if self.channel.checkpoint_asked:
+            self.channel.checkpoint_asked = False
+            self.channel.emit("checkpoint", round=optimizer.local_epoch, **save_checkpoint(trainer))
+        if self.channel.stop_reason is not None:
+            return self.channel.stop_reason
+        averager = optimizer.grad_averager
+        pending = 0 if averager is None else int(averager.local_samples_accumulated)
+        is_due = self._preemption.is_due(pending, lambda: self.hand_over(trainer))
+        return "notice" if is_due else None
+
+    def hand_over(self, trainer: Trainer) -> None:
+        """Run a round with the pending samples, because this peer leaves."""
+        self._handing_over = True
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        swarm_optimizer(trainer).hand_over(scaler)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def evaluates_at_end(self, trainer: Trainer, reason: str | None, *, evaluated: bool) -> bool:
+        """Leave the rounds; return whether to evaluate a last time."""
+        swarm_optimizer(trainer).tracker.take_part(False)  # rounds go on without this peer
+        self._training_ended = self.clock.seconds()
+        return reason not in ("notice", "diverged")
+
+    def end(self, trainer: Trainer, reason: str) -> None:
+        """Report the end, and leave together with the other peers."""
+        round_ = swarm_optimizer(trainer).local_epoch
+        if reason == "notice":
+            self._say_goodbye(round_)
+            return
+        self.channel.emit(
+            "peer_finished",
+            reason=reason,
+            round=round_,
+            samples=self.samples.computed,
+            pending=self.samples.pending,
+            clock_s=self._training_ended,
+        )
+        self.channel.wait_for("shutdown")
+
+    def fail(self, round_: int, error: BaseException) -> None:
+        """Report an error; a peer that was given notice says goodbye instead.
+
+        A peer that has lost a process ends at once: its other processes wait for the dead one.
+        """
+        if self.channel.notice is None:
+            self.channel.fail(error)
+            if isinstance(error, PeerProcessDied):
+                traceback.print_exception(type(error), error, error.__traceback__)
+                leave(1)
+        elif not self.channel.has_left:
+            self._say_goodbye(round_)
+            if isinstance(error, PeerProcessDied):
+                leave(0)
+
+    def _say_goodbye(self, round_: int) -> None:
+        self.channel.say_goodbye(
+            round_=round_,
+            samples=self.samples.computed,
+            clock_s=self.clock.seconds(),
+            handed_over=self._preemption.handed_over,
+            lost=self.samples.drop(),
+        )
