@@ -54,10 +54,7 @@ class Channel:
     def emit(self, kind: str, **fields: Any) -> None:
         """Send one event."""
         line = dump_event(make_event(kind, self.peer, **fields)) + "\n"
-        with (
-            self._sending,
-            contextlib.suppress(OSError),
-        ):  # the reading thread notices the end of the connection
+        with self._sending, contextlib.suppress(OSError):  # the reading thread handles a closed one
             self._connection.sendall(line.encode())
 
     def wait_for(self, command: str) -> dict[str, Any]:

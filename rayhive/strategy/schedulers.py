@@ -62,6 +62,11 @@ class RoundSchedule(LRScheduler):
             self._advance(scheduler)
         self._step_count += 1
 
+    @property
+    def steps_taken(self) -> int:
+        """The round at which the schedulers are."""
+        return self._step_count - 1
+
     def level_with(self, round_: int) -> None:
         """Note that the schedulers are at round ``round_``."""
         self._step_count = round_ + 1

@@ -91,6 +91,7 @@ class PeerLine:
             self.read(deadline - time.monotonic(), kind)
 
     def read(self, timeout: float, kind: str) -> None:
+        """Read the events that come within a time; fail if there are none."""
         ready, _, _ = select.select([self.connection], [], [], max(0.0, timeout))
         assert ready, f"no {kind} in time\n{self.story()}"
         data = self.connection.recv(1 << 16)

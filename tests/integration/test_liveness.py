@@ -57,7 +57,7 @@ def listen(lines: list[PeerLine], until: Callable[[], bool]) -> None:
         ready, _, _ = select.select([line.connection for line in lines], [], [], left)
         for line in lines:
             if line.connection in ready:
-                line._read(0.0, "anything")
+                line.read(0.0, "anything")
 
 
 def rounds(line: PeerLine, after: float = 0.0, **fields: Any) -> list[dict[str, Any]]:

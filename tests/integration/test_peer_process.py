@@ -147,10 +147,10 @@ def test_a_killed_peer_leaves_nothing_and_its_line_says_so(
     assert not alive, alive
 
 
-def _exit_of(line: PeerLine) -> dict[str, object]:
+def exit_of(line: PeerLine) -> dict[str, object]:
     deadline = time.monotonic() + 10
     while not line.of("exited"):
-        line._read(deadline - time.monotonic(), "exited")
+        line.read(deadline - time.monotonic(), "exited")
     return line.of("exited")[0]
 
 
@@ -160,7 +160,7 @@ def test_a_failing_workload_ends_in_a_named_error(socket_path: str, tmp_path: Pa
     line = PeerLine(socket_path, broken, tmp_path / "log")
     with pytest.raises(AssertionError, match="widht"):
         line.wait_for("dht_ready")
-    assert _exit_of(line)["exit_code"] == 1
+    assert exit_of(line)["exit_code"] == 1
 
 
 def test_a_stop_ends_training_at_the_next_batch(socket_path: str, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def fit_by_name() -> dict[str, Any]:
     assert "hivemind" not in sys.modules
     trainer = make_trainer("hivemind", UntilRound(1), max_steps=3)
     trainer.fit(Regression(), loader(batch_size=4096))
-    settings = trainer.strategy._settings.optimizer
+    settings = trainer.strategy.settings.optimizer
     return {
         "class": type(trainer.strategy)
         is rayhive.HivemindStrategy

@@ -53,7 +53,7 @@ def test_both_variables_reach_the_dht(
         monkeypatch.setenv(name, value)
     with mock.patch("hivemind.DHT", autospec=True) as dht:
         strategy = HivemindStrategy(target_batch_size=1)
-    assert strategy._initial_peers == dht.call_args.kwargs["initial_peers"] == expected
+    assert strategy.settings.initial_peers == dht.call_args.kwargs["initial_peers"] == expected
 
 
 def test_what_is_passed_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_what_is_passed_wins_over_the_environment(monkeypatch: pytest.MonkeyPatc
 def test_a_given_dht_is_not_told_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INITIAL_PEERS", ONE)
     strategy = HivemindStrategy(target_batch_size=1, dht=mock.MagicMock())
-    assert strategy._initial_peers is None
+    assert strategy.settings.initial_peers is None
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_the_documented_combinations_are_accepted() -> None:
     ):
         with mock.patch("hivemind.DHT", autospec=True):
             strategy = HivemindStrategy(64, **arguments)  # type: ignore[arg-type]
-        assert strategy._settings.delays.offload is offload
+        assert strategy.settings.delays.offload is offload
 
 
 def test_local_updates_go_with_nothing_that_needs_gradients() -> None:
@@ -92,7 +92,7 @@ def test_local_updates_go_with_nothing_that_needs_gradients() -> None:
     }
     with mock.patch("hivemind.DHT", autospec=True):
         local = HivemindStrategy(64, use_local_updates=True, delay_state_averaging=True)
-    assert not local._settings.delays.offload
+    assert not local.settings.delays.offload
 
 
 def test_rules_of_aggregation_go_with_averagers_that_know_them() -> None:
@@ -220,7 +220,7 @@ def test_everything_reaches_the_dht_and_the_optimizer() -> None:
         "verbose": True,
         "client_mode": True,
     }
-    assert expected.items() <= strategy._settings.optimizer.items()
+    assert expected.items() <= strategy.settings.optimizer.items()
     with mock.patch("hivemind.DHT", autospec=True) as dht:
         HivemindStrategy(64)
     default = ["/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic"]

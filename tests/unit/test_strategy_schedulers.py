@@ -41,7 +41,7 @@ def schedule(optimizer: Optimizer, *schedulers: Any) -> RoundSchedule:
 
 def hivemind_reaches(round_: int, made: RoundSchedule) -> None:
     """Step as hivemind does when the peer comes to a round."""
-    while made._step_count <= round_:
+    while made.steps_taken < round_:
         made.step()
 
 

@@ -1,4 +1,4 @@
-"""When a peer that was given notice leaves, and where each of its samples goes."""
+"""Departure of a peer after a preemption notice, and the counts of its samples."""
 
 from __future__ import annotations
 
@@ -9,10 +9,20 @@ from typing import Any
 
 import pytest
 
-from rayhive.peer.callback import MeasuredTraining
-from rayhive.peer.preemption import MARGIN_S, Preemption, Samples
+from rayhive.peer.preemption import MARGIN_S, Preemption, SampleCounts
+from rayhive.peer.replicate_monitor import ReplicateMonitor
+from rayhive.spec import Configuration, SwarmConfig, WorkloadConfig
+from rayhive.spec.replicate import PeerSpec
 
 BATCH_S, ROUND_S, EXCHANGE_S = 0.2, 1.0, 0.1
+PEER = PeerSpec(
+    run_id="run",
+    peer=0,
+    peers=1,
+    workload=WorkloadConfig(name="digits"),
+    swarm=SwarmConfig(peers=1),
+    configuration=Configuration(),
+)
 
 
 class Clock:
@@ -23,7 +33,7 @@ class Clock:
 
 
 def leaving(clock: Clock, left_s: float | None) -> tuple[Preemption, list[float]]:
-    """Return one that knows the peer's pace, and a list of when it handed over."""
+    """Return a preemption that has seen a round, and a list for the times of hand-overs."""
     channel: Any = SimpleNamespace(notice=None if left_s is None else clock.now + left_s)
     made = Preemption(channel, clock)
     made.on_event("round", {"waited_s": EXCHANGE_S, "outcome": "averaged", "samples": 3})
@@ -37,13 +47,13 @@ def ask(made: Preemption, clock: Clock, pending: int, handed: list[float]) -> bo
     return made.is_due(pending, lambda: handed.append(clock.now))
 
 
-def test_without_a_notice_nobody_leaves() -> None:
+def test_without_a_notice_no_peer_leaves() -> None:
     clock = Clock()
     made, handed = leaving(clock, None)
     assert not ask(made, clock, 0, handed) and not ask(made, clock, 8, handed) and not handed
 
 
-def test_who_may_leave_in_its_own_time_leaves_after_its_round() -> None:
+def test_a_peer_without_a_deadline_leaves_after_its_round() -> None:
     clock = Clock()
     made, handed = leaving(clock, math.inf)
     assert not ask(made, clock, 8, handed)
@@ -76,16 +86,16 @@ def test_without_time_for_anything_it_leaves_at_once() -> None:
 
 def test_only_what_is_averaged_after_the_notice_counts_as_handed_over() -> None:
     clock = Clock()
-    made, _ = leaving(clock, None)
-    made._channel.notice = clock.now + 5
+    made, _ = leaving(clock, 5.0)
+    before = made.handed_over
     for outcome in ("averaged", "partial", "alone", "skipped", "local"):
         made.on_event("round", {"waited_s": None, "outcome": outcome, "samples": 10})
-    assert made.handed_over == 20
+    assert made.handed_over - before == 20
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_sample_is_counted_twice_or_forgotten(seed: int) -> None:
-    dice, books = random.Random(seed), Samples()
+    dice, books = random.Random(seed), SampleCounts()
     for _ in range(200):
         books.computed += dice.randrange(5)
         before = books.pending
@@ -101,28 +111,27 @@ def test_no_sample_is_counted_twice_or_forgotten(seed: int) -> None:
 
 
 def test_a_round_that_ends_late_counts_what_was_computed_when_it_was_left_behind() -> None:
-    books = Samples()
+    books = SampleCounts()
     books.computed = 32
     books.computed += 16  # of the next round
     assert books.enter(32, computed=32) == 0 and books.pending == 16
 
 
-@pytest.mark.parametrize(("handing_over", "entered"), [(True, 0), (False, 32)])
-def test_who_steps_by_itself_and_then_leaves_takes_its_samples_along(
-    handing_over: bool, entered: int
+@pytest.mark.parametrize(("handing_over", "lost"), [(True, 32), (False, 0)])
+def test_samples_of_a_local_step_are_lost_when_the_peer_leaves(
+    handing_over: bool, lost: int
 ) -> None:
-    told: list[dict[str, Any]] = []
-    samples = Samples()
-    samples.computed = 32
-    peer: Any = SimpleNamespace(
-        clock=SimpleNamespace(seconds=lambda: 1.0),
-        samples=samples,
-        leaving=SimpleNamespace(on_event=lambda *_: None),
-        channel=SimpleNamespace(emit=lambda kind, **fields: told.append(fields)),
-        _computed={},
-        _handing_over=handing_over,
-        _mean_loss=lambda: 0.0,
-    )
-    MeasuredTraining.on_event(peer, "round", {"round": 4, "outcome": "local", "samples": 32})
-    assert (told[0]["samples"], told[0]["lost"]) == (entered, 32 - entered)
-    assert samples.pending == 0
+    workload = SimpleNamespace(default_batch_size=32)
+    events: list[dict[str, Any]] = []
+    channel = SimpleNamespace(notice=None, emit=lambda kind, **fields: events.append(fields))
+    monitor = ReplicateMonitor(PEER, workload, channel, {})  # type: ignore[arg-type]
+    monitor.count_samples()
+    if handing_over:
+        optimizer = SimpleNamespace(hand_over=lambda scaler: None)
+        trainer: Any = SimpleNamespace(
+            strategy=SimpleNamespace(optimizer=optimizer), precision_plugin=SimpleNamespace()
+        )
+        monitor.hand_over(trainer)
+    monitor.on_event("round", {"round": 4, "outcome": "local", "samples": 32})
+    assert (events[0]["samples"], events[0]["lost"]) == (32 - lost, lost)
+    assert monitor.samples.pending == 0

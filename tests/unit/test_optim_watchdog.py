@@ -1,4 +1,4 @@
-"""A dead process is noticed, and whoever waits for its answer is told."""
+"""The watchdog notices a dead process and fails the futures that wait for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading
 import pytest
 from hivemind.utils import MPFuture
 
-from rayhive.optim.watchdog import PeerProcessDied, ProcessWatchdog
+from rayhive.optim.watchdog import PeerProcessDied, ProcessWatchdog, WaitInterrupted
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def kill_and_wait(
         watch.close()
 
 
-def test_a_death_fails_what_is_waited_for_now_and_later(process: subprocess.Popen[bytes]) -> None:
-    told: list[PeerProcessDied] = []
+def test_a_death_fails_present_and_later_futures(process: subprocess.Popen[bytes]) -> None:
+    errors: list[PeerProcessDied] = []
     noticed = threading.Event()
 
     def on_death(error: PeerProcessDied) -> None:
-        told.append(error)
+        errors.append(error)
         noticed.set()
 
     watch = ProcessWatchdog({"averager": process.pid}, on_death)
@@ -53,7 +53,7 @@ def test_a_death_fails_what_is_waited_for_now_and_later(process: subprocess.Pope
             later.result(timeout=20)
         with pytest.raises(PeerProcessDied):
             watch.check()
-        assert told == [watch.error]
+        assert errors == [watch.error]
     finally:
         watch.close()
 
@@ -75,7 +75,7 @@ def test_a_death_is_noticed_with_more_than_a_thousand_files_open(
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
-def test_where_the_kernel_does_not_tell_it_is_looked_for(
+def test_a_death_is_noticed_without_pidfds(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
@@ -84,7 +84,7 @@ def test_where_the_kernel_does_not_tell_it_is_looked_for(
     kill_and_wait(process, watch, noticed)
 
 
-def test_an_end_that_is_expected_is_no_death(process: subprocess.Popen[bytes]) -> None:
+def test_an_expected_end_is_no_death(process: subprocess.Popen[bytes]) -> None:
     watch = ProcessWatchdog({"averager": process.pid}, lambda error: pytest.fail(str(error)))
     watch.expect_ends()
     process.communicate(b"\n")
@@ -92,3 +92,22 @@ def test_an_end_that_is_expected_is_no_death(process: subprocess.Popen[bytes]) -
     watch.close()
     watch.close()
     assert watch.error is None
+
+
+def test_an_interrupt_fails_waits_until_it_is_over(process: subprocess.Popen[bytes]) -> None:
+    watch = ProcessWatchdog({"averager": process.pid}, lambda error: pytest.fail(str(error)))
+    try:
+        present: MPFuture[None] = MPFuture()
+        watch.interrupt()
+        with pytest.raises(WaitInterrupted):
+            present.result(timeout=20)
+        later: MPFuture[None] = MPFuture()
+        with pytest.raises(WaitInterrupted):
+            later.result(timeout=20)
+        with pytest.raises(WaitInterrupted):
+            watch.check()
+        watch.resume()
+        watch.check()
+        assert watch.error is None
+    finally:
+        watch.close()

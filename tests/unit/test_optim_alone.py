@@ -1,15 +1,16 @@
-"""What a peer without company leaves out: other threads, and telling nobody."""
+"""A peer without company: no other threads, and no announcements."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from rayhive.averaging.averagers import RayhiveStateAverager
+from rayhive.membership import progress_tracker
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Heartbeat
 from tests.unit.compression_fakes import OTHER, PEER
@@ -17,21 +18,30 @@ from tests.unit.compression_fakes import OTHER, PEER
 DHT = SimpleNamespace(client_mode=False, peer_id=PEER)
 
 
-def test_nothing_is_told_until_somebody_else_was_heard_of() -> None:
+class Loop:
+    """Event loop thread that only counts the calls."""
+
+    def __init__(self, *_: Any) -> None:
+        self.ended, self.calls = threading.Event(), 0
+
+    def call_soon(self, function: Any) -> None:
+        self.calls += 1
+
+
+def test_nothing_is_announced_until_another_peer_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    monkeypatch.setattr(progress_tracker, "LoopThread", lambda *_: loop)
     tracker = LiveProgressTracker(DHT, "run", target_batch_size=8, start=False)
-    told: list[Callable[[], object]] = []
-    tracker._loop = SimpleNamespace(call_soon_threadsafe=told.append)  # type: ignore[assignment]
     tracker.take_part(True)
     tracker.report_local_progress(0, 8)
     assert tracker.ready_to_update_epoch
     tracker.has_ended("averaged", 1, met=False)
     tracker.update_epoch(1)
-    assert told == []
-    with tracker._view.lock:
-        tracker._view.hear(Heartbeat(OTHER.to_bytes(), 1.0, version=1, takes_part=True, round=1))
+    assert loop.calls == 0
+    tracker.view.receive(Heartbeat(OTHER.to_bytes(), 1.0, version=1, takes_part=True, round=1))
     assert not tracker.ready_to_update_epoch
     tracker.report_local_progress(1, 8)
-    assert told
+    assert loop.calls
     assert tracker.ready_to_update_epoch
 
 

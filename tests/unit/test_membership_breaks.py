@@ -1,0 +1,123 @@
+"""Breaks of a peer: when it steps out of the rounds, and whether it missed a round."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rayhive.membership.breaks import BREAK_S
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.view import Heartbeat
+from tests.unit.clock_fakes import Clock, clock
+
+__all__ = ["clock"]
+
+
+@pytest.fixture
+def tracker(clock: Clock) -> LiveProgressTracker:
+    """Return a tracker without a thread that takes part."""
+    peer_id: Any = SimpleNamespace(to_bytes=lambda: b"own")
+    dht: Any = SimpleNamespace(peer_id=peer_id, client_mode=False)
+    tracker = LiveProgressTracker(dht, "run", 64, clock=clock, start=False)
+    tracker.take_part(True)
+    return tracker
+
+
+def heard(tracker: LiveProgressTracker, name: str, **fields: Any) -> None:
+    heartbeat = Heartbeat(name.encode(), 0.0, version=len(fields), takes_part=True)
+    tracker.view.receive(dataclasses.replace(heartbeat, **fields))
+
+
+def test_only_a_long_break_takes_a_peer_out_until_its_next_batch(
+    tracker: LiveProgressTracker, clock: Clock
+) -> None:
+    tracker.end_batch()
+    clock.now += BREAK_S
+    tracker.check_break()
+    assert tracker.takes_part
+    assert tracker.begin_batch() is None
+    tracker.end_batch()
+    clock.now += 3.0
+    tracker.end_batch()  # of a validation: the break goes on
+    tracker.check_break()
+    assert not tracker.takes_part
+    assert tracker.begin_batch() == 3.0
+    tracker.take_part(True)
+    assert tracker.begin_batch() is None
+
+
+def test_a_peer_that_computes_never_steps_out(tracker: LiveProgressTracker, clock: Clock) -> None:
+    clock.now += 100.0
+    tracker.check_break()
+    tracker.end_batch()
+    tracker.begin_batch()
+    clock.now += 100.0
+    tracker.check_break()
+    assert tracker.takes_part
+
+
+def test_a_peer_that_does_not_take_part_does_not_return_by_itself(
+    tracker: LiveProgressTracker, clock: Clock
+) -> None:
+    """It loads a state, or leaves."""
+    tracker.take_part(False)
+    tracker.end_batch()
+    clock.now += 100.0
+    tracker.check_break()
+    assert tracker.begin_batch() is None
+
+
+@pytest.mark.parametrize("kind", ["averaged", "synchronised"])
+def test_a_peer_that_averages_in_the_background_stays(
+    tracker: LiveProgressTracker, clock: Clock, kind: str
+) -> None:
+    """It is in the group of the other peers."""
+    tracker.enter(1)
+    other = "averaged" if kind == "synchronised" else "synchronised"
+    tracker.has_ended(other, 1, met=True)
+    tracker.end_batch()
+    clock.now += 100.0
+    tracker.check_break()
+    assert tracker.takes_part
+    tracker.has_ended(kind, 1, met=True)
+    tracker.check_break()
+    assert not tracker.takes_part
+
+
+@pytest.mark.parametrize(
+    ("other", "missed"),
+    [
+        ({"round": 3, "averaged": 3}, False),
+        ({"round": 4, "averaged": 4}, True),
+        ({"round": 4, "averaged": 4, "takes_part": False, "away": True}, True),
+        ({"round": 4, "averaged": 4, "takes_part": False}, False),
+        ({"round": 4, "averaged": 3}, False),  # it averages in the background
+        ({"round": 5, "averaged": 4}, True),
+    ],
+)
+def test_a_round_is_missed_when_other_peers_have_averaged_it(
+    tracker: LiveProgressTracker, other: dict[str, Any], missed: bool
+) -> None:
+    tracker.jump_to(3)
+    heard(tracker, "a", **other)
+    assert tracker.swarm.has_missed(4, timeout=5.0) is missed
+
+
+@pytest.mark.parametrize(("met", "over"), [(3, False), (4, True)])
+def test_a_round_is_over_when_other_peers_have_averaged_it_in_a_group(
+    tracker: LiveProgressTracker, met: int, over: bool
+) -> None:
+    heard(tracker, "a", round=4, averaged=4, met_averaged=met)
+    assert tracker.swarm.was_met(4) is over
+
+
+def test_the_wait_for_the_end_of_a_missed_round_can_be_ended(tracker: LiveProgressTracker) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    heard(tracker, "a", round=3, averaged=4)  # it averages round 4
+    with pytest.raises(KeyboardInterrupt):
+        tracker.swarm.has_missed(4, timeout=60.0, check=interrupted)

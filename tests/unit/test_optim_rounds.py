@@ -1,0 +1,154 @@
+"""Rounds of the optimizer that fail, and rounds without company."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.optim.grad_averager import GradientAverager
+
+from rayhive.averaging.excluded import ExcludedRoundFailed
+from rayhive.averaging.group_formation import NoOtherPeers
+from rayhive.errors import ConfigError, PeerError
+from rayhive.optim.optimizer import RayhiveOptimizer
+from rayhive.optim.parameter_rounds import BACKGROUND_WAITS
+from tests.unit.compression_fakes import OTHER, PEER
+from tests.unit.optim_fakes import ROUND, Peer
+
+NEXT = ROUND + 1
+
+
+def ended(value: Any) -> Any:
+    """Return the control of an averaging with this result or error."""
+    control: Future[Any] = Future()
+    if isinstance(value, BaseException):
+        control.set_exception(value)
+    else:
+        control.set_result(value)
+    return control
+
+
+def finish(peer: Peer, error: Exception) -> Any:
+    """Let the gradient round of a peer fail."""
+    peer.accumulate()
+    round_ = peer.gradient_rounds.open(NEXT, accumulating_s=0.0, background_s=0.0)
+    round_.own_gradients = (torch.ones(2),)
+    peer.gradient_rounds.finish(ended(error), round_)
+    return round_
+
+
+@pytest.mark.parametrize(
+    ("live_peers", "keeps", "samples"), [(1, False, 32), (2, False, 0), (2, True, 32)]
+)
+def test_a_stale_peer_counts_if_no_peer_has_newer_parameters_or_it_kept_its_gradients(
+    live_peers: int, keeps: bool, samples: int
+) -> None:
+    peer = Peer(live_peers)
+    peer.accumulate()
+    peer.consistency.note_jump(behind=True, keeps_gradients=keeps)
+    round_ = peer.gradient_rounds.open(NEXT, accumulating_s=0.0, background_s=0.0)
+    assert round_.samples == samples
+
+
+@pytest.mark.parametrize("live_peers", [1, 2])
+def test_a_step_beside_other_peers_asks_for_parameter_averaging(live_peers: int) -> None:
+    peer = Peer(live_peers)
+    finish(peer, NoOtherPeers())
+    assert peer.outcomes() == ["alone"]
+    assert peer.consistency.unsynchronised_since == (NEXT if live_peers > 1 else 0)
+    own = peer.tracker.view.own
+    assert (own.averaged, own.met_averaged) == (NEXT, 0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no network"), ExcludedRoundFailed("no network")])
+def test_refused_gradients_are_not_applied_after_a_failure(error: Exception) -> None:
+    peer = Peer()
+    round_ = finish(peer, error)
+    refused = isinstance(error, ExcludedRoundFailed)
+    assert peer.outcomes() == ["skipped" if refused else "local"]
+    assert dict(peer.events)["fallback"]["choice"] == ("skip" if refused else "local")
+    assert (round_.samples, round_.skipped) == ((0, True) if refused else (32, False))
+    assert peer.consistency.unsynchronised_since == NEXT
+
+
+def test_own_gradients_that_are_not_finite_are_skipped() -> None:
+    peer = Peer(live_peers=1)
+    (parameter,) = peer.grad_averager.parameters
+    parameter.grad = torch.tensor([1.0, torch.nan])
+    peer.grad_averager.accumulate_grads_(32)
+    round_ = peer.gradient_rounds.open(NEXT, accumulating_s=0.0, background_s=0.0)
+    assert peer.gradient_rounds.run(round_) is None
+    assert peer.outcomes() == ["skipped"] and round_.samples == 0
+    assert dict(peer.events)["rejected"]["reason"] == "not_finite"
+
+
+def test_an_averager_that_does_not_answer_costs_one_averaging_of_parameters() -> None:
+    peer = Peer()
+    assert peer.parameter_rounds.begin(NEXT) is None
+    assert peer.consistency.needs_averaging
+    own = peer.tracker.view.own
+    assert (own.synchronised, own.met_synchronised) == (NEXT, 0)
+
+
+def test_background_work_is_awaited_to_its_end() -> None:
+    peer = Peer()
+    averager = peer.state_averager
+    averager.pending_updates = {Future(), Future()}
+    peer.parameter_rounds.finish_background()
+    assert averager.steps == 2
+    averager.pending_updates = {Future() for _ in range(2 * BACKGROUND_WAITS)}
+    with pytest.raises(PeerError, match="does not end"):
+        peer.parameter_rounds.finish_background()
+
+
+def test_background_work_that_does_not_end_is_cancelled_at_shutdown() -> None:
+    peer = Peer()
+    peer.state_averager.pending_updates = {Future()}
+    peer.parameter_rounds.end(patience=0.01)
+    assert peer.interrupts == 1
+    assert peer.state_averager.steps == 0, "no further wait for it"
+    done: Future[None] = Future()
+    done.set_result(None)
+    peer.state_averager.pending_updates = {done}
+    peer.parameter_rounds.end(patience=0.01)
+    assert (peer.interrupts, peer.state_averager.steps) == (1, 1)
+
+
+@pytest.mark.parametrize(("failed", "left"), [(NEXT, 0), (NEXT + 1, NEXT + 1)])
+def test_parameters_averaged_before_a_round_failed_do_not_repair_it(failed: int, left: int) -> None:
+    """With delays the averaging of one round ends in the middle of the next."""
+    peer = Peer()
+    peer.state_averager.control = control = Future()
+    peer.consistency.note_loaded()
+    assert peer.parameter_rounds.begin(NEXT) is control
+    assert not peer.parameter_rounds.reported.is_set()
+    peer.consistency.note_failure(failed)
+    control.set_result({PEER: None, OTHER: None})
+    assert peer.consistency.unsynchronised_since == left and not peer.consistency.settling
+    assert peer.parameter_rounds.reported.is_set()
+    assert peer.tracker.view.own.met_synchronised == NEXT
+
+
+def test_a_wait_for_parameters_ends_although_their_report_fails() -> None:
+    peer = Peer()
+    peer.state_averager.control = control = Future()
+    peer.parameter_rounds.begin(NEXT)
+    control.set_result(None)  # a result that cannot be read
+    assert peer.parameter_rounds.reported.is_set()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("averager_opts", {"target_group_size": 4}),
+        ("grad_averager_factory", partial(GradientAverager, target_group_size=4)),
+    ],
+)
+def test_a_group_size_is_refused_and_not_ignored(name: str, value: Any) -> None:
+    options: dict[str, Any] = {"dht": SimpleNamespace(client_mode=False), name: value}
+    with pytest.raises(ConfigError, match=f"{name}.target_group_size: 4 is not valid: absent"):
+        RayhiveOptimizer(**options)

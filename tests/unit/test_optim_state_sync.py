@@ -1,0 +1,103 @@
+"""State synchronisation of a peer that missed rounds or comes back from a break."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayhive.membership.breaks import BREAK_S
+from rayhive.membership.view import Reunion
+from tests.unit.clock_fakes import Clock, clock
+from tests.unit.compression_fakes import OTHER
+from tests.unit.optim_fakes import ROUND, Peer
+
+__all__ = ["clock"]
+
+NEXT = ROUND + 1
+
+
+@pytest.mark.parametrize("missed", [True, False])
+def test_a_peer_back_from_a_break_downloads_the_state_if_it_missed_a_round(
+    missed: bool, clock: Clock
+) -> None:
+    peer = Peer(clock=clock)
+    peer.accumulate()
+    peer.tracker.end_batch()
+    clock.now += 2 * BREAK_S
+    peer.tracker.check_break()
+    assert not peer.tracker.takes_part
+    if missed:
+        peer.hear(round=NEXT, averaged=NEXT)
+    peer.sync.return_from_break()
+    assert peer.tracker.takes_part
+    assert peer.kinds() == (["state_loaded", "stepped_in"] if missed else ["stepped_in"])
+    fields = peer.events[-1][1]
+    assert fields == {
+        "round_before": ROUND,
+        "round": NEXT if missed else ROUND,
+        "seconds": 2 * BREAK_S,
+    }
+    assert peer.grad_averager.local_samples_accumulated == 32, "they enter the next round"
+
+
+@pytest.mark.parametrize(
+    ("met", "apart", "loads"), [(NEXT, False, True), (ROUND, False, False), (NEXT, True, False)]
+)
+def test_a_round_that_began_just_when_a_peer_was_back_is_not_run_alone(
+    met: int, apart: bool, loads: bool
+) -> None:
+    peer = Peer()
+    peer.hear(round=NEXT, averaged=NEXT, met_averaged=met)
+    if apart:
+        peer.partitions.note_reunion(Reunion(1, frozenset({OTHER.to_bytes()})), ROUND)
+    assert peer.sync.take_over_missed_round() is loads
+    assert peer.state_averager.downloads == int(loads)
+
+
+def test_a_download_that_takes_longer_than_a_round_leaves_stale_parameters() -> None:
+    peer = Peer()
+    peer.accumulate()
+    peer.hear(round=NEXT + 1, averaged=NEXT + 1)
+    peer.sync.download()
+    loaded: dict[str, Any] = dict(peer.events)["state_loaded"]
+    assert (loaded["round_of_state"], loaded["round"], loaded["kept"]) == (NEXT, NEXT + 1, 0)
+    assert peer.consistency.stale and not peer.consistency.gradients_count
+    assert peer.consistency.settling
+    assert peer.state_averager.state_sharing_priority == NEXT + 1
+
+
+def test_a_peer_far_behind_needs_a_download_unless_it_settles() -> None:
+    peer = Peer()
+    peer.hear(round=ROUND + 1, averaged=ROUND + 1)
+    assert not peer.sync.needs_download(), "one round behind, it can still take part"
+    peer.hear(round=ROUND + 2, averaged=ROUND + 2)
+    assert peer.sync.needs_download()
+    peer.consistency.note_loaded()
+    assert not peer.sync.needs_download()
+    assert peer.state_averager.local_epoch == ROUND + 2
+
+
+def test_a_side_of_a_partition_joins_the_newest_round_with_its_own_work() -> None:
+    peer = Peer()
+    view = peer.tracker.view
+    view.give_up(OTHER.to_bytes())
+    peer.tracker.jump_to(ROUND + 5)
+    peer.state_averager.local_epoch = ROUND + 5
+    peer.hear(round=ROUND + 9, averaged=ROUND + 9)
+    view.receive(view.known()[0])  # from the peer itself
+    assert not peer.sync.needs_download()
+    assert peer.state_averager.local_epoch == ROUND + 9
+    assert dict(peer.events)["reunited"] == {
+        "round_before": ROUND + 5,
+        "round": ROUND + 9,
+        "apart": 5,
+    }
+    assert peer.sync.gathered(ROUND + 10) == [ROUND + 10, [], 5]
+
+
+def test_refused_parameters_are_replaced_once() -> None:
+    peer = Peer()
+    peer.consistency.diverged = True
+    assert peer.sync.needs_download()
+    assert not peer.sync.needs_download()
