@@ -182,4 +182,4 @@ def test_a_peer_that_skips_rounds_did_not_commit_them() -> None:
     tracker.skip_to(50)
     assert tracker.local_progress.epoch == 50
     tracker.view.receive(Heartbeat(gone, 1.0, version=2, takes_part=True))
-    assert tracker.take_reunion() == Reunion(46, frozenset({gone})), "four rounds were done"
+    assert tracker.swarm.take_reunion() == Reunion(46, frozenset({gone})), "four rounds were done"
