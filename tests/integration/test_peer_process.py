@@ -136,7 +136,7 @@ def test_a_killed_peer_leaves_nothing_and_its_line_says_so(
     tree = [psutil.Process(victim.pid), *psutil.Process(victim.pid).children(recursive=True)]
     assert any("p2pd" in process.name() for process in tree)
     os.kill(victim.pid, signal.SIGKILL)
-    exited = _exit_of(victim)
+    exited = exit_of(victim)
     assert exited["exit_code"] == -signal.SIGKILL
     _, alive = psutil.wait_procs(tree, timeout=5)
     assert not alive, alive
