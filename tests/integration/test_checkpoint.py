@@ -1,4 +1,4 @@
-"""Checkpoints: what was saved is what training goes on from, in a swarm of one and of two."""
+"""Checkpoints: training resumes from the saved state, in swarms of one and of two peers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _module(way: str) -> Regression:
 
 
 def _same_batches() -> Any:
-    """Return a loader whose batches are all equal, so that it does not matter where one resumes."""
+    """Return a loader of equal batches, so that the place of resumption does not matter."""
     from torch.utils.data import DataLoader, TensorDataset
 
     inputs, targets = next(iter(loader()))

@@ -1,4 +1,4 @@
-"""Real peers that come and go, and processes that die under them: nobody hangs, nobody is lost."""
+"""Real peers that come and go, and deaths of their processes: no peer hangs, none is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.integration.forkserver_harness import (
 pytestmark = [pytest.mark.swarm]
 
 TARGET = 128
-#: Whoever waited for one of these would fail by LIMIT.
+#: A peer that waited for one of these would fail by LIMIT.
 WINDOW, LIMIT = 90.0, 60.0
 
 
@@ -100,7 +100,7 @@ def test_a_swarm_follows_deaths_and_joins_down_to_one_and_up_again(
     )
     listen(lines, lambda: all(len(rounds(line, group_size=4)) >= 3 for line in lines))
 
-    victim, *lines = lines  # the oldest: it leads, and the others came in through it
+    victim, *lines = lines  # the oldest: it leads, and is the bootstrap peer
     killed = kill_groups(victim.pid)
     listen(lines, lambda: all(len(rounds(line, killed, group_size=3)) >= 3 for line in lines))
 
@@ -121,7 +121,7 @@ def test_a_swarm_follows_deaths_and_joins_down_to_one_and_up_again(
 
 
 def assert_equal_weights(lines: list[PeerLine]) -> None:
-    """Hold the newest weights that all have told against each other."""
+    """Compare the newest weights that all peers have reported."""
     told = [{event["round"]: event for event in line.of("weights")} for line in lines]
     newest = max(set(told[0]).intersection(*told[1:]))
     first, *others = (events[newest] for events in told)

@@ -1,4 +1,4 @@
-"""Real peers that are told that they will be taken away: they lose nothing if there is time."""
+"""Real peers with a preemption notice: they lose no samples if there is time."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def specs(run_id: str, peers: int, target: int, **configuration: Any) -> list[Pe
 
 
 def assert_has_left(line: PeerLine, lost: int | None = 0) -> dict[str, Any]:
-    """Wait until a peer has ended by itself; return what it said."""
+    """Wait until a peer has ended by itself; return its last events."""
     listen([line], lambda: bool(line.of("exited")))
     assert line.of("exited")[0]["exit_code"] == 0, line.story()
     (left,), (finished,) = line.of("left"), line.of("peer_finished")
@@ -113,7 +113,7 @@ def test_a_signal_to_the_whole_group_says_goodbye_too(socket_path: str, tmp_path
     owned = OwnedProcesses(leader=reclaimed.pid)
     owned.note()
     os.killpg(reclaimed.pid, signal.SIGTERM)
-    # the network daemon does not ignore it: what was not handed over by then is lost
+    # the network daemon does not ignore it: samples not handed over by then are lost
     said = assert_has_left(reclaimed, lost=None)
     assert said["lost"] + said["handed_over"] > 0
     stop([survivor])

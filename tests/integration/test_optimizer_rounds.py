@@ -1,4 +1,4 @@
-"""What a peer applies when its gradients are not averaged: its own, once, and never zeros."""
+"""A peer whose gradients are not averaged applies its own, once, and never zeros."""
 
 from __future__ import annotations
 

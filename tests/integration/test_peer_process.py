@@ -1,4 +1,4 @@
-"""Real peer processes: the whole life of a small swarm, and what a killed one leaves."""
+"""Real peer processes: a small swarm from start to end, and a killed peer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def assert_rounds_are_whole(lines: list[PeerLine], rounds: int = ROUNDS) -> None
         assert {e["outcome"] for e in events} == {"averaged"}, lines[0].story()
         assert {e["group_size"] for e in events} == {len(lines)}
         assert sum(e["samples"] for e in events) >= TARGET
-        # the payload of a round is a fixed number of bytes, whoever reduced which part
+        # the payload of a round is a fixed number of bytes, whichever peer reduced a part
         predicted = lines[0].of("peer_ready")[0]["predicted_payload_bytes_per_round"]
         sent = Fraction(sum(e["sent_bytes"] for e in events), len(lines))
         assert sent == Fraction(predicted)
@@ -115,7 +115,7 @@ def test_two_peers_train_together_in_every_delay_mode(
     ],
     ids=str,
 )
-def test_compressed_rounds_send_what_is_predicted(
+def test_compressed_rounds_send_the_predicted_bytes(
     socket_path: str, tmp_path: Path, settings: dict[str, object]
 ) -> None:
     lines = start_swarm(
@@ -128,9 +128,7 @@ def test_compressed_rounds_send_what_is_predicted(
     assert_replicas_agree(lines, tolerance=1e-2)
 
 
-def test_a_killed_peer_leaves_nothing_and_its_line_says_so(
-    socket_path: str, tmp_path: Path
-) -> None:
+def test_a_killed_peer_leaves_no_process_and_is_reported(socket_path: str, tmp_path: Path) -> None:
     lines = start_swarm(socket_path, specs("killed", rounds=10_000), tmp_path)
     victim, survivor = lines
     tree = [psutil.Process(victim.pid), *psutil.Process(victim.pid).children(recursive=True)]
@@ -140,7 +138,7 @@ def test_a_killed_peer_leaves_nothing_and_its_line_says_so(
     assert exited["exit_code"] == -signal.SIGKILL
     _, alive = psutil.wait_procs(tree, timeout=5)
     assert not alive, alive
-    # the actor's death ends its peer: closing the line is what that looks like
+    # the actor's death ends its peer: the connection closes
     tree = [psutil.Process(survivor.pid), *psutil.Process(survivor.pid).children(recursive=True)]
     survivor.connection.close()
     _, alive = psutil.wait_procs(tree, timeout=5)

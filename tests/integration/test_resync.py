@@ -29,7 +29,7 @@ def run_peer(
     from rayhive.spec.rules import DELAY_FLAGS
 
     class Dropping(RayhiveGradientAverager):
-        """Drops out of the rounds that it is told to."""
+        """Peer that drops out of given rounds."""
 
         done = 0
 
@@ -119,14 +119,14 @@ def test_replicas_agree_again_one_round_after_they_parted(tmp_path: Path, delay:
         outcomes = [peer["outcomes"][str(number)] for peer in peers]
         assert outcomes[1] == "local", peers
         if drop == "before":
-            # its part is missing, and those who averaged without it say so
+            # its part is missing, which the other peers report
             others = [peer["fractions"][str(number)] for peer in (peers[0], peers[2])]
             assert min(others) < 1.0 and "partial" in outcomes
         assert distance(peers, number) > 1e-4, "it applied its own gradient"
         late = 1 if delay == "none" else 2  # the wish travels with the next averaging
         for round_ in range(number + late, min(number + 4, ROUNDS)):
             assert distance(peers, round_) < 1e-6, round_
-    # a peer may wish once more, as it hears a moment late that it has what it wished
+    # a peer may ask once more: it learns a moment late that its parameters were averaged
     allowed = {number + more for number in DROPS for more in (1, 2, 3)}
     for peer in peers:
         assert set(peer["state rounds"]) <= allowed, "none without need"

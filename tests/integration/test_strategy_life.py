@@ -162,7 +162,7 @@ def test_a_killed_trainer_takes_everything_with_it() -> None:
     assert wait_until_gone(child.pid, 5.0) == []
     assert [p.pid for p in processes if p.is_running() and p.status() != "zombie"] == []
     assert glob.glob(f"/dev/shm/torch_{child.pid}_*") == []
-    for path in glob.glob(f"/tmp/hivemind-{child.pid}-*"):  # nobody was left to remove these
+    for path in glob.glob(f"/tmp/hivemind-{child.pid}-*"):  # no process is left to remove these
         os.unlink(path)
 
 
@@ -254,7 +254,7 @@ def test_a_trainer_finds_the_strategy_by_name() -> None:
     assert call(fit_by_name).result() == {"class": True, "target": 8192, "round": 1}
 
 
-# -- others ----------------------------------------------------------------------------------------
+# -- further ---------------------------------------------------------------------------------------
 
 
 def first_of_two(folder: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Peers of real swarms that compute for long, and peers that do something else for a while.
+"""Real swarms with peers that compute for long, and peers that take a break.
 
-Who computes is waited for whatever the matchmaking window; who validates, saves or loads data is
-not, and takes part again in the next round.
+Rounds wait for a peer that computes, whatever the matchmaking window. They do not wait for a peer
+that validates, saves or loads data; it takes part again in the next round.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ DELAYED: dict[str, Any] = {
 def test_a_peer_that_does_something_else_steps_out_and_comes_back_at_once(
     busy: str, peers: int, options: dict[str, Any]
 ) -> None:
-    """The others go on meanwhile; all that it had computed enters the first round that it is in."""
+    """The other peers go on; its accumulated samples enter the first round that it is in."""
     common = {"rounds": 24, "batch_s": 0.1, "target": 3 * peers * BATCH, **options}
     away: dict[str, Any] = {"busy": busy, "busy_s": 4.0, "busy_at": 5}
     told = swarm([{}] * (peers - 1) + [away], **common)
@@ -261,7 +261,7 @@ def test_a_peer_that_does_something_else_steps_out_and_comes_back_at_once(
     assert {event["group_size"] for event in back[:3]} == {peers}, story(told)
     loaded = next(event for event in of(told[-1], "state_loaded") if event["t"] > end)
     assert loaded["kept"] > 0, story(told)
-    if not options.get("delay_grad_averaging"):  # there a round is told after its transition
+    if not options.get("delay_grad_averaging"):  # there a round is reported after its transition
         assert_samples_conserved(told)
     if "average_state_every" not in options and not options.get("delay_grad_averaging"):
         assert_equal_parameters(told, after=back[0]["t"])

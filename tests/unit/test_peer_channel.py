@@ -1,4 +1,4 @@
-"""The peer's end of its line: what a notice tells."""
+"""Preemption notices on the peer's end of the channel."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# in a process of its own: a channel whose other end goes kills its process group
+# in a process of its own: a channel kills its process group when the other end closes
 SCRIPT = """
 import json, os, socket, sys
 from rayhive.peer.channel import Channel
@@ -29,7 +29,7 @@ os._exit(0)
         ({"do": "leave"}, None, None),
     ],
 )
-def test_a_notice_names_the_fault_that_told_it(
+def test_a_notice_names_the_fault_that_sent_it(
     command: dict[str, object], deadline_s: float | None, fault: str | None
 ) -> None:
     done = subprocess.run(

@@ -84,7 +84,7 @@ def test_without_time_for_anything_it_leaves_at_once() -> None:
     assert ask(made, clock, 8, handed) and not handed
 
 
-def test_only_what_is_averaged_after_the_notice_counts_as_handed_over() -> None:
+def test_only_samples_averaged_after_the_notice_count_as_handed_over() -> None:
     clock = Clock()
     made, _ = leaving(clock, 5.0)
     before = made.handed_over
@@ -110,7 +110,7 @@ def test_no_sample_is_counted_twice_or_forgotten(seed: int) -> None:
         assert min(books.entered, books.lost, books.pending) >= 0
 
 
-def test_a_round_that_ends_late_counts_what_was_computed_when_it_was_left_behind() -> None:
+def test_a_round_that_ends_late_counts_the_samples_computed_before_its_transition() -> None:
     books = SampleCounts()
     books.computed = 32
     books.computed += 16  # of the next round

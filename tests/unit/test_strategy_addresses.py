@@ -1,4 +1,4 @@
-"""Initial peers in every form reach the DHT, and what is printed can be pasted."""
+"""Initial peers in every form reach the DHT, and the printed command can be pasted."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def test_both_variables_reach_the_dht(
     assert strategy.settings.initial_peers == dht.call_args.kwargs["initial_peers"] == expected
 
 
-def test_what_is_passed_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_argument_takes_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INITIAL_PEERS", ONE)
     with mock.patch("hivemind.DHT", autospec=True) as dht:
         HivemindStrategy(target_batch_size=1, initial_peers=TWO)
     assert dht.call_args.kwargs["initial_peers"] == [TWO]
 
 
-def test_a_given_dht_is_not_told_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_given_dht_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INITIAL_PEERS", ONE)
     strategy = HivemindStrategy(target_batch_size=1, dht=mock.MagicMock())
     assert strategy.settings.initial_peers is None
@@ -79,7 +79,7 @@ def test_a_given_dht_is_not_told_of_the_environment(monkeypatch: pytest.MonkeyPa
         ([], []),
     ],
 )
-def test_loopback_is_only_told_if_there_is_nothing_else(
+def test_loopback_is_announced_only_without_other_addresses(
     addresses: list[str], expected: list[str]
 ) -> None:
     assert reachable(addresses) == expected

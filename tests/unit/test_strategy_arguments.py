@@ -24,7 +24,7 @@ from rayhive.strategy.validation import (
 
 
 def refused(**arguments: Any) -> dict[str, str]:
-    """Return what is wrong with the arguments, by key; nothing may have been started."""
+    """Return the problems of the arguments by key; no DHT may have been started."""
     with mock.patch("hivemind.DHT") as dht, pytest.raises(StrategyError) as caught:
         HivemindStrategy(**{"target_batch_size": 64, **arguments})
     dht.assert_not_called()
@@ -111,7 +111,7 @@ def test_rules_of_aggregation_go_with_averagers_that_know_them() -> None:
         HivemindStrategy(64, **robust, grad_averager_factory=GradientAverager)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     found = refused(
         target_batch_size=0,
         run_id="a.b",
@@ -156,7 +156,7 @@ def test_all_mistakes_are_told_at_once() -> None:
     }
 
 
-def test_an_unknown_option_is_told_its_nearest() -> None:
+def test_an_unknown_option_gets_a_suggestion() -> None:
     with pytest.raises(StrategyError, match="did you mean 'grad_compression'"):
         HivemindStrategy(64, gradient_compression=None)
     assert {"grad_averager_factory", "extra_tensors", "on_failure"} <= set(optimizer_options())

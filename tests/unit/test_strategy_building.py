@@ -130,7 +130,7 @@ def test_frozen_parameters_are_left_out() -> None:
 
 
 def test_a_replaced_hivemind_optimizer_is_used() -> None:
-    """Whoever watches hivemind's optimizer gets to see the strategy's."""
+    """A mock of hivemind's optimizer sees the strategy's calls."""
     with mock.patch("hivemind.Optimizer") as watched:
         optimizer_factory.make_optimizer(dht="dht", on_event=print, target_batch_size=3)
     watched.assert_called_once_with(dht="dht", target_batch_size=3)
@@ -147,7 +147,7 @@ def test_loading_fills_the_tensors_that_are_shared() -> None:
     saved = theirs.state_dict()
     saved["state"]["local_epoch"] = 7
     assert optimizer_factory.load_state(swarm, saved) == 7
-    assert saved["state"]["local_epoch"] == 7  # the checkpoint is somebody else's
+    assert saved["state"]["local_epoch"] == 7  # the checkpoint is not changed
     for state, tensor, wanted in zip(
         ours.state.values(), shared, theirs.state.values(), strict=True
     ):

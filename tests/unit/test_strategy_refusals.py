@@ -18,7 +18,7 @@ from rayhive.strategy.strategy import HivemindStrategy, StrategyError
 
 
 class Module(pl.LightningModule):
-    """Takes what it configures from outside."""
+    """Module with a given optimizer configuration."""
 
     def __init__(self, configure: Any = None) -> None:
         super().__init__()
@@ -193,6 +193,6 @@ def test_one_of_several_trainers_does_not_decide_for_the_next() -> None:
 
 
 @pytest.mark.parametrize(("given", "rank"), [(True, 0), (False, 1)])
-def test_who_acts_for_all_can_be_told(given: bool, rank: int) -> None:
+def test_global_zero_can_be_chosen(given: bool, rank: int) -> None:
     strategy = HivemindStrategy(8, global_zero=given)
     assert (strategy.is_global_zero, strategy.global_rank) == (given, rank)

@@ -31,7 +31,7 @@ def run(code: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "import lightning.pytorch"])
-def test_the_names_are_there_whoever_is_imported_first(before: str) -> None:
+def test_the_names_are_registered_in_any_order_of_imports(before: str) -> None:
     run(PREPARED.format(before=before))
 
 

@@ -1,4 +1,4 @@
-"""Schedulers are stepped by rounds, whatever they are and whoever else steps them."""
+"""Schedulers advance with rounds only, whatever their kind."""
 
 from __future__ import annotations
 
