@@ -72,7 +72,7 @@ class ProcessWatchdog:
         It takes no lock, so a signal handler may call it.
         """
         self._interrupted = True
-        with contextlib.suppress(OSError):
+        if not self._ended.is_set():
             os.write(self._wake_write, b"i")
 
     def resume(self) -> None:
