@@ -38,6 +38,7 @@ def make_tracker(
     optimizer: hivemind.Optimizer,
     target_batch_size: int,
     straggler_timeout: float,
+    /,
     **options: Any,
 ) -> LiveProgressTracker:
     """Return a tracker that is not started: its thread must not hold a lock during a fork."""
@@ -53,7 +54,7 @@ def make_tracker(
 
 
 def make_state_averager(
-    optimizer: hivemind.Optimizer, rules: AveragerRules, **options: Any
+    optimizer: hivemind.Optimizer, rules: AveragerRules, /, **options: Any
 ) -> RayhiveStateAverager:
     """Return a running averager of parameters, optimizer statistics and extra tensors."""
     return RayhiveStateAverager(
@@ -72,6 +73,7 @@ def make_gradient_averager(
     optimizer: hivemind.Optimizer,
     factory: Callable[..., GradientAverager] | None,
     rules: AveragerRules,
+    /,
     **options: Any,
 ) -> GradientAverager:
     """Return a running gradient averager.
