@@ -94,7 +94,7 @@ class LiveProgressTracker:
     ) -> None:
         if unknown := set(hiveminds) - HIVEMINDS_ALONE:
             raise TypeError(f"no option of a progress tracker: {', '.join(sorted(unknown))}")
-        self.target_batch_size = target_batch_size
+        self.dht, self.target_batch_size = dht, target_batch_size
         self.performance_ema = PerformanceEMA(alpha=performance_ema_alpha)
         client_mode = dht.client_mode if client_mode is None else client_mode
         silence = min(SILENCE_S, metadata_expiration) if silence is None else silence
