@@ -271,7 +271,7 @@ def test_the_good_study_of_the_cases_is_good(answers: dict[str, dict[str, Any]])
     assert answers["good"]["code"] == 0, answers["good"]
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
     file = tmp_path / "wrong.yaml"
     file.write_text(EVERYTHING_WRONG)
     done = subprocess.run(

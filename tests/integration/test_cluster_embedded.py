@@ -63,7 +63,7 @@ def run(
     return outcome
 
 
-def test_a_replicate_lives_its_whole_life(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_replicate_goes_through_all_phases(cluster: Cluster, tmp_path: Path) -> None:
     spec = replicate(tmp_path, rounds=6)
     handle = cluster.start(spec)
     assert handle.run_id == spec.run_id and spec.run_id in cluster.supervisors("study")
@@ -303,7 +303,7 @@ def test_a_node_that_dies_prints_nothing_of_its_log_into_our_output(
     assert "Raylet" not in "".join(capfd.readouterr())
 
 
-def test_what_can_never_be_placed_is_told(cluster: Cluster) -> None:
+def test_a_demand_that_can_never_be_met_is_reported(cluster: Cluster) -> None:
     capacity = cluster.capacity()
     assert capacity["nodes"] == 1 and capacity["cpus"] == len(os.sched_getaffinity(0))
     swarm = SwarmConfig.model_validate(
@@ -319,7 +319,9 @@ def test_what_can_never_be_placed_is_told(cluster: Cluster) -> None:
     assert keys == ["swarm.node_classes.fast.labels", "swarm.node_classes.slow.gpus"]
 
 
-def test_the_records_of_running_peers_name_what_they_own(cluster: Cluster, tmp_path: Path) -> None:
+def test_the_records_of_running_peers_list_their_processes_and_files(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     spec = replicate(tmp_path, rounds=None)
     handle = cluster.start(spec)
     eventually(lambda: training(spec))

@@ -79,7 +79,7 @@ def test_a_killed_peer_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
     assert finished == {"peer-0", "peer-2", "peer-1.1"}
 
 
-def test_a_peer_joins_late_and_leads_nobody_to_fail(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_late_peer_joins_without_a_failure(cluster: Cluster, tmp_path: Path) -> None:
     outcome, events = run(cluster, tmp_path, fault("join", "peer-3"))
     assert outcome["state"] == "completed", outcome
     (spawned,) = [event for event in of(events, "peer_spawned") if event["cause"] == "f0"]
@@ -124,14 +124,14 @@ def test_the_budget_follows_a_fault_that_came_late(cluster: Cluster, tmp_path: P
     assert extended["slip_s"] == slip_s and slip_s - 0.5 < extended["seconds"] <= 3.5
 
 
-def test_who_dies_of_something_else_is_still_a_failure(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_death_without_a_fault_is_still_a_failure(cluster: Cluster, tmp_path: Path) -> None:
     outcome, _ = run(
         cluster, tmp_path, fault("kill", "peer-1"), peers={"2": {"die": [30, 3]}}, seconds=20.0
     )
     assert outcome["state"] == "failed" and outcome["stop_reason"].startswith("peer-2")
 
 
-def test_a_swarm_of_which_nobody_is_left_has_failed(cluster: Cluster, tmp_path: Path) -> None:
+def test_a_swarm_without_peers_has_failed(cluster: Cluster, tmp_path: Path) -> None:
     everybody = fault("kill", "peer-0", "peer-1", "peer-2")
     outcome, _ = run(cluster, tmp_path, everybody, seconds=20.0)
     assert outcome == {"state": "failed", "stop_reason": "no peer is left"}

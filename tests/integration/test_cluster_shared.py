@@ -218,7 +218,7 @@ def test_a_kind_is_refused_that_a_node_of_the_swarm_cannot_do(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_cluster_that_asks_for_a_token_lets_in_who_has_it(tmp_path: Path) -> None:
+def test_a_cluster_with_a_token_is_joined_with_the_token(tmp_path: Path) -> None:
     path = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))
     try:
         secret = {"RAY_AUTH_TOKEN": "t" * 32}

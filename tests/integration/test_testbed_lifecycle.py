@@ -67,7 +67,7 @@ def test_one_whose_owner_is_gone_is_removed_by_the_next() -> None:
 
 
 @needs_testbed
-def test_what_has_lost_its_folder_is_removed_by_the_next() -> None:
+def test_a_testbed_without_its_folder_is_removed_by_the_next_one() -> None:
     made = lifecycle.up(config({}), ray=False)
     shutil.rmtree(made.folder)
     assert made.number in state.numbers()
@@ -89,7 +89,7 @@ def test_one_that_is_being_made_is_left_alone() -> None:
 
 
 @needs_testbed
-def test_what_fails_halfway_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_creation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = state.numbers()
 
     def broken(*given: object) -> None:
@@ -168,7 +168,7 @@ def test_commands_show_and_remove(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @needs_testbed
-def test_what_an_agent_mounted_goes_with_the_testbed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mounts_of_an_agent_end_with_the_testbed(capsys: pytest.CaptureFixture[str]) -> None:
     made = lifecycle.up(config({}), ray=False)
     agent = made.folder / f"{process_group.DIRECTORY_PREFIX}a-killed"
     agent.mkdir()
@@ -218,7 +218,7 @@ def test_commands_without_a_testbed_say_how_to_make_one(
     assert "this machine has none; make one: rayhive testbed up FILE" in told
 
 
-def test_without_the_privilege_what_remains_is_said() -> None:
+def test_without_the_privilege_the_remaining_faults_are_listed() -> None:
     code = """
         import os
         import encodings.ascii

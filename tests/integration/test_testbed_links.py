@@ -53,7 +53,7 @@ def check(testbed: Testbed, index: int, link: Link) -> None:
 
 
 @pytest.mark.parametrize("index", range(len(LINKS)))
-def test_a_link_is_what_was_asked(testbed: Testbed, index: int) -> None:
+def test_a_measured_link_agrees_with_its_configuration(testbed: Testbed, index: int) -> None:
     check(testbed, index, Link.model_validate(LINKS[index]))
 
 
@@ -100,7 +100,7 @@ def test_a_link_without_a_rate_is_not_shaped(testbed: Testbed) -> None:
     asyncio.run(go())
 
 
-def test_counters_count_what_passed(testbed: Testbed) -> None:
+def test_counters_count_the_passed_bytes(testbed: Testbed) -> None:
     cable = testbed.link(2)
     before = cable.counters()
     with path(testbed.state, testbed.nodes[2]) as ends:

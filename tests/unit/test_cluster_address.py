@@ -39,7 +39,7 @@ def test_a_malformed_address_is_refused(given: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["ray://host:10001", "http://host:8265"])
-def test_other_schemes_are_refused_with_what_to_use(given: str) -> None:
+def test_other_schemes_are_refused_with_the_command_to_use(given: str) -> None:
     assert "ray job submit" in refused(given)
 
 
@@ -71,7 +71,7 @@ def test_something_that_is_not_ray_is_given_up(monkeypatch: pytest.MonkeyPatch) 
         ("something else", "something else"),
     ],
 )
-def test_what_the_probe_finds_reaches_the_user(
+def test_the_result_of_the_probe_reaches_the_user(
     monkeypatch: pytest.MonkeyPatch, said: str, words: str
 ) -> None:
     monkeypatch.setattr(address, "_PROBE", f"print({said!r})")
@@ -88,7 +88,7 @@ def test_a_cluster_that_wants_a_token_gets_one(monkeypatch: pytest.MonkeyPatch) 
     assert target is not None and target.auth_mode == "token"
 
 
-def test_the_driver_of_a_job_trusts_who_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_of_a_job_is_not_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
     monkeypatch.setattr(address, "_PROBE", "raise SystemExit(1)")
     with socket.create_server(("127.0.0.1", 0)) as server:

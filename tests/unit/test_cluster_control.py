@@ -195,7 +195,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Handle]:
     return handles
 
 
-def test_the_status_of_a_cluster_says_who_does_not_answer(handles: dict[str, _Handle]) -> None:
+def test_the_status_names_a_supervisor_that_does_not_answer(handles: dict[str, _Handle]) -> None:
     found = {status["run_id"]: status["phase"] for status in control.cluster_status("a:1")}
     assert found == {"first": "training", "silent": "does not answer", "last": "training"}
 
@@ -210,7 +210,7 @@ def test_stopping_ends_a_supervisor_that_has_not_begun(
     assert ended == ["silent"]
 
 
-def test_stopping_names_who_does_not_answer_and_ends_the_rest(
+def test_stopping_names_a_silent_supervisor_and_ends_the_rest(
     handles: dict[str, _Handle],
 ) -> None:
     with pytest.raises(NoAnswerError, match="silent"):

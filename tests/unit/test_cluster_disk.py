@@ -93,7 +93,9 @@ def test_events_of_an_earlier_attempt_are_set_aside(tmp_path: Path) -> None:
         (None, "agent:a:0:0", False),
     ],
 )
-def test_supervisors_are_told_by_their_names(study: str | None, name: str, ours: bool) -> None:
+def test_supervisors_are_recognised_by_their_names(
+    study: str | None, name: str, ours: bool
+) -> None:
     assert (supervisor_pattern(study).fullmatch(name) is not None) == ours
     assert is_agent("agent:a:0:0") and not is_agent("a-t0-r0-none-a0")
 
@@ -107,7 +109,7 @@ def test_private_directories_leave_room_for_the_names_of_sockets(
     assert len(machine.short_temporary_directory()) <= 28
 
 
-def test_workers_can_import_what_the_driver_can(
+def test_workers_import_from_the_paths_of_the_driver(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -167,7 +169,7 @@ def test_the_doctor_sees_a_small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not shared.ok and "--shm-size" in shared.mend
 
 
-def test_the_cluster_file_is_what_ray_takes_and_ships_what_exists() -> None:
+def test_the_cluster_file_is_valid_and_ships_existing_files() -> None:
     root = Path(__file__).resolve().parents[2]
     config = yaml.safe_load((root / "experiments" / "cluster.yaml").read_text())
     schema = Path(ray.__file__).parent / "autoscaler" / "ray-schema.json"

@@ -53,7 +53,7 @@ def test_the_second_version_counts_its_reports(
     assert autoscaling.second_version_grows(status) is expected
 
 
-def test_a_first_report_is_waited_for_and_what_ray_lacks_is_no_autoscaler(
+def test_a_first_report_is_awaited_and_missing_internals_mean_no_autoscaler(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers = iter([None, None, True])

@@ -130,7 +130,7 @@ def test_the_report_of_a_peer_is_awaited_from_the_time_on_when_it_is_due(at: At)
     run(body())
 
 
-def test_a_joiner_is_not_waited_for_and_a_role_goes_to_who_trains() -> None:
+def test_a_joiner_is_not_awaited_and_a_role_goes_to_a_training_peer() -> None:
     swarm = Swarm()
     swarm.trainers.clear()
     plan = FaultPlan(peers=4, faults=(planned(0, "join", "peer-4"), planned(1, "kill", "leader")))
@@ -169,7 +169,7 @@ def test_two_faults_of_one_link_come_one_after_the_other() -> None:
     run(body())
 
 
-def test_what_is_done_to_the_node_of_all_peers_need_not_spare_most_of_them() -> None:
+def test_a_gentle_fault_of_the_only_node_may_strike_all_peers() -> None:
     swarm = Swarm()
     swarm.one_node = True
     faults = (planned(0, "memory_pressure", "peer-1", heal_after_s=0.05),)

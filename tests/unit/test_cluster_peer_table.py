@@ -83,7 +83,7 @@ def test_the_outcome(
     assert book.outcome(budget, out_of_time, stopped) == outcome
 
 
-def test_peers_that_stop_without_being_told_do_not_complete_anything() -> None:
+def test_peers_that_stop_without_a_command_do_not_complete_a_replicate() -> None:
     book = peer_table()
     finish(book, "stop", "stop")
     assert book.outcome(SAMPLES, False, None).state == "stopped"

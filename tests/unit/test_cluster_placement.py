@@ -89,7 +89,7 @@ def test_node_classes_take_the_peers_in_their_order() -> None:
         (2.0, 2, [3.0, 2.0], None),
     ],
 )
-def test_fractions_of_gpus_share_one_and_too_many_are_told(
+def test_fractions_of_gpus_share_one_and_too_many_are_reported(
     gpus: float, peers: int, have: list[float], slots: int | None
 ) -> None:
     rooms = [Room("cpu", 8.0), *(Room(str(i), 8.0, count) for i, count in enumerate(have))]
@@ -132,12 +132,12 @@ def test_shares_that_fit_can_be_assigned_to_devices(shares: list[float], gpus: i
         assert found == possible
 
 
-def test_a_fraction_above_one_gpu_is_told() -> None:
+def test_a_fraction_above_one_gpu_is_reported() -> None:
     (problem,) = problems(swarm(1, gpus_per_peer=1.5), [Room("a", 8, 8)])
     assert "whole number" in problem.allowed
 
 
-def test_a_label_that_no_node_carries_is_told_with_the_nearest_one() -> None:
+def test_a_label_that_no_node_has_is_reported_with_the_nearest_one() -> None:
     config = swarm(1, node_classes={"far": {"count": 1, "labels": {"region": "eu-wset"}}})
     rooms = [Room("a", 4, labels={"region": "eu-west"}), Room("b", 4, labels={"region": "us"})]
     (problem,) = problems(config, rooms)
@@ -145,7 +145,7 @@ def test_a_label_that_no_node_carries_is_told_with_the_nearest_one() -> None:
     assert problem.nearest == "region=eu-west" and "region=us" in problem.allowed
 
 
-def test_labels_that_fit_alone_but_not_together_are_told() -> None:
+def test_labels_that_no_node_has_together_are_reported() -> None:
     classes = {
         name: {"count": 1, "labels": {"zone": "z"}, "gpus": 1} for name in ("first", "second")
     }

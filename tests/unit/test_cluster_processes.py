@@ -92,7 +92,7 @@ def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
     with_peer(folder, body, rounds=3)
 
 
-def test_a_death_is_told_with_its_signal(folder: Path) -> None:
+def test_a_death_is_reported_with_its_signal(folder: Path) -> None:
     async def body(forkserver: str, actor: PeerActor) -> None:
         assert (await actor.status())["running"]
         await actor.kill(signal.SIGKILL)
@@ -101,7 +101,7 @@ def test_a_death_is_told_with_its_signal(folder: Path) -> None:
     with_peer(folder, body)
 
 
-def test_a_death_is_told_even_if_nobody_knows_how_and_forks_hold_the_line(
+def test_a_death_is_reported_without_an_exit_code_while_forks_hold_the_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_FORKSERVER_IS_SILENT", "1")
@@ -116,7 +116,7 @@ def test_a_death_is_told_even_if_nobody_knows_how_and_forks_hold_the_line(
     with_peer(folder, body)
 
 
-def test_a_forkserver_that_ends_is_replaced_and_one_that_cannot_start_is_told(folder: Path) -> None:
+def test_a_forkserver_that_ends_is_replaced_and_a_failed_start_is_reported(folder: Path) -> None:
     async def run() -> None:
         keeper = ForkserverManager(folder, FAKE_FORKSERVER)
         first = await keeper.ensure()
@@ -157,7 +157,7 @@ def test_a_peer_cannot_start_without_its_forkserver(folder: Path) -> None:
     asyncio.run(run())
 
 
-def test_the_forkserver_sees_what_its_owner_can_import_and_nothing_of_ray(
+def test_the_forkserver_has_the_paths_of_its_owner_and_nothing_of_ray(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RAY_SECRET", "x")
@@ -184,7 +184,7 @@ def test_the_end_of_a_log(tmp_path: Path) -> None:
         ("rayhive.cluster.node.process_group", ["ray", "pydantic", "psutil"]),
     ],
 )
-def test_what_starts_often_imports_little(module: str, absent: list[str]) -> None:
+def test_processes_that_start_often_import_little(module: str, absent: list[str]) -> None:
     code = f"import sys, {module}; print([m for m in {absent!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -24,7 +24,7 @@ RANK = Problem("space.powersgd_rank", 0, "an integer of at least 1")
 CODEC = Problem("space.codec", "flaot16", "one of float16, none", nearest="float16")
 
 
-def test_problem_says_key_value_and_what_is_allowed() -> None:
+def test_a_problem_names_key_value_and_allowed_values() -> None:
     assert str(RANK) == "space.powersgd_rank: 0 is not valid: an integer of at least 1"
 
 
@@ -36,7 +36,7 @@ def test_one_problem_without_a_source_is_one_line() -> None:
     assert str(ConfigError(RANK)) == str(RANK)
 
 
-def test_all_problems_are_told_at_once_with_their_source() -> None:
+def test_all_problems_are_reported_at_once_with_their_source() -> None:
     error = ConfigError([RANK, CODEC], source="study.yaml")
     assert str(error) == f"2 problems in study.yaml:\n  - {RANK}\n  - {CODEC}"
     assert error.problems == (RANK, CODEC)

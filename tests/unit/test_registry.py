@@ -23,7 +23,7 @@ def animals() -> Registry[type]:
     return registry
 
 
-def test_decorator_returns_what_it_registers(animals: Registry[type]) -> None:
+def test_the_decorator_returns_its_argument(animals: Registry[type]) -> None:
     class Dog:
         pass
 
@@ -64,7 +64,7 @@ def test_unknown_name_lists_the_known_ones_and_the_nearest(animals: Registry[typ
     assert problem.allowed == "one of cat, fraction"
 
 
-def test_unknown_name_is_told_under_the_key_that_held_it(animals: Registry[type]) -> None:
+def test_an_unknown_name_is_reported_under_its_key(animals: Registry[type]) -> None:
     with pytest.raises(ConfigError, match=r"^space\.animal: 'dog' is not valid"):
         animals.get("dog", key="space.animal")
 

@@ -26,7 +26,7 @@ def test_the_example_is_valid() -> None:
     assert [name for name, _ in config.nodes] == ["fast", "fast", "fast", "slow"]
 
 
-def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
     text = """
 name: "no spaces"
 mtu: 100

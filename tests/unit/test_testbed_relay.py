@@ -65,7 +65,7 @@ def test_frames_keep_their_order_when_the_delay_shrinks(
     assert frames(outlet) == [b"late", b"soon"]
 
 
-def test_what_is_lost_is_counted(pipes: tuple[int, int, relay.Direction], now: list[float]) -> None:
+def test_lost_frames_are_counted(pipes: tuple[int, int, relay.Direction], now: list[float]) -> None:
     inlet, outlet, direction = pipes
     chance, arrived = random.Random(1), 0
     for number in range(1000):

@@ -8,7 +8,7 @@ from rayhive.workloads.digits import DigitsArgs
 from rayhive.workloads.source_lm import SourceLmArgs
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_every_mistake_is_reported_at_once() -> None:
     given = {"target": 1.5, "width": "32", "optimizer": "adamw", "learning_rat": 0.1}
     with pytest.raises(ConfigError) as caught:
         parse_args(DigitsArgs, given)

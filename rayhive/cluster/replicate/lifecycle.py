@@ -15,6 +15,7 @@ from rayhive.cluster.replicate.fault_target import SwarmTarget
 from rayhive.cluster.replicate.log import ReplicateLog
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.node_agents import NodeAgents
+from rayhive.cluster.replicate.peer_actor import StreamItem
 from rayhive.cluster.replicate.peer_table import Outcome, PeerTable
 from rayhive.cluster.replicate.recorder import Recorder
 from rayhive.cluster.replicate.reservation import Reservation
@@ -81,7 +82,7 @@ class Replicate:
             self._log, self._peer_table, self._swarm.log_of, self._waiter.changed
         )
 
-    async def _receive(self, name: str, item: Any) -> None:
+    async def _receive(self, name: str, item: StreamItem) -> None:
         await self._recorder.receive(name, item)
 
     async def run(self) -> None:
