@@ -77,7 +77,7 @@ def joined_story() -> Story:
 
 
 def halves_story() -> Story:
-    """Four peers are cut in halves for 4 s; each half goes on, and one gives up what it did."""
+    """Four peers are cut in halves for 4 s; each half trains on, and one loads the state of the other."""
     all_four, half, other = (*ALL, "peer-3"), ("peer-0", "peer-1"), ("peer-2", "peer-3")
     story = Story([planned(kind="partition", who=other, heal_after_s=4.0)], peers=4)
     story.rounds(1.0, 2.0, peers=all_four)
@@ -145,7 +145,7 @@ def never_made_equal(story: Story) -> None:
 
 
 def split(story: Story) -> None:
-    """Two components from the beginning: peer 2 trains by itself and sees nobody."""
+    """Two components from the beginning: peer 2 trains alone and sees no other peer."""
     for event in story.of("round"):
         alone = event["peer"] == "peer-2"
         event |= {"live_peers": 1 if alone else 2, "group_size": None if alone else 2}
@@ -198,7 +198,7 @@ def an_impossible_loss(story: Story) -> None:
 
 
 def more_in_rounds_than_computed(story: Story) -> None:
-    """As peers tell it that do not count what is pending."""
+    """As in logs of peers that do not report pending samples."""
     for event in story.of("transition"):
         del event["computed"]
     finished = last(story, "peer_finished", "peer-0")
@@ -237,7 +237,7 @@ def disordered(story: Story) -> None:
 
 
 Plant = Callable[[Story], object]
-#: Invariant -> what it must catch: the story it is planted in, and how.
+#: Invariant -> planted violations: the name of a clean log and the change to it.
 PLANTED: dict[str, list[tuple[str, Plant]]] = {
     "log_complete": [
         ("nothing broke", lambda s: drop(s, "replicate_started")),

@@ -1,4 +1,4 @@
-"""Real peers that are corrupt from within: they are refused and named, and nobody else is hurt."""
+"""Faults inside real peers: corrupt tensors are refused, their sender is named, others train on."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def identity(line: PeerLine) -> str:
 
 
 def assert_books_balance(line: PeerLine) -> None:
-    """Computed samples are those that entered rounds, and those that are said to be lost."""
+    """Computed samples are the sum of samples in rounds and reported losses."""
     entered = lost = 0
     for event in sorted(line.of("round"), key=lambda event: int(event["round"])):
         entered, lost = entered + event["samples"], lost + event["lost"]

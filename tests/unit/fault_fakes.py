@@ -90,7 +90,7 @@ class FakeSwarm:
 
     Args:
         folder: Where the peers' records go.
-        deaf: Nothing of what is asked happens, and nobody says so.
+        deaf: No request has an effect, and no error is reported.
         rude: Peers do not obey commands.
         busy: Peers use all the CPU time that they get.
     """
@@ -155,7 +155,7 @@ class FakeSwarm:
         life = self.lives[peer]
         self.signals.append((peer, signum))
         if signum in (signal.SIGKILL, signal.SIGTERM) and life.name not in self.expected:
-            raise AssertionError(f"{life.name} is ended, but nobody expects that")
+            raise AssertionError(f"{life.name} is ended, but its loss is not expected")
         owned = self.runs.peer(RUN, life.process.pid)
         return processes.signal_processes(owned, signum, self._pids(life, process))
 
@@ -182,7 +182,7 @@ class FakeSwarm:
             self.lives[peer].process.wait()
 
     def _checkpoint(self, peer: str) -> None:
-        """Play the peer that writes one, says what came of it, and trains on."""
+        """Play a peer that writes a checkpoint, reports the result, and trains on."""
         folder = self.folder / self.lives[peer].name.replace(".", "-") / "checkpoints"
         error = None
         try:

@@ -1,4 +1,4 @@
-"""Kinds of faults that do nothing, for tests of plans: their contract stays what it is here."""
+"""Fault kinds without effects, for tests of plans that must not depend on the real kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a machine can do is tried; what it can't is told with the reason, before anything starts."""
+"""Capabilities are tried on the machine; a missing one is reported with its reason."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rayhive.faults.target import CAPABILITIES
 from tests.unit.fault_fakes import my_groups
 
 ALL: dict[str, str | None] = dict.fromkeys(CAPABILITIES)
-#: What a testbed gives.
+#: Capabilities of a testbed.
 PLACES = ("link", "node", "nodes", "drain")
 
 

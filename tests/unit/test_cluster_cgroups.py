@@ -1,4 +1,4 @@
-"""Where control groups are, in version 1 and 2, from what the kernel tells a process."""
+"""Location of control groups, versions 1 and 2, from the files of the kernel."""
 
 from __future__ import annotations
 

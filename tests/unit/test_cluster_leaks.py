@@ -1,4 +1,4 @@
-"""What a cleared run left: everything of it is found, and nothing of anybody else."""
+"""All remains of a cleared run are found, and nothing of other runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent does to processes: to those of its own peers, and to nobody else's."""
+"""Signals and states of processes: an agent reaches the peers of its own runs only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dead process groups leave, and that nothing of anybody else is touched."""
+"""The remains of dead process groups are removed, and nothing else."""
 
 from __future__ import annotations
 

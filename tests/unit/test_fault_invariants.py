@@ -1,4 +1,4 @@
-"""What invariants let pass, and where exactly their bounds are."""
+"""Exceptions and exact bounds of the invariants."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_the_bound_is_one_averaging_with_all_its_timeouts() -> None:
     assert not result(normal, "survivors_progress").ok
 
 
-# -- who comes ---------------------------------------------------------------------------------
+# -- joiners ---------------------------------------------------------------------------------
 
 
 def test_who_had_no_time_to_contribute_is_not_blamed() -> None:

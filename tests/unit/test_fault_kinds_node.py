@@ -1,4 +1,4 @@
-"""Faults on nodes: what is really done to the machine, and that nothing of it stays."""
+"""Faults on nodes: their effects on the real machine, none of which remains."""
 
 from __future__ import annotations
 

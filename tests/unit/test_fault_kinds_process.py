@@ -1,4 +1,4 @@
-"""Faults on processes: what is really done to them, and what a proof does not let pass."""
+"""Faults on processes: their effects on real processes, and proofs that must not hold."""
 
 from __future__ import annotations
 

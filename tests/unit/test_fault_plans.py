@@ -298,7 +298,7 @@ def test_nobody_left_is_found_over_several_faults(tmp_path: Path) -> None:
     planned(acts(("peer-0", 5, 4), ("peer-1", 9, 4)), peers=2)
     assert "at 8 s" in str(problems(acts(("peer-0", 5, 4), ("peer-1", 8, 4)), peers=2))
     assert "at 30 s" in str(problems(acts(("peer-0", 5, None), ("peer-1", 30, None)), peers=2))
-    # A role is somebody who lives: one more than those who are away.
+    # A role is a living peer: one more than the peers that are away.
     assert "at 6 s" in str(problems(acts(("peer-0", 5, 4), ("leader", 6, 4)), peers=2))
     planned(acts(("peer-0", 5, 4), ("leader", 6, 4)), peers=3)
     mixed = [

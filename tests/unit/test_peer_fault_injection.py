@@ -1,4 +1,4 @@
-"""What a peer does to its own gradients, when, and that its report proves it."""
+"""In-training faults: their acts, their rounds, and the proof from the peer's report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayhive.spec.fault_plan import At, PlannedFault
 
 INSIDE = sorted(name for name, kind in FAULTS.items() if kind.in_training)
 
-#: Those that change gradients, in some rounds.
+#: Kinds that change gradients, in some rounds.
 GRADIENT = [name for name in INSIDE if issubclass(FAULTS.get(name).Args, RoundsArgs)]
 
 
@@ -51,7 +51,7 @@ class Run:
 
 
 def proof(fault: PlannedFault, events: list[dict[str, Any]]) -> Proof:
-    """Return what the kind makes of the reports."""
+    """Return the proof of the kind from the reports."""
 
     class FaultTarget:
         async def event(
