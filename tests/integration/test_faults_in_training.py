@@ -1,4 +1,4 @@
-"""Faults inside real peers: corrupt tensors are refused, their sender is named, others train on."""
+"""Faults inside real peers: corrupt tensors are refused and their sender is named."""
 
 from __future__ import annotations
 
