@@ -67,7 +67,7 @@ class FaultWindow:
         fault: Its id.
         kind: Its kind.
         effect: State of its targets while it lasts.
-        lives: Names of the targeted incarnations.
+        incarnations: Names of the targeted incarnations.
         fired: Time of the injection [s, Unix time].
         healed: Time of the heal [s, Unix time]; None without one.
     """
@@ -75,7 +75,7 @@ class FaultWindow:
     fault: str
     kind: str
     effect: str
-    lives: frozenset[str]
+    incarnations: frozenset[str]
     fired: float
     healed: float | None
 

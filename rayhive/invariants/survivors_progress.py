@@ -61,6 +61,6 @@ def _released(log: RunLog, name: str, begin: float, end: float) -> float:
     until = begin
     for fault in log.faults:
         healed = end if fault.healed is None else fault.healed
-        if name in fault.lives and fault.fired < end and healed > begin:
+        if name in fault.incarnations and fault.fired < end and healed > begin:
             until = max(until, min(healed, end))
     return until

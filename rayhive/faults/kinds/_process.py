@@ -122,8 +122,8 @@ class EndsPeers(FaultKind):
         async def start(peer: str) -> str:
             return await swarm.start(peer, OTHER_NODE if self.args.where == "other" else None)
 
-        lives = await asyncio.gather(*(start(peer) for peer in targets))
-        return {"lives": dict(zip(targets, lives, strict=True))}
+        names = await asyncio.gather(*(start(peer) for peer in targets))
+        return {"lives": dict(zip(targets, names, strict=True))}
 
 
 async def leader_of(swarm: FaultTarget, peer: str) -> str:
@@ -206,9 +206,9 @@ class EndsNodes(FaultKind):
         """Start the nodes, and on each the peers that it had."""
         await asyncio.gather(*(swarm.start_node(node) for node in self._peers))
         places = [(peer, node) for node, replicas in self._peers.items() for peer in replicas]
-        lives = await asyncio.gather(*(swarm.start(peer, node) for peer, node in places))
+        names = await asyncio.gather(*(swarm.start(peer, node) for peer, node in places))
         self._ended = frozenset()
-        return {"lives": {peer: life for (peer, _), life in zip(places, lives, strict=True)}}
+        return {"lives": {peer: name for (peer, _), name in zip(places, names, strict=True)}}
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Start the nodes that are still down, without peers."""

@@ -21,8 +21,8 @@ class Join(FaultKind):
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Start the peers."""
-        lives = await asyncio.gather(*(swarm.start(peer) for peer in targets))
-        return {"lives": dict(zip(targets, lives, strict=True))}
+        names = await asyncio.gather(*(swarm.start(peer) for peer in targets))
+        return {"lives": dict(zip(targets, names, strict=True))}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check that each has a running process."""
