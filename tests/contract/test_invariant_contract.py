@@ -77,7 +77,7 @@ def joined_story() -> Story:
 
 
 def halves_story() -> Story:
-    """Four peers are cut in halves for 4 s; both train on, and one half loads the other's state."""
+    """Four peers are cut in halves for 4 s; then one half loads the other's state."""
     all_four, half, other = (*ALL, "peer-3"), ("peer-0", "peer-1"), ("peer-2", "peer-3")
     story = Story([planned(kind="partition", who=other, heal_after_s=4.0)], peers=4)
     story.rounds(1.0, 2.0, peers=all_four)
