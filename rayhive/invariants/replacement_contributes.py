@@ -37,7 +37,9 @@ class ReplacementContributes(Invariant):
                 self.checked += 1
                 continue
             lived = log.ended(name) - spawned
-            targeted = any(name in fault.incarnations and fault.kind != JOIN for fault in log.faults)
+            targeted = any(
+                name in fault.incarnations and fault.kind != JOIN for fault in log.faults
+            )
             if lived >= GRACE_S and not targeted:
                 self.checked += 1
                 wrong.append(f"{name}: in no average with other peers in {lived:.1f} s")
