@@ -67,13 +67,13 @@ def my_groups() -> list[Path]:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for what never comes in vain, but not for long."""
+    """Shorten the time limits of proofs that are not going to hold."""
     for module in KINDS.glob("[a-z]*.py"):
         name = f"rayhive.faults.kinds.{module.stem}"
         for patience in ("SETTLE_S", "_PATIENCE_S", "_NODE_S", "_CHECKPOINT_S", "_ROUND_S"):
             monkeypatch.setattr(f"{name}.{patience}", 0.3, raising=False)
     monkeypatch.setattr("rayhive.faults.kinds._process.POLL_S", 0.01)
-    monkeypatch.setattr("rayhive.faults.kinds._child_process.LosesChildProcess.patience_s", 0.3)
+    monkeypatch.setattr("rayhive.faults.kinds._child_process.PATIENCE_S", 0.3)
 
 
 @dataclass

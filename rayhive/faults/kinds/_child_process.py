@@ -1,18 +1,16 @@
-"""Faults that kill one child process of a peer, which then has to end by itself."""
+"""Kill of one child process of a peer, which then has to end by itself."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rayhive.faults.kind import Proof
 from rayhive.faults.kinds._process import (
     SETTLE_S,
-    EndsPeers,
     Listening,
     all_are,
     require_living,
@@ -20,17 +18,19 @@ from rayhive.faults.kinds._process import (
 )
 from rayhive.faults.target import FaultTarget, ProcessRole
 
+#: Time limit for a peer to end by itself [s]; the proof records the time that it took.
+PATIENCE_S = 20.0
 
-class LosesChildProcess(EndsPeers):
-    """Kills one process that a peer cannot train without: the peer has to detect it and end."""
 
-    #: Time limit for the peer to end by itself [s]; the proof records the time that it took.
-    patience_s: ClassVar[float] = 20.0
+class ChildProcessKill:
+    """Kills one process that a peer cannot train without: the peer has to detect it and end.
 
-    @property
-    @abstractmethod
-    def process(self) -> ProcessRole:
-        """The process to kill."""
+    Args:
+        process: The process to kill.
+    """
+
+    def __init__(self, process: ProcessRole) -> None:
+        self._process = process
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Send SIGKILL to the process."""
@@ -40,10 +40,10 @@ class LosesChildProcess(EndsPeers):
         self._failed = Listening(swarm, "peer_failed", targets)
         self._began = time.monotonic()
         hit = await asyncio.gather(
-            *(swarm.signal(peer, signal.SIGKILL, self.process) for peer in targets)
+            *(swarm.signal(peer, signal.SIGKILL, self._process) for peer in targets)
         )
         self._hit = dict(zip(targets, hit, strict=True))
-        return {"process": self.process, "pids": self._hit}
+        return {"process": self._process, "pids": self._hit}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check that the process is gone, and that its peer reported it and ended."""
@@ -53,8 +53,8 @@ class LosesChildProcess(EndsPeers):
 
     async def _check(self, swarm: FaultTarget, peer: str) -> tuple[bool, dict[str, Any]]:
         hit = self._hit[peer]
-        one = await wait_for_states(swarm, peer, all_are("gone", hit), SETTLE_S, self.process)
-        event = await self._failed.heard(peer, self.patience_s)
+        one = await wait_for_states(swarm, peer, all_are("gone", hit), SETTLE_S, self._process)
+        event = await self._failed.heard(peer, PATIENCE_S)
         whole = await wait_for_states(swarm, peer, all_are("gone", hit), SETTLE_S)
         seconds = time.monotonic() - self._began
         gone, ended = all_are("gone", hit)(one), all_are("gone", hit)(whole)

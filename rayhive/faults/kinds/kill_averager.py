@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
-from rayhive.faults.kinds._child_process import LosesChildProcess
-from rayhive.faults.kinds._process import ReplacedArgs
-from rayhive.faults.target import ProcessRole
+from rayhive.faults.kind import Proof
+from rayhive.faults.kinds._child_process import PATIENCE_S, ChildProcessKill
+from rayhive.faults.kinds._process import EndsPeers, ReplacedArgs
+from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
+from rayhive.spec.fault_plan import PlannedFault
 
 
 class Args(ReplacedArgs):
@@ -21,13 +24,22 @@ class Args(ReplacedArgs):
     which: Literal["gradient", "state"] = "gradient"
 
 
-class KillAverager(LosesChildProcess):
+class KillAverager(EndsPeers):
     """Kills an averager, whose answers the trainer would otherwise wait for without limit."""
 
     about: ClassVar[str] = "Kills an averaging process of a peer, which has to notice and end."
     Args: ClassVar[type[Model]] = Args
+    patience_s: ClassVar[float] = PATIENCE_S
 
-    @property
-    def process(self) -> ProcessRole:
-        """The averager that ``which`` names."""
-        return "gradient_averager" if self.args.which == "gradient" else "state_averager"
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        gradient = self.args.which == "gradient"
+        self._kill = ChildProcessKill("gradient_averager" if gradient else "state_averager")
+
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Send SIGKILL to the averager."""
+        return await self._kill.inject(swarm, targets)
+
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check that the averager is gone, and that its peer reported it and ended."""
+        return await self._kill.verify(swarm, targets)

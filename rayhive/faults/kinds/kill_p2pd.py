@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
-from rayhive.faults.kinds._child_process import LosesChildProcess
-from rayhive.faults.target import ProcessRole
+from rayhive.faults.kind import Proof
+from rayhive.faults.kinds._child_process import PATIENCE_S, ChildProcessKill
+from rayhive.faults.kinds._process import EndsPeers
+from rayhive.faults.target import FaultTarget
+from rayhive.spec.fault_plan import PlannedFault
 
 
-class KillP2pd(LosesChildProcess):
+class KillP2pd(EndsPeers):
     """Kills p2pd, which is never restarted."""
 
     about: ClassVar[str] = "Kills the network daemon of a peer, which has to notice and end."
+    patience_s: ClassVar[float] = PATIENCE_S
 
-    @property
-    def process(self) -> ProcessRole:
-        """The daemon."""
-        return "p2pd"
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        self._kill = ChildProcessKill("p2pd")
+
+    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+        """Send SIGKILL to the daemon."""
+        return await self._kill.inject(swarm, targets)
+
+    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+        """Check that the daemon is gone, and that its peer reported it and ended."""
+        return await self._kill.verify(swarm, targets)
