@@ -52,7 +52,7 @@ def _frame(rows: Iterable[Row], types: Mapping[str, ColumnType]) -> DataFrame:
 
 
 def write_parquet(results: Results, folder: str | Path) -> None:
-    """Write ``trials.parquet`` and ``configurations.parquet``, each atomically."""
+    """Write ``trials.parquet`` and ``configurations.parquet``, each in one step."""
     for name, frame in (
         ("trials.parquet", results.replicates),
         ("configurations.parquet", results.configurations),
