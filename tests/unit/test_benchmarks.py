@@ -1,4 +1,4 @@
-"""What benchmarks print, what is read back, and the file that is made of it."""
+"""Claims that benchmarks print, their parser, and the file of results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_claim_is_printed_with_its_bound_and_its_interval() -> None:
     bound=st.sampled_from([0.97, 30, 2, 1e-05, 1e9]),
     at_least=st.booleans(),
 )
-def test_what_is_printed_is_read_back(
+def test_a_printed_claim_is_parsed_again(
     text: str, numbers: list[float], unit: str, bound: float, at_least: bool
 ) -> None:
     claim = Claim(text, *numbers, unit, bound, at_least)
@@ -45,7 +45,7 @@ def test_what_is_printed_is_read_back(
     assert read == Verdict(claim.promise, claim.measurement, claim.held)
 
 
-def test_a_claim_that_is_no_number_is_read_back(capsys) -> None:
+def test_a_claim_without_a_number_is_parsed_again(capsys) -> None:
     print_fact("codec: hivemind's bytes", True)
     print_fact("codec: hivemind's error (95 %)", False)
     assert parse_claims(capsys.readouterr().out.splitlines()) == [
@@ -54,7 +54,7 @@ def test_a_claim_that_is_no_number_is_read_back(capsys) -> None:
     ]
 
 
-def test_a_measurement_that_is_no_number_does_not_hold() -> None:
+def test_a_measurement_that_is_nan_does_not_hold() -> None:
     for at_least in (True, False):
         claim = Claim("ratio", float("nan"), float("nan"), float("inf"), "x", 1.0, at_least)
         assert not claim.held

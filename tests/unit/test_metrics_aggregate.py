@@ -33,8 +33,8 @@ def test_replicates_become_a_mean_with_an_interval() -> None:
     assert (row["payload_bytes_per_round_low"], row["payload_bytes_per_round_high"]) == (4000, 4000)
 
 
-def test_measured_numbers_that_agree_leave_no_interval() -> None:
-    """Both replicates reach the target at the same evaluation: twice 4.1 s is no certainty."""
+def test_equal_measured_values_have_no_interval() -> None:
+    """Both replicates reach the target at the same evaluation, at 4.1 s, by chance."""
     (row,) = fold(rows(*replicates(2)))
     for name in ("time_to_target_s", "samples_to_target", "samples_per_s", "goodput"):
         assert row[name] is not None
@@ -43,7 +43,7 @@ def test_measured_numbers_that_agree_leave_no_interval() -> None:
         assert row[f"{name}_low"] == row[name] == row[f"{name}_high"]
 
 
-def test_bytes_that_agree_are_exact_only_as_predicted() -> None:
+def test_equal_bytes_are_exact_only_if_they_match_the_prediction() -> None:
     (estimated,) = fold(rows(*replicates(2, exact=False)))
     (wrong,) = fold(rows(*replicates(2, rounds={(2, 1): {"sent_bytes": 1}})))
     for row in (estimated, wrong):
@@ -52,8 +52,8 @@ def test_bytes_that_agree_are_exact_only_as_predicted() -> None:
 
 
 @pytest.mark.parametrize("state", ["diverged", "failed", "invalid"])
-def test_failing_counts_as_missing_the_target(state: str) -> None:
-    """One of five reached it; whether the others missed it or failed makes no difference."""
+def test_a_failed_replicate_counts_as_missing_the_target(state: str) -> None:
+    """One replicate of five reached the target; the other four missed it or failed."""
     failing, missing = replicates(5), replicates(5)
     for log in failing[1:]:
         log.state = state
@@ -67,7 +67,7 @@ def test_failing_counts_as_missing_the_target(state: str) -> None:
         assert not objectives_known(row, ["time_to_target_s"])
 
 
-def test_an_objective_is_not_known_of_a_replicate_that_failed() -> None:
+def test_an_objective_is_unknown_with_a_failed_replicate() -> None:
     logs = replicates(5)
     for log in logs[1:]:
         log.state = "diverged"
@@ -78,7 +78,7 @@ def test_an_objective_is_not_known_of_a_replicate_that_failed() -> None:
     assert objectives_known(row, ["final_loss"])
 
 
-def test_a_penalty_is_not_that_of_those_that_did_not_fail() -> None:
+def test_a_failed_replicate_leaves_no_convergence_penalty() -> None:
     logs = replicates(3)
     logs[2].state = "failed"
     found = rows(*logs)
@@ -96,7 +96,7 @@ def test_one_replicate_has_no_interval() -> None:
 
 
 @pytest.mark.parametrize("state", ["diverged", "failed", "invalid", "something new"])
-def test_failures_are_counted_and_enter_no_mean(state: str) -> None:
+def test_failed_replicates_are_counted_and_enter_no_mean(state: str) -> None:
     logs = replicates(3)
     logs[1].state = state
     logs[1].losses = (9.0, 9.0)
@@ -106,7 +106,7 @@ def test_failures_are_counted_and_enter_no_mean(state: str) -> None:
     assert row["rounds"] == 8
 
 
-def test_a_configuration_that_only_failed_keeps_its_row() -> None:
+def test_a_configuration_with_only_failed_replicates_keeps_its_row() -> None:
     early = Log(state="failed")
     row = timeline_row(Timeline(early.spec, [*early.head(), *early.tail()]))
     (folded,) = fold([row])
@@ -116,7 +116,7 @@ def test_a_configuration_that_only_failed_keeps_its_row() -> None:
     assert folded["final_loss"] is None and folded["rounds"] is None
 
 
-def test_a_replicate_that_failed_before_it_knew_its_data_is_of_the_same_row() -> None:
+def test_a_replicate_without_data_column_belongs_to_the_same_row() -> None:
     early = Log(spec=make_spec(replicate=1), state="failed")
     failed = timeline_row(Timeline(early.spec, [*early.head(), *early.tail()]))
     (row,) = fold([failed, *rows(Log())])
@@ -133,11 +133,11 @@ def test_timed_out_replicates_stay_in_the_means_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize("state", ["stopped", None])
-def test_what_did_not_come_to_its_end_counts_nowhere(state: str | None) -> None:
+def test_stopped_and_unfinished_replicates_are_left_out(state: str | None) -> None:
     assert fold(rows(Log(state=state))) == []
 
 
-def test_a_censored_time_is_of_those_that_reached_and_has_no_interval() -> None:
+def test_a_censored_time_is_the_mean_of_the_reached_and_has_no_interval() -> None:
     logs = replicates(3)
     logs[1].losses = (1.0, 0.7)
     logs[2].accuracies = (0.1, 0.2)
@@ -149,7 +149,7 @@ def test_a_censored_time_is_of_those_that_reached_and_has_no_interval() -> None:
     assert row["final_loss_low"] is not None
 
 
-def test_what_a_fault_cost_is_not_that_of_those_whom_it_cost_least() -> None:
+def test_a_missed_target_leaves_no_convergence_penalty() -> None:
     found = rows(*replicates(3))
     for row, penalty in zip(found, (512, 768, 640), strict=True):
         row["convergence_penalty"] = penalty
@@ -160,7 +160,7 @@ def test_what_a_fault_cost_is_not_that_of_those_whom_it_cost_least() -> None:
     assert row["convergence_penalty"] is None
 
 
-def test_a_time_that_nobody_reached_is_none() -> None:
+def test_the_time_to_a_target_that_no_replicate_reached_is_none() -> None:
     (row,) = fold(rows(*replicates(2, accuracies=(0.1, 0.2))))
     assert row["reached"] == 0
     assert row["time_to_target_s"] is None
@@ -193,7 +193,7 @@ def test_scenarios_are_never_folded_together() -> None:
     assert len(fold(rows(*logs), by=["codec"])) == 2
 
 
-def test_by_folds_whatever_else_differs() -> None:
+def test_by_folds_over_all_other_settings() -> None:
     configurations = [
         Configuration(codec="float16"),
         Configuration(codec="float16", powersgd_rank=4, min_compression_ratio=0.5, delay="state"),

@@ -1,4 +1,4 @@
-"""Where the peers' time went: by hand, and whatever happens, it adds up."""
+"""Classes of the peers' time: expected values by hand, and their sum for torn logs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLASSES = TIME[1:]
 
 
 def spent(story: Story) -> dict[str, float]:
-    """Return the seconds of each class that has any, without its affixes."""
+    """Return the seconds of each non-zero class, named without prefix and unit."""
     row = timeline_row(story.timeline)
     named = {name.removeprefix("badput_").removesuffix("_s"): row[name] for name in CLASSES}
     return {name: pytest.approx(v, abs=1e-5) for name, v in named.items() if v and v > 1e-5}
@@ -34,7 +34,7 @@ def three(*ends: float, faults: Sequence[str] = ("kill",), **fields: object) -> 
     return story
 
 
-def test_rounds_are_split_as_their_events_tell() -> None:
+def test_rounds_are_split_by_the_durations_in_their_events() -> None:
     story = three(1.0, 2.0)
     story.finish(2.0, ALL)
     assert spent(story) == {
@@ -68,7 +68,7 @@ def test_a_stopped_peer_stalls() -> None:
     assert spent(story)["stalled"] == 2.0
 
 
-def test_what_a_skipped_round_threw_away_was_in_vain() -> None:
+def test_computing_for_a_skipped_round_is_a_retry() -> None:
     story = three(1.0)
     story.rounds(2.0, peers=ALL, outcome="skipped", waited_s=None, averaging_s=0.2)
     story.finish(2.0, ALL)
@@ -82,14 +82,14 @@ def test_a_failed_averaging_is_a_retry_and_the_computing_is_not() -> None:
     assert spent(story)["retry"] == 3 * 0.2
 
 
-def test_attempts_that_failed_before_one_that_did_not() -> None:
+def test_failed_attempts_before_a_successful_one_are_retries() -> None:
     story = three(1.0)
     story.rounds(3.0, peers=ALL, waited_s=1.2, retries=1, accumulating_s=0.7)
     story.finish(3.0, ALL)
     assert spent(story)["retry"] == 3 * 1.0
 
 
-def test_evaluating_is_no_badput() -> None:
+def test_evaluation_is_no_badput() -> None:
     story = three(1.0)
     story.evaluate(1.5, ALL, loss=0.5)
     story.rounds(2.5, peers=ALL, accumulating_s=1.2)  # the peer's stopwatch does not stand still
@@ -99,14 +99,14 @@ def test_evaluating_is_no_badput() -> None:
     assert found["productive"] == 6 * 0.72
 
 
-def test_time_that_nothing_explains_was_waiting() -> None:
+def test_unexplained_time_is_stalled() -> None:
     story = three(1.0)
     story.rounds(3.0, peers=ALL, accumulating_s=0.7)
     story.finish(3.0, ALL)
     assert spent(story)["stalled"] == 3 * 1.0
 
 
-def test_what_was_computed_before_a_state_was_loaded_is_thrown_away() -> None:
+def test_computing_before_a_state_is_loaded_is_a_retry() -> None:
     story = three(1.0)
     story.say(2.0, "state_loaded", "peer-1", seconds=0.4, round_before=1, round_of_state=1, round=1)
     story.rounds(3.0, peers=ALL, accumulating_s=0.7)  # since the state was there
@@ -117,7 +117,7 @@ def test_what_was_computed_before_a_state_was_loaded_is_thrown_away() -> None:
     assert found["stalled"] == 2 * 1.0
 
 
-def test_what_a_peer_kept_while_it_stepped_out_is_not_thrown_away() -> None:
+def test_samples_kept_while_stepping_out_are_productive() -> None:
     story = three(1.0)
     load = {"seconds": 0.4, "round_before": 1, "round_of_state": 1, "round": 1, "kept": 32}
     story.say(2.0, "state_loaded", "peer-1", **load, lost=0)
@@ -134,7 +134,7 @@ def test_what_a_peer_kept_while_it_stepped_out_is_not_thrown_away() -> None:
     ("handed_over", "lost", "retry", "productive"),
     [(32, 0, None, 0.6), (0, 32, 0.6, 0.0), (24, 8, 0.15, 0.45), (0, 0, None, 0.0)],
 )
-def test_a_goodbye_keeps_what_was_handed_over(
+def test_a_departure_keeps_the_samples_that_were_handed_over(
     handed_over: int, lost: int, retry: float | None, productive: float
 ) -> None:
     story = three(1.0, faults=["preempt"])
@@ -147,7 +147,7 @@ def test_a_goodbye_keeps_what_was_handed_over(
     assert found["down"] == 0.4
 
 
-def test_who_joins_counts_from_its_first_process_on() -> None:
+def test_a_joiner_counts_from_its_first_spawn() -> None:
     story = three(1.0)
     story.join(1.5, 2.5, "peer-3", seconds=0.25)
     story.rounds(2.0, peers=ALL)
@@ -158,7 +158,7 @@ def test_who_joins_counts_from_its_first_process_on() -> None:
     assert (found["down"], found["state_transfer"]) == (0.75, 0.25)
 
 
-def test_who_is_done_first_waits_for_the_others() -> None:
+def test_a_peer_that_finishes_first_stalls() -> None:
     story = three(1.0)
     story.finish(1.0, ["peer-0"])
     story.rounds(2.0, peers=("peer-1", "peer-2"))
@@ -166,21 +166,21 @@ def test_who_is_done_first_waits_for_the_others() -> None:
     assert spent(story)["stalled"] == 1.0
 
 
-def test_in_the_background_only_the_wait_for_what_is_late_counts() -> None:
+def test_with_delays_only_late_results_are_waited_for() -> None:
     story = Story([planned()], configuration=Configuration(delay="gradients"))
     story.rounds(1.0, 2.0, peers=ALL, accumulating_s=0.9, background_s=0.25)
     story.finish(2.0, ALL)
     assert spent(story) == {"averaging": 6 * 0.25, "productive": 6 * 0.75}
 
 
-def test_a_replicate_that_never_trained_spent_nothing() -> None:
+def test_a_replicate_that_never_trained_has_no_times() -> None:
     row = timeline_row(Timeline(Log().spec, Log().head()))
     assert [row[name] for name in TIME] == [None] * len(TIME)
 
 
 @given(st.data())
 @settings(max_examples=30, deadline=None)
-def test_it_adds_up_whatever_is_missing_or_torn(data: st.DataObject) -> None:
+def test_classes_add_up_for_incomplete_logs(data: st.DataObject) -> None:
     story = kill_and_restart()
     keep = data.draw(
         st.lists(st.booleans(), min_size=len(story.events), max_size=len(story.events))

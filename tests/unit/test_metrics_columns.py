@@ -1,4 +1,4 @@
-"""Every group's columns against numbers that were worked out by hand (see tests.fixtures.logs)."""
+"""Columns of every group, compared with numbers by hand (see tests.fixtures.logs)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_target_that_only_the_final_evaluation_reaches_is_reached() -> None:
     assert (late["time_to_target_s"], late["samples_to_target"]) == (4.5, 512)
 
 
-def test_a_target_that_is_to_be_sunk_to() -> None:
+def test_a_target_of_mode_min() -> None:
     log = Log()
     events = log.events()
     for event in events:
@@ -61,14 +61,14 @@ def test_a_target_that_is_to_be_sunk_to() -> None:
     assert timeline_row(Timeline(log.spec, events))["time_to_target_s"] == 4.1
 
 
-def test_what_was_not_reached_has_no_time() -> None:
+def test_a_missed_target_has_no_time() -> None:
     missed = row(Log(accuracies=(0.1, 0.2)))
     assert missed["reached"] is False
     assert missed["time_to_target_s"] is None
     assert missed["samples_to_target"] is None
 
 
-def test_a_metric_that_nobody_measured_was_not_reached() -> None:
+def test_a_target_metric_without_measurements_is_not_reached() -> None:
     log = Log()
     events = log.events()
     for event in events:
@@ -103,7 +103,7 @@ def test_skipped_samples_are_computed_and_not_committed() -> None:
     assert skipped["rounds_complete"] == 3
 
 
-def test_of_a_peer_that_died_only_its_rounds_are_known() -> None:
+def test_a_dead_peer_has_only_the_samples_of_its_rounds() -> None:
     log = Log()
     events = [
         event
@@ -113,7 +113,7 @@ def test_of_a_peer_that_died_only_its_rounds_are_known() -> None:
     assert timeline_row(Timeline(log.spec, events))["goodput"] == 512 / (272 + 256)
 
 
-def test_the_bytes_on_the_wire_are_those_of_all_nodes_that_were_counted_twice() -> None:
+def test_wire_bytes_need_both_counts_of_every_node() -> None:
     def counted(when: str, **sent: int) -> Event:
         nodes = {node: {"tx_bytes": number, "rx_bytes": 0} for node, number in sent.items()}
         return make_event("link_counted", when=when, nodes=nodes)
@@ -144,7 +144,7 @@ def test_communication(plain: Row) -> None:
     assert plain["wire_bytes_per_round"] is None
 
 
-def test_factors_of_rank_one_shrink_all_that_is_sent_less_than_by_half() -> None:
+def test_rank_one_factors_compress_all_payload_less_than_twofold() -> None:
     """The quickstart's digits model: 71.83 times fewer bytes of gradients, parameters in full."""
     log, dense, factors = Log(payload=8436), 605_992, 8436
     events = log.events()
@@ -160,7 +160,7 @@ def test_factors_of_rank_one_shrink_all_that_is_sent_less_than_by_half() -> None
 
 
 @pytest.mark.parametrize(("every", "codec"), [(1, "none"), (1, "float16"), (2, "float16")])
-def test_the_ratio_of_all_payload_counts_what_state_averaging_saves(every: int, codec: str) -> None:
+def test_compression_ratio_includes_state_averaging(every: int, codec: str) -> None:
     """Three peers, statistics beside the parameters, every round or every other one."""
     swarm = SwarmConfig(
         peers=3, target_batch_size=128, state_codec=codec, average_state_every=every
@@ -199,7 +199,7 @@ def test_without_a_codec_the_ratio_is_one_to_the_bit(peers: int) -> None:
     assert columns["compression_ratio"] == columns["gradient_compression_ratio"] == 1.0
 
 
-def test_older_logs_know_the_ratio_where_state_was_not_compressed() -> None:
+def test_older_logs_have_the_ratio_if_state_was_not_compressed() -> None:
     swarm = SwarmConfig(peers=2, target_batch_size=128, state_codec="float16")
     assert row(Log(spec=make_spec(swarm=swarm)))["compression_ratio"] is None
     assert row(Log())["compression_ratio"] == 17 / 5
@@ -225,7 +225,7 @@ def test_one_byte_too_many_is_noticed() -> None:
     assert columns["payload_bytes_per_round"] == (4 * 8000 + 1) / 8
 
 
-def test_where_the_prediction_is_an_estimate_nothing_matches_or_fails() -> None:
+def test_an_estimated_prediction_is_not_compared() -> None:
     assert row(Log(exact=False))["payload_matches"] is None
 
 
@@ -239,7 +239,7 @@ def test_where_the_prediction_is_an_estimate_nothing_matches_or_fails() -> None:
     ],
     ids=["partial", "local", "smaller group", "second attempt"],
 )
-def test_only_complete_rounds_are_held_against_the_prediction(fields: dict[str, Any]) -> None:
+def test_only_complete_rounds_are_compared_with_the_prediction(fields: dict[str, Any]) -> None:
     columns = row(Log(rounds={(2, 0): fields}))
     assert columns["rounds_complete"] == 3
     assert columns["payload_bytes_per_round"] == 4000.0
@@ -247,7 +247,7 @@ def test_only_complete_rounds_are_held_against_the_prediction(fields: dict[str, 
     assert columns["rounds"] == 4
 
 
-def test_no_partial_round_is_hidden() -> None:
+def test_partial_rounds_are_counted() -> None:
     partial = {"outcome": "partial", "fraction": 0.6}
     assert row(Log(rounds={(2, 0): partial, (2, 1): partial}))["rounds_partial"] == 1
     assert row(Log(rounds={(2, 0): {"fraction": 0.999}}))["rounds_partial"] == 1
@@ -267,7 +267,7 @@ def test_failed_rounds_of_gradients_and_of_state() -> None:
     assert (columns["rounds_failed"], columns["rounds_partial"]) == (2, 0)
 
 
-def test_a_swarm_without_state_averaging_sent_no_state_rather_than_something_unknown() -> None:
+def test_a_swarm_without_state_averaging_sent_zero_bytes_of_state() -> None:
     assert without(Log(), "state_round")["state_bytes_per_round"] == 0.0
 
 
@@ -302,7 +302,7 @@ def test_provenance(plain: Row) -> None:
     assert plain["ended"] == "2025-06-15T15:07:40Z"
 
 
-def test_hardware_is_told_in_words() -> None:
+def test_hardware_in_words() -> None:
     log = Log()
     events = log.events()
     events[0]["hardware"] = {
@@ -317,7 +317,7 @@ def test_hardware_is_told_in_words() -> None:
     assert columns["hardware"] == "host node, cores 2, memory 8.0 GiB, disks a + b"
 
 
-def test_provenance_is_taken_from_peers_where_the_supervisor_is_silent() -> None:
+def test_provenance_falls_back_to_the_peers() -> None:
     log = Log()
     events = [event for event in log.events() if event["kind"] != "replicate_started"]
     for event in events:

@@ -1,4 +1,4 @@
-"""When faults begin, which rounds show progress without their targets, and who stalled."""
+"""Begin of faults, progress of survivors without the targets, and stalls."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def seconds(value: float | None) -> object:
 
 
 def story_time(at: float) -> float:
-    """Return the Unix time of a moment in a story."""
+    """Return the Unix time of a moment of a story [s]."""
     return START + at
 
 
 @pytest.mark.parametrize("named", [True, False])
 def test_the_notice_of_a_later_fault_does_not_move_the_start_of_a_pause(named: bool) -> None:
-    """Peer 1 is stopped, resumes, and is preempted much later: the pause began when it began."""
+    """Peer 1 is stopped, resumes, and is preempted much later."""
     story = Story([planned(0, "pause", heal_after_s=4.0), planned(1, "preempt")])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, ["peer-1"])
@@ -39,8 +39,8 @@ def test_the_notice_of_a_later_fault_does_not_move_the_start_of_a_pause(named: b
     assert (preempt.fired, preempt.detect_s) == (seconds(story_time(13.2)), seconds(13.9 - 13.2))
 
 
-def test_a_round_whose_group_held_the_target_is_no_progress_whoever_reports_it() -> None:
-    """Peer 1 dies when round 5 is averaged: that the others report it shows nothing."""
+def test_a_round_with_the_target_in_its_group_is_no_progress() -> None:
+    """Peer 1 dies when round 5 is averaged; the other peers report that round."""
     story = Story([planned()])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.85, 0, ["peer-1"])
@@ -70,7 +70,7 @@ def test_a_partition_is_not_detected_by_a_round_that_was_under_way() -> None:
     assert impact.detect_s == seconds(9.1 - 4.85)
 
 
-def test_a_target_that_is_back_before_it_is_missed_is_detected_by_its_return() -> None:
+def test_a_target_healed_before_progress_is_detected_by_the_heal() -> None:
     story = Story([planned(kind="pause", heal_after_s=2.0)])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, ["peer-1"])
@@ -95,7 +95,7 @@ def test_the_longest_stall_is_that_of_the_slowest_survivor() -> None:
     assert (impact.stall.seconds, impact.stall.censored) == (seconds(4.4), False)
 
 
-def test_a_survivor_that_another_fault_stopped_says_nothing_of_a_stall() -> None:
+def test_a_survivor_under_another_fault_is_left_out_of_the_stall() -> None:
     story = Story([planned(0), planned(1, "pause", ("peer-2",), heal_after_s=20.0)])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, ["peer-1"])

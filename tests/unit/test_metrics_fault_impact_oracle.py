@@ -1,4 +1,4 @@
-"""Times of faults, folded a second time by what docs/faults-metrics.md says, from bare events."""
+"""Times of faults, compared with an implementation of docs/faults-metrics.md from plain events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APPLIED = ("averaged", "partial", "local", "alone")
 
 
 class Oracle:
-    """The definitions, taken word for word and computed by trying everything."""
+    """Definitions of the page, implemented literally and by exhaustive search."""
 
     def __init__(self, events: list[Event], peers: int) -> None:
         self.events, self.peers = events, peers
@@ -44,7 +44,7 @@ class Oracle:
         return [e for e in self.events if e["kind"] == kind]
 
     def undone(self) -> set[tuple[str, int]]:
-        """Steps made alone, or in one of several groups, and given up for a state."""
+        """Steps made alone or in one of several groups, and undone by a loaded state."""
         lost: set[tuple[str, int]] = set()
         mine: dict[str, list[tuple[str, int]]] = {}
         for event in self.events:
@@ -77,7 +77,7 @@ class Oracle:
     # -- who was there ---------------------------------------------------------------------------
 
     def life(self, name: str) -> tuple[float, float, str | None]:
-        """When a peer trained, from and to, and how it ended."""
+        """Begin and end of a peer's training, and the kind of its end."""
         slot, _, number = name.partition(".")
         first = {}
         for e in self.events:
@@ -107,7 +107,7 @@ class Oracle:
                 yield e["t"], healed.get(e["fault"], self.end)
 
     def peer_seconds(self, begin: float, end: float) -> float:
-        """Peers that live, are not stopped and not cut off, integrated from change to change."""
+        """Seconds of the live peers, integrated from change to change."""
         lives = {name: self.life(name)[:2] for name in self.names()}
         apart = {name: list(self.apart(name)) for name in lives}
         edges = {begin, end}
@@ -242,7 +242,7 @@ class Oracle:
         return min(e["t"] for e in events), median(clocks)
 
     def offset(self, name: str) -> float:
-        """A joiner's clock is moved to where that of those who began together stood."""
+        """Swarm's training clock at an event: a joiner's clock is shifted by the initial peers'."""
         started = next(
             e["t"] for e in self.events if e["peer"] == name and e["kind"] == "training_started"
         )
@@ -274,12 +274,12 @@ def compare(timeline: Timeline) -> int:
 
 
 @pytest.mark.parametrize("part", range(8))
-def test_a_second_fold_finds_the_same_times(part: int) -> None:
+def test_an_independent_implementation_finds_the_same_times(part: int) -> None:
     assert sum(compare(storm(seed).timeline) for seed in range(50 * part, 50 * part + 50)) > 50
 
 
-def test_group_sizes_are_a_cautious_stand_in_for_members() -> None:
-    """In logs from before members were recorded, a round never counts that held a target."""
+def test_group_sizes_are_a_conservative_substitute_for_members() -> None:
+    """In logs without the members of groups, a round with a target never counts."""
     same = total = 0
     for seed in range(100):
         story = storm(seed)
@@ -306,12 +306,12 @@ def recorded() -> Timeline:
     return Timeline(make_spec(scenario="pauses", swarm=swarm), events)
 
 
-def test_a_recorded_run_folds_to_the_same_times() -> None:
+def test_a_recorded_run_has_the_same_times() -> None:
     assert compare(recorded()) == 6
 
 
-def test_pauses_of_a_recorded_run_last_as_long_as_they_did() -> None:
-    """Both had been dated to the notice some 12 s later: as 0.19 and 0.13 s."""
+def test_pauses_of_a_recorded_run_have_their_true_duration() -> None:
+    """A notice some 12 s later must not move the begin of a pause."""
     found = {impact.fault: impact for impact in impacts(recorded())}
     assert [found[name].fired for name in ("f0", "f3")] == pytest.approx(
         [1008.04, 1048.02], abs=0.01

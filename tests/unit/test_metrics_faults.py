@@ -1,4 +1,4 @@
-"""Detect, recover, rejoin and what was lost, against numbers that were worked out by hand."""
+"""Times, samples and cost of faults, compared with numbers by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def seconds(value: float | None) -> object:
 
 
 def killed(at: float, *ends: float, before: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0)) -> Story:
-    """Three peers, one second a round; one is killed, and the others' rounds end as given."""
+    """Return a swarm of three; peer 1 is killed, and the other peers' rounds end as given."""
     story = Story([planned()])
     story.rounds(*before, peers=ALL)
     story.fire(at, 0, ["peer-1"])
@@ -36,7 +36,7 @@ def killed(at: float, *ends: float, before: tuple[float, ...] = (1.0, 2.0, 3.0, 
     return story
 
 
-def test_a_kill_a_restart_and_all_that_follows_from_it() -> None:
+def test_columns_of_a_kill_and_a_restart() -> None:
     story = kill_and_restart()
     row = timeline_row(story.timeline)
     assert (row["faults_planned"], row["faults_fired"], row["faults_verified"]) == (1, 1, 1)
@@ -51,13 +51,13 @@ def test_a_kill_a_restart_and_all_that_follows_from_it() -> None:
     assert row["live_share"] == pytest.approx(1 - 0.4 / 39, rel=1e-6)
 
 
-def test_a_round_that_the_target_took_part_in_is_no_progress_without_it() -> None:
+def test_a_round_with_the_target_is_no_progress() -> None:
     # peer 1 told its round 4 at 3.9 s; the others' transitions to round 4 come at 4.0 s
     (impact,) = impacts(killed(3.95, 5.5, 6.5, 7.5, 8.5).timeline)
     assert impact.detect_s == seconds(5.4 - 3.95)
 
 
-def test_a_round_without_the_target_that_died_before_its_group_formed_is() -> None:
+def test_a_round_without_the_target_is_progress() -> None:
     story = Story([planned()])
     story.rounds(1.0, 2.0, 3.0, peers=ALL)
     story.fire(3.85, 0, ["peer-1"])  # in the middle of the all-reduce of round 4
@@ -69,7 +69,7 @@ def test_a_round_without_the_target_that_died_before_its_group_formed_is() -> No
     assert impact.detect_s == seconds(4.9 - 3.85)
 
 
-def test_recovery_is_seen_only_where_throughput_stays_for_three_rounds() -> None:
+def test_recovery_needs_throughput_for_three_rounds() -> None:
     # 1.0 s a round is 64 samples/s and peer; 1.5 s is two thirds of that
     story = killed(4.5, 5.5, 6.5, 8.0, 9.5, 10.5, 11.5, 12.5)
     (impact,) = impacts(story.timeline)
@@ -78,7 +78,7 @@ def test_recovery_is_seen_only_where_throughput_stays_for_three_rounds() -> None
     assert timeline_row(story.timeline)["censored"] == 0
 
 
-def test_ninety_per_cent_are_enough_and_less_is_not() -> None:
+def test_recovery_needs_ninety_per_cent() -> None:
     fast = killed(4.5, 5.5, *(5.5 + 1.10 * n for n in range(1, 5)))
     slow = killed(4.5, 5.5, *(5.5 + 1.12 * n for n in range(1, 5)))
     assert impacts(fast.timeline)[0].recover_s == seconds(0.9)  # 0.909 of what there was
@@ -93,20 +93,20 @@ def test_too_few_rounds_after_the_fault_censor_the_recovery_but_not_the_detectio
     assert row["censored"] == 1
 
 
-def test_a_swarm_that_never_went_on_detected_nothing() -> None:
+def test_a_swarm_without_progress_detects_nothing() -> None:
     row = timeline_row(killed(4.5).timeline)
     assert (row["detect_p50_s"], row["recover_p50_s"], row["censored"]) == (None, None, 1)
     assert row["detect_s"] == row["stall_s"] == row["recover_s"] == ">9.0"  # it ended at 13.5 s
 
 
-def test_without_enough_rounds_before_the_fault_nothing_says_what_recovered_is() -> None:
+def test_recovery_is_unknown_without_a_baseline() -> None:
     early = killed(2.5, 3.5, 4.5, 5.5, 6.5, 7.5, before=(1.0, 2.0))
     assert impacts(early.timeline)[0].recover_s is None
     later = killed(3.5, 4.5, 5.5, 6.5, 7.5, before=(1.0, 2.0, 3.0))
     assert impacts(later.timeline)[0].recover_s == seconds(0.9)
 
 
-def test_a_stopped_peer_is_no_capacity_until_it_is_healed() -> None:
+def test_a_stopped_peer_is_not_live_until_it_is_healed() -> None:
     story = Story([planned(kind="pause", heal_after_s=5.0)])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, ["peer-1"])
@@ -120,7 +120,7 @@ def test_a_stopped_peer_is_no_capacity_until_it_is_healed() -> None:
     assert timeline_row(story.timeline)["live_share"] == pytest.approx(1 - 5.0 / 28.5)
 
 
-def test_a_slow_peer_stays_capacity() -> None:
+def test_a_slow_peer_is_live() -> None:
     story = Story([planned(kind="straggler")])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, ["peer-1"])
@@ -131,7 +131,7 @@ def test_a_slow_peer_stays_capacity() -> None:
     assert timeline_row(story.timeline)["live_share"] == pytest.approx(1.0)
 
 
-def test_where_everybody_is_a_target_anybody_s_progress_counts() -> None:
+def test_if_all_peers_are_targets_every_peer_is_a_survivor() -> None:
     story = Story([planned(kind="partition", who=ALL)])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, list(ALL))
@@ -140,7 +140,7 @@ def test_where_everybody_is_a_target_anybody_s_progress_counts() -> None:
     assert impacts(story.timeline)[0].detect_s == seconds(0.9)
 
 
-def test_a_peer_that_was_told_before_is_missed_only_when_it_is_gone() -> None:
+def test_a_fault_with_notice_begins_when_its_target_is_gone() -> None:
     story = Story([planned(kind="preempt")])
     story.rounds(1.0, 2.0, peers=ALL)
     story.fire(2.2, 0, ["peer-1"])
@@ -153,7 +153,7 @@ def test_a_peer_that_was_told_before_is_missed_only_when_it_is_gone() -> None:
     assert impact.detect_s == impact.recover_s == seconds(4.9 - 4.2)
 
 
-def test_what_a_peer_does_to_itself_begins_when_it_does_it() -> None:
+def test_a_self_inflicted_fault_begins_with_its_sabotaged_event() -> None:
     story = Story([planned(kind="nan_gradient")])
     story.rounds(1.0, 2.0, 3.0, peers=ALL)
     story.say(3.5, "sabotaged", "peer-1", fault="f0", round=4, what={})
@@ -164,7 +164,7 @@ def test_what_a_peer_does_to_itself_begins_when_it_does_it() -> None:
     assert impact.detect_s == seconds(3.9 - 3.5)
 
 
-def test_who_was_gone_before_all_were_hit_was_hit_then() -> None:
+def test_a_fault_begins_when_its_first_target_is_gone() -> None:
     story = Story([planned(who=("peer-1", "peer-2"))])
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.lose(4.3, "peer-1")
@@ -177,7 +177,7 @@ def test_who_was_gone_before_all_were_hit_was_hit_then() -> None:
     assert impact.detect_s == seconds(5.4 - 4.3)
 
 
-def test_what_was_not_verified_fired_and_did_not_prove() -> None:
+def test_an_unverified_fault_counts_as_fired_only() -> None:
     story = Story([planned(0), planned(1, round=9)])
     story.rounds(1.0, 2.0, peers=ALL)
     story.fire(2.5, 0, ["peer-1"], ok=False)
@@ -187,7 +187,7 @@ def test_what_was_not_verified_fired_and_did_not_prove() -> None:
     assert impacts(story.timeline)[0].ok is False
 
 
-def test_a_plan_that_did_not_come_to_fire_has_no_times() -> None:
+def test_a_plan_without_fired_faults_has_no_times() -> None:
     story = Story([planned(round=9)])
     story.rounds(1.0, 2.0, peers=ALL)
     story.finish(2.0, ALL)
@@ -197,13 +197,13 @@ def test_a_plan_that_did_not_come_to_fire_has_no_times() -> None:
     assert (row["samples_lost"], row["state_transfer_bytes"]) == (0, 0)
 
 
-def test_where_nothing_was_planned_nothing_is_known_of_faults() -> None:
+def test_without_a_plan_the_columns_of_faults_are_none() -> None:
     row = timeline_row(Story().timeline)
     names = ("faults_planned", "faults_fired", "censored", "samples_lost", "state_transfer_bytes")
     assert [row[name] for name in names] == [None] * len(names)
 
 
-def test_invariants_are_counted_where_somebody_looked() -> None:
+def test_violated_invariants_are_counted_from_their_events() -> None:
     story = Story()
     assert timeline_row(story.timeline)["invariants_violated"] is None
     for name, ok in (("a", True), ("b", False), ("c", False)):
@@ -223,14 +223,14 @@ def test_a_replacement_that_never_contributes_censors_its_fault() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["alone", "local", "skipped"])
-def test_a_round_that_it_makes_by_itself_is_no_contribution(outcome: str) -> None:
+def test_a_round_without_a_group_is_no_contribution(outcome: str) -> None:
     story = kill_and_restart()
     story.of("round", "peer-1.1")[0]["outcome"] = outcome
     (rejoin,) = rejoins(story.timeline)
     assert rejoin.seconds == seconds(6.8)
 
 
-def test_a_joiner_that_no_fault_asked_for_is_a_rejoin_too() -> None:
+def test_a_joiner_without_a_cause_is_a_rejoin() -> None:
     story = Story()
     story.rounds(1.0, 2.0, peers=ALL)
     story.join(1.5, 2.0, "peer-3")
@@ -252,7 +252,7 @@ def test_samples_of_every_peer_add_up() -> None:
     assert found["peer-1"].lost == 32
 
 
-def test_what_is_lost_is_unknown_if_a_peer_does_not_say_what_was_pending() -> None:
+def test_lost_samples_are_unknown_without_the_pending_ones() -> None:
     story = kill_and_restart()
     del story.of("peer_finished", "peer-0")[0]["pending"]
     assert timeline_row(story.timeline)["samples_lost"] is None
@@ -266,8 +266,8 @@ def test_skipped_rounds_are_lost() -> None:
     assert timeline_row(story.timeline)["samples_lost"] == 3 * 64
 
 
-def test_steps_that_were_given_up_for_anothers_state_are_not_committed() -> None:
-    """A peer that was cut off trains alone, then takes over what the others did meanwhile."""
+def test_steps_undone_by_a_loaded_state_are_not_committed() -> None:
+    """A peer that was cut off trains alone, then loads the state of the other peers."""
     story = Story([planned(kind="partition")])
     story.rounds(1.0, peers=ALL)
     story.fire(1.5, 0, ["peer-1"])
@@ -287,7 +287,7 @@ def test_steps_that_were_given_up_for_anothers_state_are_not_committed() -> None
 
 
 @pytest.mark.parametrize(("loads", "lost"), [(True, 2 * 2 * 64), (False, 0)])
-def test_what_one_half_did_is_lost_if_it_takes_over_the_others_state(
+def test_rounds_of_one_half_are_undone_if_it_loads_the_other_halfs_state(
     loads: bool, lost: int
 ) -> None:
     half, other = ("peer-0", "peer-1"), ("peer-2", "peer-3")
@@ -310,7 +310,7 @@ def test_what_one_half_did_is_lost_if_it_takes_over_the_others_state(
 # -- time --------------------------------------------------------------------------------------
 
 
-def test_the_swarms_clock_goes_on_in_a_joiner() -> None:
+def test_a_joiners_clock_is_shifted_to_the_swarms() -> None:
     story = kill_and_restart()
     story.evaluate(13.5, AGAIN, loss=0.05, final=True)
     timeline = story.timeline
@@ -323,7 +323,7 @@ def test_the_swarms_clock_goes_on_in_a_joiner() -> None:
     assert timeline_row(timeline)["time_to_target_s"] == pytest.approx(13.0)
 
 
-def test_who_outlives_all_that_began_carries_the_clock_on() -> None:
+def test_the_clock_continues_in_a_joiner_that_outlives_the_initial_peers() -> None:
     story = Story([planned(who=ALL)])
     story.rounds(1.0, 2.0, peers=ALL)
     story.join(1.2, 2.0, "peer-3")
@@ -337,7 +337,7 @@ def test_who_outlives_all_that_began_carries_the_clock_on() -> None:
     assert row["samples_per_s"] == pytest.approx((3 * 3 + 4) * 64 / 6.0)
 
 
-def test_evaluations_of_who_left_are_not_final() -> None:
+def test_evaluations_of_departed_peers_are_not_final() -> None:
     story = Story([planned(kind="preempt")])
     story.rounds(1.0, peers=ALL)
     story.say(1.0, "left", "peer-1", round=1, handed_over=64, lost=0)
@@ -348,7 +348,7 @@ def test_evaluations_of_who_left_are_not_final() -> None:
     assert timeline_row(story.timeline)["final_loss"] == pytest.approx(0.1)
 
 
-def test_a_replaced_peer_sends_what_was_predicted_for_it() -> None:
+def test_the_payload_of_a_replaced_peer_matches_its_prediction() -> None:
     row = timeline_row(kill_and_restart().timeline)
     assert row["rounds_complete"] == 7  # without those of two peers
     assert row["payload_matches"] is True

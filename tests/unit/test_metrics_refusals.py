@@ -1,4 +1,4 @@
-"""Refusals are counted once, named by peer, and told in the table and in the story."""
+"""Refusals: counted once, by peer, in the table and in the timeline."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def refusing(**extra: object) -> Story:
 
 
 @pytest.mark.parametrize("extra", [{"tensors": "gradients"}, {}], ids=["now", "an old log"])
-def test_what_every_member_of_a_group_reports_counts_once(extra: dict[str, object]) -> None:
+def test_a_refusal_reported_by_every_member_counts_once(extra: dict[str, object]) -> None:
     story = refusing(**extra)
     row = timeline_row(story.timeline)
     assert row["rejected"] == 5
@@ -44,12 +44,12 @@ def test_what_every_member_of_a_group_reports_counts_once(extra: dict[str, objec
     assert [item.round for item in refusals(story.events)] == [2, 3, 4, 5, 6]
 
 
-def test_without_refusals_the_count_is_zero_and_nobody_is_named() -> None:
+def test_without_refusals_the_count_is_zero() -> None:
     row = timeline_row(Story().timeline)
     assert (row["rejected"], row["rejected_peers"]) == (0, None)
 
 
-def test_an_offender_that_is_no_peer_of_the_replicate_keeps_its_id() -> None:
+def test_an_unknown_offender_keeps_its_id() -> None:
     story = refusing()
     story.say(6.5, "rejected", "peer-0", round=6, offender="12D3Koo", reason="checksum")
     assert timeline_row(story.timeline)["rejected_peers"] == "peer-2 4, 12D3Koo 1, peer-1 1"
@@ -65,7 +65,7 @@ def test_a_row_has_the_sum_over_its_replicates() -> None:
     assert add_counts([]) is None
 
 
-def test_the_story_tells_consecutive_rounds_of_a_peer_together(tmp_path: Path) -> None:
+def test_the_timeline_joins_consecutive_rounds_of_a_peer(tmp_path: Path) -> None:
     lines = timeline_lines(refusing().write(tmp_path))
     story = [line for line in lines if "refused" in line]
     assert story == [

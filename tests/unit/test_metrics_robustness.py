@@ -1,4 +1,4 @@
-"""Faulted runs as tables: against their twins, and at their worst."""
+"""Faulted runs compared with their twins, and their worst cases, in tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OBJECTIVES = {"samples_per_s": "maximize"}
 
 
 def calm(seconds: float = 1.0, **fields: object) -> Story:
-    """The twin: 13 seconds of rounds in which nothing breaks."""
+    """Return the twin: 13 seconds of rounds without faults."""
     story = Story(**fields)  # type: ignore[arg-type]
     story.rounds(*(seconds * n for n in range(1, int(13 / seconds) + 1)), peers=ALL)
     story.finish(13.0, ALL)
@@ -57,7 +57,7 @@ def test_a_faulted_replicate_is_compared_with_its_twin(tmp_path: Path) -> None:
     assert list(table["retention"].isna()) == [True, False]
 
 
-def test_one_replicate_finds_the_twin_that_lies_beside_it(tmp_path: Path) -> None:
+def test_a_replicate_finds_the_twin_in_the_folder_beside_it(tmp_path: Path) -> None:
     other = calm(0.5, replicate=1)
     folders = [story.write(tmp_path) for story in (other, stormy(), calm())]
     assert compared_row(folders[1])["retention"] == pytest.approx(1984 / (13 * 192))
@@ -76,15 +76,13 @@ def test_one_replicate_finds_the_twin_that_lies_beside_it(tmp_path: Path) -> Non
     ],
     ids=["seed", "replicate", "configuration", "budget"],
 )
-def test_only_the_same_with_nothing_broken_is_a_twin(
-    tmp_path: Path, other: dict[str, object]
-) -> None:
+def test_a_twin_has_the_same_spec_without_faults(tmp_path: Path, other: dict[str, object]) -> None:
     run = write_run(tmp_path / "run", [calm(trial=1, **other), stormy()])  # type: ignore[list-item]
     row = next(row for row in load_results(run).rows if row["scenario"] == "story")
     assert row["retention"] is None
 
 
-def test_a_twin_of_another_trial_is_one_and_one_that_failed_is_not(tmp_path: Path) -> None:
+def test_a_finished_replicate_of_another_trial_can_be_the_twin(tmp_path: Path) -> None:
     found = []
     for name, state in (("good", "completed"), ("bad", "failed")):
         twin = calm(trial=4)
@@ -123,7 +121,7 @@ def test_the_worst_case_and_the_regret() -> None:
     assert found[3:] == [(60.0, 0.5, 30.0)] * 3
 
 
-def test_what_is_minimised_is_worst_where_it_is_most() -> None:
+def test_the_worst_of_a_minimised_objective_is_its_maximum() -> None:
     rows = [row("a", "none", 1.0), row("a", "kill", 5.0), row("b", "none", 3.0)]
     rows.append(row("b", "kill", 4.0))
     found = marked(*rows, objectives={"samples_per_s": "minimize", "final_loss": "minimize"})
@@ -136,7 +134,7 @@ def test_what_is_minimised_is_worst_where_it_is_most() -> None:
     [{"n": 0, "samples_per_s": None}, {"n_failed": 1}, {"scenario": "none"}],
     ids=["nothing finished", "one was invalid", "scenario missing"],
 )
-def test_a_configuration_whose_worst_was_not_seen_says_nothing(broken: dict) -> None:
+def test_a_configuration_with_an_unknown_scenario_has_no_worst_case(broken: dict) -> None:
     rows = [row("a", "none", 9.0), row("a", "kill", 5.0)]
     hurt = [row("b", "none", 3.0), row("b", "kill", 99.0) | broken]
     found = marked(*rows, *hurt)
@@ -144,17 +142,17 @@ def test_a_configuration_whose_worst_was_not_seen_says_nothing(broken: dict) -> 
     assert found[2] == (None, None, None)
 
 
-def test_an_objective_that_is_not_known_leaves_the_retention() -> None:
+def test_an_unknown_objective_leaves_the_worst_retention() -> None:
     rows = [row("a", "none", None), row("a", "kill", 5.0)]
     assert marked(*rows) == [(None, 0.5, None)] * 2
     assert marked(*rows, objectives={}) == [(None, 0.5, None)] * 2
 
 
-def test_where_nothing_was_to_be_broken_there_is_no_worst_case() -> None:
+def test_without_faulted_scenarios_there_is_no_worst_case() -> None:
     assert marked(row("a", "none", 1.0), row("b", "none", 2.0)) == [(None, None, None)] * 2
 
 
-def test_only_equals_are_compared() -> None:
+def test_rows_under_other_conditions_are_not_compared_for_regret() -> None:
     few = [row("a", "none", 9.0), row("a", "kill", 5.0)]
     many = [row("a", s, 50.0, peers=8) for s in ("none", "kill")]
     assert [item[2] for item in marked(*few, *many)] == [0.0] * 4
@@ -165,7 +163,7 @@ def test_only_equals_are_compared() -> None:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """Two configurations under two scenarios; the second is a bit slower when nothing breaks."""
+    """Two configurations under two scenarios; without faults the second one is slightly slower."""
     slow = Configuration(codec="float16")
     stories = [
         calm(), stormy(), calm(13 / 12, trial=1, configuration=slow),
@@ -199,7 +197,7 @@ def test_a_faulted_run_shows_its_groups(run: Path, format: str) -> None:
         assert name in text, name
 
 
-def test_what_did_not_heal_or_hold_is_pointed_out(tmp_path: Path) -> None:
+def test_censored_times_and_violated_invariants_have_notes(tmp_path: Path) -> None:
     story = stormy()
     for event in story.of("round", "peer-1.1"):
         event["samples"] = 0
@@ -213,19 +211,19 @@ def test_what_did_not_heal_or_hold_is_pointed_out(tmp_path: Path) -> None:
     assert "was violated." not in results_text(calm_run, console_width=1000)
 
 
-def test_a_run_without_faults_has_no_such_groups(tmp_path: Path) -> None:
+def test_a_run_without_faults_has_no_groups_of_faults(tmp_path: Path) -> None:
     text = results_text(write_run(tmp_path / "run", [Log()]), "md")
     assert "peer\\_seconds" not in text and "peer_seconds" not in text
     assert "regret" not in text
 
 
-def test_other_settings_can_be_what_a_row_is(run: Path) -> None:
+def test_robustness_with_rows_by_another_setting(run: Path) -> None:
     rows = json.loads(results_text(run, "json", by=["delay"]))
     assert [(r["scenario"], r["n"]) for r in rows] == [("none", 2), ("story", 2)]
     assert [r["regret"] for r in rows] == [0.0, 0.0]
 
 
-def test_a_fault_that_was_not_proved_is_a_failure_and_no_worst_case(tmp_path: Path) -> None:
+def test_an_unproved_fault_leaves_no_worst_case(tmp_path: Path) -> None:
     bad = stormy()
     bad.of("replicate_finished")[-1]["state"] = "invalid"
     run = write_run(tmp_path / "run", [calm(), bad], OBJECTIVES)  # type: ignore[list-item]
@@ -235,7 +233,7 @@ def test_a_fault_that_was_not_proved_is_a_failure_and_no_worst_case(tmp_path: Pa
     assert rows[1]["faults_fired"] is None
 
 
-def test_a_plan_of_which_nothing_came_to_fire_is_told(tmp_path: Path) -> None:
+def test_a_plan_without_fired_faults_is_in_the_timeline(tmp_path: Path) -> None:
     story = Story([planned(round=99)])
     story.rounds(1.0, peers=ALL)
     story.finish(1.0, ALL)

@@ -20,12 +20,12 @@ def test_an_interval_by_hand() -> None:
     assert found.high == pytest.approx(2.0 + half, rel=1e-9)
 
 
-def test_one_value_has_no_interval_and_none_has_no_mean() -> None:
+def test_one_value_has_no_interval_and_no_values_have_no_mean() -> None:
     assert estimate([3]) == Estimate(3.0, None, None, 1)
     assert estimate([]) is None
 
 
-def test_values_that_agree_keep_their_bits() -> None:
+def test_equal_values_keep_their_bits() -> None:
     third = 4000 / 3
     assert estimate([third] * 7) == Estimate(third, third, third, 7)
 
@@ -62,7 +62,7 @@ def test_percentiles_agree_with_numpy(values: list[float], percent: float) -> No
     assert percentile(values, percent) == pytest.approx(expected, rel=1e-9, abs=1e-6)
 
 
-def test_a_percentile_that_no_censored_time_can_move_is_known() -> None:
+def test_a_percentile_independent_of_censored_times_is_known() -> None:
     times = [Time(0.1), Time(0.2), Time(0.3), Time(40.0, censored=True)]
     assert censored_percentile(times[:3], 50) == Time(0.2)
     assert censored_percentile([*times[:3], Time(0.4), times[3]], 50) == Time(0.3)
@@ -81,7 +81,7 @@ def test_nine_of_ten_censored_times_bound_the_median() -> None:
     st.sampled_from([0, 5, 50, 95, 100]),
 )
 def test_a_percentile_of_censored_times_is_a_bound_of_the_true_one(drawn, percent) -> None:  # type: ignore[no-untyped-def]
-    """Each time is known, or cut by how long it was looked for."""
+    """Each time is known, or censored at the end of its observation."""
     found = censored_percentile([Time(time, censored) for time, censored, _ in drawn], percent)
     truth = percentile([time + more * cut for time, cut, more in drawn], percent)
     assert found is not None and truth is not None

@@ -33,7 +33,7 @@ def test_committed_samples_up_to_a_round() -> None:
     ]  # fmt: skip
 
 
-def test_a_folder_whose_log_does_not_say_how_it_ended_is_unfinished(tmp_path: Path) -> None:
+def test_a_log_without_its_end_is_unfinished(tmp_path: Path) -> None:
     folder = Log(state=None).write(tmp_path)
     row = replicate_row(folder)
     assert row["state"] == "unfinished"
@@ -42,7 +42,7 @@ def test_a_folder_whose_log_does_not_say_how_it_ended_is_unfinished(tmp_path: Pa
     assert row["rounds"] == 4  # what there is is told
 
 
-def test_a_folder_with_nothing_but_a_spec_is_unfinished(tmp_path: Path) -> None:
+def test_a_folder_with_only_a_spec_is_unfinished(tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(make_spec(trial=7).model_dump_json())
     row = replicate_row(tmp_path)
     assert (row["trial"], row["state"], row["rounds"], row["goodput"]) == (
@@ -50,14 +50,14 @@ def test_a_folder_with_nothing_but_a_spec_is_unfinished(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-def test_the_events_alone_suffice(tmp_path: Path) -> None:
+def test_events_without_a_spec_file_are_sufficient(tmp_path: Path) -> None:
     folder = Log().write(tmp_path)
     with_spec = replicate_row(folder)
     (folder / "spec.json").unlink()
     assert replicate_row(folder) == with_spec
 
 
-def test_a_folder_that_says_nothing_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_without_spec_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RayhiveError, match="spec of the replicate cannot be read"):
         replicate_row(tmp_path)
     (tmp_path / "spec.json").write_text('{"study": 1}')
@@ -82,7 +82,7 @@ def test_several_attempts_in_one_log_are_told_apart(tmp_path: Path) -> None:
     assert (row["attempt"], row["rounds"]) == (1, 3)
 
 
-def test_logs_that_were_set_aside_are_attempts_too(tmp_path: Path) -> None:
+def test_rotated_logs_are_attempts(tmp_path: Path) -> None:
     folder = Log(spec=make_spec(attempt=0), seconds=(1.0,) * 5).write(tmp_path)
     (folder / "events.jsonl").rename(folder / "events.attempt-0.jsonl")
     assert replicate_row(folder)["rounds"] == 5  # the next one has not begun
@@ -96,7 +96,7 @@ def test_logs_that_were_set_aside_are_attempts_too(tmp_path: Path) -> None:
     assert replicate_row(folder)["state"] == "failed"
 
 
-def test_attempts_share_an_identity_whatever_their_trial(tmp_path: Path) -> None:
+def test_attempts_in_different_trials_share_an_identity(tmp_path: Path) -> None:
     logs = [
         Log(spec=make_spec(trial=1)),
         Log(spec=make_spec(trial=2, attempt=1)),
@@ -109,7 +109,7 @@ def test_attempts_share_an_identity_whatever_their_trial(tmp_path: Path) -> None
 
 @st.composite
 def merges(draw: st.DrawFn) -> list[Event]:
-    """Interleave the peers' events in any way that keeps each peer's own order."""
+    """Draw an order of the events that keeps the order of each peer's own."""
     log = Log(rounds={(2, 0): {"outcome": "partial", "fraction": 0.5}})
     peers = [log.of_peer(peer) for peer in range(2)]
     order = draw(st.permutations([peer for peer in range(2) for _ in peers[peer]]))
@@ -129,9 +129,7 @@ def test_the_order_of_merging_changes_no_column(events: list[Event]) -> None:
 @settings(
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_a_torn_last_line_is_as_if_it_had_not_been_written(
-    tmp_path: Path, cut: int, finished: bool
-) -> None:
+def test_a_torn_last_line_is_ignored(tmp_path: Path, cut: int, finished: bool) -> None:
     run = tmp_path / f"{cut}-{finished}"
     folder = Log(state="completed" if finished else None).write(run)
     path = folder / "events.jsonl"

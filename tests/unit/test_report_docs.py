@@ -46,5 +46,5 @@ def test_the_documented_columns_are_the_declared_ones_in_order() -> None:
     assert list(ROWS) == [column.name for column in (*TABLE, *EXPORTED, *IDENTITY)]
 
 
-def test_every_format_is_there() -> None:
+def test_every_format_is_documented() -> None:
     assert all(f"--format {name}" in TEXT for name in FORMATS)

@@ -50,7 +50,7 @@ def test_a_number_with_its_interval(mean: float, half: float | None, text: str) 
     st.floats(min_value=-1e12, max_value=1e12, allow_subnormal=False),
     st.floats(min_value=1e-12, max_value=1e12),
 )
-def test_what_is_printed_is_within_the_rounding_of_what_is_known(mean: float, half: float) -> None:
+def test_printed_numbers_are_within_their_rounding(mean: float, half: float) -> None:
     text = estimate_text(mean, half)
     number, _, rest = text.lstrip("(").partition(" ± ")
     spread, _, exponent = rest.partition(")e")

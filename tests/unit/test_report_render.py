@@ -113,7 +113,7 @@ def test_the_table_has_groups_units_and_marks(run: Path) -> None:
     assert "\x1b" not in text
 
 
-def test_the_notes_say_what_a_reader_has_to_know(run: Path) -> None:
+def test_the_notes_explain_signs_and_provenance(run: Path) -> None:
     notes = results_text(run, console_width=1000).split("\n\n")[-1]
     assert "Pareto front of payload_bytes_per_sample (minimize), time_to_target_s (min" in notes
     assert "not counted: 1 unfinished." in notes
@@ -124,7 +124,7 @@ def test_the_notes_say_what_a_reader_has_to_know(run: Path) -> None:
     assert "started: 2025-06-15T15:06:40Z" in notes
 
 
-def test_only_what_separates_from_every_other_row_is_marked(run: Path) -> None:
+def test_only_values_that_separate_from_every_other_row_are_marked(run: Path) -> None:
     lines = results_text(run, "md").splitlines()
     header = [cell.strip() for cell in lines[2].strip("|").split("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:9]]
@@ -189,7 +189,7 @@ def test_sorting(run: Path) -> None:
     assert order("-pareto")[:3] == ["none", "size_adaptive", "none"]
 
 
-def test_a_time_that_some_missed_comes_behind_those_that_all_reached(tmp_path: Path) -> None:
+def test_lower_bounds_are_sorted_after_known_times(tmp_path: Path) -> None:
     quick, slow = losses(0, 0.5, 0.5, 0.5), losses(1, 0.5, 0.5)
     for log in quick[1:]:
         log.state = "diverged"
@@ -218,7 +218,7 @@ def test_by_makes_one_row_per_value(run: Path) -> None:
     assert text.startswith("study: 5 rows of 9 replicates")
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         results_text(tmp_path / "no", "jsn", by=["codex", "final_loss"], sort="-sample_per_s")
     told = {problem.value: problem.nearest for problem in caught.value.problems}
@@ -230,7 +230,7 @@ def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("format", ["table", "md", "latex", "csv", "json"])
-def test_a_run_in_which_nothing_has_finished_is_no_error(tmp_path: Path, format: str) -> None:
+def test_a_run_without_finished_replicates_is_no_error(tmp_path: Path, format: str) -> None:
     run = write_run(tmp_path / "run", [Log(state=None)])
     text = results_text(run, format)
     if format == "json":
@@ -255,7 +255,7 @@ def test_peers_tell_rows_apart_and_are_repeated_in_every_block(tmp_path: Path) -
     assert "5,333" in text
 
 
-def test_a_round_that_was_not_whole_and_a_wrong_prediction_are_pointed_out(tmp_path: Path) -> None:
+def test_incomplete_rounds_and_wrong_predictions_have_notes(tmp_path: Path) -> None:
     logs = [
         Log(rounds={(2, 0): {"outcome": "partial", "fraction": 0.5}}),
         Log(spec=make_spec(replicate=1), rounds={(3, 1): {"sent_bytes": 1}}),
@@ -274,8 +274,8 @@ def losses(trial: int, *values: float, **fields: object) -> list[Log]:
     ]
 
 
-def test_what_separates_is_marked_unless_replicates_failed(tmp_path: Path) -> None:
-    """Of five replicates of float16, four diverge: its low loss is that of the one that did not."""
+def test_rows_with_failed_replicates_are_not_marked(tmp_path: Path) -> None:
+    """Of five replicates of float16 four diverge, so its low loss is that of a single survivor."""
     good, bad = losses(0, 0.50, 0.51, 0.49), losses(1, 0.10, 0.11, 0.09, 0.5, 0.5)
     objectives = {"final_loss": "minimize"}
     text = results_text(write_run(tmp_path / "a", [*good, *bad[:3]], objectives), "md")
@@ -290,7 +290,7 @@ def test_what_separates_is_marked_unless_replicates_failed(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("state", ["diverged", "completed"])
-def test_failing_is_not_better_than_missing(tmp_path: Path, state: str) -> None:
+def test_a_failed_replicate_is_not_better_than_a_missed_target(tmp_path: Path, state: str) -> None:
     logs = [*losses(0, 0.5, 0.5, 0.5, 0.5, 0.5), *losses(1, 0.5, 0.5)]
     for log in logs[1:5]:
         log.state, log.accuracies = state, (0.1, 0.2)
@@ -301,7 +301,7 @@ def test_failing_is_not_better_than_missing(tmp_path: Path, state: str) -> None:
 
 
 def storm(number: int, healed: bool) -> Story:
-    """Peer 1 of three is killed; the others go on 0.9 s later, or not within 40 s."""
+    """Peer 1 of three is killed; the other peers continue 0.9 s later, or not within 40 s."""
     story = Story([planned()], replicate=number, seed=number)
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.fire(4.5, 0, ["peer-1"])
@@ -315,7 +315,7 @@ def storm(number: int, healed: bool) -> Story:
 
 @pytest.mark.parametrize("format", ["table", "md", "latex", "json", "csv"])
 def test_a_percentile_of_censored_times_is_printed_as_a_bound(tmp_path: Path, format: str) -> None:
-    """Nine of ten were not seen to recover: that is not what the tenth took."""
+    """Nine of ten recoveries are censored; the median must not be that of the tenth."""
     stories = [storm(number, healed=number == 0) for number in range(10)]
     run = write_run(tmp_path / "run", stories)  # type: ignore[arg-type]
     text = results_text(run, format, console_width=1000)
@@ -330,7 +330,7 @@ def test_a_percentile_of_censored_times_is_printed_as_a_bound(tmp_path: Path, fo
         assert "c of m censored): the percentile of m times, of which c had not ended" in text
 
 
-def test_a_percentile_that_censoring_cannot_move_is_a_number(tmp_path: Path) -> None:
+def test_a_percentile_independent_of_censoring_is_a_number(tmp_path: Path) -> None:
     stories = [storm(number, healed=number > 0) for number in range(10)]
     text = results_text(write_run(tmp_path / "run", stories), "json")  # type: ignore[arg-type]
     (row,) = json.loads(text)
@@ -338,7 +338,7 @@ def test_a_percentile_that_censoring_cannot_move_is_a_number(tmp_path: Path) -> 
     assert row["recover_p95_s"] is None
 
 
-def test_a_loss_without_those_that_diverged_says_so(tmp_path: Path) -> None:
+def test_a_loss_with_diverged_replicates_shows_the_number_of_survivors(tmp_path: Path) -> None:
     logs = [Log(spec=make_spec(replicate=number)) for number in range(3)]
     run = write_run(tmp_path / "whole", logs)
     assert "final_loss x (k/n)" not in results_text(run)

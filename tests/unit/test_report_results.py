@@ -78,7 +78,7 @@ def test_parquet_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.Mo
     assert not [path for path in run.iterdir() if path.name.startswith(".")]
 
 
-def test_column_types_do_not_depend_on_what_is_in_them(tmp_path: Path) -> None:
+def test_column_types_do_not_depend_on_the_values(tmp_path: Path) -> None:
     results = load_results(study(tmp_path / "run"))
     assert list(results.configurations.columns) == list(configuration_types())
     assert list(results.replicates.columns) == [column.name for column in replicate_columns()]
@@ -113,7 +113,7 @@ def test_intervals_follow_their_column_and_identities_lead() -> None:
 
 
 def test_a_replicate_that_was_run_again_counts_once(tmp_path: Path) -> None:
-    """A driver that died leaves an orphan; its configuration is run again as another trial."""
+    """A trial that a dead driver left unfinished is run again with another number."""
     orphan = Log(spec=make_spec(trial=0), state=None)
     kept = Log(spec=make_spec(trial=0, replicate=1), losses=(1.0, 0.9))
     again = [
@@ -129,7 +129,7 @@ def test_a_replicate_that_was_run_again_counts_once(tmp_path: Path) -> None:
     assert row["final_loss"] == pytest.approx((0.91 + 0.31) / 2)
 
 
-def test_folders_that_are_no_replicate_are_passed_by(tmp_path: Path) -> None:
+def test_folders_without_a_replicate_are_ignored(tmp_path: Path) -> None:
     run = study(tmp_path / "run")
     (run / "trials" / "0" / "notes").mkdir()
     (run / "trials" / "9" / "r0-none").mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_folders_that_are_no_replicate_are_passed_by(tmp_path: Path) -> None:
     assert len(load_results(run).rows) == 5
 
 
-def test_a_run_without_its_study_has_no_front(tmp_path: Path) -> None:
+def test_a_run_without_its_study_has_no_pareto_front(tmp_path: Path) -> None:
     run = study(tmp_path / "run")
     (run / "sweep.yaml").unlink()
     results = load_results(run)
@@ -145,14 +145,14 @@ def test_a_run_without_its_study_has_no_front(tmp_path: Path) -> None:
     assert results.configurations["pareto"].isna().all()
 
 
-def test_a_study_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_an_unreadable_study_is_an_error(tmp_path: Path) -> None:
     run = study(tmp_path / "run")
     (run / "sweep.yaml").write_text("a: [")
     with pytest.raises(RayhiveError, match=r"sweep\.yaml"):
         load_results(run)
 
 
-def test_a_folder_that_is_no_run_names_the_nearest(
+def test_the_error_for_a_wrong_folder_names_the_nearest_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # a runs/ of the user's own would be searched, too
@@ -167,7 +167,7 @@ def test_a_folder_that_is_no_run_names_the_nearest(
         load_results(tmp_path)
 
 
-def test_no_run_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_runs_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="a run folder") as caught:
         load_results(tmp_path / "nothing" / "here")
@@ -189,21 +189,21 @@ def front(rows: list[dict[str, object]], objectives: dict[str, str] = OBJECTIVES
     return [row["pareto"] for row in rows]
 
 
-def test_the_front_is_what_nothing_dominates() -> None:
+def test_the_front_has_the_rows_that_are_not_dominated() -> None:
     rows = [row(1.0, 9.0), row(2.0, 5.0), row(2.0, 6.0), row(3.0, 5.0), row(9.0, 1.0)]
     assert front(rows) == [True, True, False, False, True]
 
 
-def test_equals_do_not_dominate_each_other() -> None:
+def test_equal_rows_do_not_dominate_each_other() -> None:
     assert front([row(1.0, 1.0), row(1.0, 1.0)]) == [True, True]
 
 
-def test_directions_are_kept() -> None:
+def test_maximised_objectives_are_compared_by_their_direction() -> None:
     rows = [{**row(1.0, 1.0), "goodput": value} for value in (0.5, 0.9)]
     assert front(rows, {"goodput": "maximize"}) == [False, True]
 
 
-def test_what_lacks_an_objective_is_not_on_the_front_and_keeps_nobody_off() -> None:
+def test_a_row_without_an_objective_neither_joins_nor_dominates_the_front() -> None:
     assert front([row(None, 0.1, reached=0), row(2.0, 5.0)]) == [False, True]
     censored = row(0.1, 0.1, reached=1)
     assert front([censored, row(2.0, 5.0)]) == [False, True]

@@ -1,4 +1,4 @@
-"""A replicate as a text and as a picture, and the grid of notices."""
+"""Timeline of a replicate as text and as a picture, and the notice grid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.fixtures.logs import Log, write_run
 # -- text --------------------------------------------------------------------------------------
 
 
-def test_the_text_says_what_broke_how_it_is_known_and_how_fast_it_healed(tmp_path: Path) -> None:
+def test_the_text_has_the_faults_their_proofs_and_times(tmp_path: Path) -> None:
     lines = timeline_lines(kill_and_restart().write(tmp_path))
     assert lines[0] == "story, seed 0, none, 3 peers: completed after 13.0 s (rounds)"
     story = [line for line in lines if re.match(r" +[\d.]+ s  ", line)]
@@ -48,7 +48,7 @@ def test_the_text_says_what_broke_how_it_is_known_and_how_fast_it_healed(tmp_pat
     assert sum(line.startswith("holds ") for line in lines) == 8
 
 
-def test_what_was_found_while_it_ran_is_told_rather_than_found_again(tmp_path: Path) -> None:
+def test_recorded_invariants_are_not_checked_again(tmp_path: Path) -> None:
     story = kill_and_restart()
     end = story.events.pop()
     story.say(13.2, "invariant", name="no_orphans", ok=False, checked=3, violations=["pid 7 lives"])
@@ -58,7 +58,7 @@ def test_what_was_found_while_it_ran_is_told_rather_than_found_again(tmp_path: P
     assert lines[at + 1 :] == ["          pid 7 lives"]
 
 
-def test_what_was_not_seen_is_said(tmp_path: Path) -> None:
+def test_unseen_times_are_named(tmp_path: Path) -> None:
     story = Story([planned(), planned(1, round=99)])
     story.rounds(1.0, peers=ALL)
     story.fire(1.5, 0, ["peer-1"], ok=False)
@@ -73,7 +73,7 @@ def test_what_was_not_seen_is_said(tmp_path: Path) -> None:
     assert any("f0 NOT VERIFIED: pids gone" in line for line in lines)
 
 
-def test_a_replicate_that_never_trained_is_told_too(tmp_path: Path) -> None:
+def test_the_text_of_a_replicate_that_never_trained(tmp_path: Path) -> None:
     log = Log(state="failed")
     log.of_peer = lambda peer: []  # type: ignore[method-assign]
     assert timeline_lines(log.write(tmp_path))[-1] == "It never trained."
@@ -120,7 +120,7 @@ def test_throughput_is_the_samples_of_rounds_spread_over_them() -> None:
 
 
 def figure(html: str) -> tuple[list[dict], dict]:
-    """Return the traces and the layout of the one figure in a page."""
+    """Return the traces and the layout of the figure in a page."""
     found = re.search(r"Plotly\.newPlot\(\s*\"[^\"]+\",\s*", html)
     assert found is not None
     decoder = json.JSONDecoder()
@@ -190,7 +190,7 @@ def test_loss_points_are_means_over_the_peers() -> None:
     assert points["held out"] == [(pytest.approx(1.5), 0.5)]
 
 
-def test_a_picture_of_nothing_is_an_error() -> None:
+def test_a_picture_without_training_is_an_error() -> None:
     log = Log()
     with pytest.raises(RayhiveError, match="never trained"):
         timeline_html(Story().timeline.__class__(log.spec, log.head()))
@@ -241,7 +241,7 @@ def test_the_grid_is_goodput_against_notice(tmp_path: Path) -> None:
     assert len(trace["error_y"]["array"]) == 3 or "bdata" in trace["error_y"]["array"]
 
 
-def test_a_run_without_notices_has_no_grid(tmp_path: Path) -> None:
+def test_a_run_without_notice_scenarios_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RayhiveError, match="preempt-notice"):
         notice_grid(write_run(tmp_path / "run", [Log()]))
 
@@ -254,7 +254,5 @@ def test_a_run_without_notices_has_no_grid(tmp_path: Path) -> None:
         ({"lives": {"peer-1": "peer-1.1"}}, "f0 healed: lives peer-1 peer-1.1"),
     ],
 )
-def test_a_heal_in_which_nothing_failed_does_not_say_failed(
-    done: dict[str, object], told: str
-) -> None:
+def test_a_heal_without_failures_does_not_mention_them(done: dict[str, object], told: str) -> None:
     assert event_text(make_event("fault_healed", fault="f0", done=done)) == told
