@@ -39,7 +39,7 @@ from benchmarks.runs import ratio_of_turns
 from benchmarks.swarm import ROOT, conditions, die_with_parent, end_on_sigterm
 
 VARIANTS = ("plain", "strategy", "reusing")
-#: Prefix of a worker's lines, to tell them from those of Lightning.
+#: Prefix of a worker's lines, which Lightning's lines lack.
 MARK = "turn: "
 BOUND = 0.97
 #: Shortest batch that counts as compute-bound [s].

@@ -2,7 +2,7 @@
 
 :func:`rayhive.metrics.rows.replicate_row` computes the row of one replicate,
 :func:`rayhive.metrics.aggregate.fold` the rows of the results table. Group modules are imported
-when columns are first looked up.
+at the first look-up of a column.
 """
 
 from __future__ import annotations

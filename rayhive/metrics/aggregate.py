@@ -21,7 +21,7 @@ from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import FINISHED, LOST, UNCOUNTED
 from rayhive.registry import METRICS
 
-#: Columns that always tell rows apart: rows under different conditions are not compared, and
+#: Columns that always separate rows: rows under different conditions are not compared, and
 #: ``--by`` does not fold them.
 CONDITIONS: tuple[str, ...] = ("scenario", "workload", "code", "peers", "link")
 

@@ -1,4 +1,4 @@
-"""Badput: the wall time of the peers by what it was spent on."""
+"""Badput: the wall time of the peers by class."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Convergence(MetricGroup):
     * ``final_loss``: ``loss`` at the last point. None if it is not finite.
     * ``loss_delta``: ``final_loss`` less that of the no-fault twin; None without a twin.
     * ``reached``: whether the target's metric is at the target or beyond it at any point. None if
-      no peer became ready, as ``peer_ready`` tells the target.
+      no peer became ready, because the target is a field of ``peer_ready``.
     * ``time_to_target_s`` [s]: training clock at the first such point, not interpolated, so its
       resolution is the distance between two evaluations. None if the target was not reached: the
       time is censored, not infinite.

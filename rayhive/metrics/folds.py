@@ -181,8 +181,8 @@ class Count:
     """Number of replicates in given states.
 
     Attributes:
-        states: The states; with ``other``, all states but these.
-        other: Whether the states are those that do not count.
+        states: States that count, or with ``other`` the states that do not count.
+        other: Whether all states except ``states`` count.
     """
 
     states: frozenset[str]

@@ -30,7 +30,7 @@ class MetricGroup:
         return tuple(column.name for column in cls.columns if column.stage == stage)
 
     def compute(self, timeline: Timeline) -> Row:
-        """Return the columns of stage ``replicate``; None where the events do not tell a value.
+        """Return the columns of stage ``replicate``; None if the events do not determine it.
 
         Args:
             timeline: Events of the replicate.
@@ -76,5 +76,5 @@ def ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 def difference(row: Row, twin: Row, name: str) -> float | None:
     """Return one column of a replicate less that of its twin; None if one of them is not known."""
-    mine, theirs = number(row, name), number(twin, name)
-    return None if mine is None or theirs is None else mine - theirs
+    value, base = number(row, name), number(twin, name)
+    return None if value is None or base is None else value - base

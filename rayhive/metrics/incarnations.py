@@ -20,9 +20,9 @@ class Incarnation:
         replica: The replica, ``peer-1``.
         number: Number of earlier incarnations of the replica.
         cause: Id of the fault that asked for it; None if no fault did.
-        spawned: Start of the process; None if no event tells it.
+        spawned: Start of the process; None if it is not recorded.
         started: Start of training; None if it never trained.
-        ended: End; None if no event tells it.
+        ended: End; None if it is not recorded.
         end: Kind of the event that ended it.
     """
 

@@ -45,7 +45,7 @@ def samples_by_peer(timeline: Timeline) -> dict[str, Samples]:
 def samples_lost(timeline: Timeline) -> int | None:
     """Return the lost samples of the swarm: computed less committed less pending.
 
-    Samples that were pending when training ended are not lost, since a run is as long as its
+    Samples that were pending when training ended are not lost, because a run is as long as its
     budget. A killed peer has no pending samples, and those that it computed after its last report
     are unknown; peers report at every transition, and in between with ``progress``. None if a peer
     that finished did not report its pending samples.

@@ -16,7 +16,7 @@ class Pareto(MetricGroup):
     * ``pareto``: whether no other row dominates the row. A row dominates another if it is at least
       as good in every objective and better in one. Only rows under the same conditions (scenario,
       workload, code, peers, link) are compared. A row is neither on the front nor dominates others
-      if an objective is unknown, or known of only some replicates because the others missed the
+      if an objective is unknown, or known of only some replicates because the rest missed the
       target or failed. None without objectives.
     """
 

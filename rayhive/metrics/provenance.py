@@ -14,7 +14,7 @@ from rayhive.metrics.timeline import Timeline
 
 
 class Provenance(MetricGroup):
-    """Columns that tell what produced the numbers.
+    """Columns about the origin of the numbers.
 
     * ``git_revision``: of the driver's code; None if that is no checkout.
     * ``code``: fingerprint of the user's code and data; None if there is neither.

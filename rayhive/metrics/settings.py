@@ -35,8 +35,8 @@ class Settings(MetricGroup):
     * ``configuration``: the configuration's label; ``codec`` to ``delay``: its axes.
     * ``scenario``, ``workload``, ``peers``: as in the study.
     * ``data``: source of the data that the peers reported in ``peer_ready``, ``real`` or
-      ``generated``; several are joined. None before a peer was ready, so that replicates which
-      failed early belong to the row of the others.
+      ``generated``; several are joined. None before a peer was ready. It does not
+      separate rows, so a replicate that failed early belongs to the row of its configuration.
     * ``link``: shaping of the links for each class of nodes; None where nothing is shaped.
     """
 

@@ -54,7 +54,7 @@ class Timeline:
         return self._by_kind.get(kind, [])
 
     def of_peer(self, name: str) -> list[Event]:
-        """Return the events of one peer, including those that its supervisor wrote about it."""
+        """Return the events of one peer, including those written by its supervisor."""
         return self._by_name.get(name, [])
 
     @cached_property

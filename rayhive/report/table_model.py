@@ -162,7 +162,7 @@ def separates(row: Row, rows: Sequence[Row], column: Column) -> bool:
 
     Rows under the same conditions that have a value in the column are compared. Nothing separates
     from a row without an interval, which could be anywhere. A row without such rivals is not
-    marked, nor is a row with failed replicates: its values are only those of the others.
+    marked, nor is a row with failed replicates, whose values are only those of the finished ones.
     """
     if column.better is None or not column.interval or row["n_failed"]:
         return False

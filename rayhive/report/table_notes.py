@@ -47,12 +47,12 @@ def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Itera
             name = column.name
             if any(row["n_failed"] and row[name] is not None for row in rows):
                 yield (
-                    f"{name} x (k/n): of the k of n replicates that finished; the others diverged, "
-                    "failed or were invalid, and no loss of theirs is in it."
+                    f"{name} x (k/n): mean over the k of n replicates that finished; the rest "
+                    "diverged, failed or were invalid."
                 )
     if any(text.startswith("≥") for text in texts):
         yield (
-            "≥ x (k/n): mean over the k of n replicates that reached the target; the others missed "
+            "≥ x (k/n): mean over the k of n replicates that reached the target; the rest missed "
             "it or failed."
         )
     if any(text.startswith(">") for text in texts):
@@ -61,7 +61,7 @@ def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Itera
             "training did, is larger than x."
         )
     if any(row["n_failed"] and row["n"] for row in rows):
-        yield "Rows with failed replicates (n_failed) show the others' values, and get no mark."
+        yield "Rows with failed replicates (n_failed) show the values of the rest, without marks."
     if any(row["n_timed_out"] for row in rows):
         yield f"{DAGGER} ended by the time limit; counted in n and in the means."
 
@@ -75,7 +75,7 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     if lost:
         yield (
             f"{count_text(lost, 'replicate')} lost to the infrastructure (n_lost), in no number "
-            "here: `rayhive retry DIR` runs what was lost again."
+            "here: `rayhive retry DIR` runs them again."
         )
     yield from (damage_note(text) for text in results.damaged)
     incomplete = [row for row in rows if (row["rounds_complete"] or 0) != (row["rounds"] or 0)]

@@ -285,7 +285,7 @@ def test_rows_with_failed_replicates_are_not_marked(tmp_path: Path) -> None:
     text = results_text(write_run(tmp_path / "b", [*good, *bad], objectives), "md")
     assert "**0.110" not in text and "★ float16" not in text and "★ none" in text
     assert (
-        "Rows with failed replicates (n\\_failed) show the others' values, and get no mark." in text
+        "Rows with failed replicates (n\\_failed) show the values of the rest, without marks." in text
     )
 
 
