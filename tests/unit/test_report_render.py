@@ -285,7 +285,8 @@ def test_rows_with_failed_replicates_are_not_marked(tmp_path: Path) -> None:
     text = results_text(write_run(tmp_path / "b", [*good, *bad], objectives), "md")
     assert "**0.110" not in text and "★ float16" not in text and "★ none" in text
     assert (
-        "Rows with failed replicates (n\\_failed) show the values of the rest, without marks." in text
+        "Rows with failed replicates (n\\_failed) show the values of the rest, without marks."
+        in text
     )
 
 
@@ -344,4 +345,4 @@ def test_a_loss_with_diverged_replicates_shows_the_number_of_survivors(tmp_path:
     assert "final_loss x (k/n)" not in results_text(run)
     logs[1].state = "diverged"
     text = results_text(write_run(tmp_path / "run", logs))
-    assert "(2/3)" in text and "final_loss x (k/n): of the k of n" in text
+    assert "(2/3)" in text and "final_loss x (k/n): mean over the k of n" in text
