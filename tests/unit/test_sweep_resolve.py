@@ -174,7 +174,8 @@ def test_every_fault_plan_is_made_once(run_dir: Path, monkeypatch: pytest.Monkey
     assert made == [("kill-one", seed) for seed in seeds]
     assert make_plan(study).replicates == 4
     world = World()
-    run_sweep(study, run_dir, Recorder(), Interruption(), target_at(connect=world.connect))
+    with Interruption() as interruption:
+        run_sweep(study, run_dir, Recorder(), interruption, target_at(connect=world.connect))
     assert len(made) == 2 and world.starts
     assert [scenario.name for scenario in study.scenarios] == ["none", "kill-one"]
     assert all(plan is None for plan in study.scenarios[0].plans)
@@ -206,7 +207,8 @@ def test_a_machine_that_lacks_a_capability_refuses_only_for_itself(
     address = None if environment else "10.0.0.1:6379"
     preflight(study, run, target_at(address))
     world = World()
-    run_sweep(study, run_dir, Recorder(), Interruption(), target_at(address, world.connect))
+    with Interruption() as interruption:
+        run_sweep(study, run_dir, Recorder(), interruption, target_at(address, world.connect))
     assert world.starts
     with pytest.raises(ConfigError, match="not on this machine"):
         preflight(study, run, target_at("local"))
