@@ -113,7 +113,7 @@ def write_tables(folder: Path) -> None:
         RayhiveError: The disk is full or cannot be written.
     """
     from rayhive.report.frames import write_parquet
-    from rayhive.sweep.files import writable
+    from rayhive.sweep.run_folder import writable
 
     with writable(folder):
         write_parquet(load_results(folder), folder)

@@ -49,4 +49,4 @@ def _rows(folder: Path) -> Iterator[dict[str, Any]]:
                     "scenario": spec.scenario,
                     "attempt": spec.attempt,
                 }
-                yield from ({**head, **event} for event in timeline.events)
+                yield from ({**head, **dict(event)} for event in timeline.events)

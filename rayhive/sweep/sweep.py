@@ -14,9 +14,8 @@ from rayhive.cluster.address import in_job
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.sweep.code_fingerprint import CHOICES, CodeFingerprints, Fingerprint, fingerprint_of
 from rayhive.sweep.driver import Done, Driver, Progress
-from rayhive.sweep.files import writable
 from rayhive.sweep.resolved import ResolvedStudy
-from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.run_folder import RunFolder, writable
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import check_storage, open_study
 from rayhive.sweep.target import Target, target_at

@@ -12,7 +12,7 @@ import pytest
 
 from rayhive.cluster.node import capabilities
 from rayhive.errors import RayhiveError
-from rayhive.sweep.files import writable
+from rayhive.sweep.run_folder import writable
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at

@@ -20,9 +20,10 @@ from typing import Any
 import optuna
 import pytest
 
+from rayhive import files
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep import driver, files, replicate_runner, trial_book
+from rayhive.sweep import driver, replicate_runner, trial_book
 from rayhive.sweep.driver import Driver
 from rayhive.sweep.replicate_runner import finished_event
 from rayhive.sweep.resolve import resolve_config
