@@ -164,16 +164,16 @@ class Driver:
         if self._folder.has_measured:
             return
         for record in self._book.records:
-            for folder in [] if record.told else self._folder.replicates(record.number):
+            for folder in [] if record.reported else self._folder.replicates(record.number):
                 with suppress(DamagedError):
                     finished = finished_event(folder)
                     if finished is not None and finished["state"] == "failed":
                         archive(folder)
 
     def _run_batch(self, start: int, batch: Sequence[TrialRecord]) -> None:
-        """Run the missing replicates of some trials; tell each trial when its last one is done.
+        """Run the missing replicates of some trials; report each trial after its last one.
 
-        A trial that was told before runs only the replicates that the study has gained since.
+        A trial that was reported before runs only the replicates that the study has gained since.
         """
         rows: dict[int, list[Row]] = {record.number: [] for record in batch}
         whole: list[TrialRecord] = []
@@ -195,7 +195,7 @@ class Driver:
 
     def _tell(self, record: TrialRecord, rows: list[Row]) -> None:
         rows = list(self._with_twins(record, rows))
-        if record.told and not self._book.lost(record):
+        if record.reported and not self._book.lost(record):
             self._charges.learn(rows)
         else:
             reason = failure(rows)
@@ -204,10 +204,10 @@ class Driver:
                 self._book.tell(record, values, reason)
             except NoValue as error:
                 lost = any(row["state"] == LOST for row in rows)
-                if not record.told:
+                if not record.reported:
                     self._book.tell(record, None, str(error), lost)
-        told, reason = self._book.values(record), self._book.failed(record)
-        self._progress.trial_finished(record, told, reason)
+        known, reason = self._book.values(record), self._book.failed(record)
+        self._progress.trial_finished(record, known, reason)
 
     def _with_twins(self, record: TrialRecord, rows: list[Row]) -> Sequence[Row]:
         """Return the rows of a trial, the faulted ones compared with their twins."""
@@ -226,7 +226,7 @@ class Driver:
         if self._code is not None:
             self._code.check()
         ran = self._runner.run(spec, self._again)
-        if not record.told and self._runner.of_other_code(spec):
+        if not record.reported and self._runner.of_other_code(spec):
             ran = self._runner.run(spec)
         try:
             row = self._measure(Path(spec.folder))

@@ -88,7 +88,7 @@ class SweepProgress:
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
     ) -> None:
         """Print the values of a trial."""
-        self.tally.told(record, values, reason)
+        self.tally.trial_finished(record, values, reason)
         self.note(trial_line(self.tally, record, values, reason))
 
     def note(self, text: str) -> None:

@@ -54,7 +54,7 @@ class Tally:
         self.eta.add(seconds)
         return seconds
 
-    def told(
+    def trial_finished(
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None = None
     ) -> None:
         """Count a finished trial, and keep the best values of those that did not fail."""

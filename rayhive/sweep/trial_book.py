@@ -2,8 +2,8 @@
 
 The storage holds everything that a later driver needs: the configuration of a trial is a user
 attribute before its first replicate starts. A trial is *distinct* if no earlier trial has an
-equivalent configuration. Duplicates are told to Optuna as failed at once, which the sampler
-ignores: told as complete they would count twice, told as pruned they would count as bad.
+equivalent configuration. Duplicates are reported to Optuna as failed at once, which the sampler
+ignores: as complete they would count twice, as pruned they would count as bad.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class TrialRecord:
     Attributes:
         number: Its number in the study, and the name of its folder.
         configuration: Its configuration.
-        told: Whether its values, or its failure, have been told to Optuna.
+        reported: Whether its values, or its failure, have been reported to Optuna.
     """
 
     number: int
     configuration: Configuration
-    told: bool
+    reported: bool
 
 
 class TrialBook:
@@ -116,7 +116,7 @@ class TrialBook:
         reason: str | None = None,
         lost: bool = False,
     ) -> None:
-        """Finish a trial, or add values to one that was told as lost.
+        """Finish a trial, or add values to one that was reported as lost.
 
         Optuna does not change a finished trial, so the values go into a further trial that replaces
         it.
@@ -128,7 +128,7 @@ class TrialBook:
                 the sampler learns.
             lost: Whether it has no values because its replicates were lost.
         """
-        if record.told:
+        if record.reported:
             self._amend(record, values, reason)
             return
         if values is None or reason is not None:
@@ -141,7 +141,7 @@ class TrialBook:
         else:
             self._study.tell(record.number, list(values))
         at = self._records.index(record)
-        self._records[at] = TrialRecord(record.number, record.configuration, told=True)
+        self._records[at] = TrialRecord(record.number, record.configuration, reported=True)
 
     def _amend(
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
@@ -162,21 +162,21 @@ class TrialBook:
         self._amended[record.number] = len(self._trials()) - 1
 
     def lost(self, record: TrialRecord) -> bool:
-        """Return whether a trial was told as lost and has no values yet."""
-        return record.told and bool(self._told(record).user_attrs.get(LOST))
+        """Return whether a trial was reported as lost and has no values yet."""
+        return record.reported and bool(self._holder(record).user_attrs.get(LOST))
 
-    def _told(self, record: TrialRecord) -> FrozenTrial:
+    def _holder(self, record: TrialRecord) -> FrozenTrial:
         """Return the trial that holds the values of a trial: mostly itself."""
         return self._trials()[self._amended.get(record.number, record.number)]
 
     def values(self, record: TrialRecord) -> tuple[float, ...] | None:
         """Return the values of a trial; None if it has none yet or failed without any."""
-        found = self._told(record)
+        found = self._holder(record)
         return None if found.state != TrialState.COMPLETE else tuple(found.values)
 
     def failed(self, record: TrialRecord) -> str | None:
         """Return the reason of a trial's failure; None if it has not failed."""
-        reason = self._told(record).user_attrs.get(FAILED)
+        reason = self._holder(record).user_attrs.get(FAILED)
         return None if reason is None else str(reason)
 
     def _settle(self, trial: FrozenTrial) -> None:
@@ -205,7 +205,7 @@ class TrialBook:
         if running:  # the driver may have died while it asked for the queued values
             self._space.follow(configuration, optuna.Trial(self._study, trial._trial_id))
         self._seen[key] = trial.number
-        self._records.append(TrialRecord(trial.number, configuration, told=not running))
+        self._records.append(TrialRecord(trial.number, configuration, reported=not running))
 
     def _take(self, trial: optuna.Trial) -> TrialRecord | None:
         """Record a new trial if it is distinct, or finish it as a duplicate."""
@@ -223,7 +223,7 @@ class TrialBook:
             trial.set_user_attr(DUPLICATE_OF, earlier)
             self._study.tell(trial, state=TrialState.FAIL)
             return None
-        record = TrialRecord(trial.number, configuration, told=False)
+        record = TrialRecord(trial.number, configuration, reported=False)
         self._records.append(record)
         return record
 

@@ -188,7 +188,7 @@ def replicate_name(spec: ReplicateSpec) -> str:
 
 
 class Recorder:
-    """Progress that only notes what it is told."""
+    """Progress that records its calls."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []

@@ -96,8 +96,8 @@ def test_what_the_machine_cannot_do_is_shown_and_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert main(["scenario", "show", "partition-heal"]) == 2
-    told = capsys.readouterr()
-    assert "partition" in told.out and "no testbed is up" in told.err
+    said = capsys.readouterr()
+    assert "partition" in said.out and "no testbed is up" in said.err
 
 
 def test_a_trace_that_is_out_of_order_is_told(

@@ -78,9 +78,9 @@ def test_a_damaged_log_is_named_and_the_others_are_shown(
     assert "1 row of 2 replicates" in out and "Damaged and left out" in out
     assert str(log) in out.replace("\n", "")
     assert main(["results", str(run), "--format", "json"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)[0]["n"] == 2
-    assert str(log) in told.err
+    said = capsys.readouterr()
+    assert json.loads(said.out)[0]["n"] == 2
+    assert str(log) in said.err
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

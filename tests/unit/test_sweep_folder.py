@@ -22,13 +22,13 @@ def study(**fields: Any) -> SweepConfig:
     return SweepConfig.model_validate({"name": "a", "workload": {"name": "digits"}, **fields})
 
 
-def told(folder: RunFolder, config: SweepConfig) -> dict[str, str]:
+def problems(folder: RunFolder, config: SweepConfig) -> dict[str, str]:
     return {problem.key: problem.allowed for problem in folder.check(config)}
 
 
 def test_a_new_folder_is_made_with_the_resolved_study_and_provenance(run_dir: Path) -> None:
     config, folder = study(replicates=2), RunFolder(run_dir)
-    assert told(folder, config) == {}
+    assert problems(folder, config) == {}
     assert not run_dir.exists()
     with folder.opened(config) as run:
         assert load_sweep(run_dir / "sweep.yaml") == config
@@ -66,10 +66,10 @@ def test_a_run_keeps_its_identity_and_tells_of_earlier_sessions(
 def test_two_drivers_do_not_share_a_folder(run_dir: Path) -> None:
     folder, config = RunFolder(run_dir), study()
     with folder.opened(config):
-        assert "process" in told(folder, config)["--out"]
+        assert "process" in problems(folder, config)["--out"]
         with pytest.raises(ConfigError, match="no other driver uses"), folder.opened(config):
             pass
-    assert told(folder, config) == {}
+    assert problems(folder, config) == {}
 
 
 def test_a_dead_driver_holds_nothing(run_dir: Path) -> None:
@@ -111,25 +111,25 @@ def test_another_configuration_is_refused_key_by_key(
     folder = RunFolder(run_dir)
     with folder.opened(study()):
         pass
-    assert set(told(folder, study(**change))) == keys
+    assert set(problems(folder, study(**change))) == keys
 
 
 def test_an_existing_study_that_cannot_be_read_is_told(run_dir: Path) -> None:
     run_dir.mkdir()
     (run_dir / "sweep.yaml").write_text("name: [\n")
-    assert "its sweep.yaml is not valid" in told(RunFolder(run_dir), study())["--out"]
+    assert "its sweep.yaml is not valid" in problems(RunFolder(run_dir), study())["--out"]
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    assert "empty or new" in told(RunFolder(tmp_path), study())["--out"]
+    assert "empty or new" in problems(RunFolder(tmp_path), study())["--out"]
 
 
 def test_a_folder_that_cannot_be_made_is_told_without_trying(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for path in (file, file / "below", file / "far" / "below"):
-        assert f"{file} is a file" in told(RunFolder(path), study())["--out"]
+        assert f"{file} is a file" in problems(RunFolder(path), study())["--out"]
     with pytest.raises(ConfigError, match="can be written"), RunFolder(file / "x").opened(study()):
         pass
 
@@ -139,7 +139,7 @@ def test_a_folder_without_permission_is_told(
 ) -> None:
     """Root is denied nothing, so the answer of the system is replaced."""
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert f"{tmp_path} is not" in told(RunFolder(tmp_path / "run"), study())["--out"]
+    assert f"{tmp_path} is not" in problems(RunFolder(tmp_path / "run"), study())["--out"]
 
 
 def test_revisions_are_those_of_rayhive_and_of_nobody_else(

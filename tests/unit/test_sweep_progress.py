@@ -27,7 +27,7 @@ ROW = {"state": "completed", "final_loss": 0.25, "samples_per_s": 2100.4, "round
 
 
 def record(number: int, codec: str = "none") -> TrialRecord:
-    return TrialRecord(number, Configuration(codec=codec), told=True)
+    return TrialRecord(number, Configuration(codec=codec), reported=True)
 
 
 def spec(**fields: Any) -> ReplicateSpec:
@@ -98,11 +98,11 @@ def test_durations_are_readable(seconds: float | None, text: str) -> None:
 
 def test_the_best_of_each_objective_is_kept() -> None:
     tally = Tally(CONFIG)
-    tally.told(record(0), [10.0, 500.0])
-    tally.told(record(1, "float16"), [12.0, 900.0])
-    tally.told(record(2), None)
-    tally.told(record(3), [10.0, 900.0])  # as good is no better
-    tally.told(record(4), [9.0, 950.0], "no replicate completed: diverged")
+    tally.trial_finished(record(0), [10.0, 500.0])
+    tally.trial_finished(record(1, "float16"), [12.0, 900.0])
+    tally.trial_finished(record(2), None)
+    tally.trial_finished(record(3), [10.0, 900.0])  # as good is no better
+    tally.trial_finished(record(4), [9.0, 950.0], "no replicate completed: diverged")
     assert {name: (value, item.number) for name, (value, item) in tally.best.items()} == {
         "time_to_target_s": (10.0, 0),
         "samples_per_s": (900.0, 1),

@@ -164,9 +164,9 @@ def test_mistakes_in_scenarios_are_told_with_the_study(
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve({**STUDY, "scenarios": ["kill-one"], **fields, "storage": 3})
-    told = {problem.key: str(problem) for problem in caught.value.problems}
-    assert set(told) == ({"storage", key} if "x/" not in str(fields) else set(told))
-    assert text in told[key]
+    found = {problem.key: str(problem) for problem in caught.value.problems}
+    assert set(found) == ({"storage", key} if "x/" not in str(fields) else set(found))
+    assert text in found[key]
 
 
 def test_a_plan_counts_scenarios_and_says_what_was_added(
@@ -197,8 +197,8 @@ def test_a_plan_that_the_machine_cannot_run_is_shown_and_refused(
     file = tmp_path / "study.yaml"
     file.write_text(yaml.safe_dump(STUDY))
     assert main(["plan", str(file)]) == 2
-    told = capsys.readouterr()
-    assert "12 replicates" in told.out and "forbidden here" in told.err
+    said = capsys.readouterr()
+    assert "12 replicates" in said.out and "forbidden here" in said.err
 
 
 def row(scenario: str, loss: float, state: str = "completed", **fields: Any) -> dict[str, Any]:

@@ -152,5 +152,5 @@ def test_the_command_that_goes_on_tells_no_password(
     monkeypatch.setattr(sys, "argv", ["rayhive", *command])
     assert study.command_of_process()[-1] == f"storage={URL}"
     assert main(command) == 130
-    told = capsys.readouterr()
-    assert "rayhive sweep" in told.err and SECRET not in told.err + told.out
+    said = capsys.readouterr()
+    assert "rayhive sweep" in said.err and SECRET not in said.err + said.out

@@ -144,7 +144,7 @@ def test_what_a_dead_driver_left_is_settled() -> None:
     asked = make_book(space, study).next()
     assert asked is not None and asked.number == 1
     book = make_book(space, study)
-    assert [(record.number, record.told) for record in book.records] == [(1, False)]
+    assert [(record.number, record.reported) for record in book.records] == [(1, False)]
     assert book.records[0].configuration == asked.configuration
     trials = study.get_trials()
     assert trials[0].state.name == "FAIL" and trials[0].user_attrs == {"orphan": True}
