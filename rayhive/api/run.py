@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,15 +77,15 @@ class Run:
         found = (replicate_story(place, row, always) for place, row in self._places())
         return [story for story in found if story is not None]
 
-    def _places(self) -> list[tuple[Path, Mapping[str, Any]]]:
-        """Return the folder and the row of each replicate."""
-        trials = self.folder / "trials"
-        if not trials.is_dir():
-            return [(self.folder, row) for row in self.results.rows]
-        return [
-            (trials / str(row["trial"]) / f"r{row['replicate']}-{row['scenario']}", row)
-            for row in self.results.rows
-        ]
+    def _places(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+        """Yield the folder and the row of each replicate."""
+        from rayhive.sweep.run_folder import replicate_folder
+
+        single = not (self.folder / "trials").is_dir()
+        for row in self.results.rows:
+            given: Mapping[str, Any] = row
+            key = given["trial"], given["replicate"], given["scenario"]
+            yield self.folder if single else replicate_folder(self.folder, *key), given
 
     def __repr__(self) -> str:
         rows = self.results

@@ -41,6 +41,11 @@ _SQLITE = ("database or disk is full", "disk I/O error", "attempt to write a rea
 _RUN = re.compile(r'"run":\s*"([0-9a-f]{32})"')
 
 
+def replicate_folder(run: Path, trial: int, replicate: int, scenario: str) -> Path:
+    """Return the folder of a replicate in a run folder."""
+    return run / "trials" / str(trial) / f"r{replicate}-{scenario}"
+
+
 class RunFolder:
     """Run folder of one study.
 
@@ -53,7 +58,7 @@ class RunFolder:
 
     def replicate(self, trial: int, replicate: int, scenario: str) -> Path:
         """Return the folder of one replicate."""
-        return self.path / "trials" / str(trial) / f"r{replicate}-{scenario}"
+        return replicate_folder(self.path, trial, replicate, scenario)
 
     @property
     def has_trials(self) -> bool:
