@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
-
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "experiments" / "notebook.ipynb"
 
@@ -37,6 +35,9 @@ for source in json.load(sys.stdin):
 """
 
 
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_notebook_runs_and_shows_its_results(tmp_path: Path, isolated_env: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
@@ -45,7 +46,7 @@ def test_the_notebook_runs_and_shows_its_results(tmp_path: Path, isolated_env: P
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=560,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 rows of 2 replicates" in done.stdout
