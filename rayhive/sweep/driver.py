@@ -1,9 +1,9 @@
-"""Driver of a study: asks for trials, runs their replicates and tells their values.
+"""Driver of a study: asks Optuna for trials, runs their replicates and reports their values.
 
 The driver may be killed at any instant. Its state is in the storage and in the run folder: a trial
-is stored with its configuration before its first replicate starts, and a replicate is finished when
-its log says so. A new driver goes through the trials from the first one, keeps what is finished and
-runs the rest.
+is stored with its configuration before its first replicate starts, and the log of a replicate
+records its end. A new driver goes through the trials from the first one, keeps finished replicates
+and runs the missing ones.
 """
 
 from __future__ import annotations

@@ -205,10 +205,10 @@ _Plans: TypeAlias = tuple[FaultPlan | None, ...]
 
 @dataclass
 class _Check:
-    """Checks of a study that need its workload and scenarios; keeps what they load.
+    """Checks of a study that need its workload and its scenarios.
 
     Attributes:
-        facts: Properties of the workload, if it is valid.
+        facts: Properties of the workload, once it has been found valid.
         plans: Scenario, by name or path -> fault plan of each replicate.
     """
 
@@ -216,7 +216,7 @@ class _Check:
     plans: dict[str, _Plans] = field(default_factory=dict, init=False)
 
     def workload(self, config: SweepConfig) -> Iterator[Problem]:
-        """Yield the mistakes in the workload and in what the swarm asks of it."""
+        """Yield the mistakes in the workload, and in the swarm's batch size and number of peers."""
         from rayhive.workloads.loading import load_workload
 
         given = config.workload

@@ -202,7 +202,7 @@ class RunFolder:
         return {} if run is None else {"run": run[1]}
 
     def _occupied(self) -> bool:
-        """Return whether the folder holds files besides those that a driver writes first."""
+        """Return whether the folder holds files besides the lock and unfinished writes."""
         return any(item.name != LOCK and not is_unfinished(item) for item in self.path.iterdir())
 
     def _unwritable(self) -> Problem | None:

@@ -57,7 +57,7 @@ class Tally:
     def trial_finished(
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None = None
     ) -> None:
-        """Count a finished trial, and keep the best values of those that did not fail."""
+        """Count a finished trial; the values of a trial without failure may become the best."""
         self.trials_done += 1
         if values is None or reason is not None:
             return
