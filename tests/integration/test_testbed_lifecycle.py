@@ -18,7 +18,7 @@ import pytest
 from rayhive.cli import main
 from rayhive.cluster.node import process_group
 from rayhive.cluster.node.tools.small_disk import SmallDisk
-from rayhive.cluster.testbed import Testbed, lifecycle, namespaces, quota, raylets, state
+from rayhive.cluster.testbed import Testbed, lifecycle, namespaces, nodes, quota, raylets, state
 from rayhive.errors import ClusterError, ConfigError
 from tests.integration.testbed_helpers import bare, busy, config, needs_testbed, remains
 
@@ -95,7 +95,7 @@ def test_a_failed_creation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     def broken(*given: object) -> None:
         raise ClusterError("planted")
 
-    monkeypatch.setattr(lifecycle, "_limit", broken)
+    monkeypatch.setattr(nodes, "limit_cpu", broken)
     with pytest.raises(ClusterError, match="planted"):
         lifecycle.up(config(DELAYED), ray=False)
     assert state.numbers() == before
@@ -215,7 +215,7 @@ def test_commands_without_a_testbed_say_how_to_make_one(
     monkeypatch.setattr(state, "testbeds", lambda: iter(()))
     assert main(["testbed", "status"]) == 2
     told = capsys.readouterr().err
-    assert "this machine has none; make one: rayhive testbed up FILE" in told
+    assert "this machine has none. To make one: rayhive testbed up FILE" in told
 
 
 def test_without_the_privilege_the_remaining_faults_are_listed() -> None:
