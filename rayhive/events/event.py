@@ -120,7 +120,7 @@ def make_event(kind: str, peer: str | None = None, **fields: Any) -> Event:
 
 def dump_event(event: Event | Mapping[str, Any]) -> str:
     """Return one line of JSON, without the line end; non-finite numbers become objects."""
-    stored = {"v": VERSION, **_plain(dict(event))}
+    stored = {**_plain(dict(event)), "v": VERSION}
     return json.dumps(stored, separators=(",", ":"), allow_nan=False)
 
 
