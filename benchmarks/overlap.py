@@ -61,7 +61,7 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Train one peer; return its rounds and the time of each transition."""
     from rayhive.optim.optimizer import RayhiveOptimizer
     from rayhive.registry import CODECS
-    from rayhive.spec.rules import DELAY_FLAGS
+    from rayhive.spec.axes.delay import DELAY_FLAGS
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -38,7 +38,7 @@ from hivemind.averaging.allreduce import AllreduceException
 from benchmarks.claims import print_fact
 from benchmarks.swarm import conditions, join_swarm, run_swarm
 from rayhive.averaging.averagers import RayhiveGradientAverager
-from rayhive.spec.rules import DELAY_FLAGS
+from rayhive.spec.axes.delay import DELAY_FLAGS
 
 BATCH = 16
 #: Share of the rounds after which the reference size of a peer is measured.

@@ -19,11 +19,13 @@ class Registry(Generic[T]):
         kind: Name of an entry's kind, in the singular, for error messages.
         package: Package that registers the entries, imported at the first lookup; None if the
             program imports it itself.
+        in_order: Whether names keep the order of registration; by default they are sorted.
     """
 
-    def __init__(self, kind: str, package: str | None = None) -> None:
+    def __init__(self, kind: str, package: str | None = None, in_order: bool = False) -> None:
         self.kind = kind
         self._package = package
+        self._in_order = in_order
         self._entries: dict[str, T] = {}
         self._lazy: dict[str, str] = {}
 
@@ -90,13 +92,14 @@ class Registry(Generic[T]):
         return self._entries[name]
 
     def names(self) -> tuple[str, ...]:
-        """Return every registered name, sorted."""
+        """Return every registered name."""
         if self._package is not None:
             importlib.import_module(self._package)
-        return tuple(sorted(self._entries.keys() | self._lazy.keys()))
+        names = {**self._lazy, **self._entries}
+        return tuple(names if self._in_order else sorted(names))
 
     def items(self) -> tuple[tuple[str, T], ...]:
-        """Return every (name, entry) pair, sorted by name."""
+        """Return every (name, entry) pair, in the order of :meth:`names`."""
         return tuple((name, self.get(name)) for name in self.names())
 
     def __contains__(self, name: object) -> bool:
@@ -112,6 +115,7 @@ class Registry(Generic[T]):
 # The registries are filled by the packages with the implementations. They are defined here so that
 # the configuration can check a name without importing these packages.
 CODECS: Registry[Any] = Registry("codec")
+AVERAGERS: Registry[Any] = Registry("averager", package="rayhive.averaging")
 WORKLOADS: Registry[Any] = Registry("workload")
 FAULTS: Registry[Any] = Registry("fault")
 SCENARIOS: Registry[Any] = Registry("scenario")

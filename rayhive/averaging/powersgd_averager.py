@@ -27,9 +27,13 @@ from rayhive.averaging.matchmaking import round_in
 from rayhive.compression.powersgd.factors import Factors
 from rayhive.compression.powersgd.gpu_worker import ServedFactors
 from rayhive.compression.powersgd.orthogonalise import METHODS
-from rayhive.compression.powersgd.shapes import compressed_tensors, option_problems, phase_names
+from rayhive.compression.powersgd.shapes import (
+    DEFAULT_MIN_COMPRESSION_RATIO,
+    compressed_tensors,
+    option_problems,
+    phase_names,
+)
 from rayhive.errors import ConfigError, Problem
-from rayhive.spec import DEFAULT_MIN_COMPRESSION_RATIO
 
 Result = TypeVar("Result")
 #: The step that the current task belongs to, if it runs in one.

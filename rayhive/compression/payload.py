@@ -1,22 +1,22 @@
-"""Bytes of a gradient round, from shapes and a configuration alone.
+"""Prediction of the bytes of a gradient round from tensor shapes and a configuration.
 
-Pure Python: a sweep can predict, compare and merge configurations without loading torch.
+The module is pure Python: a sweep predicts and compares configurations without loading torch.
 
-Two sizes must not be confused. The *payload* is one full copy of everything that a round
-averages, encoded: every part of every tensor once. The *all-reduce traffic* is what peers put on
-the wire for it: in a butterfly all-reduce each part goes from N - 1 peers to the one that reduces
-it, and N - 1 answers of the same size come back, so the N peers together send 2(N - 1) payloads.
+There are two sizes. The *payload* is one encoded copy of all tensors that a round averages. The
+*all-reduce traffic* is the number of bytes that peers send for it: in a butterfly all-reduce each
+part is sent by N - 1 peers to the peer that reduces it, which sends N - 1 replies of the same size.
+The N peers together send 2(N - 1) payloads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from rayhive.compression.codecs.base import Codec
-from rayhive.compression.codecs.size_adaptive import SizeAdaptive
 from rayhive.compression.powersgd.shapes import (
     Shape,
     compressed_tensors,
@@ -27,7 +27,7 @@ from rayhive.compression.powersgd.shapes import (
 )
 from rayhive.errors import ConfigError, Problem
 from rayhive.registry import CODECS
-from rayhive.spec import Configuration
+from rayhive.spec import AXES, Configuration
 
 #: hivemind's ``DEFAULT_PART_SIZE_BYTES``.
 PART_SIZE_BYTES = 2**19
@@ -38,13 +38,13 @@ __all__ = [
     "Payload",
     "Phase",
     "allreduce_bytes",
+    "averaged_sizes",
     "codec_named",
     "compressed_tensors",
-    "configuration_key",
+    "configuration_payload",
     "matrix_dims",
     "payload",
     "tensor_bytes",
-    "threshold_range",
 ]
 
 
@@ -55,8 +55,8 @@ class Phase:
     Attributes:
         name: ``dense``, or PowerSGD's ``P`` or ``Q``, with a number in later iterations; as in
             ``RoundResult.phases``.
-        elements: Elements of each tensor that it averages, in order.
-        bytes: One encoded copy of them all.
+        elements: Elements of each averaged tensor, in order.
+        bytes: Size of one encoded copy of these tensors.
     """
 
     name: str
@@ -66,13 +66,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class Payload:
-    """What one gradient round averages.
+    """Payload of one gradient round.
 
     Attributes:
         dense_bytes: Four bytes for every element of every gradient.
         phases: The all-reduces of the round, in order.
         compressed: Indices of the tensors that PowerSGD factorises.
-        exact: Whether the codec's sizes hold for every content.
+        exact: Whether the sizes of the codec are independent of the content.
     """
 
     dense_bytes: int
@@ -82,12 +82,12 @@ class Payload:
 
     @property
     def bytes_per_transfer(self) -> int:
-        """One encoded copy of everything that the round averages."""
+        """Size of one encoded copy of all tensors of the round [bytes]."""
         return sum(phase.bytes for phase in self.phases)
 
     @property
     def ratio(self) -> float:
-        """Dense bytes over payload bytes: how many times smaller the round became."""
+        """Dense bytes divided by payload bytes."""
         return self.dense_bytes / self.bytes_per_transfer if self.bytes_per_transfer else math.inf
 
 
@@ -108,13 +108,13 @@ def payload(
     Args:
         shapes: Shape of every gradient, in the order of the parameters.
         codec: A codec or its registered name.
-        threshold: Elements from which an adaptive codec changes; None for the others.
+        threshold: Elements from which an adaptive codec uses 8 bits; None for other codecs.
         powersgd_rank: Rank of the factors; None averages the gradients themselves.
         min_compression_ratio: Least fraction saved for a matrix to be factorised; None means
-            hivemind's 0.5. Without a rank it means nothing.
+            hivemind's 0.5. Without a rank it has no effect.
         num_iters_per_step: Power iterations of a round with factors.
         start_compressing_after_num_steps: Rounds before the first with factors.
-        round_number: The round, counted from 1; None is any with factors.
+        round_number: The round, counted from 1; None is any round with factors.
         part_size_bytes: Size at which hivemind cuts tensors into parts, after compression.
 
     Raises:
@@ -122,6 +122,42 @@ def payload(
     """
     shapes = [tuple(shape) for shape in shapes]
     chosen = codec if isinstance(codec, Codec) else codec_named(codec)
+    compressed, averaged = _averaged(
+        shapes,
+        powersgd_rank=powersgd_rank,
+        min_compression_ratio=min_compression_ratio,
+        num_iters_per_step=num_iters_per_step,
+        start_compressing_after_num_steps=start_compressing_after_num_steps,
+        round_number=round_number,
+    )
+    phases = tuple(
+        Phase(
+            name,
+            elements,
+            sum(tensor_bytes(size, chosen, threshold, part_size_bytes) for size in elements),
+        )
+        for name, elements in averaged
+    )
+    dense = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes)
+    return Payload(dense, phases, compressed, chosen.exact_size)
+
+
+def _averaged(
+    shapes: Sequence[Shape],
+    *,
+    powersgd_rank: int | None = None,
+    min_compression_ratio: float | None = None,
+    num_iters_per_step: int = 1,
+    start_compressing_after_num_steps: int = 0,
+    round_number: int | None = None,
+) -> tuple[tuple[int, ...], list[tuple[str, tuple[int, ...]]]]:
+    """Return the tensors that PowerSGD factorises, and name and tensor sizes of each all-reduce.
+
+    The arguments are those of :func:`payload`.
+
+    Raises:
+        ConfigError: An option of PowerSGD is out of range.
+    """
     if powersgd_rank is not None:
         problems = option_problems(
             powersgd_rank,
@@ -134,28 +170,59 @@ def payload(
         if round_number is not None and round_number <= start_compressing_after_num_steps:
             powersgd_rank = None
     compressed = compressed_tensors(shapes, powersgd_rank, min_compression_ratio)
-    phases = tuple(
-        Phase(
-            name,
-            elements,
-            sum(tensor_bytes(size, chosen, threshold, part_size_bytes) for size in elements),
-        )
-        for name, elements in _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
-    )
-    dense = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes)
-    return Payload(dense, phases, compressed, chosen.exact_size)
+    return compressed, _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
+
+
+def configuration_payload(shapes: Iterable[Shape], configuration: Configuration) -> Payload:
+    """Predict the bytes of a gradient round with a configuration.
+
+    Args:
+        shapes: Shape of every gradient, in the order of the parameters.
+        configuration: A configuration; defaults are filled in.
+
+    Raises:
+        ConfigError: As :func:`payload`.
+    """
+    return payload(shapes, **_payload_arguments(configuration.values))
+
+
+def averaged_sizes(shapes: Iterable[Shape], values: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the sizes of all tensors that a round averages [elements].
+
+    Args:
+        shapes: Shape of every gradient.
+        values: Name -> value of axes that determine sizes: those of PowerSGD.
+
+    Raises:
+        ConfigError: As :func:`payload`, or there are no shapes.
+    """
+    shapes = [tuple(shape) for shape in shapes]
+    _, averaged = _averaged(shapes, **_payload_arguments(values))
+    sizes = tuple(size for _, elements in averaged for size in elements)
+    if not sizes:
+        raise ConfigError(Problem("shapes", [], "at least one tensor"))
+    return sizes
+
+
+def _payload_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of :func:`payload` that are axes; a value of None is left out."""
+    return {
+        axis.payload_argument: values[axis.name]
+        for axis in AXES
+        if axis.payload_argument is not None and values.get(axis.name) is not None
+    }
 
 
 def allreduce_bytes(payload_bytes: int, peers: int) -> Fraction:
-    """Return what a peer sends in one round, as the mean over the peers of the round [bytes].
+    """Return the bytes that a peer sends in one round, as the mean over the peers [bytes].
 
-    2(N - 1)/N payloads, the cost of a reduce-scatter and an all-gather (Patarasuk and Yuan,
-    J. Parallel Distrib. Comput. 69, 2009). It is the mean: a part goes whole to one reducer, so
-    with more than two peers those that reduce more send more. Replies are as long as requests.
+    The mean is 2(N - 1)/N payloads, the cost of a reduce-scatter and an all-gather (Patarasuk and
+    Yuan, J. Parallel Distrib. Comput. 69, 2009). With more than two peers, a peer that reduces more
+    sends more, because a part has a single reducer. Replies are as long as requests.
 
     Args:
         payload_bytes: ``Payload.bytes_per_transfer``.
-        peers: Peers of the round; a lone one sends nothing.
+        peers: Peers of the round; a single peer sends nothing.
 
     Raises:
         ValueError: There are no peers.
@@ -171,11 +238,11 @@ def tensor_bytes(
     threshold: int | None = None,
     part_size_bytes: int = PART_SIZE_BYTES,
 ) -> int:
-    """Return the payload of one tensor, cut into parts as hivemind cuts it [bytes]."""
+    """Return the payload of one tensor in parts as hivemind splits it [bytes]."""
     part = int(part_size_bytes / (codec.bits(elements, threshold) / 8))
     whole, rest = divmod(elements, part)
     size = whole * codec.part_bytes(part, elements, threshold)
-    if rest or not whole:  # a tensor without elements still travels as one part
+    if rest or not whole:  # a tensor without elements is sent as one part
         size += codec.part_bytes(rest, elements, threshold)
     return size
 
@@ -183,7 +250,7 @@ def tensor_bytes(
 def _phases(
     shapes: Sequence[Shape], rank: int | None, compressed: tuple[int, ...], iterations: int = 1
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and tensor sizes of each all-reduce; the last also takes what has no factors."""
+    """Return name and sizes of each all-reduce; the last includes tensors without factors."""
     if rank is None:
         return [("dense", tuple(math.prod(shape) for shape in shapes))]
     factors = [(factor_rank(shapes[at], rank), matrix_dims(shapes[at])) for at in compressed]
@@ -194,68 +261,6 @@ def _phases(
     phases = [(name, p if name.startswith("P") else q) for name in phase_names(iterations)]
     last, sizes = phases.pop()
     return [*phases, (last, sizes + rest)]
-
-
-def threshold_range(
-    shapes: Iterable[Shape], rank: int | None = None, min_compression_ratio: float | None = None
-) -> tuple[int, int]:
-    """Return the range in which an adaptive codec's threshold changes anything [elements].
-
-    Args:
-        shapes: Shape of every gradient.
-        rank: PowerSGD's rank; the threshold then meets the factors and what is left over.
-        min_compression_ratio: As for :func:`payload`.
-
-    Returns:
-        ``low``, at and below which every tensor is large, and ``high``, at and above which none
-        is; both are tensor sizes of this model, or one more. Between them it depends.
-
-    Raises:
-        ConfigError: The rank or the ratio is out of range, or there are no shapes.
-    """
-    shapes = [tuple(shape) for shape in shapes]
-    compressed = compressed_tensors(shapes, rank, min_compression_ratio)
-    sizes = [size for _, elements in _phases(shapes, rank, compressed) for size in elements]
-    if not sizes:
-        raise ConfigError(Problem("shapes", [], "at least one tensor"))
-    return max(1, min(sizes)), max(sizes) + 1
-
-
-def configuration_key(shapes: Iterable[Shape], configuration: Configuration) -> str:
-    """Name what a configuration does to gradients of these shapes.
-
-    Configurations with equal keys send the same bytes and compute the same: a threshold counts
-    by the tensors that it makes large, a ratio by the tensors that it lets PowerSGD factorise
-    (for one rank these sets are nested, so their number names them), a rank that factorises
-    nothing not at all.
-
-    Args:
-        shapes: Shape of every gradient.
-        configuration: Codec, threshold, rank, ratio and delay.
-
-    Raises:
-        ConfigError: As :func:`payload`.
-    """
-    shapes = [tuple(shape) for shape in shapes]
-    rank = configuration.powersgd_rank
-    compressed = compressed_tensors(shapes, rank, configuration.min_compression_ratio)
-    if not compressed:
-        rank = None
-    sizes = [size for _, elements in _phases(shapes, rank, compressed) for size in elements]
-    powersgd = "none" if rank is None else f"rank {rank} on {len(compressed)}"
-    codec = _codec_key(codec_named(configuration.codec), configuration.threshold, sizes)
-    return f"codec {codec}; powersgd {powersgd}; delay {configuration.delay}"
-
-
-def _codec_key(codec: Codec, threshold: int | None, sizes: Sequence[int]) -> str:
-    """Name a codec by what it does to tensors of these sizes."""
-    codec.check_threshold(threshold)
-    if threshold is None:
-        return codec.name
-    large = [size for size in sizes if size >= threshold]
-    if isinstance(codec, SizeAdaptive) and len(large) in (0, len(sizes)):
-        return codec.large.name if large else codec.small.name
-    return f"{codec.name} from {min(large)} elements" if large else f"{codec.name} on nothing"
 
 
 def codec_named(name: str) -> Codec:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import ClassVar
 
 from rayhive.columns import Column, ColumnType, Row, in_group
 from rayhive.metrics.folds import Common
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
-from rayhive.spec import Link, SwarmConfig
+from rayhive.spec import AXES, Link, SwarmConfig
 
 
 def _setting(name: str, about: str, unit: str = "", type: ColumnType = "text") -> Column:
@@ -16,23 +17,13 @@ def _setting(name: str, about: str, unit: str = "", type: ColumnType = "text") -
 
 
 #: Columns of the axes of a study.
-AXES: tuple[Column, ...] = (
-    _setting("codec", "Gradient codec"),
-    _setting("threshold", "Size from which size_adaptive uses 8 bits", "elements", "count"),
-    _setting("powersgd_rank", "Rank of the PowerSGD factors; empty without PowerSGD", type="count"),
-    _setting(
-        "min_compression_ratio",
-        "Least fraction saved for a matrix to be factorised",
-        type="float",
-    ),
-    _setting("delay", "Work that runs in the background"),
-)
+_AXES = tuple(replace(axis.column, fold=Common(), tells_apart=True) for axis in AXES)
 
 
 class Settings(MetricGroup):
     """Columns from the replicate's spec.
 
-    * ``configuration``: the configuration's label; ``codec`` to ``delay``: its axes.
+    * ``configuration``: the configuration's label; a column per axis: its value.
     * ``scenario``, ``workload``, ``peers``: as in the study.
     * ``data``: source of the data that the peers reported in ``peer_ready``, ``real`` or
       ``generated``; several are joined. None before a peer was ready. It does not
@@ -51,7 +42,7 @@ class Settings(MetricGroup):
             type="text",
             fold=Common(),
         ),
-        *AXES,
+        *_AXES,
         _setting("peers", "Peers in the swarm", type="count"),
         _setting("link", "Shaping of the peers' links"),
     )
@@ -60,13 +51,12 @@ class Settings(MetricGroup):
         """Return the group's columns of one replicate."""
         spec = timeline.spec
         data = {event["data"] for event in timeline.of("peer_ready") if event.get("data")}
-        axes: dict[str, Any] = spec.configuration.model_dump()
         return {
             "configuration": spec.configuration.label,
             "scenario": spec.scenario,
             "workload": spec.workload.label,
             "data": "; ".join(sorted(data)) or None,
-            **{column.name: axes[column.name] for column in AXES},
+            **dict(spec.configuration),
             "peers": spec.swarm.peers,
             "link": _link(spec.swarm),
         }

@@ -1,8 +1,7 @@
-"""From a peer's spec to what it trains and how: the one place where axes become flags."""
+"""Workload, data, trainer and strategy arguments of a peer, from its spec."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,20 +9,20 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import Strategy
 from torch.utils.data import DataLoader
 
-from rayhive.compression.payload import Payload, allreduce_bytes, payload
+import rayhive.compression  # noqa: F401 - registers the codecs
+from rayhive.compression.payload import allreduce_bytes, configuration_payload
 from rayhive.registry import CODECS
-from rayhive.spec import DEFAULT_MIN_COMPRESSION_RATIO, DEFAULT_THRESHOLD, Configuration
+from rayhive.spec import DRAW_ORDER, SwarmConfig
 from rayhive.spec.replicate import PeerSpec
-from rayhive.spec.rules import DELAY_FLAGS
 from rayhive.workloads.base import Workload
 from rayhive.workloads.loading import load_workload
 
 
 def workload_and_data(spec: PeerSpec) -> tuple[Workload, int, DataLoader[Any]]:
-    """Return what a peer trains, the samples of one of its micro-batches, and these.
+    """Return the workload of a peer, the size of its micro-batches, and their loader.
 
     Raises:
-        ConfigError: There is no such workload, or no sample for this peer.
+        ConfigError: There is no such workload, or it has no sample for this peer.
     """
     given = spec.workload
     workload = load_workload(given.name, given.import_path, given.args)
@@ -35,7 +34,7 @@ def workload_and_data(spec: PeerSpec) -> tuple[Workload, int, DataLoader[Any]]:
 
 
 def make_trainer(spec: PeerSpec, strategy: Strategy, callback: Callback) -> Trainer:
-    """Return a trainer that goes on until ``callback`` ends it, and writes nothing."""
+    """Return a trainer that runs until ``callback`` ends it, and writes no files."""
     return Trainer(
         strategy=strategy,
         accelerator=spec.accelerator,
@@ -51,15 +50,13 @@ def make_trainer(spec: PeerSpec, strategy: Strategy, callback: Callback) -> Trai
 
 
 def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
-    """Return the keyword arguments of :class:`HivemindStrategy` that ``spec`` stands for.
+    """Return the keyword arguments of :class:`HivemindStrategy` for a peer.
 
     Args:
         spec: The peer.
-        batch_size: Samples of one of its micro-batches.
+        batch_size: Samples in one of its micro-batches.
     """
-    from rayhive.averaging.averagers import RayhivePowerSGDAverager
-
-    configuration, swarm = spec.configuration, spec.swarm
+    swarm = spec.swarm
     arguments: dict[str, Any] = {
         "run_id": spec.run_id,
         "target_batch_size": swarm.target_batch_size,
@@ -71,47 +68,39 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "state_averaging_compression": CODECS.get(swarm.state_codec)().build(None),
         "tracker_opts": {"silence": swarm.metadata_expiration},
         "outlier_filter": swarm.outlier_filter,
-        **DELAY_FLAGS[configuration.delay],
     }
-    rate = swarm.rate_of(spec.peer)
+    rate = _bandwidth(swarm, spec.peer)
     if rate is not None:
         arguments["averager_opts"] = {"bandwidth": rate}
     if swarm.use_local_updates:
         arguments["use_local_updates"] = True
-        return arguments
-    arguments["aggregation"] = swarm.aggregation
-    arguments["grad_compression"] = CODECS.get(configuration.codec)().build(
-        _threshold(configuration)
-    )
-    if configuration.powersgd_rank is not None:
-        arguments["grad_averager_factory"] = partial(
-            RayhivePowerSGDAverager,
-            averager_rank=configuration.powersgd_rank,
-            min_compression_ratio=_ratio(configuration),
-        )
+    else:
+        arguments["aggregation"] = swarm.aggregation
+    values = spec.configuration.values
+    for axis in DRAW_ORDER:
+        averaged = not (axis.gradients and swarm.use_local_updates)
+        if averaged and axis.applies(values):
+            axis.apply(arguments, values)
     return arguments
 
 
-def _threshold(configuration: Configuration) -> int | None:
-    if not CODECS.get(configuration.codec).uses_threshold:
+def _bandwidth(swarm: SwarmConfig, peer: int) -> float | None:
+    """Return the link rate by which the reducers of a group weigh a peer [Mbit/s].
+
+    Args:
+        swarm: The swarm.
+        peer: Number of the peer. Peers that join later are like the last of the others.
+
+    Returns:
+        The rate of the peer's node class; the highest rate of all classes if its own link is not
+        limited; None if no class has a rate.
+    """
+    links = [item.link for _, item in swarm.peer_classes]
+    rates = [None if link is None else link.rate_mbit for link in links]
+    given = [rate for rate in rates if rate is not None]
+    if not given:
         return None
-    return configuration.threshold or DEFAULT_THRESHOLD
-
-
-def _ratio(configuration: Configuration) -> float:
-    ratio = configuration.min_compression_ratio
-    return DEFAULT_MIN_COMPRESSION_RATIO if ratio is None else ratio
-
-
-def predicted_payload(shapes: list[tuple[int, ...]], configuration: Configuration) -> Payload:
-    """Return what a gradient round of this configuration sends, from shapes alone."""
-    return payload(
-        shapes,
-        codec=configuration.codec,
-        threshold=_threshold(configuration),
-        powersgd_rank=configuration.powersgd_rank,
-        min_compression_ratio=_ratio(configuration),
-    )
+    return rates[min(peer, len(rates) - 1)] or max(given)
 
 
 def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, Any]:
@@ -119,7 +108,7 @@ def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, 
     shapes = [tuple(parameter.shape) for parameter in parameters]
     if spec.swarm.use_local_updates:
         return {"shapes": shapes, "payload_exact": False}
-    predicted = predicted_payload(shapes, spec.configuration)
+    predicted = configuration_payload(shapes, spec.configuration)
     return {
         "shapes": shapes,
         "dense_payload_bytes": predicted.dense_bytes,

@@ -18,8 +18,10 @@ from rayhive.errors import ConfigError, Problem
 from rayhive.membership.addresses import initial_peers as resolve_peers
 from rayhive.peer.callback import PeerTraining, swarm_optimizer
 from rayhive.peer.fit import PeerFit
-from rayhive.registry import CODECS
-from rayhive.spec import Configuration, Range, SweepConfig, load_sweep
+from rayhive.spec import Axis, Configuration, SweepConfig, load_sweep
+from rayhive.spec.axes import Values
+from rayhive.spec.configuration import decide
+from rayhive.spec.distribution import choices, shown
 from rayhive.spec.replicate import PeerSpec
 
 #: Shortest interval between two lines of progress [s].
@@ -97,25 +99,21 @@ def single_configuration(config: SweepConfig) -> Configuration:
     """
     if config.enqueue:
         return config.enqueue[0]
-    space, problems = config.space, []
+    problems: list[Problem] = []
 
-    def constant(name: str) -> Any:
-        axis = getattr(space, name)
-        if not isinstance(axis, Range) and len(axis) == 1:
-            return axis[0]
-        shown = axis.model_dump() if isinstance(axis, Range) else list(axis)
+    def constant(axis: Axis, values: Values) -> Any:
+        distribution = getattr(config.space, axis.name)
+        points = choices(distribution)
+        if points is not None and len(points) == 1:
+            return points[0]
         allowed = "one value, or a configuration under enqueue, of which the first is trained"
-        problems.append(Problem(f"space.{name}", shown, allowed))
+        problems.append(Problem(f"space.{axis.name}", shown(distribution), allowed))
         return None
 
-    fields = {name: constant(name) for name in ("codec", "powersgd_rank", "delay")}
-    if fields["codec"] in CODECS and CODECS.get(fields["codec"]).uses_threshold:
-        fields["threshold"] = constant("threshold")
-    if fields["powersgd_rank"] is not None:
-        fields["min_compression_ratio"] = constant("min_compression_ratio")
+    values = decide(constant)
     if problems:
         raise ConfigError(problems)
-    return Configuration(**fields)
+    return Configuration(**values)
 
 
 class ConsoleMonitor:

@@ -1,12 +1,17 @@
-"""A study as the user writes it: one YAML file, one model, the same fields from Python.
+"""Models of a study: one YAML file, and the same fields from Python.
 
-:mod:`~rayhive.spec.study` says what there is, :mod:`~rayhive.spec.loading` turns a file into
-it, and :mod:`rayhive.spec.rules` decides what may be combined with what. :func:`load_sweep` runs
-all three and reports every mistake at once.
+:mod:`~rayhive.spec.study` and the modules that it imports define the fields,
+:mod:`~rayhive.spec.axes` the axes that a study searches, one file each. :func:`load_sweep` reads a
+file (:mod:`~rayhive.spec.loading`), applies the rules between fields (:mod:`~rayhive.spec.rules`)
+and reports every mistake at once.
 """
 
 from __future__ import annotations
 
+from rayhive.spec.axes import AXES, DRAW_ORDER, Axis
+from rayhive.spec.axes.delay import DelayName
+from rayhive.spec.configuration import Configuration, Space
+from rayhive.spec.distribution import Distribution, Range
 from rayhive.spec.loading import (
     Check,
     apply_overrides,
@@ -15,40 +20,25 @@ from rayhive.spec.loading import (
     read_mapping,
     validate_sweep,
 )
-from rayhive.spec.study import (
+from rayhive.spec.model import LONGEST_S, MOST, Model
+from rayhive.spec.scenario_name import is_path, scenario_label
+from rayhive.spec.study import Budget, Evaluation, SweepConfig, Timeouts, WorkloadConfig
+from rayhive.spec.swarm import (
     AGGREGATIONS,
-    DEFAULT_MIN_COMPRESSION_RATIO,
     DEFAULT_RULES,
-    DEFAULT_THRESHOLD,
-    DELAYS,
-    LONGEST_S,
-    MOST,
     OUTLIER_FILTERS,
     Aggregation,
-    Axis,
-    Budget,
-    Configuration,
-    Delay,
-    Evaluation,
     Link,
-    Model,
     NodeClass,
     OutlierFilterRule,
-    Range,
-    Space,
     SwarmConfig,
-    SweepConfig,
-    Timeouts,
-    WorkloadConfig,
-    is_path,
 )
 
 __all__ = [
     "AGGREGATIONS",
-    "DEFAULT_MIN_COMPRESSION_RATIO",
+    "AXES",
     "DEFAULT_RULES",
-    "DEFAULT_THRESHOLD",
-    "DELAYS",
+    "DRAW_ORDER",
     "LONGEST_S",
     "MOST",
     "OUTLIER_FILTERS",
@@ -57,7 +47,8 @@ __all__ = [
     "Budget",
     "Check",
     "Configuration",
-    "Delay",
+    "DelayName",
+    "Distribution",
     "Evaluation",
     "Link",
     "Model",
@@ -74,5 +65,6 @@ __all__ = [
     "is_path",
     "load_sweep",
     "read_mapping",
+    "scenario_label",
     "validate_sweep",
 ]

@@ -1,4 +1,4 @@
-"""Fault plans: what breaks, where and when; the same bytes for the same seed."""
+"""Fault plans: kind, targets and time of every fault, determined by a seed."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from rayhive.spec import Model
+from rayhive.spec.model import Model
 
-#: Roles that only the running swarm knows; every other choice is made when the plan is.
+#: Roles that only the running swarm can resolve; all other targets are chosen in the plan.
 DYNAMIC_ROLES = ("leader", "slowest")
-#: Training after the last fault where its length was not planned, and the least that chaos plans
-#: [s]: the invariant ``one_component`` looks at rounds that begin ten seconds after it.
+#: Training time after the last fault where a plan sets none, and the least that chaos plans [s]:
+#: the invariant ``one_component`` checks rounds that begin ten seconds after it.
 QUIET_S = 15.0
 _TARGET = re.compile(r"(peer|node)-\d+|" + "|".join(DYNAMIC_ROLES))
 
 
 class At(Model):
-    """When a fault fires: exactly one of the two.
+    """Time at which a fault fires; exactly one of the two fields is given.
 
     Attributes:
-        round: As soon as any peer has finished this round, or, for a fault inside the training,
-            in this round.
-        seconds: So long after training started [s].
+        round: Round after which it fires, as soon as any peer has finished it; a fault inside the
+            training fires in this round.
+        seconds: Time since the start of training [s].
     """
 
     round: int | None = Field(default=None, ge=1)
@@ -47,12 +47,11 @@ class PlannedFault(Model):
     Attributes:
         id: Unique in the plan: ``f0``, ``f1``, … in the order of the plan.
         kind: A registered kind.
-        who: Logical peers (``peer-1``: whichever life of that peer runs), nodes (``node-0``: the
-            node of peer 0 when training started), or one role that is known only when it fires.
-        at: When.
-        heal_after_s: Time from the injection to the heal [s]; None if there is nothing to heal, or
-            if the fault lasts to the end.
-        args: Parameters of the kind, complete.
+        who: Targets: replicas (``peer-1``, in its current incarnation), nodes (``node-0``: the node
+            of peer 0 at the start of training), or one role that is resolved when it fires.
+        at: Time at which it fires.
+        heal_after_s: Time from the injection to the heal [s]; None if the fault is not healed.
+        args: All parameters of the kind.
     """
 
     id: str = Field(pattern=r"^f\d+$")
@@ -73,15 +72,15 @@ class PlannedFault(Model):
 
 
 class FaultPlan(Model):
-    """All that a scenario breaks in one replicate, in the order of firing.
+    """Faults of a scenario in one replicate, in the order of firing.
 
     Attributes:
-        scenario: Its name.
-        seed: What its choices were drawn from.
-        peers: Peers that start together.
+        scenario: Name of the scenario.
+        seed: Seed of its random choices.
+        peers: Number of peers that start together.
         faults: The faults.
-        at_most: Most peers that may be down or under a fault at once: a fault that would make it
-            more is held back. None for no bound.
+        at_most: Largest number of peers that may be down or under a fault at once; a fault that
+            would exceed it is delayed. None is no bound.
     """
 
     scenario: str = "none"
@@ -90,14 +89,14 @@ class FaultPlan(Model):
     faults: tuple[PlannedFault, ...] = ()
     at_most: int | None = Field(default=None, ge=1)
 
-    # plans without a bound keep the hash that they had
+    # The hash of a plan without a bound must not depend on the field.
     @model_serializer(mode="wrap")
     def _without_an_empty_bound(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         found: dict[str, Any] = dump(self)
         return {key: value for key, value in found.items() if (key, value) != ("at_most", None)}
 
     def canonical(self) -> str:
-        """Return the plan as JSON that is the same, byte for byte, for the same plan."""
+        """Return the plan as JSON; equal plans have equal bytes."""
         return json.dumps(
             self.model_dump(mode="json"),
             sort_keys=True,
@@ -113,7 +112,7 @@ class FaultPlan(Model):
 
     @property
     def joins(self) -> tuple[int, ...]:
-        """Numbers of the peers that the plan brings in addition to those that start together."""
+        """Numbers of the peers that join after the start."""
         numbers = {
             int(name.removeprefix("peer-"))
             for fault in self.faults

@@ -1,4 +1,4 @@
-"""From a YAML file and ``a.b=c`` overrides to a study, with every mistake told at once."""
+"""Loading of a study from a YAML file and overrides; every mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from pydantic import BaseModel, ValidationError
 
 from rayhive.errors import ConfigError, Problem, nearest
 from rayhive.spec.plain_data import plain
-from rayhive.spec.study import WORD, SweepConfig
+from rayhive.spec.rules import check_sweep
+from rayhive.spec.study import SweepConfig
+from rayhive.spec.swarm import WORD
 from rayhive.spec.yaml_text import parse
 
-#: Finds what is wrong with a study whose structure is right.
+#: Rule that finds problems in a study whose structure is valid.
 Check: TypeAlias = Callable[[SweepConfig], Iterable[Problem]]
 
 # Parts of the location of a finding that name a branch of a union, not a key of the file.
 _BRANCHES = ("Range", "tuple[any, ...]", "[key]")
-# Stand-ins for required keys that are missing, so that the rest can still be looked at.
+# Values of required keys that are missing, so that the rest can be checked.
 _PLACEHOLDERS: dict[str, Any] = {"name": "unnamed", "workload": {"name": None}}
-# Stand-ins for list entries that are wrong: the ones after them keep their numbers.
+# Values of invalid list entries, so that later entries keep their numbers.
 _ENTRIES: dict[str, Any] = {"enqueue": {}, "scenarios": "none"}
-# What the patterns of names and labels ask for.
+# Descriptions of the patterns of names and labels.
 _NAME_WORDS = "letters, digits, '.', '_' and '-', the first a letter or a digit"
 _LABEL_WORDS = "at most 63 letters, digits, '.', '_' and '-', a letter or a digit at both ends"
-# Kinds of findings whose text does not speak of patterns and types.
+# Error texts by pydantic's kind of error, where pydantic's own text is unclear.
 _WORDS = {
     "too_short": "at least one entry",
     "model_type": "a mapping of keys to values",
@@ -44,10 +46,10 @@ def load_sweep(
     Args:
         path: The file.
         overrides: ``a.b=c`` strings that replace single fields; the values are YAML.
-        checks: Further rules, of layers that know more than this one.
+        checks: Further rules, from layers above this one.
 
     Raises:
-        ConfigError: With every mistake in the file and the overrides.
+        ConfigError: There are mistakes in the file or the overrides; all are reported.
     """
     problems: list[Problem] = []
     data = read_mapping(Path(path), problems)
@@ -61,19 +63,17 @@ def validate_sweep(
     problems: Sequence[Problem] = (),
     checks: Sequence[Check] = (),
 ) -> SweepConfig:
-    """Build a study from plain data, reporting every mistake in it at once.
+    """Build a study from plain data, and report every mistake in it at once.
 
     Args:
-        data: What a file would hold.
-        source: Where it came from, for the message.
+        data: Content of a study file.
+        source: Name of the file, for the error text.
         problems: Mistakes that are known already.
-        checks: Further rules, of layers that know more than this one.
+        checks: Further rules, from layers above this one.
 
     Raises:
-        ConfigError: With ``problems`` and all that were found.
+        ConfigError: There are mistakes, ``problems`` included.
     """
-    from rayhive.spec.rules import check_sweep
-
     found = list(problems)
     config = _validate(plain(data, found), found)
     if config is not None:
@@ -86,12 +86,12 @@ def validate_sweep(
 
 
 def _follows(problem: Problem, known: Iterable[Problem]) -> bool:
-    """Say whether a problem is about what was dropped because of a known one."""
+    """Return whether a problem is a consequence of a known one."""
     return any(item.key == problem.key or item.key.startswith(problem.key + ".") for item in known)
 
 
 def _validate(data: dict[str, Any], problems: list[Problem]) -> SweepConfig | None:
-    """Validate; on mistakes note them, drop what is wrong from ``data`` and go on."""
+    """Validate ``data``; record each mistake, remove it from ``data`` and validate again."""
     for _ in range(8):
         try:
             return SweepConfig.model_validate(data)
@@ -105,7 +105,7 @@ def _validate(data: dict[str, Any], problems: list[Problem]) -> SweepConfig | No
 
 
 def _mend(data: Any, item: Any) -> None:
-    """Change ``data`` so that this finding is gone and the rest can be looked at."""
+    """Remove the cause of one of pydantic's errors from ``data``, so that the rest is checked."""
     location = item["loc"]
     placeholder = _PLACEHOLDERS.get(location[0])
     if item["type"] == "missing" and len(location) > 1:
@@ -131,11 +131,11 @@ def _drop(data: Any, location: Sequence[Any]) -> None:
 
 
 def as_problem(item: Any, model: type[BaseModel] = SweepConfig) -> Problem:
-    """Turn one of pydantic's findings into a problem with a key, a value and what is allowed.
+    """Return one of pydantic's errors as a problem.
 
     Args:
         item: One of ``ValidationError.errors()``.
-        model: What was validated; of an unknown key, it says which are known.
+        model: The validated model; its fields are listed for an unknown key.
     """
     location = [part for part in item["loc"] if part not in _BRANCHES]
     key = ".".join(str(part) for part in location)
@@ -151,7 +151,7 @@ def as_problem(item: Any, model: type[BaseModel] = SweepConfig) -> Problem:
         return Problem(key, None, "required")
     close = None
     if item["type"] == "literal_error":
-        # "'a', 'b' or 'c'": what stands between quotes is every other piece.
+        # "'a', 'b' or 'c'": every other piece is between quotes.
         close = nearest(item["input"], item["ctx"]["expected"].split("'")[1::2])
     text = _WORDS.get(item["type"], str(item["msg"]).removeprefix("Input should be "))
     if item["type"] == "string_pattern_mismatch":
@@ -161,7 +161,7 @@ def as_problem(item: Any, model: type[BaseModel] = SweepConfig) -> Problem:
 
 
 def _fields_at(location: Sequence[Any], model: type[BaseModel]) -> list[str]:
-    """Return the keys that the model at ``location`` below ``model`` knows."""
+    """Return the keys of the model at ``location`` below ``model``."""
     for part in location:
         field = model.model_fields.get(str(part))
         if field is not None:
@@ -180,20 +180,21 @@ def _flatten(annotation: Any) -> list[Any]:
 
 
 def read_mapping(file: Path, problems: list[Problem]) -> dict[str, Any]:
-    """Read a YAML file that holds keys and values.
+    """Read a YAML file that holds a mapping.
 
     Args:
         file: The file.
-        problems: Gets one for each key that stands twice, and each value that no study holds.
+        problems: List to which a problem is added for each repeated key and each value that a
+            study cannot hold.
 
     Raises:
-        ConfigError: It cannot be read, or holds something else.
+        ConfigError: The file cannot be read, or holds no mapping.
     """
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(Problem("FILE", str(file), f"a text file in UTF-8: {error}")) from error
-    except (OSError, ValueError) as error:  # a path may hold what no file name does
+    except (OSError, ValueError) as error:  # a path may hold characters that no file name has
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
             Problem("FILE", str(file), f"a readable YAML file ({reason})", _sibling(file))
@@ -211,12 +212,12 @@ def read_mapping(file: Path, problems: list[Problem]) -> dict[str, Any]:
 def apply_overrides(
     data: dict[str, Any], overrides: Sequence[str], problems: list[Problem]
 ) -> None:
-    """Replace single fields of ``data``, and note overrides that say nothing.
+    """Replace single fields of ``data``.
 
     Args:
-        data: What a file holds.
+        data: Content of a study file, changed in place.
         overrides: ``a.b=c`` strings; the values are YAML.
-        problems: Gets one for each that cannot be read.
+        problems: List to which a problem is added for each override that cannot be applied.
     """
     for override in overrides:
         key, equals, text = override.partition("=")

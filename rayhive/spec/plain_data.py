@@ -1,8 +1,8 @@
-"""Types of data in a study, checked before its keys are.
+"""Check of the data types of a study, before its keys are checked.
 
-A study travels as JSON, as YAML, in SQL and through actors. Values that one of them does not
-carry are refused here, under their key: dates, bytes, integers of more than 64 bits, control
-characters, containers that contain themselves.
+A study is stored as JSON, YAML and SQL, and sent to actors. Values that one of these cannot hold
+are refused under their key: dates, bytes, integers of more than 64 bits, control characters, and
+containers that contain themselves.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from rayhive.errors import Problem
 
 #: Levels of mappings and lists within each other.
 DEPTH = 32
-#: Values of one study, each place of an alias counted.
+#: Values of one study; each use of an alias counts.
 VALUES = 100_000
-#: The range of a 64-bit integer, which is what databases and tensors hold.
+#: Range of a 64-bit integer, the largest that databases and tensors hold.
 INTEGERS = range(-(2**63), 2**63)
 
 _WRONG = object()
@@ -27,12 +27,12 @@ _KINDS = "text, a number, true, false, null, a list or a mapping"
 
 
 def plain(value: Any, problems: list[Problem]) -> Any:
-    """Return a copy of ``value`` that is made of mappings, lists and JSON's scalars.
+    """Return a copy of ``value`` that consists of mappings, lists and JSON's scalars.
 
     Args:
-        value: A mapping, as a file or a caller gives it.
-        problems: Gets one for each value that is something else. Such a value is left out of its
-            mapping, and None stands for it in its list, so that the rest can be looked at.
+        value: A mapping, from a file or a caller.
+        problems: List to which a problem is added for each value of another type. Such a value is
+            left out of its mapping and is None in its list, so that the rest can be checked.
     """
     found = _Copy(problems).of(value, (), ())
     return {} if found is _WRONG else found
@@ -40,7 +40,7 @@ def plain(value: Any, problems: list[Problem]) -> Any:
 
 @dataclass
 class _Copy:
-    """One pass over nested data."""
+    """Recursive copy of nested data."""
 
     problems: list[Problem]
     count: int = field(default=0, init=False)
@@ -50,8 +50,8 @@ class _Copy:
 
         Args:
             value: The value.
-            key: Its path.
-            holders: Ids of the containers around it.
+            key: Path of the value.
+            holders: Ids of the containers around the value.
         """
         self.count += 1
         if self.count == VALUES + 1:
@@ -105,7 +105,7 @@ class _Copy:
 
 
 def _is_text(character: str) -> bool:
-    """Return whether a character is no control character and no half of a surrogate pair."""
+    """Return whether a character is neither a control character nor half a surrogate pair."""
     if character in "\t\n\r" or " " <= character <= "~":
         return True
     return ord(character) >= 0xA0 and not 0xD800 <= ord(character) <= 0xDFFF

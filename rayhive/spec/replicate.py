@@ -1,21 +1,17 @@
-"""What crosses a boundary downwards: a replicate for a supervisor, a peer for a peer process."""
+"""Specs that are sent downwards: of a replicate to its supervisor, of a peer to its process."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
-from rayhive.spec import (
-    Budget,
-    Configuration,
-    Evaluation,
-    Model,
-    SwarmConfig,
-    Timeouts,
-    WorkloadConfig,
-)
+from rayhive.spec.configuration import Configuration
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
+from rayhive.spec.model import Model
+from rayhive.spec.study import Budget, Evaluation, Timeouts, WorkloadConfig
+from rayhive.spec.swarm import SwarmConfig
 
-#: A replicate with faults trains at most this many times its seconds: faults may come late.
+#: Longest training time of a replicate with faults, as a multiple of its seconds: faults may be
+#: delayed.
 LONGEST = 2.0
 
 
@@ -26,17 +22,18 @@ class ReplicateSpec(Model):
         study: Name of the study.
         trial: Number of the trial in the study.
         replicate: Number of the replicate in the trial and scenario, from 0.
-        attempt: 0, and one more each time that the replicate had to be run again.
+        attempt: Number of earlier attempts at the replicate.
         scenario: Name of the fault scenario.
-        plan: What it breaks; None if nothing.
-        seed: Seed of data order and parameters; the same for all configurations of a replicate
-            number, so that rows differ by configuration alone.
-        timeouts: Limits of the phases around training; they do not change what is measured.
+        plan: Fault plan; None without faults.
+        seed: Seed of data order and parameters. It is the same for all configurations of a
+            replicate number, so that rows differ by configuration alone.
+        timeouts: Limits of the phases before and after training; measurements do not depend on
+            them.
         folder: Absolute path of the replicate's folder on the driver's node.
-        code: Digest of the user's code and data; None where there is neither.
-        git_revision: Of the driver's code, for the record: nodes may have it without its history.
-        directory: Working directory of the driver, which is that of the peers, too, on every node
-            that has it.
+        code: Digest of the user's code and data; None if there is neither.
+        git_revision: Git revision of the driver's code; nodes may lack its history.
+        directory: Working directory of the driver; also that of the peers, on every node that has
+            it.
     """
 
     study: str
@@ -59,7 +56,7 @@ class ReplicateSpec(Model):
 
     @property
     def run_id(self) -> str:
-        """Name that is unique among attempts: the DHT prefix and the supervisor's actor name."""
+        """Name, unique among attempts: the DHT prefix and the name of the supervisor actor."""
         return (
             f"{self.study}-t{self.trial}-r{self.replicate}-{self.scenario}-a{self.attempt}".replace(
                 ".", "_"
@@ -68,15 +65,20 @@ class ReplicateSpec(Model):
 
     @property
     def slots(self) -> int:
-        """Number of logical peers: those that start together, and those that the plan brings."""
+        """Number of replicas: peers that start together, and peers that join in the plan."""
         joins = () if self.plan is None else self.plan.joins
         return max((self.swarm.peers, *(number + 1 for number in joins)))
 
     def peer_spec(self, peer: int, life: int = 0) -> PeerSpec:
-        """Return what life number ``life`` of peer number ``peer`` of this replicate gets."""
+        """Return the spec of one incarnation of a peer.
+
+        Args:
+            peer: Number of the peer.
+            life: Number of the incarnation, from 0.
+        """
         planned = () if self.plan is None or life else self.plan.faults
         budget = self.budget
-        if self.plan is not None and self.plan.faults:  # the supervisor ends the training
+        if self.plan is not None and self.plan.faults:  # the supervisor ends training earlier
             longest = LONGEST * budget.seconds_per_replicate
             budget = budget.model_copy(update={"seconds_per_replicate": longest})
         return PeerSpec(
@@ -97,19 +99,19 @@ class ReplicateSpec(Model):
 
 
 class PeerSpec(Model):
-    """Everything that one peer process is told before it starts.
+    """Settings of one peer process.
 
     Attributes:
         run_id: Prefix of all its DHT keys.
-        peer: Its number in the swarm, from 0; peer 0 is the first bootstrap peer.
-        life: 0, and one more each time that this peer was started again.
+        peer: Number of the peer in the swarm, from 0; peer 0 is the first bootstrap peer.
+        life: Number of the incarnation, from 0.
         peers: Number of peers that start together.
-        slots: Number of peers, those that join later included; None if that is all of them.
-        faults: Faults that are planned for it; it commits those of its kind ``inside`` itself.
+        slots: Number of replicas, including peers that join later; None if none joins later.
+        faults: Faults that are planned for the peer. The peer injects those inside the training.
         seed: Seed of the parameters (the same on all peers) and, with ``peer``, of the data.
-        host: Address that it listens on and announces.
+        host: Address on which the peer listens, and which it announces.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
-        directory: Its working directory, on a node that has it; None to stay where it starts.
+        directory: Working directory, if the node has it; None is the one in which it starts.
     """
 
     run_id: str
@@ -130,34 +132,34 @@ class PeerSpec(Model):
 
     @property
     def name(self) -> str:
-        """The peer's name in events: ``peer-0``, and ``peer-0.1`` when it was started again.
+        """Name of the incarnation in events: ``peer-0``, and ``peer-0.1`` after a restart.
 
-        Each life is a peer of its own in events: its rounds, samples and clock begin anew.
+        Rounds, samples and clock of each incarnation start from zero.
         """
         return self.slot if self.life == 0 else f"{self.slot}.{self.life}"
 
     @property
     def slot(self) -> str:
-        """The logical peer, for example ``peer-0``: what a fault plan names."""
+        """Name of the replica, for example ``peer-0``, as in fault plans."""
         return f"peer-{self.peer}"
 
     @property
     def joins(self) -> bool:
-        """Whether it comes to a swarm that is training already."""
+        """Whether the peer joins a swarm that trains already."""
         return self.life > 0 or self.peer >= self.peers
 
     @property
     def data_index(self) -> int:
-        """Its index among those who share the data; a later life is a joiner of its own there."""
+        """Index of the peer's share of the data; a later incarnation has a share of its own."""
         return self.peer + self.life * max(self.peers, self.slots or 0)
 
     @property
     def rounds(self) -> int | None:
-        """Rounds after which the replicate is complete, from the budget of samples."""
+        """Number of rounds after which the budget of samples is spent; None without one."""
         samples = self.budget.samples_per_replicate
         return None if samples is None else -(-samples // self.swarm.target_batch_size)
 
     @property
     def evaluate_every_rounds(self) -> int:
-        """Rounds between two evaluations: a fixed count of committed samples."""
+        """Number of rounds between two evaluations, from their number of committed samples."""
         return max(1, round(self.evaluation.every_samples / self.swarm.target_batch_size))

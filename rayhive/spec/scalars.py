@@ -1,4 +1,4 @@
-"""Scalars as they are written: no number out of a truth value, no truth value out of a word."""
+"""Strict scalars: a number is not read from a truth value, nor a truth value from text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
 def exponent(value: Any) -> Any:
-    """Read ``1e-3``, which YAML 1.1 takes for text, as the number that is meant."""
+    """Return the number that text like ``1e-3`` means; YAML 1.1 reads it as text."""
     if not isinstance(value, str) or len(value) > 64 or EXPONENT.fullmatch(value) is None:
         return value
     number = float(value)
@@ -20,15 +20,15 @@ def exponent(value: Any) -> Any:
 
 
 def as_written(value: Any, annotation: Any) -> Any:
-    """Return a scalar unchanged, and refuse one that pydantic would take for another type.
+    """Return a scalar unchanged, and refuse one that pydantic would convert to another type.
 
     Args:
-        value: What a field is given.
-        annotation: The type of the field.
+        value: Value that is given for a field.
+        annotation: Type of the field.
 
     Raises:
-        PydanticCustomError: A truth value or text stands where a number belongs, or a number or
-            text where a truth value does.
+        PydanticCustomError: A truth value or text is given for a number, or a number or text for a
+            truth value.
     """
     kinds = _scalars(annotation)
     if kinds is None or not isinstance(value, (bool, int, float, str)):
@@ -46,7 +46,7 @@ def as_written(value: Any, annotation: Any) -> Any:
 
 @cache
 def _scalars(annotation: Any) -> frozenset[type] | None:
-    """Return the scalar types among the choices of a field, None if anything else may stand."""
+    """Return the scalar types that a field allows, or None if it allows other types."""
     choices = get_args(annotation) or (annotation,)
     known = {bool, int, float, str, type(None)}
     if not all(choice in known for choice in choices):

@@ -1,4 +1,4 @@
-"""YAML text to values: repeated keys, bad scalars and runaway nesting are errors, not crashes."""
+"""YAML parser that reports repeated keys, bad scalars and unbounded nesting as errors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rayhive.spec.plain_data import DEPTH, VALUES
 
 
 def parse(text: str, problems: list[Problem]) -> Any:
-    """Return the value that a YAML document holds.
+    """Return the value of a YAML document.
 
     Args:
         text: The document.
-        problems: Gets one for each key that stands twice.
+        problems: List to which a problem is added for each repeated key.
 
     Raises:
-        yaml.YAMLError: It is no YAML, or nested or aliased without end.
+        yaml.YAMLError: The text is not YAML, or its nesting or its aliases exceed the limits.
     """
     loader = _Loader(text)
     loader.repeated = problems
@@ -31,7 +31,7 @@ def parse(text: str, problems: list[Problem]) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, with limits, and with a note of keys that stand twice."""
+    """YAML's safe loader with limits, which records repeated keys."""
 
     repeated: list[Problem]
 
@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
         self._total = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node as the base class does, unless it nests or repeats without end."""
+        """Compose a node as the base class does, within the limits of nesting and aliases."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
             node: Any = super().compose_node(parent, index)
@@ -72,15 +72,15 @@ class _Loader(yaml.SafeLoader):
             raise ComposerError(None, None, text, event.start_mark)
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
-        """Build a value; a scalar that only looks like a number or a date is text."""
-        if node.tag == "tag:yaml.org,2002:value":  # a lone equals sign, in YAML 1.1
+        """Build a value; a scalar that resembles a number or a date but is none is text."""
+        if node.tag == "tag:yaml.org,2002:value":  # a single equals sign, in YAML 1.1
             node.tag = "tag:yaml.org,2002:str"
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, OverflowError) as error:
             if not isinstance(node, yaml.ScalarNode):
                 raise
-            # `node` is still marked as being built, which a second call would take for a loop.
+            # `node` is still marked as being built; a second call would report a loop.
             self.recursive_objects.pop(node, None)
             resolve: Any = self.resolve
             tag = resolve(yaml.ScalarNode, node.value, (True, False))
@@ -90,7 +90,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, text, node.start_mark) from error
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        """Build a mapping as the base class does, after looking for repeated keys."""
+        """Build a mapping as the base class does, and record repeated keys."""
         seen = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode):

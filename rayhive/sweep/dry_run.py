@@ -6,13 +6,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
-from rayhive.compression.payload import allreduce_bytes, payload
+from rayhive.compression.payload import allreduce_bytes, configuration_payload, payload
 from rayhive.errors import Problem
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.spec import Configuration, Range, Space
+from rayhive.spec import Axis, Configuration, Space
+from rayhive.spec.configuration import combinations
+from rayhive.spec.distribution import ends
 from rayhive.sweep.resolved import ResolvedScenario, ResolvedStudy
-from rayhive.sweep.space import SearchSpace
+from rayhive.sweep.space import LISTABLE
 
 #: Configurations that a plan lists; further ones are only counted.
 LISTED = 32
@@ -122,13 +125,7 @@ def _rows(study: ResolvedStudy) -> Iterator[PlannedConfiguration]:
         if key in seen:
             continue
         seen.add(key)
-        predicted = payload(
-            study.workload.shapes,
-            codec=item.codec,
-            threshold=item.threshold,
-            powersgd_rank=item.powersgd_rank,
-            min_compression_ratio=item.min_compression_ratio,
-        )
+        predicted = configuration_payload(study.workload.shapes, item)
         sent = allreduce_bytes(predicted.bytes_per_transfer, config.swarm.peers)
         yield PlannedConfiguration(
             item, enqueued, float(sent), predicted.ratio, len(predicted.compressed), predicted.exact
@@ -136,11 +133,10 @@ def _rows(study: ResolvedStudy) -> Iterator[PlannedConfiguration]:
 
 
 def _corners(space: Space) -> Iterator[Configuration]:
-    """Yield the points at the ends of every axis; one value of delay, which changes no bytes."""
-    ends: dict[str, tuple[object, ...]] = {}
-    for name in Space.model_fields:
-        axis = getattr(space, name)
-        ends[name] = (axis.low, axis.high) if isinstance(axis, Range) else tuple(axis)
-    ends["delay"] = ends["delay"][:1]
-    product = SearchSpace(Space.model_validate(ends), ()).every()
-    yield from islice(product or (), 10_000)
+    """Yield the points at the ends of every axis, and one point of an axis that sends no bytes."""
+
+    def corners(axis: Axis) -> tuple[Any, ...]:
+        points = tuple(dict.fromkeys(ends(getattr(space, axis.name))))
+        return points if axis.payload_argument is not None else points[:1]
+
+    yield from islice(combinations(corners), LISTABLE)

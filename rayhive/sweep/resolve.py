@@ -17,11 +17,8 @@ from rayhive.errors import ConfigError, Problem, described
 from rayhive.faults.library import label, load_scenario, plan_of
 from rayhive.faults.queries import needs_of
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.registry import CODECS, SCENARIOS
+from rayhive.registry import SCENARIOS
 from rayhive.spec import (
-    DEFAULT_MIN_COMPRESSION_RATIO,
-    DEFAULT_THRESHOLD,
-    Configuration,
     SweepConfig,
     apply_overrides,
     is_path,
@@ -29,6 +26,7 @@ from rayhive.spec import (
     validate_sweep,
 )
 from rayhive.spec.fault_plan import FaultPlan
+from rayhive.spec.rules import check_target_batch_size
 from rayhive.sweep.resolved import (
     Demands,
     ResolvedScenario,
@@ -93,16 +91,6 @@ def as_data(config: SweepConfig) -> dict[str, Any]:
     """Return a study as the content of its YAML file, the password of ``storage`` included."""
     data: dict[str, Any] = yaml.safe_load(config.to_yaml())
     return {**data, "storage": config.storage}
-
-
-def completed(configuration: Configuration) -> Configuration:
-    """Return ``configuration`` with the defaults of the axes that apply to it."""
-    update: dict[str, Any] = {}
-    if configuration.threshold is None and CODECS.get(configuration.codec).uses_threshold:
-        update["threshold"] = DEFAULT_THRESHOLD
-    if configuration.powersgd_rank is not None and configuration.min_compression_ratio is None:
-        update["min_compression_ratio"] = DEFAULT_MIN_COMPRESSION_RATIO
-    return configuration.model_copy(update=update)
 
 
 def expanded(config: SweepConfig) -> SweepConfig:
@@ -182,7 +170,7 @@ def _resolved(
     whole = expanded(config)
     scenarios = with_twin(whole.scenarios) if twin else whole.scenarios
     update = {
-        "enqueue": tuple(completed(configuration) for configuration in config.enqueue),
+        "enqueue": tuple(configuration.completed() for configuration in config.enqueue),
         "scenarios": scenarios,
     }
     nothing: _Plans = (None,) * config.replicates
@@ -225,10 +213,10 @@ class _Check:
         except ConfigError as error:
             yield from error.problems
             return
-        least, target = workload.default_batch_size, config.swarm.target_batch_size
-        if config.swarm.batch_size is None and target < least:
-            allowed = f"at least the batch size of one peer ({least} by default with this workload)"
-            yield Problem("swarm.target_batch_size", target, allowed)
+        least = workload.default_batch_size
+        if config.swarm.batch_size is None:
+            source = "the workload's default batch size"
+            yield from check_target_batch_size(config.swarm, least, source)
         try:
             size = workload.train_size()
             self.facts = WorkloadFacts(

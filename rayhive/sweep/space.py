@@ -1,8 +1,7 @@
-"""The conditional space: which configurations there are, and how one is drawn.
+"""Conditional search space of a study: its configurations, and how one is drawn.
 
-An axis is only asked where it means something: a threshold with a codec that has one, a least
-compression ratio with a PowerSGD rank. A constant is never asked. So every draw is valid, and two
-draws differ in name only where :func:`rayhive.compression.payload.configuration_key` says so.
+An axis is asked only where it applies, and only if it has several values, so every draw is valid.
+Draws with the same :func:`rayhive.compression.equivalence.configuration_key` are one configuration.
 """
 
 from __future__ import annotations
@@ -12,23 +11,26 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayhive.compression.payload import configuration_key, threshold_range
-from rayhive.registry import CODECS
-from rayhive.spec import Configuration, Range, Space
+from rayhive.compression.equivalence import configuration_key
+from rayhive.compression.payload import averaged_sizes
+from rayhive.spec import AXES, Axis, Configuration, Range, Space
+from rayhive.spec.axes import Values
+from rayhive.spec.configuration import combinations, decide
+from rayhive.spec.distribution import choices
 
 if TYPE_CHECKING:
     from optuna import Trial
 
-#: Draws without anything new after which a space that cannot be listed counts as exhausted.
+#: Draws without a new configuration after which a space that cannot be listed is exhausted.
 ENOUGH_DRAWS = 500
-#: Points up to which a space is listed.
+#: Largest number of points of a space that is listed.
 LISTABLE = 2000
 
 Shapes = Sequence[tuple[int, ...]]
 
 
 class Chooser(Protocol):
-    """What decides on each axis that has a choice."""
+    """Source of the values of axes with several values."""
 
     def choice(self, name: str, values: tuple[Any, ...]) -> Any:
         """Return one of several values."""
@@ -45,8 +47,8 @@ class SearchSpace:
 
     Args:
         space: Its axes.
-        shapes: Shapes of the gradients; they decide which thresholds change anything and which
-            configurations are one and the same.
+        shapes: Shapes of the gradients. They determine in which part of a range values differ in
+            their effect, and which configurations have the same effect.
     """
 
     def __init__(self, space: Space, shapes: Shapes) -> None:
@@ -54,86 +56,52 @@ class SearchSpace:
         self.shapes = tuple(tuple(shape) for shape in shapes)
 
     def key(self, configuration: Configuration) -> str:
-        """Return what tells configurations apart that differ in more than their spelling."""
+        """Return a string that is equal for configurations with the same effect."""
         return configuration_key(self.shapes, configuration)
 
     def draw(self, chooser: Chooser) -> Configuration:
         """Return the configuration that ``chooser`` decides on."""
-        space = self.space
-        codec = _pick(chooser, "codec", space.codec)
-        ratio, threshold = None, None
-        rank = _pick(chooser, "powersgd_rank", space.powersgd_rank, whole=True)
-        if rank is not None:
-            ratio = float(_pick(chooser, "min_compression_ratio", space.min_compression_ratio))
-        if CODECS.get(codec).uses_threshold:
-            axis = self._threshold_axis(rank, ratio)
-            threshold = int(_pick(chooser, "threshold", axis, whole=True))
-        return Configuration(
-            codec=codec,
-            threshold=threshold,
-            powersgd_rank=None if rank is None else int(rank),
-            min_compression_ratio=ratio,
-            delay=_pick(chooser, "delay", space.delay),
-        )
 
-    def _threshold_axis(self, rank: int | None, ratio: float | None) -> Any:
-        """Narrow a range of thresholds to where they change anything at this rank.
+        def choose(axis: Axis, values: Values) -> Any:
+            return _pick(chooser, axis, self._distribution(axis, values))
 
-        Under PowerSGD a threshold meets the factors, which are far smaller than the gradients:
-        most of a range that suits the gradients would then do nothing.
-        """
-        axis = self.space.threshold
-        if not isinstance(axis, Range):
-            return axis
-        least, most = threshold_range(self.shapes, rank, ratio)
-        low, high = max(math.ceil(axis.low), least), min(math.floor(axis.high), most)
-        if low > high:  # all or none are large anywhere in the range
-            return (math.floor(axis.high) if axis.high < least else math.ceil(axis.low),)
-        return Range(low=low, high=high, log=axis.log)
+        return Configuration(**decide(choose))
+
+    def _distribution(self, axis: Axis, values: Values) -> Range | tuple[Any, ...]:
+        """Return the distribution of an axis, given the values of the axes before it."""
+        distribution: Range | tuple[Any, ...] = getattr(self.space, axis.name)
+        if not axis.drawn_after or not isinstance(distribution, Range):
+            return distribution
+        sizes = averaged_sizes(self.shapes, {name: values[name] for name in axis.drawn_after})
+        return axis.narrowed(distribution, sizes)
 
     def parameters(self, configuration: Configuration) -> dict[str, Any]:
         """Return the values of the axes that lead to ``configuration``, as far as they can.
 
-        An enqueued configuration may lie outside the space; a value that its axis does not hold
-        is left out, and the sampler learns nothing from that axis.
+        An enqueued configuration may lie outside the space. A value that its axis does not allow
+        is left out, and the sampler learns nothing about that axis.
         """
         follower = _Follower(configuration)
         self.draw(follower)
         return follower.found
 
     def follow(self, configuration: Configuration, trial: Trial) -> None:
-        """Ask ``trial`` for every axis in :meth:`parameters`; it answers with the queued value."""
+        """Ask ``trial`` for every axis in :meth:`parameters`; it returns the queued values."""
         self.draw(_Follower(configuration, trial))
 
     def every(self) -> Iterator[Configuration] | None:
         """Yield every configuration once per spelling; None if they are too many to list."""
-        axes = [getattr(self.space, name) for name in Space.model_fields]
-        if any(isinstance(axis, Range) and axis.low < axis.high for axis in axes):
+        points = {axis.name: choices(getattr(self.space, axis.name)) for axis in AXES}
+        listed = {name: values for name, values in points.items() if values is not None}
+        if len(listed) < len(points) or math.prod(map(len, listed.values())) > LISTABLE:
             return None
-        if math.prod(len(_values(axis)) for axis in axes) > LISTABLE:
-            return None
-        return self._product()
-
-    def _product(self) -> Iterator[Configuration]:
-        space = self.space
-        for codec in _values(space.codec):
-            for rank in _values(space.powersgd_rank):
-                for ratio in _values(space.min_compression_ratio) if rank is not None else [None]:
-                    adaptive = CODECS.get(codec).uses_threshold
-                    for threshold in _values(space.threshold) if adaptive else [None]:
-                        for delay in _values(space.delay):
-                            yield Configuration(
-                                codec=codec,
-                                threshold=threshold,
-                                powersgd_rank=rank,
-                                min_compression_ratio=ratio,
-                                delay=delay,
-                            )
+        return combinations(lambda axis: listed[axis.name])
 
     def unseen(self, seen: set[str], random: Random) -> Configuration | None:
-        """Return a configuration whose key is not in ``seen``; None if there seems to be none.
+        """Return a configuration whose key is not in ``seen``, or None.
 
-        Where the space can be listed the answer is exact; else several hundred draws decide.
+        If the space can be listed the answer is exact. Otherwise it depends on several hundred
+        draws.
         """
         everything = self.every()
         if everything is not None:
@@ -148,20 +116,20 @@ class SearchSpace:
 
 
 class RandomChooser:
-    """Decides at random."""
+    """Chooser that draws values at random."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
 
     def choice(self, name: str, values: tuple[Any, ...]) -> Any:
-        """Return any of the values."""
+        """Return one of the values, each with the same probability."""
         return self._random.choice(values)
 
     def whole(self, name: str, low: int, high: int, log: bool) -> int:
         """Return a whole number, uniform in itself or in its logarithm."""
         if not log:
             return self._random.randint(low, high)
-        # Every whole number stands for the half-open interval around it.
+        # Every whole number represents the half-open interval around it.
         drawn = self._random.uniform(math.log(low - 0.5), math.log(high + 0.5))
         return min(high, max(low, round(math.exp(drawn))))
 
@@ -174,7 +142,7 @@ class RandomChooser:
 
 
 class OptunaChooser:
-    """Decides as Optuna's sampler suggests."""
+    """Chooser that follows the suggestions of Optuna's sampler."""
 
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
@@ -193,11 +161,11 @@ class OptunaChooser:
 
 
 class _Follower:
-    """Decides for a given configuration and notes what it could decide.
+    """Chooser of the values of a given configuration; it records those that their axes allow.
 
     Args:
-        configuration: Where to go.
-        trial: Asked for every value that its axis holds, so that the sampler learns from it.
+        configuration: The configuration.
+        trial: Trial that is asked for every recorded value, so that the sampler learns from it.
     """
 
     def __init__(self, configuration: Configuration, trial: Trial | None = None) -> None:
@@ -236,17 +204,14 @@ class _Follower:
         return True
 
 
-def _pick(chooser: Chooser, name: str, axis: Any, whole: bool = False) -> Any:
-    """Ask for a value of ``axis`` unless it has only one."""
-    if not isinstance(axis, Range):
-        return axis[0] if len(axis) == 1 else chooser.choice(name, tuple(axis))
-    if whole:
-        low, high = math.ceil(axis.low), math.floor(axis.high)
-        return low if low == high else chooser.whole(name, low, high, axis.log)
-    if axis.low == axis.high:
-        return axis.low
-    return chooser.real(name, axis.low, axis.high, axis.log)
-
-
-def _values(axis: Any) -> tuple[Any, ...]:
-    return (axis.low,) if isinstance(axis, Range) else tuple(axis)
+def _pick(chooser: Chooser, axis: Axis, distribution: Range | tuple[Any, ...]) -> Any:
+    """Ask for a value of an axis unless it has only one."""
+    if not isinstance(distribution, Range):
+        if len(distribution) == 1:
+            return distribution[0]
+        return chooser.choice(axis.name, tuple(distribution))
+    low, high = distribution.low, distribution.high
+    if axis.kind == "number":
+        return low if low == high else chooser.real(axis.name, low, high, distribution.log)
+    low, high = math.ceil(low), math.floor(high)
+    return low if low == high else chooser.whole(axis.name, low, high, distribution.log)

@@ -15,7 +15,7 @@ import torch
 
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.optim.optimizer import RayhiveOptimizer
-from rayhive.spec.rules import DELAY_FLAGS
+from rayhive.spec.axes.delay import DELAY_FLAGS
 
 #: Samples of a round's batches: unequal ones.
 BATCHES = (5, 1, 6)

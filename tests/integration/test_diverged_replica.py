@@ -38,7 +38,7 @@ def run_peer(peer: int, addresses: list[str], delay: str) -> dict[str, Any]:
     import torch
 
     from rayhive.optim.optimizer import RayhiveOptimizer
-    from rayhive.spec.rules import DELAY_FLAGS
+    from rayhive.spec.axes.delay import DELAY_FLAGS
 
     offload = {"offload_optimizer": True} if delay == "none, offloaded" else {}
     if offload:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rayhive.peer.weights_sketch import relative_distance
-from rayhive.spec import Delay, WorkloadConfig
+from rayhive.spec import DelayName, WorkloadConfig
 from rayhive.spec.replicate import PeerSpec
 from tests.integration.forkserver_harness import (
     PeerLine,
@@ -91,7 +91,7 @@ def assert_processes_are_named(line: PeerLine) -> None:
 
 @pytest.mark.parametrize("delay", ["none", "state", "optimizer", "gradients"])
 def test_two_peers_train_together_in_every_delay_mode(
-    socket_path: str, tmp_path: Path, delay: Delay
+    socket_path: str, tmp_path: Path, delay: DelayName
 ) -> None:
     lines = start_swarm(socket_path, specs(f"delay-{delay}", delay=delay), tmp_path)
     finish_swarm(lines)

@@ -26,7 +26,7 @@ def run_peer(
 
     from rayhive.averaging.averagers import RayhiveGradientAverager
     from rayhive.optim.optimizer import RayhiveOptimizer
-    from rayhive.spec.rules import DELAY_FLAGS
+    from rayhive.spec.axes.delay import DELAY_FLAGS
 
     class Dropping(RayhiveGradientAverager):
         """Peer that drops out of given rounds."""

@@ -15,18 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rayhive.compression  # noqa: F401 - registers the codecs
+from rayhive.compression.equivalence import configuration_key
 from rayhive.compression.payload import (
     allreduce_bytes,
+    averaged_sizes,
     compressed_tensors,
-    configuration_key,
     matrix_dims,
     payload,
     tensor_bytes,
-    threshold_range,
 )
 from rayhive.errors import ConfigError
 from rayhive.registry import CODECS
 from rayhive.spec import Configuration
+from rayhive.spec.axes.threshold import deciding_range
 from tests.unit.compression_fakes import unstarted
 
 FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")
@@ -230,7 +231,9 @@ def test_configurations_that_are_the_same_have_one_key() -> None:
 def test_thresholds_outside_the_range_act_like_its_ends(
     shapes: list[tuple[int, ...]], rank: int | None, ratio: float | None, threshold: int
 ) -> None:
-    low, high = threshold_range(shapes, rank, ratio)
+    low, high = deciding_range(
+        averaged_sizes(shapes, {"powersgd_rank": rank, "min_compression_ratio": ratio})
+    )
 
     def key(value: int) -> str:
         return configuration_key(
@@ -250,7 +253,7 @@ def test_thresholds_outside_the_range_act_like_its_ends(
 def test_the_range_follows_the_factors() -> None:
     """ResNet-18's largest convolution is 512 by 4608: its Q at rank r has 4608 r elements."""
     shapes = [(512, 512, 3, 3), (512,)]
-    assert threshold_range(shapes) == (512, 512 * 4608 + 1)
-    assert threshold_range(shapes, rank=2) == (512, 2 * 4608 + 1)
+    assert deciding_range(averaged_sizes(shapes, {})) == (512, 512 * 4608 + 1)
+    assert deciding_range(averaged_sizes(shapes, {"powersgd_rank": 2})) == (512, 2 * 4608 + 1)
     with pytest.raises(ConfigError):
-        threshold_range([])
+        averaged_sizes([], {})

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import rayhive.compression
 import rayhive.faults  # noqa: F401  (both fill registries)
 from rayhive.errors import Problem
-from rayhive.spec import DELAYS, Configuration, SwarmConfig, SweepConfig
-from rayhive.spec.rules import DELAY_FLAGS, check_configuration, check_sweep
+from rayhive.spec import Configuration, DelayName, SwarmConfig, SweepConfig
+from rayhive.spec.axes.delay import DELAY_FLAGS
+from rayhive.spec.rules import check_configuration, check_sweep
 
 
 def study(**fields: Any) -> SweepConfig:
@@ -22,7 +23,7 @@ def keys(problems: Iterable[Problem]) -> list[str]:
 
 def test_delays_are_the_valid_combinations_of_flags() -> None:
     """The rule was measured over all combinations of hivemind's flags."""
-    assert tuple(DELAY_FLAGS) == DELAYS
+    assert tuple(DELAY_FLAGS) == get_args(DelayName)
     for flags in DELAY_FLAGS.values():
         state, optimizer, gradients, offload = (
             flags.get(name, False)
@@ -138,12 +139,9 @@ def test_a_codec_without_its_dependency_is_refused_with_what_to_install(
 ) -> None:
     from rayhive.registry import CODECS
 
-    class Missing(CODECS.get("blockwise8")):  # type: ignore[misc]
-        requires = "a_package_that_nobody_has"
-
-    monkeypatch.setitem(CODECS._entries, "blockwise8", Missing)
+    monkeypatch.setattr(CODECS.get("blockwise8"), "requires", "a_missing_package")
     (problem,) = check_sweep(study(space={"codec": "blockwise8"}))
-    assert "install a_package_that_nobody_has" in problem.allowed
+    assert "install a_missing_package" in problem.allowed
 
 
 def test_whole_numbers_may_be_written_as_floats() -> None:

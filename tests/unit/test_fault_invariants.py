@@ -6,7 +6,7 @@ import pytest
 
 from rayhive.invariants import InvariantResult, check_all
 from rayhive.invariants.replicas_agree import tolerance_of
-from rayhive.spec import Configuration, Delay
+from rayhive.spec import Configuration, DelayName
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec
 
@@ -37,7 +37,7 @@ def test_all_are_checked_by_name() -> None:
     ],
 )
 def test_the_tolerance_is_the_codecs(
-    codec: str, delay: Delay, every: int, state_codec: str, tolerance: float
+    codec: str, delay: DelayName, every: int, state_codec: str, tolerance: float
 ) -> None:
     swarm = make_spec().swarm.model_copy(
         update={"average_state_every": every, "state_codec": state_codec}

@@ -12,7 +12,7 @@ from rayhive.faults.target import CAPABILITIES
 from rayhive.spec import Configuration
 from rayhive.sweep import resolve as resolve_module
 from rayhive.sweep.dry_run import LISTED, make_plan
-from rayhive.sweep.resolve import completed, resolve
+from rayhive.sweep.resolve import resolve
 from rayhive.sweep.resolved import ResolvedStudy, replicate_seed
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
@@ -59,7 +59,7 @@ def test_mistakes_in_the_workload_are_told_with_the_rest() -> None:
 
 def test_a_round_holds_at_least_one_batch_of_a_peer() -> None:
     small = {**BASE, "swarm": {"target_batch_size": 16}}
-    with pytest.raises(ConfigError, match=r"\(32 by default with this workload\)") as caught:
+    with pytest.raises(ConfigError, match=r"default batch size \(32\)") as caught:
         resolve(small)
     assert keys(caught) == ["swarm.target_batch_size"]
     resolve({**small, "swarm": {"target_batch_size": 16, "batch_size": 16}})
@@ -97,7 +97,7 @@ def test_enqueued_configurations_are_spelled_out() -> None:
         Configuration(powersgd_rank=2, min_compression_ratio=0.5),
         Configuration(codec="float16"),
     )
-    assert all(completed(item) == item for item in study.config.enqueue)
+    assert all(item.completed() == item for item in study.config.enqueue)
 
 
 def quickstart() -> ResolvedStudy:

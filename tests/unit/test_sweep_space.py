@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayhive.compression.payload import threshold_range
+from rayhive.compression.payload import averaged_sizes
 from rayhive.registry import CODECS
 from rayhive.spec import Configuration, Range, Space
+from rayhive.spec.axes.threshold import deciding_range
 from rayhive.spec.rules import check_configuration
 from rayhive.sweep.space import OptunaChooser, RandomChooser, SearchSpace
 from tests.unit.sweep_fakes import SHAPES
@@ -86,7 +87,7 @@ def test_a_range_of_thresholds_is_narrowed_to_where_it_matters(rank: int | None)
     space = SearchSpace(
         Space(codec=["size_adaptive"], threshold=axis, powersgd_rank=[rank]), SHAPES
     )
-    least, most = threshold_range(SHAPES, rank, 0.5)
+    least, most = deciding_range(averaged_sizes(SHAPES, {"powersgd_rank": rank}))
     drawn = {space.draw(RandomChooser(Random(seed))).threshold for seed in range(300)}
     assert min(drawn) >= max(8, least)
     assert max(drawn) <= most < 262144

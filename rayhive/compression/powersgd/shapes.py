@@ -14,8 +14,10 @@ from itertools import pairwise
 from typing import Any
 
 from rayhive.errors import ConfigError, Problem
-from rayhive.spec import DEFAULT_MIN_COMPRESSION_RATIO
+from rayhive.spec.axes.min_compression_ratio import MinCompressionRatio
 
+#: The default of hivemind's PowerSGD averager.
+DEFAULT_MIN_COMPRESSION_RATIO: float = MinCompressionRatio.default
 #: Most power iterations of a round; each costs two all-reduces.
 MAX_ITERATIONS = 8
 #: Ways to make the columns of P orthonormal, see :mod:`rayhive.compression.powersgd.orthogonalise`.

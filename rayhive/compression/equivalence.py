@@ -1,0 +1,60 @@
+"""Keys of configurations: equal where configurations have the same effect on a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rayhive.compression.codecs.base import Codec
+from rayhive.compression.codecs.size_adaptive import SizeAdaptive
+from rayhive.compression.payload import averaged_sizes, codec_named
+from rayhive.compression.powersgd.shapes import Shape, compressed_tensors
+from rayhive.spec import AXES, Configuration
+
+#: Axes whose effect depends on shapes; the key has the values of all other axes.
+_OF_SHAPES = ("codec", "threshold", "powersgd_rank", "min_compression_ratio")
+
+
+def configuration_key(shapes: Iterable[Shape], configuration: Configuration) -> str:
+    """Return a key of the effect that a configuration has on gradients of these shapes.
+
+    Configurations with equal keys send the same bytes and compute the same. A threshold counts by
+    the tensors that it makes large. A ratio counts by the tensors that PowerSGD factorises: for one
+    rank these sets are nested, so their number identifies them. A rank that factorises nothing
+    does not count.
+
+    Args:
+        shapes: Shape of every gradient.
+        configuration: A configuration; defaults are filled in.
+
+    Raises:
+        ConfigError: As :func:`rayhive.compression.payload.payload`.
+    """
+    shapes = [tuple(shape) for shape in shapes]
+    values = configuration.values
+    codec, threshold, rank, ratio = (values[name] for name in _OF_SHAPES)
+    compressed = compressed_tensors(shapes, rank, ratio)
+    factorised = {"powersgd_rank": rank, "min_compression_ratio": ratio} if compressed else {}
+    sizes = averaged_sizes(shapes, factorised) if shapes else ()
+    powersgd = f"rank {rank} on {len(compressed)}" if compressed else "none"
+    return "; ".join(
+        [
+            f"codec {_codec_key(codec_named(codec), threshold, sizes)}",
+            f"powersgd {powersgd}",
+            *(
+                f"{axis.name} {values[axis.name]}"
+                for axis in AXES
+                if axis.name not in _OF_SHAPES and values[axis.name] is not None
+            ),
+        ]
+    )
+
+
+def _codec_key(codec: Codec, threshold: int | None, sizes: Sequence[int]) -> str:
+    """Return a key of a codec's effect on tensors of these sizes."""
+    codec.check_threshold(threshold)
+    if threshold is None:
+        return codec.name
+    large = [size for size in sizes if size >= threshold]
+    if isinstance(codec, SizeAdaptive) and len(large) in (0, len(sizes)):
+        return codec.large.name if large else codec.small.name
+    return f"{codec.name} from {min(large)} elements" if large else f"{codec.name} on nothing"

@@ -1,0 +1,49 @@
+"""Axes of a study, one file each.
+
+A new axis is one file with one subclass of :class:`~rayhive.spec.axes.base.Axis` and one line
+here; ``docs/extending.md`` shows one. ``tests/contract/test_axis_contract.py`` tests every axis.
+"""
+
+from __future__ import annotations
+
+from rayhive.registry import Registry
+from rayhive.spec.axes.base import Axis, Values
+
+__all__ = ["AXES", "DRAW_ORDER", "REGISTERED", "Axis", "Values", "draw_order"]
+
+#: Classes of the axes by name, in the order of their columns.
+REGISTERED: Registry[type[Axis]] = Registry("axis", in_order=True)
+REGISTERED.register_lazy("codec", "rayhive.spec.axes.codec:Codec")
+REGISTERED.register_lazy("threshold", "rayhive.spec.axes.threshold:Threshold")
+REGISTERED.register_lazy("powersgd_rank", "rayhive.spec.axes.powersgd_rank:PowerSGDRank")
+REGISTERED.register_lazy(
+    "min_compression_ratio", "rayhive.spec.axes.min_compression_ratio:MinCompressionRatio"
+)
+REGISTERED.register_lazy("delay", "rayhive.spec.axes.delay:Delay")
+
+
+def draw_order(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """Return axes sorted so that every axis follows its dependencies.
+
+    The sort is stable, because the draws of a sampler depend on the order.
+
+    Raises:
+        ValueError: An axis depends on one that is not registered, or on itself.
+    """
+    order: list[Axis] = []
+    while len(order) < len(axes):
+        drawn = {axis.name for axis in order}
+        for axis in axes:
+            if axis not in order and drawn.issuperset((*axis.depends_on, *axis.drawn_after)):
+                order.append(axis)
+                break
+        else:
+            rest = ", ".join(axis.name for axis in axes if axis not in order)
+            raise ValueError(f"axes that depend on each other or on an unknown axis: {rest}")
+    return tuple(order)
+
+
+#: The axes in the order of their columns.
+AXES: tuple[Axis, ...] = tuple(axis() for _, axis in REGISTERED.items())
+#: The axes in the order in which their values are chosen and applied.
+DRAW_ORDER: tuple[Axis, ...] = draw_order(AXES)

@@ -1,0 +1,52 @@
+"""Codec of the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rayhive.columns import Column
+from rayhive.errors import Problem, unknown
+from rayhive.registry import CODECS
+from rayhive.spec.axes.base import Axis, Values
+
+if TYPE_CHECKING:
+    from rayhive.spec.swarm import SwarmConfig
+
+
+class Codec(Axis):
+    """Codec with which peers send gradients, by its registered name."""
+
+    name = "codec"
+    type = str
+    default = "none"
+    kind = "choice"
+    payload_argument = "codec"
+    column = Column("codec", "Gradient codec", type="text")
+    examples = ("none", "float16", "size_adaptive")
+
+    def check(self, key: str, value: Any) -> Iterator[Problem]:
+        """Find an unknown codec, or one whose optional dependency is not installed."""
+        if not isinstance(value, str) or value not in CODECS:
+            yield unknown(key, value, CODECS.names())
+            return
+        codec = CODECS.get(value)
+        if not codec.available():
+            yield Problem(
+                key, value, f"a codec whose dependency is installed: install {codec.requires}"
+            )
+
+    def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
+        """Find a codec of gradients where parameters are averaged."""
+        for allowed in super().conflicts(value, swarm):
+            yield f"{allowed}; swarm.state_codec is the codec of parameters"
+
+    def apply(self, arguments: dict[str, Any], values: Values) -> None:
+        """Build the codec, unless it takes a threshold: the axis ``threshold`` builds that one."""
+        codec = CODECS.get(values[self.name])()
+        if not codec.uses_threshold:
+            arguments["grad_compression"] = codec.build()
+
+    def label(self, value: Any) -> str:
+        """Return the name of the codec."""
+        return str(value)

@@ -1,0 +1,131 @@
+"""Configurations and spaces, whose fields are the registered axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import create_model
+
+from rayhive.spec.axes import AXES, DRAW_ORDER, Axis, Values
+from rayhive.spec.distribution import Distribution
+from rayhive.spec.model import Model
+
+M = TypeVar("M", bound=Model)
+
+
+def _with_axes(field: Callable[[Axis], tuple[Any, Any]]) -> Callable[[type[M]], type[M]]:
+    """Return a decorator that adds one field per axis to a model.
+
+    Args:
+        field: Returns the annotation and the default of the field of an axis.
+    """
+
+    def add(model: type[M]) -> type[M]:
+        fields: dict[str, Any] = {axis.name: field(axis) for axis in AXES}
+        return create_model(
+            model.__name__,
+            __base__=model,
+            __doc__=model.__doc__,
+            __module__=model.__module__,
+            **fields,
+        )
+
+    return add
+
+
+def _value_field(axis: Axis) -> tuple[Any, Any]:
+    return (axis.type | None if axis.depends_on else axis.type), axis.field_default
+
+
+@_with_axes(_value_field)
+class Configuration(Model):
+    """One point of a space, and one row of the results table per scenario.
+
+    It has one field per axis; see the files of :mod:`rayhive.spec.axes`. A field is None where its
+    axis does not apply.
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Name -> value of every axis, defaults filled in where an axis applies."""
+        values = dict(self)
+        for axis in DRAW_ORDER:
+            if values[axis.name] is None and axis.applies(values):
+                values[axis.name] = axis.default
+        return values
+
+    def completed(self) -> Configuration:
+        """Return the configuration with the defaults of the axes that apply."""
+        return self.model_copy(update=self.values)
+
+    @property
+    def label(self) -> str:
+        """Short stable name, unique among configurations that differ.
+
+        The parts of axes that depend on another axis follow the part of that axis in parentheses,
+        as in ``size_adaptive(65537) rank2(≥0.5) delay-state``.
+        """
+        values = self.values
+        parts: dict[str, str] = {}
+        details: dict[str, list[str]] = {}
+        for axis in DRAW_ORDER:
+            value = values[axis.name]
+            text = "" if value is None else axis.label(value)
+            if text and axis.depends_on:
+                details.setdefault(axis.depends_on[0], []).append(text)
+            elif text:
+                parts[axis.name] = text
+        return " ".join(
+            f"{text}({', '.join(details[name])})" if name in details else text
+            for name, text in parts.items()
+        )
+
+
+@_with_axes(lambda axis: (Distribution, (axis.default,)))
+class Space(Model):
+    """Distributions of the axes that a study searches; a constant is an axis of one value."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **distributions: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def decide(choose: Callable[[Axis, Values], Any]) -> dict[str, Any]:
+    """Choose a value for each axis that applies; the value of the other axes is None.
+
+    Args:
+        choose: Returns the value of an axis, given the values of the axes before it.
+    """
+    values: dict[str, Any] = {}
+    for axis in DRAW_ORDER:
+        values[axis.name] = choose(axis, values) if axis.applies(values) else None
+    return values
+
+
+def combinations(points: Callable[[Axis], Sequence[Any]]) -> Iterator[Configuration]:
+    """Yield every configuration of the given values, each once.
+
+    Args:
+        points: Returns the values of an axis.
+    """
+    found: Iterator[dict[str, Any]] = iter([{}])
+    for axis in DRAW_ORDER:
+        found = _extended(found, axis, points(axis))
+    return (Configuration(**values) for values in found)
+
+
+def _extended(
+    found: Iterator[dict[str, Any]], axis: Axis, points: Sequence[Any]
+) -> Iterator[dict[str, Any]]:
+    for values in found:
+        for value in points if axis.applies(values) else (None,):
+            yield {**values, axis.name: value}

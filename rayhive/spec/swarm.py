@@ -1,0 +1,110 @@
+"""Peers of a swarm, the nodes that host them, and how the peers meet."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+from pydantic import Field, StringConstraints
+
+from rayhive.spec.model import LONGEST_S, MOST, Model
+
+#: Rules of the outlier filter; each includes the rules before it.
+OutlierFilterRule = Literal["finite", "norm", "direction"]
+OUTLIER_FILTERS: tuple[str, ...] = get_args(OutlierFilterRule)
+#: How a reducer combines the gradients of a group.
+Aggregation = Literal["mean", "centered_clipping", "trimmed_mean"]
+AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
+DEFAULT_RULES: dict[str, str] = {"outlier_filter": "norm", "aggregation": "mean"}
+
+#: Largest number of peers; a larger one is a slip of the keyboard.
+MOST_PEERS = 100_000
+
+#: A name or a label in the syntax of Kubernetes, which Ray's labels follow.
+WORD = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+LabelKey = Annotated[str, StringConstraints(pattern=rf"^([a-z0-9.-]{{1,253}}/)?{WORD}$")]
+LabelValue = Annotated[str, StringConstraints(pattern=rf"^({WORD})?$")]
+ClassName = Annotated[str, StringConstraints(pattern=rf"^{WORD}$")]
+
+
+class Link(Model):
+    """Shaping of a node's link."""
+
+    rate_mbit: float | None = Field(default=None, ge=1e-3, le=1e7)
+    delay_ms: float = Field(default=0.0, ge=0, le=1e6)
+    loss: float = Field(default=0.0, ge=0, lt=1)
+
+
+class NodeClass(Model):
+    """Class of nodes that host some of the peers.
+
+    Attributes:
+        count: Peers on nodes of this class.
+        labels: Ray node labels that a node of this class must carry.
+        gpus: GPUs of one peer; fractions share a GPU between peers.
+        cpu_share: Share of a core that a peer gets.
+        link: Shaping of the link.
+        preemptible: Whether the cloud may take the node away.
+    """
+
+    count: int = Field(ge=1, le=MOST_PEERS)
+    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict)
+    gpus: float = Field(default=0.0, ge=0, le=1024)
+    cpu_share: float = Field(default=1.0, ge=0.01, le=1024)
+    link: Link | None = None
+    preemptible: bool = False
+
+    @property
+    def shaped(self) -> bool:
+        """Whether only a testbed provides nodes of this class."""
+        return self.link is not None or self.cpu_share != 1.0
+
+
+class SwarmConfig(Model):
+    """Peers of a trial, and the settings of their rounds.
+
+    Attributes:
+        peers: Number of peers.
+        target_batch_size: Samples per round, over the swarm.
+        batch_size: Samples per micro-batch of one peer; the workload's default if absent.
+        average_state_every: Rounds between two averagings of the parameters themselves.
+        matchmaking_time: Longest wait for a peer that has joined a round and cannot be reached [s];
+            a round starts as soon as all live peers have joined it.
+        averaging_timeout: Longest time of one averaging [s].
+        straggler_timeout: Longest wait of a round for a peer that computes without progress [s].
+        metadata_expiration: Time after which a silent peer no longer counts as live [s].
+        state_codec: Codec of the averaging of parameters.
+        use_local_updates: Step locally on every batch and average parameters only.
+        outlier_filter: Tensors that are refused before a group averages. ``finite`` refuses values
+            that are not finite, ``norm`` also an implausible norm, ``direction`` also a direction
+            that stays opposite to that of the other peers.
+        aggregation: Combination of a group's gradients; robust rules need three peers or more.
+        threads_per_peer: Torch threads of one peer.
+        gpus_per_peer: GPUs of one peer when there are no node classes.
+        node_classes: Classes of the nodes that host the peers, by name.
+    """
+
+    peers: int = Field(default=2, ge=1, le=MOST_PEERS)
+    target_batch_size: int = Field(default=256, ge=1, le=MOST)
+    batch_size: int | None = Field(default=None, ge=1, le=MOST)
+    average_state_every: int = Field(default=1, ge=1, le=MOST)
+    matchmaking_time: float = Field(default=5.0, ge=0.01, le=LONGEST_S)
+    averaging_timeout: float = Field(default=30.0, ge=0.01, le=LONGEST_S)
+    straggler_timeout: float = Field(default=60.0, ge=0.01, le=LONGEST_S)
+    metadata_expiration: float = Field(default=4.0, ge=0.01, le=LONGEST_S)
+    state_codec: str = "none"
+    use_local_updates: bool = False
+    outlier_filter: OutlierFilterRule = "norm"
+    aggregation: Aggregation = "mean"
+    threads_per_peer: int = Field(default=1, ge=1, le=1024)
+    gpus_per_peer: float = Field(default=0.0, ge=0, le=1024)
+    node_classes: dict[ClassName, NodeClass] | None = None
+
+    @property
+    def peer_classes(self) -> tuple[tuple[str, NodeClass], ...]:
+        """Name and class of the node of each peer, by the peer's number; empty without classes.
+
+        Node classes take the peers in the order in which they are written. A peer that joins later
+        has the class of the last one.
+        """
+        classes = (self.node_classes or {}).items()
+        return tuple(entry for entry in classes for _ in range(entry[1].count))
