@@ -1,7 +1,7 @@
-"""What a swarm trains: one file a workload, registered by name and imported when asked for.
+"""Workloads, one file each: a module, its data and its target.
 
-Nothing heavy is imported here; :func:`rayhive.workloads.loading.load_workload` makes a workload
-from its name, or from the import path of somebody's own.
+A workload is registered by name and imported on first use.
+:func:`rayhive.workloads.loading.load_workload` makes one from its name or from an import path.
 """
 
 from __future__ import annotations

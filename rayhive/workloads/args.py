@@ -1,4 +1,4 @@
-"""The arguments of a workload: typed, checked, and all mistakes told at once."""
+"""Typed arguments of a workload; every mistake is reported at once."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ KEY = "workload.args"
 
 
 class WorkloadArgs(BaseModel):
-    """Base of the arguments of a workload; a subclass declares one field an argument.
+    """Base of the arguments of a workload; a subclass declares one field per argument.
 
-    Values are taken as they are written: no flag is read out of a number, no number out of a
-    string (but for ``1e-3`` and the like); an integer may stand where a float is meant.
+    Types are strict: a truth value is not read from a number, nor a number from text. Text such as
+    ``1e-3`` is a number, because YAML 1.1 reads it as text. An integer is allowed for a float.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -32,11 +32,11 @@ A = TypeVar("A", bound=WorkloadArgs)
 
 
 def parse_args(model: type[A], given: Mapping[str, Any]) -> A:
-    """Return ``given`` as ``model``.
+    """Return ``given`` as a ``model``.
 
     Raises:
-        ConfigError: Names the key ``workload.args.X`` of every argument that is unknown (with the
-            nearest known one), of the wrong type or out of range.
+        ConfigError: Arguments are unknown, of the wrong type or out of range. The problem of each
+            has the key ``workload.args.NAME``.
     """
     try:
         return model.model_validate(dict(given))
@@ -51,7 +51,7 @@ def _problem(model: type[WorkloadArgs], item: Mapping[str, Any]) -> Problem:
     if item["type"] == "extra_forbidden":
         return unknown(key, name, model.model_fields)
     if item["type"] == "literal_error":
-        # "'adam' or 'sgd'": the names stand between quotes.
+        # "'adam' or 'sgd'": the names are between quotes.
         choices = item["ctx"]["expected"].split("'")[1::2]
         close = nearest(item["input"], choices)
         return Problem(key, item["input"], f"one of {', '.join(choices)}", close)

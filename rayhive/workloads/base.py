@@ -1,4 +1,4 @@
-"""The contract of a workload: a module, its data, and what counts as having learned it."""
+"""Base of a workload: a module, its data and its target."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SchedulerFn = Callable[[Optimizer], LRScheduler]
 
 @dataclass(frozen=True)
 class Target:
-    """What "reached" means on the held-out split.
+    """Value of a metric on the held-out split at which a run has converged.
 
     Attributes:
-        metric: A key of what :meth:`Workload.evaluate` returns.
-        value: The value to reach, in the metric's own unit.
-        mode: Whether the metric has to climb to the value ("max") or sink to it ("min").
+        metric: A key of the result of :meth:`Workload.evaluate`.
+        value: The value to reach, in the unit of the metric.
+        mode: Whether larger ("max") or smaller ("min") values of the metric are better.
     """
 
     metric: str
@@ -36,21 +36,21 @@ class Target:
     mode: Literal["max", "min"]
 
     def reached(self, value: float) -> bool:
-        """Return whether ``value`` is at the target or beyond it (never so for NaN)."""
+        """Return whether ``value`` is at the target or better; False for NaN."""
         return value >= self.value if self.mode == "max" else value <= self.value
 
 
 class Workload(ABC):
-    """What a swarm trains.
+    """Module, data and target of a training run.
 
-    A subclass takes keyword arguments only and refuses what it does not know with a
-    :class:`~rayhive.errors.ConfigError`; :func:`rayhive.workloads.args.parse_args` does that.
+    A subclass takes keyword arguments only. It refuses unknown ones with a
+    :class:`~rayhive.errors.ConfigError`, as :func:`rayhive.workloads.args.parse_args` does.
 
     Attributes:
-        name: The name it is known by in tables.
-        default_batch_size: Samples in one micro-batch of one peer, unless a study says otherwise.
-        target: What a run has to reach on the held-out split.
-        data: "real" or "generated"; every row of a results table says which.
+        name: Its name in tables.
+        default_batch_size: Samples in one micro-batch of one peer, if a study sets no other.
+        target: Metric and value that a run has to reach on the held-out split.
+        data: "real" or "generated"; every row of a results table shows it.
     """
 
     name: ClassVar[str]
@@ -63,24 +63,24 @@ class Workload(ABC):
         """Return a fresh module, on the CPU.
 
         Args:
-            seed: Decides the initial parameters: the same seed gives the same bits on every peer.
-                torch's global random state is left as it was.
+            seed: Determines the initial parameters: the same seed gives the same bits on every
+                peer. Torch's global random state is not changed.
         """
 
     @abstractmethod
     def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
         """Return the endless loader of one peer's share of the training split.
 
-        Each pass is one permutation of the split, the same on every peer, of which this peer
-        takes every ``peers``-th sample starting at ``peer``: within a pass the shares are
-        disjoint and together complete.
+        Each pass is one permutation of the split, the same on every peer. A peer takes every
+        ``peers``-th sample of it, starting at ``peer``. Within a pass the shares are disjoint and
+        together complete.
 
         Args:
-            peer: Which peer; an index from ``peers`` on is a late joiner and takes its share of a
-                permutation of its own.
-            peers: How many peers the split is divided among.
+            peer: Index of the peer. An index of at least ``peers`` is a late joiner, which takes
+                its share of a permutation of its own.
+            peers: Number of peers that share the split.
             batch_size: Samples in one micro-batch.
-            seed: Decides the permutations; not negative.
+            seed: Determines the permutations; not negative.
         """
 
     @abstractmethod
@@ -89,54 +89,54 @@ class Workload(ABC):
     ) -> dict[str, float]:
         """Measure ``module`` on the held-out split.
 
-        It runs in evaluation mode without gradients, restores every submodule's mode, gives the
-        same numbers for the same parameters and draws nothing from the global random state.
+        Runs in evaluation mode without gradients, and restores the mode of every submodule. Equal
+        parameters give equal numbers. The global random state is not used.
 
         Args:
-            module: What :meth:`module` returned, trained or not.
-            device: Where ``module`` lives; by default where its first parameter is.
+            module: A module from :meth:`module`, trained or not.
+            device: Device of ``module``; by default that of its first parameter.
 
         Returns:
             At least "loss" (mean over the split) and the target's metric.
         """
 
     def train_size(self) -> int | None:
-        """Return how many samples the training split has, None where counting them takes long.
+        """Return the number of samples in the training split, or None if counting takes long.
 
-        A swarm with more peers than that is refused before anything starts.
+        A swarm with more peers than samples is refused before anything starts.
         """
         return None
 
     def data_files(self) -> Sequence[Path]:
-        """Return the files and folders of data that decide what is measured.
+        """Return the files and folders of data that measurements depend on.
 
-        A study keeps a fingerprint of their content and does not go on with other data. Those
-        that ``workload.args`` names are known; here belong the others.
+        A study keeps a fingerprint of their content and refuses to continue with other data.
+        Files named in ``workload.args`` are fingerprinted anyway and need not be returned.
         """
         return ()
 
     def extra_tensors(self, module: LightningModule) -> list[Tensor]:
-        """Return the tensors besides parameters that peers should average with the state.
+        """Return the tensors besides parameters that peers average with the state.
 
-        Running statistics are the common case: buffers are each peer's own unless they are
-        averaged. Integers and booleans among them are not averaged: only a joiner takes them over.
-        The tensors returned are the module's own, not copies.
+        Running statistics are the common case: a buffer that is not returned differs between
+        peers. Integers and booleans are not averaged; only a joiner takes them over. The tensors
+        are those of the module, not copies.
         """
         return []
 
     def scheduler_fn(self) -> SchedulerFn | None:
-        """Return what makes the learning-rate scheduler for a re-created optimizer, if any.
+        """Return a factory of the learning-rate scheduler, or None if the module has none.
 
-        A strategy that builds the optimizer anew (offloading, delayed steps) cannot use the
-        scheduler of ``configure_optimizers``; it makes the same one with this. One scheduler
-        step is one round. None means that the module has no scheduler.
+        A strategy that re-creates the optimizer (offloading, delayed steps) cannot use the
+        scheduler of ``configure_optimizers``, and makes an equal one with this factory. One
+        scheduler step is one round.
         """
         return None
 
     def parameter_shapes(self) -> list[tuple[int, ...]]:
         """Return the shapes of the parameters in the order of ``module.parameters()``.
 
-        The bytes that a round sends are predicted from these.
+        The bytes of a round are predicted from them.
         """
-        # Not under torch's meta device: data that a workload loads meanwhile would end up there.
+        # Not on torch's meta device: data that a workload loads meanwhile would be there, too.
         return [tuple(parameter.shape) for parameter in self.module(seed=0).parameters()]

@@ -37,10 +37,10 @@ def read_cifar10(root: str) -> tuple[Images, Images]:
     """Read the training and the test split.
 
     Args:
-        root: The folder ``cifar-10-batches-py``, or the one that holds it.
+        root: The folder ``cifar-10-batches-py``, or its parent folder.
 
     Raises:
-        ConfigError: Names every file that is missing or not in the published format.
+        ConfigError: Files are missing or not in the published format; there is a problem for each.
     """
     folder = Path(root)
     if (folder / FOLDER).is_dir():
@@ -66,7 +66,7 @@ def read_batch(path: Path) -> Images:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is not a batch as published, or it asks for anything but arrays.
+        ValueError: It is not a batch as published, or unpickling it needs more than arrays.
     """
     try:
         content = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
@@ -96,14 +96,14 @@ def read_batch(path: Path) -> Images:
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    # How Python 3 writes bytes in the old protocol; other codecs have no business here.
+    # Python 3 writes bytes in the old protocol as latin1 text; no other codec is needed.
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"codec {encoding!r} is not allowed")
     return text.encode(encoding)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """An unpickler that builds plain values and numpy arrays and refuses everything else."""
+    """Unpickler that builds plain values and numpy arrays and refuses everything else."""
 
     _reconstruct = np.ndarray((0,)).__reduce__()[0]
     _allowed = {  # noqa: RUF012
@@ -122,17 +122,17 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def generate_images(seed: int, count: int) -> Images:
-    """Make images that a network can learn to tell apart.
+    """Generate images whose classes a network can learn.
 
-    Each class has a colour, which survives cropping and mirroring, and a random pattern of 4x4
-    colour patches, which is more to learn; an image is both under stronger noise. Labels are
-    balanced and in random order.
+    An image is the sum of the colour of its class, which cropping and mirroring preserve, a random
+    pattern of 4x4 colour patches of its class, which is harder to learn, and stronger noise. Labels
+    are balanced and in random order.
 
     Args:
-        seed: Decides the noise and the labels; the patterns are always the same.
-        count: How many images.
+        seed: Determines the noise and the labels; the patterns are always the same.
+        count: Number of images.
     """
-    # The noise has three times the spread: no single pixel gives a class away.
+    # The noise has three times the spread of the patterns: no single pixel identifies a class.
     fixed = np.random.default_rng(0)
     patterns = fixed.normal(0, 20, (CLASSES, 3, 1, 1)) + fixed.normal(0, 20, (CLASSES, 3, 8, 8))
     patterns = patterns.repeat(4, axis=2).repeat(4, axis=3).astype(np.float32)

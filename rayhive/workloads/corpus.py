@@ -1,4 +1,4 @@
-"""The Python standard library's own source, as a corpus with a held-out part."""
+"""Source code of the Python standard library as a text corpus with a held-out part."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELD_OUT_SHARE = 0.1
 SKIPPED_FOLDERS = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
 )
-# Ends a file in the stream; source text holds no zero byte.
+# End of a file in the stream; source text contains no zero byte.
 SEPARATOR = b"\0"
 
 
@@ -35,17 +35,17 @@ class Corpus:
 def read_corpus(limit: int, folder: Path | None = None) -> Corpus:
     """Read ``*.py`` files until there are ``limit`` bytes.
 
-    Files are taken in the order of a hash of their path within the folder, which mixes packages
-    and is the same on every machine with the same Python; another hash of the path decides
-    whether a file is held out, so raising ``limit`` never moves a file between the splits.
+    Files are read in the order of a hash of their path within the folder. This order mixes
+    packages, and is the same on every machine with the same Python. Another part of the hash
+    determines whether a file is held out, so a larger ``limit`` never moves a file between splits.
 
     Args:
-        limit: Bytes to read, both splits together. Each split is cut at its share of this.
-        folder: Where to look; the running interpreter's standard library by default.
+        limit: Bytes to read, both splits together. Each split is cut at its share of the limit.
+        folder: Folder to read; by default the standard library of the running interpreter.
 
     Raises:
-        RayhiveError: The folder holds too little source text, as where a distribution ships the
-            standard library compiled or zipped.
+        RayhiveError: The folder holds too little source text, for example because a distribution
+            ships the standard library compiled or zipped.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))
     room = {False: round(limit * (1 - HELD_OUT_SHARE)), True: round(limit * HELD_OUT_SHARE)}

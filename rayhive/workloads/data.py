@@ -1,4 +1,4 @@
-"""What the workloads share: seeded shards, endless loaders, evaluation without side effects."""
+"""Seeded shards, endless loaders, and evaluation without side effects."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Gather = Callable[[Sequence[int]], Batch]
 
 
 class SampleStream(IterableDataset[int]):
-    """The endless stream of sample indices that one peer trains on.
+    """Endless stream of the sample indices of one peer.
 
     Args:
         size: Samples in the training split.
-        peer: Which peer; indices from ``peers`` on are late joiners.
-        peers: How many peers share each permutation.
-        seed: Decides every permutation; not negative.
+        peer: Index of the peer; indices of at least ``peers`` are late joiners.
+        peers: Number of peers that share each permutation.
+        seed: Determines every permutation; not negative.
 
     Raises:
-        ConfigError: There are more peers than samples, so that some would have none.
+        ConfigError: There are more peers than samples.
     """
 
     def __init__(self, size: int, *, peer: int, peers: int, seed: int) -> None:
@@ -44,12 +44,12 @@ class SampleStream(IterableDataset[int]):
         self.size = size
         self.peers = peers
         self.seed = seed
-        # Peers of one generation divide a permutation; a late joiner opens the next generation,
-        # so that it does not repeat the order of a peer that is still there.
+        # Peers of one generation share a permutation. A late joiner begins the next generation, so
+        # that it does not repeat the order of a peer that still trains.
         self.generation, self.offset = divmod(peer, peers)
 
     def samples_per_pass(self) -> int:
-        """Return how many samples of one pass are this peer's."""
+        """Return the number of samples of one pass that this peer takes."""
         return len(range(self.offset, self.size, self.peers))
 
     def __iter__(self) -> Iterator[int]:
@@ -59,19 +59,19 @@ class SampleStream(IterableDataset[int]):
 
 
 class IndexedWorkload(Workload):
-    """A workload whose training samples are numbered; peers divide the numbers among them."""
+    """Workload whose training samples are numbered, and whose peers share the numbers."""
 
     @abstractmethod
     def train_size(self) -> int:
-        """Return how many samples the training split has."""
+        """Return the number of samples in the training split."""
 
     @abstractmethod
     def gather(self, peer: int, seed: int) -> Gather:
-        """Return what makes a batch (inputs, targets) out of sample numbers, all in one go.
+        """Return a function from sample numbers to a batch (inputs, targets).
 
         Args:
-            peer: Whose batches they are: what alters them at random does so differently for each.
-            seed: Decides what is random; not negative.
+            peer: Index of the peer; random augmentation differs between peers.
+            seed: Determines the augmentation; not negative.
         """
 
     def train_loader(self, *, peer: int, peers: int, batch_size: int, seed: int) -> DataLoader[Any]:
@@ -79,23 +79,23 @@ class IndexedWorkload(Workload):
         stream: IterableDataset[Any] = SampleStream(
             self.train_size(), peer=peer, peers=peers, seed=seed
         )
-        # A loader draws a seed for its workers even when it has none; not from the global state.
+        # A loader draws a seed even if it has no workers; this keeps the global state unchanged.
         generator = torch.Generator()
         gather = self.gather(peer, seed)
         return DataLoader(stream, batch_size=batch_size, collate_fn=gather, generator=generator)
 
 
 def window_count(tokens: Tensor, length: int) -> int:
-    """Return how many windows of ``length`` inputs, each with its next-token targets, there are."""
+    """Return the number of windows of ``length`` inputs with their next-token targets."""
     return (len(tokens) - 1) // length
 
 
 def windows(tokens: Tensor, index: Sequence[int], length: int) -> Batch:
-    """Cut windows out of a token stream.
+    """Return windows of a token stream.
 
     Args:
         tokens: The stream, shape (n,), any integer type.
-        index: Which windows; window i starts at token ``i * length``.
+        index: Numbers of the windows; window i starts at token ``i * length``.
         length: Tokens in one window.
 
     Returns:
@@ -119,9 +119,9 @@ def next_token_loss(
     """Return the mean cross-entropy of ``module``'s next tokens [nats per token].
 
     Args:
-        module: Gives logits (n, t, vocabulary) for tokens (n, t).
+        module: Returns logits (n, t, vocabulary) for tokens (n, t).
         batches: Inputs and targets, each of shape (n, t).
-        device: Where ``module`` lives; None for where its first parameter is.
+        device: Device of ``module``; None for that of its first parameter.
     """
     where = device_of(module, device)
     total, count = 0.0, 0
@@ -136,7 +136,7 @@ def next_token_loss(
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's CPU generator for the body, then put its state back."""
+    """Seed torch's CPU generator for the body, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would reseed the accelerators too.
         torch.default_generator.manual_seed(seed)
@@ -145,7 +145,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def evaluation(module: LightningModule) -> Iterator[None]:
-    """Run the body in evaluation mode without gradients; every submodule gets its mode back."""
+    """Run the body in evaluation mode without gradients; restore the mode of every submodule."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -157,5 +157,5 @@ def evaluation(module: LightningModule) -> Iterator[None]:
 
 
 def device_of(module: LightningModule, device: torch.device | str | None) -> torch.device:
-    """Return ``device``, or where the first parameter of ``module`` is."""
+    """Return ``device``, or the device of the first parameter of ``module``."""
     return torch.device(device) if device is not None else next(module.parameters()).device

@@ -1,4 +1,4 @@
-"""Handwritten digits: the quick workload. Real data, a small CNN, one core is enough."""
+"""Handwritten digits with a small CNN: real data, and one core is enough."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class DigitsArgs(WorkloadArgs):
 
 
 class DigitsModule(LightningModule):
-    """Two convolutions and two linear layers over 8x8 images; group norm, no running statistics.
+    """Two convolutions and two linear layers over 8x8 images, with group norm.
 
     Args:
         args: Width and optimizer.
@@ -82,8 +82,7 @@ class DigitsModule(LightningModule):
 class Digits(IndexedWorkload):
     """Scikit-learn's bundled digits: 1797 grey images of 8x8 pixels in ten classes.
 
-    Every fifth image of each class is held out, so the split is stratified and the same
-    everywhere.
+    Every fifth image of each class is held out, so the split is stratified and always the same.
 
     Args:
         **args: See :class:`DigitsArgs`.
@@ -110,11 +109,11 @@ class Digits(IndexedWorkload):
         return (images[~held_out], labels[~held_out]), (images[held_out], labels[held_out])
 
     def train_size(self) -> int:
-        """Return how many images are not held out."""
+        """Return the number of images that are not held out."""
         return len(self._splits[0][1])
 
     def gather(self, peer: int, seed: int) -> Gather:
-        """Return what makes (images (n, 1, 8, 8), labels (n,)); see the base class."""
+        """Return a function that returns (images (n, 1, 8, 8), labels (n,)); see the base class."""
         images, labels = self._splits[0]
         return lambda index: (images[index], labels[index])
 

@@ -1,4 +1,4 @@
-"""From what a study says to a workload: by registered name, or by anybody's import path."""
+"""Construction of a workload from its registered name or from an import path."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FORM = "package.module:Attribute, a Workload subclass or a function annotated to
 def load_workload(
     name: str | None, import_path: str | None = None, args: Mapping[str, Any] | None = None
 ) -> Workload:
-    """Return the workload that a study asks for.
+    """Return the workload of a study.
 
     Args:
         name: A registered name; exactly one of this and ``import_path`` is given.
         import_path: ``my_pkg.my_mod:MyWorkload``, importable from the environment or the current
-            folder: a subclass of :class:`Workload`, or a function whose annotation says that it
-            returns one. Importing a module runs it; nothing else in it is called.
+            folder: a subclass of :class:`Workload`, or a function whose return annotation is one.
+            Importing a module runs it; nothing else in it is called.
         args: Keyword arguments of the workload.
 
     Raises:
-        ConfigError: Names ``workload.name``, ``workload.import`` or ``workload.args.X``, says
-            what is allowed there and what comes nearest.
+        ConfigError: There is no such workload, or it refuses its arguments. The key is
+            ``workload.name``, ``workload.import`` or ``workload.args.NAME``.
     """
     given = dict(args or {})
     if (name is None) == (import_path is None):
@@ -53,14 +53,14 @@ def _find(path: str) -> Callable[..., object]:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(Problem(IMPORT_KEY, path, FORM))
-    # As with `python -m`: somebody's module lies beside the study, wherever rayhive is installed.
+    # As with `python -m`: the user's module is beside the study, wherever rayhive is installed.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise ConfigError(Problem(IMPORT_KEY, path, FORM))
     try:
         module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # importing runs somebody's code
+    except (Exception, SystemExit) as error:  # importing runs the user's code
         allowed = f"a module that imports; {module_name}: {type(error).__name__}: {error}"
         allowed += user_line(error)
         raise ConfigError(Problem(IMPORT_KEY, path, allowed)) from error
@@ -80,9 +80,9 @@ def _find(path: str) -> Callable[..., object]:
 
 
 def _makes_workload(found: object) -> bool:
-    """Return whether something is a Workload class or a function annotated to return one.
+    """Return whether an object is a Workload class or a function annotated to return one.
 
-    Only what says so is called: a study that names ``os:system`` must not run a command.
+    Nothing else is called: a study that names ``os:system`` must not run a command.
     """
     if inspect.isclass(found):
         return issubclass(found, Workload)
@@ -90,7 +90,7 @@ def _makes_workload(found: object) -> bool:
         return False
     try:
         returned = get_type_hints(found).get("return")
-    except Exception:  # an annotation may name what is not there
+    except Exception:  # an annotation may hold an undefined name
         return False
     return inspect.isclass(returned) and issubclass(returned, Workload)
 
@@ -115,17 +115,17 @@ def _make(maker: Callable[..., object], path: str, given: dict[str, Any]) -> obj
         return maker(**given)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # somebody's constructor
-        allowed = f"what {path} accepts; it raised {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # the user's constructor
+        allowed = f"arguments that {path} accepts; it raised {type(error).__name__}: {error}"
         allowed += user_line(error)
         raise ConfigError(Problem(ARGS_KEY, given, allowed)) from error
 
 
 def _bind(maker: Callable[..., object], given: Mapping[str, Any]) -> None:
-    """Refuse arguments that the signature does not know, or lacks, all at once."""
+    """Refuse arguments that the signature does not have, and a call without required ones."""
     try:
         parameters = inspect.signature(maker).parameters
-    except (TypeError, ValueError):  # no signature to go by; the call will tell
+    except (TypeError, ValueError):  # without a signature the call itself raises
         return
     kinds = inspect.Parameter
     named = {
@@ -147,7 +147,7 @@ def _bind(maker: Callable[..., object], given: Mapping[str, Any]) -> None:
 
 def _check(made: object, path: str) -> None:
     if not isinstance(made, Workload):
-        raise ConfigError(Problem(IMPORT_KEY, path, f"{FORM}; it gave a {type(made).__name__}"))
+        raise ConfigError(Problem(IMPORT_KEY, path, f"{FORM}; it returned a {type(made).__name__}"))
     wanted: list[str] = []
     if not isinstance(getattr(made, "name", None), str):
         wanted.append("name, a string")

@@ -42,21 +42,21 @@ class LstmArgs(WorkloadArgs):
     """Arguments of the workload ``lstm_wikitext2``.
 
     Attributes:
-        target: Held-out perplexity to get down to; None is 100 on real data and 2000 on generated
-            tokens, both rayhive's own choice.
-        root: Folder with ``wiki.train.tokens`` and its siblings, or with ``wikitext-2``; without
-            it the tokens are generated.
+        target: Held-out perplexity to reach; None is 100 on real data and 2000 on generated
+            tokens, both chosen by rayhive.
+        root: Folder with ``wiki.train.tokens`` and its siblings, or the parent folder of such a
+            ``wikitext-2``. Without it the tokens are generated.
         split: The held-out split; the paper's code measures on "valid".
-        workers: The paper's number of workers: how many times 64 windows make a round. The
-            learning rate climbs to this many times that of one worker. The paper has 16.
-        learning_rate: Of one worker; the paper has 1.25.
+        workers: The paper's number of workers: a round has 64 windows for each. The learning rate
+            rises to that of one worker times this number. The paper has 16.
+        learning_rate: Learning rate of one worker; the paper has 1.25.
         vocabulary: Rows of the embedding; the paper's model has 28,869.
         lowercase: Fold upper case, as the paper's code does.
         width: Size of embedding and state; the paper has 650.
         layers: LSTM layers; the paper has 3.
         context: Tokens in one window, which is one sample; the paper unrolls 30.
-        train_samples: Windows to train on; None is all there are, or 4096 generated ones.
-        eval_samples: Held-out windows; None is all there are, or 256 generated ones.
+        train_samples: Windows to train on; None is all of them, or 4096 generated ones.
+        eval_samples: Held-out windows; None is all of them, or 256 generated ones.
     """
 
     target: float | None = Field(default=None, gt=1)
@@ -79,16 +79,16 @@ class LstmModule(LightningModule):
     28,949,319 parameters by default: 28,869 x 650 for the embedding, 28,869 biases of the
     decoder, and 3 layers of 2 x 2,600 x 650 weights and 2 x 2,600 biases.
 
-    From the paper's published settings and code: SGD without momentum or weight decay, learning
-    rate 1.25 a worker, five passes of warm-up to ``workers`` times that, divided by ten at passes
-    60 and 80 (of 90), 64 windows of 30 tokens a worker, dropout 0.4, gradients of each worker's
-    batch clipped to norm 0.4. Two things differ. The paper carries the state from window to
-    window; here windows are shuffled and each starts from zero. And its momentum code, run with
-    momentum 0, steps by twice the gradient; ``learning_rate: 2.5`` takes the same steps.
+    The paper's published settings and code: SGD without momentum or weight decay; learning rate
+    1.25 per worker, five passes of warm-up to ``workers`` times that, divided by ten at passes 60
+    and 80 (of 90); 64 windows of 30 tokens per worker; dropout 0.4; gradients of each worker's
+    batch clipped to norm 0.4. There are two differences. The paper carries the state from window
+    to window; here windows are shuffled and each starts from zero. The paper's momentum code, run
+    with momentum 0, steps by twice the gradient; ``learning_rate: 2.5`` takes the same steps.
 
     Args:
         args: Sizes and learning rate.
-        schedule: The factor on the learning rate, by round.
+        schedule: Factor on the learning rate, by round.
     """
 
     def __init__(self, args: LstmArgs, schedule: PaperSchedule) -> None:
@@ -124,7 +124,7 @@ class LstmModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip a gradient to the paper's norm, or to what the Trainer says."""
+        """Clip a gradient to the paper's norm, unless the Trainer sets another one."""
         self.clip_gradients(
             optimizer,
             gradient_clip_val=CLIP_NORM if gradient_clip_val is None else gradient_clip_val,
@@ -132,16 +132,16 @@ class LstmModule(LightningModule):
         )
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return SGD with the paper's settings and its schedule, one step a round."""
+        """Return SGD with the paper's settings, and its schedule with one step per round."""
         return self.schedule.applied_to(SGD(self.parameters(), lr=self.args.learning_rate))
 
 
 class LstmWikitext2(IndexedWorkload):
     """The PowerSGD paper's LSTM on WikiText-2, or on generated tokens of the same vocabulary.
 
-    The published files have 33,278 different tokens as they stand. The paper's code folds case
-    and tokenises anew, which left the 28,869 that its model is sized for; here case is folded and
-    as many of the most frequent words are kept, so the model and its bytes are the paper's.
+    The published files have 33,278 different tokens. The paper's code folds case and tokenises
+    again, which leaves 28,869, the size of its model. Here case is folded and the 28,869 most
+    frequent words are kept, so the model and its bytes are those of the paper.
 
     Args:
         **args: See :class:`LstmArgs`.
@@ -158,7 +158,7 @@ class LstmWikitext2(IndexedWorkload):
         self.data: DataKind = "real" if self.args.root is not None else "generated"
         self.target = Target("perplexity", self.args.target or TARGETS[self.data], "min")
         if self.args.root is not None:
-            _ = self._splits  # a bad folder is bad input: say so now
+            _ = self._splits  # a bad folder is bad input, which is reported at once
 
     @cached_property
     def _splits(self) -> Tokens:
@@ -191,15 +191,15 @@ class LstmWikitext2(IndexedWorkload):
             return LstmModule(self.args, schedule)
 
     def scheduler_fn(self) -> SchedulerFn:
-        """Return what makes the paper's schedule; see the base class."""
+        """Return a factory of the paper's schedule; see the base class."""
         return self._schedule().scheduler_fn()
 
     def train_size(self) -> int:
-        """Return how many windows are not held out."""
+        """Return the number of windows that are not held out."""
         return window_count(self._splits.train, self.args.context)
 
     def gather(self, peer: int, seed: int) -> Gather:
-        """Return what makes (inputs (n, context), targets (n, context)); see the base class."""
+        """Return a function that returns (inputs (n, context), targets (n, context))."""
         return partial(windows, self._splits.train, length=self.args.context)
 
     def evaluate(

@@ -1,4 +1,4 @@
-"""What the PowerSGD paper's two tasks share: how the learning rate moves from round to round.
+"""Learning-rate schedule of the two tasks of the PowerSGD paper.
 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
 Distributed Optimization", arXiv:1905.13727, with the hyper-parameters that its authors published
@@ -22,15 +22,15 @@ DECAY_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class PaperSchedule:
-    """The factor on the learning rate of one worker, as a function of the round.
+    """Factor on the learning rate of one worker, as a function of the round.
 
-    It climbs linearly from 1 to ``workers`` over the first five passes over the training split
-    and is divided by ten at each of ``decay_passes``.
+    The factor rises linearly from 1 to ``workers`` over the first five passes over the training
+    split, and is divided by ten at each of ``decay_passes``.
 
     Attributes:
-        workers: Micro-batches of the paper's size in one round, the paper's number of workers.
+        workers: The paper's number of workers: micro-batches of the paper's size in one round.
         rounds_per_pass: Rounds in one pass over the training split.
-        decay_passes: The passes at which the rate falls, ascending.
+        decay_passes: Passes at which the rate is divided, ascending.
     """
 
     workers: int
@@ -46,11 +46,11 @@ class PaperSchedule:
         return factor
 
     def scheduler_fn(self) -> SchedulerFn:
-        """Return what makes the scheduler for an optimizer."""
+        """Return a factory of the scheduler of an optimizer."""
         return partial(_scheduler, schedule=self)
 
     def applied_to(self, optimizer: Optimizer) -> OptimizerLRScheduler:
-        """Return what ``configure_optimizers`` returns: the optimizer with one step a round."""
+        """Return the result of ``configure_optimizers``: the optimizer, and one step per round."""
         scheduler = _scheduler(optimizer, self)
         return {
             "optimizer": optimizer,

@@ -34,15 +34,15 @@ class Resnet18Args(WorkloadArgs):
     """Arguments of the workload ``resnet18_cifar10``.
 
     Attributes:
-        target: Held-out accuracy to reach, a fraction. The default is rayhive's own choice.
+        target: Held-out accuracy to reach, a fraction. The default is chosen by rayhive.
         root: Folder with ``cifar-10-batches-py``; without it the images are generated.
-        workers: The paper's number of workers: how many times 128 samples make a round. The
-            learning rate climbs to this many times that of one worker. The paper has 16.
-        learning_rate: Of one worker; the paper has 0.1.
+        workers: The paper's number of workers: a round has 128 samples for each. The learning rate
+            rises to that of one worker times this number. The paper has 16.
+        learning_rate: Learning rate of one worker; the paper has 0.1.
         width: Channels of the first stage; the paper's model has 64.
         augment: Random crops and mirror images while training, as in the paper's code.
-        train_samples: Images to train on; None is all there are, or 4096 generated ones.
-        eval_samples: Held-out images; None is all there are, or 512 generated ones.
+        train_samples: Images to train on; None is all of them, or 4096 generated ones.
+        eval_samples: Held-out images; None is all of them, or 512 generated ones.
     """
 
     target: float = Field(default=0.9, gt=0, le=1)
@@ -81,15 +81,15 @@ class Resnet18Module(LightningModule):
 
     11,173,962 parameters at the default width.
 
-    From the paper's published settings: SGD with Nesterov momentum 0.9, weight decay 1e-4 except
-    on batch norm's parameters, learning rate 0.1 a worker, five passes of warm-up to ``workers``
-    times that, divided by ten at passes 150 and 250 (of 300), 128 samples a worker. Unlike
-    torch's, the momentum of the paper's Algorithm 2 steps by the gradient plus the whole new
-    momentum, not 0.9 of it; this is torch's.
+    The paper's published settings: SGD with Nesterov momentum 0.9; weight decay 1e-4 except on
+    batch norm's parameters; learning rate 0.1 per worker, five passes of warm-up to ``workers``
+    times that, divided by ten at passes 150 and 250 (of 300); 128 samples per worker. There is
+    one difference: the momentum of the paper's Algorithm 2 steps by the gradient plus the whole
+    new momentum, while torch's, which is used here, takes 0.9 of it.
 
     Args:
         args: Width and learning rate.
-        schedule: The factor on the learning rate, by round.
+        schedule: Factor on the learning rate, by round.
     """
 
     def __init__(self, args: Resnet18Args, schedule: PaperSchedule) -> None:
@@ -185,17 +185,17 @@ class Resnet18Cifar10(IndexedWorkload):
             return Resnet18Module(self.args, schedule)
 
     def scheduler_fn(self) -> SchedulerFn:
-        """Return what makes the paper's schedule; see the base class."""
+        """Return a factory of the paper's schedule; see the base class."""
         return self._schedule().scheduler_fn()
 
     def train_size(self) -> int:
-        """Return how many images there are to train on."""
+        """Return the number of images to train on."""
         return len(self._splits[0].labels)
 
     def gather(self, peer: int, seed: int) -> Gather:
-        """Return what makes (images (n, 3, 32, 32), labels (n,)); see the base class."""
+        """Return a function that returns (images (n, 3, 32, 32), labels (n,))."""
         images = self._splits[0]
-        # A stream of its own, so that peers do not crop alike.
+        # One random stream per peer, so that crops differ between peers.
         rng = np.random.default_rng([seed, peer, 1]) if self.args.augment else None
 
         def gather(index: Sequence[int]) -> Batch:
@@ -235,7 +235,7 @@ def _first(images: Images, count: int | None) -> Images:
 
 
 def normalise(pixels: Tensor) -> Tensor:
-    """Map bytes (n, 3, 32, 32) to floats with CIFAR-10's channel means and spreads taken out."""
+    """Map bytes (n, 3, 32, 32) to floats, standardised by the channel means of CIFAR-10."""
     mean, spread = (
         torch.tensor(values, device=pixels.device).view(1, 3, 1, 1) for values in (MEAN, SPREAD)
     )
@@ -251,6 +251,6 @@ def crop_and_mirror(pixels: np.ndarray[Any, Any], rng: np.random.Generator) -> A
     mirror = rng.random(n) < 0.5
     columns[mirror] = columns[mirror, ::-1]
     image = np.arange(n)[:, None, None]
-    # Advanced indices around a slice: their axes come first, the channels last.
+    # Advanced indices on both sides of a slice: their axes come first, the channels last.
     cropped = padded[image, :, rows[:, :, None], columns[:, None, :]]
     return np.ascontiguousarray(cropped.transpose(0, 3, 1, 2))

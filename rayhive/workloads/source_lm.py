@@ -1,4 +1,4 @@
-"""Source code, byte by byte: a small transformer on text that every machine already has."""
+"""Small byte-level transformer on Python source code, which every machine has."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class SourceLmArgs(WorkloadArgs):
     """Arguments of the workload ``source_lm``.
 
     Attributes:
-        target: Held-out bits per byte to get down to.
+        target: Held-out bits per byte to reach.
         width: Size of the residual stream.
         layers: Transformer blocks.
-        heads: Attention heads; they divide ``width``.
+        heads: Attention heads; a divisor of ``width``.
         context: Bytes in one window, which is one sample.
-        learning_rate: Of AdamW, constant over the run.
-        corpus_bytes: How much source text to read, both splits together.
-        eval_windows: How many windows of the held-out split an evaluation reads.
+        learning_rate: Learning rate of AdamW, constant over the run.
+        corpus_bytes: Source text to read, both splits together [bytes].
+        eval_windows: Windows of the held-out split in an evaluation.
     """
 
     target: float = Field(default=3.5, gt=0, le=8)
@@ -64,7 +64,7 @@ class SourceLmArgs(WorkloadArgs):
 
 
 class Block(nn.Module):
-    """A pre-norm transformer block: causal self-attention, then an MLP of four times the width."""
+    """Pre-norm transformer block: causal self-attention, then an MLP of four times the width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Block(nn.Module):
 
 
 class SourceLmModule(LightningModule):
-    """A causal byte-level transformer; input and output embeddings are separate matrices.
+    """Causal byte-level transformer; input and output embeddings are separate matrices.
 
     Args:
         args: Sizes and learning rate.
@@ -103,7 +103,7 @@ class SourceLmModule(LightningModule):
         self.blocks = nn.Sequential(*(Block(args.width, args.heads) for _ in range(args.layers)))
         self.norm = nn.LayerNorm(args.width)
         self.head = nn.Linear(args.width, BYTES)
-        # Wide enough that bigrams are learned at once; positions start as a small correction.
+        # Large enough that bigrams are learned quickly; positions start as a small correction.
         nn.init.normal_(self.embed.weight, std=0.5)
         nn.init.normal_(self.position.weight, std=0.05)
 
@@ -127,10 +127,10 @@ class SourceLmModule(LightningModule):
 
 
 class SourceLm(IndexedWorkload):
-    """A language model of the Python standard library's own source, one byte a token.
+    """Language model of the source code of the Python standard library, one byte per token.
 
-    A sample is one window of ``context`` bytes. Whole files are held out. The text is that of
-    the running interpreter: peers on different Python versions read slightly different corpora.
+    A sample is one window of ``context`` bytes. Whole files are held out. The text is that of the
+    running interpreter: peers with different Python versions read slightly different corpora.
 
     Args:
         **args: See :class:`SourceLmArgs`.
@@ -156,11 +156,11 @@ class SourceLm(IndexedWorkload):
         )
 
     def train_size(self) -> int:
-        """Return how many windows are not held out."""
+        """Return the number of windows that are not held out."""
         return window_count(self._splits[0], self.args.context)
 
     def gather(self, peer: int, seed: int) -> Gather:
-        """Return what makes (inputs (n, context), targets (n, context)); see the base class."""
+        """Return a function that returns (inputs (n, context), targets (n, context))."""
         return partial(windows, self._splits[0], length=self.args.context)
 
     def module(self, seed: int) -> LightningModule:

@@ -1,4 +1,4 @@
-"""WikiText-2 in its published format, and generated tokens with a structure worth learning."""
+"""WikiText-2 in its published format, and generated tokens with a structure to learn."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Tokens:
 def read_wikitext2(root: str, split: str, vocabulary: int, lowercase: bool) -> Tokens:
     """Read ``wiki.train.tokens`` and ``wiki.SPLIT.tokens``.
 
-    Words are what stands between blanks; each line ends in an end-of-sentence token. The most
-    frequent words of the training split get numbers, the others become "<unk>".
+    Words are separated by blanks, and each line ends in an end-of-sentence token. The most
+    frequent words of the training split get numbers; other words become "<unk>".
 
     Args:
-        root: The folder ``wikitext-2``, or the one that holds it.
+        root: The folder ``wikitext-2``, or its parent folder.
         split: "valid" or "test".
-        vocabulary: How many different tokens there may be.
+        vocabulary: Largest number of different tokens.
         lowercase: Whether to fold upper case.
 
     Raises:
-        ConfigError: Names every file that is missing, empty or not text.
+        ConfigError: Files are missing, empty or not text; there is a problem for each.
     """
     folder = Path(root)
     if (folder / FOLDER).is_dir():
@@ -75,7 +75,7 @@ def _words(text: str, lowercase: bool) -> list[str]:
         raise ValueError("the file is empty")
     if lowercase:
         text = text.lower()
-    # Not splitlines: the text holds other characters that Unicode counts as line ends.
+    # Not splitlines: the text has other characters that are line ends in Unicode.
     lines = text.removesuffix("\n").split("\n")
     return [word for line in lines for word in (*line.split(), END)]
 
@@ -88,15 +88,15 @@ def _number_words(words: list[str], vocabulary: int) -> dict[str, int]:
 
 
 def generate_tokens(seed: int, count: int, vocabulary: int) -> Tensor:
-    """Make a token stream in which the next token can be predicted half of the time.
+    """Generate a token stream in which half of the tokens can be predicted.
 
-    Frequencies follow Zipf's law; after any token comes, with probability one half, the successor
-    that a fixed rule gives to it (one of 512 rules, so they can be learned from little data),
-    else a fresh draw.
+    Token frequencies follow Zipf's law. With probability one half a token is followed by its
+    successor under one of 512 fixed rules, which can be learned from little data; else the next
+    token is drawn independently.
 
     Args:
-        seed: Decides the stream; the rules depend on the vocabulary alone.
-        count: Tokens to make.
+        seed: Determines the stream; the rules depend on the vocabulary alone.
+        count: Tokens to generate.
         vocabulary: Different tokens.
 
     Returns:
