@@ -16,15 +16,18 @@ PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 DRIVE = """
 import sys
+from pathlib import Path
 from random import Random
 
 import rayhive
 from rayhive.compression.payload import configuration_payload
 from rayhive.errors import ConfigError
 from rayhive.peer.from_spec import strategy_arguments
+from rayhive.report.results import load_results
 from rayhive.spec.replicate import PeerSpec
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.space import RandomChooser
+from tests.fixtures.logs import Log, make_spec, write_run
 
 study = resolve(sys.argv[1])
 for override in ("[0]", "{low: 1, high: 9}"):
@@ -49,6 +52,10 @@ for item in sorted(drawn.values(), key=lambda item: item.label):
     given = factory and factory.keywords
     phases = configuration_payload(study.workload.shapes, item).phases
     print(f"{item.label} | {given} | {len(phases)}")
+
+logs = [Log(spec=make_spec(trial=n, configuration=item)) for n, item in enumerate(drawn.values())]
+cells = load_results(write_run(Path("run"), logs)).configurations["powersgd_iterations"]
+print("column:", cells.dtype, sorted(map(int, cells.dropna())))
 """
 
 
@@ -65,7 +72,7 @@ def blocks(heading: str) -> dict[str, str]:
 @pytest.fixture
 def extended(tmp_path: Path) -> Path:
     """Return a folder with a copy of rayhive, to which the axis of the page is added."""
-    for folder in ("rayhive", "experiments"):
+    for folder in ("rayhive", "experiments", "tests/fixtures"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     code = blocks("Add an axis")
@@ -103,6 +110,7 @@ def test_the_axis_of_the_page_works_from_study_to_strategy(extended: Path) -> No
         "'num_iters_per_step': 1} | 2",
         "none rank2(≥0.5, 2 iterations) | {'averager_rank': 2, 'min_compression_ratio': 0.5, "
         "'num_iters_per_step': 2} | 4",
+        "column: Int64 [1, 2]",
     ]
 
 
