@@ -39,11 +39,7 @@ class Replication(MetricGroup):
         *in_group(
             "replication",
             Column(
-                "n",
-                "Replicates that finished",
-                type="count",
-                stage="fold",
-                fold=Count(FINISHED),
+                "n", "Replicates that finished", type="count", stage="fold", fold=Count(FINISHED)
             ),
             Column(
                 "n_failed",

@@ -67,10 +67,7 @@ class Communication(MetricGroup):
                 exact=True,
             ),
             Column(
-                "payload_bytes_per_round_predicted",
-                "The same from shapes alone",
-                "B",
-                fold=Mean(),
+                "payload_bytes_per_round_predicted", "The same from shapes alone", "B", fold=Mean()
             ),
             Column(
                 "state_bytes_per_round",
@@ -123,10 +120,7 @@ class Communication(MetricGroup):
             ),
             Column("rounds", "Committed rounds", type="count", fold=Total()),
             Column(
-                "rounds_failed",
-                "Rounds in which a peer got no average",
-                type="count",
-                fold=Total(),
+                "rounds_failed", "Rounds in which a peer got no average", type="count", fold=Total()
             ),
             Column(
                 "rounds_partial",

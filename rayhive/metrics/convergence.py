@@ -53,10 +53,7 @@ class Convergence(MetricGroup):
             fold=Mean(interval=True, missing="bound"),
         ),
         Column(
-            "reached",
-            "Replicates that reached the target",
-            type="flag",
-            fold=Total(share=True),
+            "reached", "Replicates that reached the target", type="flag", fold=Total(share=True)
         ),
         Column(
             "convergence_penalty",

@@ -28,11 +28,7 @@ class Provenance(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = in_group(
         "provenance",
         Column(
-            "git_revision",
-            "Revision of rayhive's code",
-            type="text",
-            fold=Common(),
-            in_table=False,
+            "git_revision", "Revision of rayhive's code", type="text", fold=Common(), in_table=False
         ),
         Column(
             "code",
@@ -49,13 +45,7 @@ class Provenance(MetricGroup):
             fold=Common(),
             in_table=False,
         ),
-        Column(
-            "hardware",
-            "Machines of the run",
-            type="text",
-            fold=Common(),
-            in_table=False,
-        ),
+        Column("hardware", "Machines of the run", type="text", fold=Common(), in_table=False),
         Column(
             "started",
             "Start of the first replicate (UTC)",

@@ -44,17 +44,9 @@ class Refusals(MetricGroup):
 
     columns: ClassVar[tuple[Column, ...]] = in_group(
         "communication",
+        Column("rejected", "Refused gradients, parameters and states", type="count", fold=Total()),
         Column(
-            "rejected",
-            "Refused gradients, parameters and states",
-            type="count",
-            fold=Total(),
-        ),
-        Column(
-            "rejected_peers",
-            "Peers that sent them, with counts",
-            type="text",
-            fold=AddedCounts(),
+            "rejected_peers", "Peers that sent them, with counts", type="text", fold=AddedCounts()
         ),
     )
 
