@@ -124,7 +124,7 @@ class StateLoaded(Event):
     round_of_state: int | None = None
     round: int
     seconds: float
-    received_bytes: float | None = None
+    received_bytes: int | float | None = None
     lost: int | None = None
     kept: int | None = None
 

@@ -47,9 +47,9 @@ class AveragingEvent(Event):
     phases: list[Any] | None = None
     banned: list[Any] | None = None
     failures: list[Any] | None = None
-    sent_bytes: float | None = None
-    received_bytes: float | None = None
-    wasted_bytes: float | None = None
+    sent_bytes: int | float | None = None
+    received_bytes: int | float | None = None
+    wasted_bytes: int | float | None = None
     counts_complete: bool | None = None
 
 

@@ -123,5 +123,5 @@ def _transferred(timeline: Timeline) -> int | None:
     for event in timeline.of("state_loaded"):
         if event.get("received_bytes") is None:
             return None
-        total += event["received_bytes"]
+        total += int(event["received_bytes"])
     return total

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rayhive.columns import BOUNDS, Column, ColumnType, Row, all_columns, in_group
-from rayhive.events import Event
+from rayhive.events import Event, dump_event, load_event
 from rayhive.metrics import METRICS
 from rayhive.metrics.aggregate import fold, rank_rows
 from rayhive.metrics.folds import Mean, Pool, Total
@@ -46,13 +46,18 @@ def faulted() -> Story:
     for event in story.of("replicate_started"):
         event |= {"versions": {"rayhive": "0.1.0"}, "hardware": "2 x x86_64"}
     for moment, when in ((0.0, "start"), (13.0, "end")):
-        nodes = {"n": {"tx_bytes": 1000 * (1 + moment)}}
+        nodes = {"n": {"tx_bytes": 1000 * (1 + int(moment))}}
         story.say(moment, "link_counted", when=when, nodes=nodes)
     story.say(5.0, "rejected", "peer-0", round=5, offender="peer-2", reason="norm", tensors="state")
     story.evaluate(13.5, ("peer-0", "peer-1.1", "peer-2"), loss=0.05, final=True)
     story.say(13.6, "invariant", name="no_orphans", ok=True, checked=3, violations=[])
     story.events.append(end)
     return story
+
+
+def recorded(story: Story) -> Timeline:
+    """Return the timeline of a story as it is read from a log."""
+    return Timeline(story.spec, [load_event(dump_event(event)) for event in story.events])
 
 
 def twin() -> Story:
@@ -72,9 +77,9 @@ def violations(group: type[MetricGroup], rows: tuple[Row, Row] | None = None) ->
         group: The group.
         rows: Rows of the replicate and of its twin, without the columns of the group.
     """
-    row, other = rows or (timeline_row(faulted().timeline), timeline_row(twin().timeline))
-    computed = group().compute(faulted().timeline)
-    compared = group().compare({**row, **computed}, {**other, **group().compute(twin().timeline)})
+    row, other = rows or (timeline_row(recorded(faulted())), timeline_row(recorded(twin())))
+    computed = group().compute(recorded(faulted()))
+    compared = group().compare({**row, **computed}, {**other, **group().compute(recorded(twin()))})
     declared = {column.name: column for column in group.columns if column.of_replicates}
     values = computed | compared
     found = [f"{name}: computed and not declared" for name in values if name not in declared]
@@ -134,7 +139,7 @@ def test_a_row_is_refused_if_a_group_computes_other_columns(
     weights = METRICS.get("weights")
     monkeypatch.setattr(weights, "compute", lambda self, timeline: {"other": 1})
     with pytest.raises(AssertionError, match=r"'weights' must compute .* other, weights_distance"):
-        timeline_row(twin().timeline)
+        timeline_row(recorded(twin()))
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -152,7 +157,7 @@ def test_every_folded_value_has_its_declared_type(group: type[MetricGroup]) -> N
 
 def folded_run() -> list[Row]:
     """Return the rows of a run with a faulted scenario and its twin, two replicates each."""
-    broken, calm = timeline_row(faulted().timeline), timeline_row(twin().timeline)
+    broken, calm = timeline_row(recorded(faulted())), timeline_row(recorded(twin()))
     for _, group in METRICS.items():
         broken |= group().compare(broken, calm)
     calm |= {name: broken[name] for name in ("link", "threshold", "powersgd_rank")}
