@@ -83,6 +83,22 @@ class LogComplete(Invariant):
                 yield fault, f"was to be healed after {after:g} s and was not"
 
 
+def _stopped_s(log: RunLog, name: str, since: float, until: float) -> float:
+    """Return how long a peer was stopped around an interval [s].
+
+    A thread that is stopped between making an event and sending it sends it that much later.
+    """
+    stops = (
+        (fault.healed or until) - fault.fired
+        for fault in log.faults
+        if fault.effect == "stopped"
+        and name in fault.incarnations
+        and fault.fired <= until
+        and (fault.healed is None or fault.healed >= since)
+    )
+    return sum(stops)
+
+
 def _incarnation(log: RunLog, name: str) -> Iterator[str]:
     events = log.peers[name]
     own = [event for event in events if event["kind"] not in _OF_SUPERVISOR]
@@ -90,8 +106,8 @@ def _incarnation(log: RunLog, name: str) -> Iterator[str]:
     reached = -1
     for event in own:
         kind = event["kind"]
-        if event["t"] < latest - ORDER_S:
-            yield f"{kind} is {latest - event['t']:.2f} s older than what stands before it"
+        if event["t"] + _stopped_s(log, name, event["t"], latest) < latest - ORDER_S:
+            yield f"{kind} is {latest - event['t']:.2f} s older than the event before it"
         latest = max(latest, event["t"])
         if kind in place:
             if place[kind] <= reached:

@@ -232,3 +232,15 @@ def test_two_threads_of_a_peer_may_hand_over_in_either_order() -> None:
     assert result(story, "log_complete").ok
     story.of("state_round", "peer-0")[0]["t"] -= 0.2
     assert not result(story, "log_complete").ok
+
+
+@pytest.mark.parametrize(("late_s", "ok"), [(2.9, True), (3.2, False)])
+def test_an_event_may_be_as_late_as_its_peer_was_stopped(late_s: float, ok: bool) -> None:
+    story = Story([planned(kind="pause", heal_after_s=2.5)])
+    story.rounds(1.0, peers=ALL)
+    story.fire(1.1, 0, ["peer-1"])
+    story.heal(3.6, 0, ["peer-1"])
+    story.rounds(4.0, peers=ALL)
+    story.of("state_round", "peer-1")[1]["t"] -= late_s
+    story.finish(5.0, ALL)
+    assert result(story, "log_complete").ok is ok, result(story, "log_complete").violations
