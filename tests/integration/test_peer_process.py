@@ -58,7 +58,7 @@ def assert_rounds_are_whole(lines: list[PeerLine], rounds: int = ROUNDS) -> None
         assert sum(e["samples"] for e in events) >= TARGET
         # the payload of a round is a fixed number of bytes, whichever peer reduced a part
         predicted = lines[0].of("peer_ready")[0]["predicted_payload_bytes_per_round"]
-        sent = Fraction(sum(e["sent_bytes"] for e in events), len(lines))
+        sent = Fraction(sum(e["sent_bytes"] for e in events)) / len(lines)
         assert sent == Fraction(predicted)
 
 
