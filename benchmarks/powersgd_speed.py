@@ -36,25 +36,53 @@ import rayhive.workloads  # noqa: F401 - registers them
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import paired_ratio
 from benchmarks.swarm import conditions
-from rayhive.averaging.powersgd_averager import TransactionalPowerSGD
+from rayhive.averaging.payload_policy import GroupRound
+from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 from rayhive.registry import WORKLOADS
 
 MODEL, RANK = "resnet18_cifar10", 4
 
 
-class Alone:
-    """Mix-in with an all-reduce that does nothing."""
+class Ours:
+    """Rayhive's payload policy, in whose all-reduces no other peer takes part."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], rank: int) -> None:
+        self.gradients = [torch.randn(shape) for shape in shapes]
+        self.payload = PowerSGDPayload(
+            self.gradients, PowerSGDOptions(rank), seed="speed", device=torch.device("cpu")
+        )
+
+    async def run_round(self) -> None:
+        """Do the arithmetic of one round."""
+        await self.payload.average(self.gradients, GroupRound(self._allreduce, {"own": 1}))
+
+    async def _allreduce(self, *_: Any) -> float:
+        return 1.0
+
+
+class Theirs(PowerSGDGradientAverager):
+    """hivemind's averager, in whose all-reduces no other peer takes part."""
+
+    def __init__(self, shapes: list[tuple[int, ...]], rank: int) -> None:
+        super().__init__(
+            parameters=[torch.nn.Parameter(torch.zeros(shape)) for shape in shapes],
+            averager_rank=rank,
+            prefix="speed",
+            dht=SimpleNamespace(client_mode=False, peer_id=PeerID(b"the peer itself")),
+            start=False,
+        )
+        with self.get_tensors() as gradients:
+            for gradient in gradients:
+                gradient.normal_()
+        dumps = MSGPackSerializer.dumps
+        self._group = GroupInfo(b"group", (b"me",), (dumps([None, 0, dumps(1)]),))
+
+    async def run_round(self) -> None:
+        """Do the arithmetic of one round."""
+        await self._aggregate_with_group(self._group, min_vector_size=0)
 
     async def _run_allreduce_inplace_(self, *_: Any, **__: Any) -> None:
         return None
-
-
-class Ours(Alone, TransactionalPowerSGD):
-    """Averager of rayhive."""
-
-
-class Theirs(Alone, PowerSGDGradientAverager):
-    """Averager of hivemind."""
 
 
 class Copy:
@@ -63,37 +91,20 @@ class Copy:
     def __init__(self, shapes: list[tuple[int, ...]]) -> None:
         self.old, self.new = ([torch.ones(shape) for shape in shapes] for _ in range(2))
 
-    async def _aggregate_with_group(self, *_: Any, **__: Any) -> None:
+    async def run_round(self) -> None:
+        """Copy."""
         for old, new in zip(self.old, self.new, strict=True):
             new.copy_(old)
 
 
-def make(kind: Any, shapes: list[tuple[int, ...]], rank: int) -> Any:
-    """Return an averager without a process and with random gradients."""
-    torch.manual_seed(0)
-    averager = kind(
-        parameters=[torch.nn.Parameter(torch.zeros(shape)) for shape in shapes],
-        averager_rank=rank,
-        prefix="speed",
-        dht=SimpleNamespace(client_mode=False, peer_id=PeerID(b"the peer itself")),
-        start=False,
-    )
-    with averager.get_tensors() as gradients:
-        for gradient in gradients:
-            gradient.normal_()
-    return averager
-
-
 async def measure(averagers: list[Any], rounds: int, warm_up: int = 3) -> np.ndarray:
     """Return the milliseconds by clock (wall, processor), averager and round."""
-    dumps = MSGPackSerializer.dumps
-    group = GroupInfo(b"group", (b"me",), (dumps([None, 0, dumps(1)]),))
     clocks = (time.perf_counter, time.process_time)
     took = np.empty((len(clocks), len(averagers), warm_up + rounds))
     for number in range(warm_up + rounds):
         for which, averager in enumerate(averagers):
             began = [clock() for clock in clocks]
-            await averager._aggregate_with_group(group, min_vector_size=0)
+            await averager.run_round()
             took[:, which, number] = [clock() - b for clock, b in zip(clocks, began, strict=True)]
     return 1e3 * took[:, :, warm_up:]
 
@@ -107,7 +118,8 @@ def main() -> None:
     torch.set_num_threads(1)
     shapes = [tuple(shape) for shape in WORKLOADS.get(MODEL)().parameter_shapes()]
     copy = Copy(shapes)
-    theirs, ours = (make(kind, shapes, arguments.rank) for kind in (Theirs, Ours))
+    torch.manual_seed(0)
+    theirs, ours = Theirs(shapes, arguments.rank), Ours(shapes, arguments.rank)
     took = asyncio.run(measure([copy, theirs, copy, ours], arguments.rounds))
     elements = sum(int(np.prod(shape)) for shape in shapes)
     print(f"{MODEL}: {elements:,} gradients, rank {arguments.rank}, 1 thread, {conditions()}")

@@ -37,7 +37,7 @@ from hivemind.averaging.allreduce import AllreduceException
 
 from benchmarks.claims import print_fact
 from benchmarks.swarm import conditions, join_swarm, run_swarm
-from rayhive.averaging.averagers import RayhiveGradientAverager
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 from rayhive.spec.axes.delay import DELAY_FLAGS
 
 BATCH = 16

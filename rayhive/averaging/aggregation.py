@@ -1,8 +1,9 @@
-"""Aggregation rules: what a reducer makes of the parts that its group sent.
+"""Aggregation rules of a reducer for the parts of its group.
 
-The mean is the default and needs no rule. The others bound what one peer can do to the result,
-and pay with a bias where honest peers differ. Each works on one part at a time, coordinate-wise or
-block-wise, so that it fits an all-reduce in which every reducer sees a part of all tensors.
+The mean is the default and needs no rule. The other rules bound the influence of one peer on the
+result, at the price of a bias where honest peers differ. Each rule works on one part at a time,
+coordinate-wise or block-wise, so that it fits an all-reduce in which every reducer sees a part of
+all tensors.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import torch
 
 from rayhive.spec import Aggregation
 
-#: Gets weights and parts of equal shape, at least one; returns the aggregate.
+#: Takes weights and parts of equal shape, at least one of each; returns the aggregate.
 Rule = Callable[[Sequence[float], Sequence[torch.Tensor]], torch.Tensor]
 
-#: Share of the values that the trimmed mean leaves out at each end; at least one of three or more.
+#: Share of the values that the trimmed mean omits at each end; at least one of three or more.
 TRIMMED = 0.2
-#: Steps of centred clipping.
+#: Number of steps of centred clipping.
 CLIPPING_STEPS = 5
-#: Parts whose weight is less than this share of the largest are left out of a rule.
+#: Smallest weight relative to the largest one; parts of smaller weight are ignored by rules.
 NEGLIGIBLE = 1e-6
 
 
 def weighted_mean(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the mean of parts."""
+    """Return the weighted mean of parts."""
     total = torch.zeros_like(parts[0])
     for weight, part in zip(weights, parts, strict=True):
         total.add_(part, alpha=weight)
@@ -36,8 +37,8 @@ def weighted_mean(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> to
 def trimmed_mean(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Return the coordinate-wise trimmed mean (Yin et al., arXiv 1803.01498).
 
-    In each coordinate the :data:`TRIMMED` share of the values at either end is left out, and the
-    weighted mean of the rest is taken. Of fewer than three parts it is the mean.
+    In each coordinate the :data:`TRIMMED` share of the values at either end is omitted, and the
+    weighted mean of the rest is taken. For fewer than three parts the result is the mean.
     """
     weights, parts = _counting(weights, parts)
     if len(parts) < 3:
@@ -55,7 +56,7 @@ def centered_clipping(weights: Sequence[float], parts: Sequence[torch.Tensor]) -
     ``v ← v + Σ wᵢ (xᵢ − v) min(1, τ / ‖xᵢ − v‖) / Σ wᵢ``, :data:`CLIPPING_STEPS` times. It is
     applied block-wise by each reducer to its own parts, as in Gorbunov et al. (arXiv 2106.11257).
     A reducer keeps nothing between rounds: v starts at the coordinate-wise median, and the radius
-    τ is the median distance to it. Of fewer than three parts it is the mean.
+    τ is the median distance to it. For fewer than three parts the result is the mean.
     """
     weights, parts = _counting(weights, parts)
     if len(parts) < 3:

@@ -1,4 +1,4 @@
-"""hivemind's all-reduce, counting its payload and knowing when its last reply has left."""
+"""All-reduce of one group that counts its payload and tracks its replies."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from rayhive.averaging.round_result import PhaseRecord
 from rayhive.averaging.streams import PATIENCE, stay_open, until
 from rayhive.spec import Aggregation
 
-#: Set in ``Tensor.chunks`` of every part by a sender that closes the stream after the last
-#: answer; hivemind leaves it at 0, does not read it here, and waits for the reducer to close.
+#: Value of ``Tensor.chunks`` in every part of a sender that closes the stream after the last
+#: answer. hivemind leaves the field at 0, does not read it, and waits for the reducer to close.
 HANGS_UP = 1
-#: Why nothing came back from a peer.
+#: Reason for missing answers of a lost peer.
 ABSENT = "it is no longer there"
 
 
 class MeasuredAllReduce(AllReduceRunner):
     """One all-reduce of one group, as a sender and as a reducer.
 
-    A peer is done when its own tensors are averaged. As a reducer it may still be answering
-    others then; :meth:`drain` waits for these answers, after which the counts are final.
+    A peer's part is over when its own tensors are averaged. As a reducer it may still be sending
+    answers then; :meth:`drain` waits for these answers, after which the counts are final.
 
     Attributes:
         sent_bytes: Payload of parts for other reducers and of answers to other senders.
         received_bytes: Payload of answers from reducers and of parts from senders.
-        failures: Why parts did not come back averaged, by reducer.
+        failures: Reasons why parts did not come back averaged, by reducer.
 
     Args:
-        excluded: Senders that take the average and must not count in it.
-        absent: Ids of peers that were lost: nothing is sent to them or awaited.
-        aggregation: What this peer, as a reducer, makes of the senders' parts.
+        excluded: Senders that get the average without entering it.
+        absent: Ids of lost peers; nothing is sent to them or awaited from them.
+        aggregation: Aggregation rule of this peer as a reducer.
         kwargs: As hivemind's.
     """
 
@@ -54,7 +54,7 @@ class MeasuredAllReduce(AllReduceRunner):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.tensor_part_reducer.__class__ = SteadyReducer  # made by hivemind, nothing in it yet
+        self.tensor_part_reducer.__class__ = SteadyReducer  # made by hivemind, and still empty
         self.tensor_part_reducer.excluded = frozenset(
             at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
         )
@@ -72,7 +72,7 @@ class MeasuredAllReduce(AllReduceRunner):
         self._absent = absent
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
-        """Take part in the all-reduce; yield by how much it changes each tensor."""
+        """Take part in the all-reduce; yield the change of each tensor."""
         await self.forget(self._absent)
         async with aclosing(super().run()) as changes:
             async for change in changes:
@@ -100,7 +100,7 @@ class MeasuredAllReduce(AllReduceRunner):
                 raise
         except Exception as error:
             self.failures.append(f"reducer {peer_id}: {error!r}")
-            if peer_id == self.peer_id:  # others must not wait for this peer's own parts
+            if peer_id == self.peer_id:  # no peer must wait for this one's own parts
                 await self._ban_sender(peer_id)
             raise
 
@@ -132,7 +132,7 @@ class MeasuredAllReduce(AllReduceRunner):
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Average a sender's parts with the others' and answer, counting both ways."""
+        """Average a sender's parts and answer, counting the payload in both directions."""
         sender, sent = context.remote_id, 0
         try:
             answers = super().rpc_aggregate_part(self._from_sender(stream, sender), context)
@@ -151,10 +151,10 @@ class MeasuredAllReduce(AllReduceRunner):
         """Wait until every sender that was not given up has its last answer.
 
         Args:
-            patience: Seconds to wait at most.
+            patience: Longest wait [s].
 
         Returns:
-            Whether all were answered; the counts are final then.
+            Whether all answers were sent; the counts are final then.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience
@@ -168,24 +168,30 @@ class MeasuredAllReduce(AllReduceRunner):
 
     @property
     def ended(self) -> bool:
-        """Whether this peer's own part in it is over."""
+        """Whether this peer's own part in the all-reduce is over."""
         return self._ended is not None
 
+    @property
+    def got_everything(self) -> bool:
+        """Whether all tensors of this peer came back averaged."""
+        return not self.tensor_part_container.failed_size
+
     async def forget(self, gone: Collection[bytes]) -> None:
-        """Stop waiting for parts and answers of peers that are no longer there."""
+        """Stop waiting for parts and answers of lost peers."""
         self._absent = self._absent.union(gone)  # the talk with one may be about to begin
         for peer in self.sender_peer_ids:
             if peer.to_bytes() in gone:
                 await self._ban_sender(peer)
         for peer, talk in self._talks.items():
-            if peer.to_bytes() in gone:  # the link may be cut: nothing says so
+            if peer.to_bytes() in gone:  # a cut link gives no sign
                 talk.cancel()
 
     def fraction(self) -> float:
         """Return the share of the averaging that happened, the worse of both sides.
 
-        As a sender: elements that came back averaged over all elements. As a reducer: elements
-        of all senders, its own included, that entered its averages over those it expected.
+        As a sender: elements that came back averaged, divided by all elements. As a reducer:
+        elements of all senders, its own included, that entered its averages, divided by the
+        expected elements.
         """
         container, reducer = self.tensor_part_container, self.tensor_part_reducer
         averaged: float = 1.0
@@ -205,7 +211,7 @@ class MeasuredAllReduce(AllReduceRunner):
         return {str(peer) for peer, count in entered if count < parts}
 
     def refused(self) -> dict[PeerID, str]:
-        """Return the senders whose parts were refused here, and why."""
+        """Return the senders whose parts were refused here, and the reasons."""
         return {self.sender_peer_ids[at]: "not_finite" for at in self.tensor_part_reducer.refused}
 
     def _parts_entered(self) -> list[int]:
@@ -215,14 +221,14 @@ class MeasuredAllReduce(AllReduceRunner):
         return [int(min(received, failed)) for received, failed in counts]
 
     def finalize(self, **kwargs: Any) -> None:
-        """End this peer's own part in the all-reduce, as hivemind does, and note when."""
+        """End this peer's own part in the all-reduce as hivemind does, and note the time."""
         if self._ended is None:
             self._ended = time.monotonic()
         super().finalize(**kwargs)
-        self.all_senders_started.set()  # else hivemind waits for those who were given up, too
+        self.all_senders_started.set()  # else hivemind waits for lost senders as well
 
     def record(self, name: str) -> PhaseRecord:
-        """Return what this all-reduce did so far, under the name of its phase."""
+        """Return the measurements so far, under the name of the phase."""
         ended = time.monotonic() if self._ended is None else self._ended
         return PhaseRecord(
             name=name,
@@ -243,7 +249,7 @@ class _CountedStub:
         self, stream: AsyncIterator[averaging_pb2.AveragingData]
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         opening = self._stub.rpc_aggregate_part(stream)
-        # a daemon may wait for ever for one that died while it was asked
+        # a daemon may wait for ever for a peer that died during the call
         answers = await asyncio.wait_for(opening, self._runner.reducer_timeout)
         return self._runner.received(until(answers, self._is_last))
 

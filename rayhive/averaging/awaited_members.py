@@ -1,8 +1,7 @@
-"""Members of a run and the search for a round's group: which of them it awaits, and until when.
+"""Awaited members of a search for a round's group, and the times until which they are awaited.
 
-A member that still computes has no window: the list of members, which is kept elsewhere, loses
-members that are dead or make no progress. A member that has come to the round is awaited until its
-window ends.
+A member that still computes has no window; the membership layer removes members that are dead or
+make no progress. A member that has reached the round is awaited until its window ends.
 """
 
 from __future__ import annotations
@@ -20,29 +19,29 @@ from rayhive.membership.member import Member
 
 @dataclass(eq=False)
 class Follower:
-    """A peer that has asked to be led, and the group that it is told."""
+    """A peer that has asked to join, and the group that it gets as an answer."""
 
     request: messages.JoinRequest
     group: asyncio.Future[GroupInfo | None]
 
     def answer(self, group: GroupInfo | None) -> None:
-        """Tell it the group, or None to send it away; the first answer counts."""
+        """Answer with the group, or with None to refuse; the first answer counts."""
         if not self.group.done():
             self.group.set_result(group)
 
 
 @dataclass(eq=False)
 class Search:
-    """One round that a peer looks for a group of; times are of the event loop [s].
+    """Search of one peer for the group of a round; times are of the event loop [s].
 
     Attributes:
         own: The peer itself.
         round: The round.
-        gather: What the group gets of this peer.
-        window: Longest wait for a member that has come to the round and is not met.
-        patience: Longest wait for anybody, once no member computes.
-        limit: When the search ends, whatever happens.
-        followers: Who has asked to be led by this peer.
+        gather: Data of this peer for the group.
+        window: Longest wait for a member that has reached the round and is not met [s].
+        patience: Longest wait for any member, once no member computes [s].
+        limit: Time at which the search ends in all cases.
+        followers: Peers that have asked to join a group led by this one.
         missing: Leaders that were not met in their window, as they were known then.
     """
 
@@ -59,11 +58,11 @@ class Search:
     _leader: PeerID | None = None
 
     def __post_init__(self) -> None:
-        #: When the search ends if nothing changes.
+        #: Time at which the search ends if nothing changes.
         self.ends = self.limit
 
     def has_time(self, members: Iterable[Member]) -> bool:
-        """Take in who is awaited now; return whether the search goes on."""
+        """Update the windows from the awaited members; return whether the search goes on."""
         now, computing = asyncio.get_running_loop().time(), False
         for member in members:
             if member.computes(self.round):
@@ -71,42 +70,42 @@ class Search:
                 self._since.pop(member.peer_id, None)
             else:
                 self._since.setdefault(member.peer_id, now)
-        if computing or self._extends:  # the patience begins when the last one has come
+        if computing or self._extends:  # the patience begins when the last member has come
             self.ends = min(self.limit, now + self.patience)
         self._extends = computing
         return now < self.ends
 
     def forgive(self, known: dict[bytes, Member]) -> None:
-        """Look for a missing leader again when there is news of it."""
+        """Stop treating a leader as missing once there is news of it."""
         for peer, then in list(self.missing.items()):
             if known.get(peer) != then:
                 del self.missing[peer]
                 self._since.pop(peer, None)
 
     def led_by(self, leader: PeerID) -> None:
-        """Note who leads; windows begin anew with each leader."""
+        """Note the leader; windows begin anew with each leader."""
         if leader != self._leader:
             self._leader = leader
             self._since = dict.fromkeys(self._since, asyncio.get_running_loop().time())
 
     def window_ends(self, peer: PeerID) -> float:
-        """Return until when a peer is waited for."""
+        """Return the time until which a peer is awaited."""
         since = self._since.get(peer.to_bytes())
         return self.ends if since is None else min(self.ends, since + self.window)
 
     def awaited(self, roster: Iterable[PeerID]) -> set[bytes]:
-        """Return those of a roster, without this peer, whose windows have not ended."""
+        """Return the ids of a roster's other peers whose windows have not ended."""
         now = asyncio.get_running_loop().time()
         return {p.to_bytes() for p in roster if p != self.own and now < self.window_ends(p)}
 
     def next_look(self, roster: Iterable[PeerID]) -> float:
-        """Return when the next window of a roster ends, or the search."""
+        """Return the time at which the next window of a roster ends, or the search."""
         now = asyncio.get_running_loop().time()
         windows = (self.window_ends(peer) for peer in roster if peer != self.own)
         return min([self.ends, *(end for end in windows if end > now)])
 
     def dismiss(self) -> None:
-        """Send all followers away: this peer does not lead."""
+        """Refuse all followers: this peer does not lead."""
         for follower in self.followers.values():
             follower.answer(None)
         self.followers.clear()

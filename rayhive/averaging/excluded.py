@@ -1,6 +1,6 @@
 """Rounds of a peer whose tensors are excluded from the average.
 
-Such a peer gets the whole average of the others, or keeps its tensors.
+Such a peer gets the whole average of the other peers, or keeps its tensors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 class ExcludedRoundFailed(Exception):
     """An excluded peer did not get the average of a round.
 
-    Its own tensors were refused, so it has neither to go on with.
+    Its own tensors were refused, so it has no valid tensors for the next step.
 
     Args:
         reason: The error.

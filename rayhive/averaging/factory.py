@@ -1,4 +1,4 @@
-"""Which averagers a peer uses, what they take over, and what their results say of a round."""
+"""Choice and capabilities of a peer's averagers, and event fields from their results."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
-from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
-from rayhive.averaging.filtered_averager import Filtered
-from rayhive.averaging.state_download import CheckedStateDownload
+from rayhive.averaging.averager import MeasuredAverager
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager
+from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
 from rayhive.errors import Problem
 
-#: What is used in place of hivemind's own averagers, which a user's factory may name.
+#: Replacements of hivemind's own averagers, which a user's factory may name.
 _OURS: dict[Any, Any] = {
     GradientAverager: RayhiveGradientAverager,
     PowerSGDGradientAverager: RayhivePowerSGDAverager,
@@ -25,7 +25,7 @@ _OURS: dict[Any, Any] = {
 def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
     """Return ``factory`` with hivemind's averager class replaced by rayhive's.
 
-    Classes of the user's own are left as they are.
+    The user's own classes are returned unchanged.
     """
     if factory is None:
         return RayhiveGradientAverager
@@ -35,17 +35,17 @@ def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
 
 
 def takes_rules(factory: Any) -> bool:
-    """Say whether what a factory makes has an outlier filter and aggregation rules."""
+    """Return whether a factory's averagers have an outlier filter and aggregation rules."""
     made = factory.func if isinstance(factory, partial) else factory
-    return isinstance(made, type) and issubclass(made, Filtered)
+    return isinstance(made, type) and issubclass(made, MeasuredAverager)
 
 
 def factory_problems(factory: Any, outlier_filter: str, aggregation: str) -> Iterator[Problem]:
-    """Find rules that the gradient averager of a factory cannot follow."""
+    """Find rules that a factory's averagers do not support."""
     ours = with_our_averager(factory)
     made = ours.func if isinstance(ours, partial) else ours
     if not takes_rules(ours):
-        allowed = "{} with a grad_averager_factory of your own, which knows no other"
+        allowed = "{} with a grad_averager_factory of your own, which supports no other"
         for name, value, default in (
             ("outlier_filter", outlier_filter, "norm"),
             ("aggregation", aggregation, "mean"),
@@ -54,25 +54,25 @@ def factory_problems(factory: Any, outlier_filter: str, aggregation: str) -> Ite
                 yield Problem(name, value, allowed.format(default))
     elif made is RayhivePowerSGDAverager and aggregation != "mean":
         yield Problem(
-            "aggregation", aggregation, "mean with PowerSGD: its factors have to be averaged"
+            "aggregation", aggregation, "mean with PowerSGD, whose factors have to be averaged"
         )
 
 
 def takes_over_state(averager: type[DecentralizedAverager]) -> bool:
-    """Say whether averagers of a class make anything of a peer's state.
+    """Return whether averagers of a class use the state of another peer.
 
-    One of gradients as they are has none that lasts: hivemind downloads another peer's
+    An averager of plain gradients has no lasting state: hivemind downloads another peer's
     gradients and drops them.
     """
     does_nothing = (
-        CheckedStateDownload.load_state_from_peers,
+        MeasuredAverager.load_state_from_peers,
         DecentralizedAverager.load_state_from_peers,
     )
     return averager.load_state_from_peers not in does_nothing
 
 
 def round_fields(result: Any, seconds: float) -> dict[str, Any]:
-    """Return the fields of a ``round`` event that the averager's result holds."""
+    """Return the fields of a ``round`` event that come from the averager's result."""
     return {
         "group_size": len(result),
         "group": sorted(map(str, result)),

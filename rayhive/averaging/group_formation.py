@@ -1,16 +1,17 @@
-"""How the peers of a round become one group: they know each other, and the oldest one leads.
+"""Group formation: the members of a round become one group, led by the oldest of them.
 
 hivemind's peers look for leaders in the DHT, wait for a window, and may end in several groups.
-Here every peer is told who takes part (:class:`Member`), so each of them names the same leader
-without asking. The others join it directly, with hivemind's own messages, and it begins when
-the last one has joined. A request that comes early is held, one that comes late is refused.
+Here every peer knows the members of the run (:class:`Member`), so all of them name the same leader
+without asking. The other members join the leader directly, with hivemind's own messages, and the
+group begins when the last one has joined. An early request is held, a late one is refused.
 
-When views differ for a moment, a peer may join one that does not lead; it is sent away and asks
-again. A peer that still computes is waited for as long as it is a member: whoever keeps the list
-takes off it those that are dead, or have made no progress for too long. The window is for a peer
-that has come to the round and cannot be met there, because a link is cut or a process hangs. If
-that is the leader, the next oldest leads, until there is news of the first one. If it is
-a follower, the leader goes on without it: it has missed the round, and forms no other group.
+While views differ for a moment, a peer may ask a peer that does not lead. The request is refused,
+and the peer asks again. A member that still computes is awaited as long as it is a member; the
+membership layer removes members that are dead, or have made no progress for too long. The window
+applies to a member that has reached the round and cannot be met there, because a link is cut or a
+process hangs. If that member is the leader, the next oldest leads until there is news of the first
+one. If it is a follower, the leader begins without it: the follower has missed the round and forms
+no other group.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from hivemind.proto import averaging_pb2 as messages
 from rayhive.averaging.awaited_members import Follower, Search
 from rayhive.membership.member import ROUNDS_BEHIND, Member
 
-#: Pause before a leader that cannot be reached, or does not lead, is asked again [s].
+#: Pause before the next request to a leader that cannot be reached or does not lead [s].
 ASK_AGAIN_S = 0.05
-#: Peers that a group has at least.
+#: Smallest number of peers of a group.
 SMALLEST_GROUP = 2
 
 Ask = Callable[[PeerID, messages.JoinRequest], Awaitable[AsyncIterator[Any]]]
 
 
 class NoOtherPeers(Exception):
-    """Nobody else takes part in the run: there is nothing to average with."""
+    """No other peer takes part in the run, so there is nothing to average."""
 
 
 class RoundIsOver(Exception):
-    """The others have done this round without this peer."""
+    """The other peers have averaged this round without this peer."""
 
 
 class DifferentTensors(Exception):
@@ -50,12 +51,12 @@ class DifferentTensors(Exception):
 
 
 class GroupFormation:
-    """One peer's part in forming groups; everything happens on one event loop.
+    """One peer's part in forming groups, on one event loop.
 
     Args:
         own: This peer.
-        client_mode: Whether it cannot be called.
-        schema_hash: Fingerprint of the tensors that it averages.
+        client_mode: Whether other peers cannot call it.
+        schema_hash: Fingerprint of its averaged tensors.
         key: Prefix of its group keys; the round follows.
         ask: Sends a request to a leader and returns the stream of its answers.
     """
@@ -68,23 +69,21 @@ class GroupFormation:
         self._members: tuple[Member, ...] = ()
         self._search: Search | None = None
         self._past = 0
-        #: Seconds of patience that the last search had left.
+        #: Time that was left of the last search's patience [s].
         self.patience_left = 0.0
         self._changed = asyncio.Event()
 
-    # -- what it is told -----------------------------------------------------------------------
-
     def set_members(self, members: Sequence[Member]) -> None:
-        """Say who takes part, the oldest first; it counts at once, also for a running search."""
+        """Set the members, oldest first; effective at once, also for a running search."""
         self._members = tuple(members)
         self._notify()
 
     def known(self) -> frozenset[PeerID]:
-        """Return who takes part, as far as it was told."""
+        """Return the members that were set last."""
         return frozenset(PeerID(member.peer_id) for member in self._members)
 
     def leave_behind(self, round_: int) -> None:
-        """Say that this peer has a round behind it: whoever asks for it now is too late."""
+        """Note that this peer's part in a round is over; later requests for it are refused."""
         self._past = max(self._past, round_)
         self._notify()
 
@@ -92,10 +91,8 @@ class GroupFormation:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    # -- who meets -----------------------------------------------------------------------------
-
     def roster(self, round_: int) -> list[PeerID]:
-        """Return the peers that take part in a round, the leader first if somebody can lead."""
+        """Return the peers that take part in a round, the leader first if a peer can lead."""
         own = [member for member in self._members if member.peer_id == self.own.to_bytes()]
         expected = set(own + self._expected(round_))
         oldest = [member for member in self._members if member in expected]
@@ -119,16 +116,16 @@ class GroupFormation:
 
         Args:
             round_: Its number.
-            gather: What every peer of the group gets of this one.
-            window: Longest wait for a peer that has come to the round and is not met [s].
-            patience: Longest wait at all, once no member computes [s].
-            longest: Longest wait whatever happens [s]; default ``patience``.
+            gather: Data of this peer that every peer of the group gets.
+            window: Longest wait for a peer that has reached the round and is not met [s].
+            patience: Longest wait for any peer, once no member computes [s].
+            longest: Longest wait in all cases [s]; default ``patience``.
 
         Raises:
             NoOtherPeers: No other peer takes part in the run.
-            RoundIsOver: The others have this round behind them.
-            DifferentTensors: The leader averages something else.
-            asyncio.TimeoutError: Nobody came in time.
+            RoundIsOver: The other peers have averaged this round.
+            DifferentTensors: The leader averages tensors of other shapes or types.
+            asyncio.TimeoutError: No other peer reached the round in time.
         """
         limit = asyncio.get_running_loop().time() + (patience if longest is None else longest)
         self._search = search = Search(self.own, round_, gather, window, patience, limit)
@@ -149,7 +146,7 @@ class GroupFormation:
                     group = await self._follow(search, roster[0])
                 if group is not None:
                     return group
-            raise asyncio.TimeoutError(f"nobody came to round {round_} in time")
+            raise asyncio.TimeoutError(f"no other peer reached round {round_} in time")
         finally:
             self._search = None
             self.patience_left = max(0.0, _left(search.ends))
@@ -157,30 +154,28 @@ class GroupFormation:
             self._notify()
 
     def _met_roster(self, search: Search) -> list[PeerID]:
-        """Return the roster without leaders that could not be met and of whom there is no news."""
+        """Return the roster without leaders that were not met and of which there is no news."""
         search.forgive({member.peer_id: member for member in self._members})
         return [p for p in self.roster(search.round) if p.to_bytes() not in search.missing]
 
     def _check_company(self, round_: int, roster: list[PeerID], missing: set[bytes]) -> None:
         others = [m for m in self._members if m.peer_id != self.own.to_bytes()]
-        # A round has one group: whoever was not in it must not begin another.
+        # A round has one group: a peer that was not in it must not begin another.
         if any(member.met >= round_ for member in others):
-            raise RoundIsOver(f"round {round_} is over: others have averaged without this peer")
+            raise RoundIsOver(f"round {round_} is over: other peers averaged without this one")
         if missing and len(roster) == 1:
-            raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not come to round {round_}")
+            raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not reach round {round_}")
         if len(roster) == 1 or (self._client_mode and roster[0] == self.own):
-            raise NoOtherPeers(f"nobody else takes part in round {round_}")
-
-    # -- leading -------------------------------------------------------------------------------
+            raise NoOtherPeers(f"no other peer takes part in round {round_}")
 
     def _assemble(self, search: Search, roster: list[PeerID]) -> GroupInfo | None:
-        """Begin with the followers when all have come whose windows have not ended."""
+        """Begin with the followers once all members within their windows have joined."""
         if search.awaited(roster) - set(search.followers):
             return None
         if len(search.followers) + 1 < SMALLEST_GROUP:
             return None
         ids = [self.own, *(PeerID(peer) for peer in search.followers)]
-        random.shuffle(ids)  # who reduces what must not depend on age
+        random.shuffle(ids)  # the parts of a reducer must not depend on its age
         gathered = tuple(
             search.gather if peer == self.own else search.followers[peer.to_bytes()].request.gather
             for peer in ids
@@ -229,13 +224,11 @@ class GroupFormation:
                 del search.followers[remote.to_bytes()]
                 self._notify()
 
-    # -- following -----------------------------------------------------------------------------
-
     async def _follow(self, search: Search, leader: PeerID) -> GroupInfo | None:
-        """Ask to be led; return None when somebody else leads by now, or it did not work.
+        """Ask a leader for its group; return None if another peer leads by now, or on failure.
 
-        A leader that has come to the round, and does not accept until its window ends, becomes one
-        of the missing.
+        A leader that has reached the round, and does not accept until its window ends, counts as
+        missing.
         """
         loop = asyncio.get_running_loop()
         request = messages.JoinRequest(
@@ -264,7 +257,7 @@ class GroupFormation:
                 if not answer.done() and self._met_roster(search)[0] != leader:
                     return None
             message = answer.result() if answer.done() else None
-        except Exception:  # out of reach; whether it is gone is for others to say
+        except Exception:  # out of reach; the membership layer decides whether it is lost
             message = None
         finally:
             answer.cancel()
@@ -274,14 +267,14 @@ class GroupFormation:
         if message.code == messages.BAD_SCHEMA_HASH:
             raise DifferentTensors(f"{leader} averages tensors of other shapes or types")
         if message.code != messages.BEGIN_ALLREDUCE:
-            raise RoundIsOver(f"round {search.round} is over: {leader} has it behind it")
+            raise RoundIsOver(f"round {search.round} is over for its leader {leader}")
         ids = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
         return GroupInfo(message.group_id, ids, tuple(message.gathered))
 
     async def _answer(
         self, leader: PeerID, request: messages.JoinRequest, accepted: asyncio.Event
     ) -> messages.MessageFromLeader | None:
-        """Return the leader's last word; None if it hung up without one."""
+        """Return the leader's last message; None if the leader closed the stream without one."""
         stream: Any = await self._ask(leader, request)
         async with aclosing(stream):
             async for message in stream:
@@ -305,7 +298,7 @@ def _left(moment: float) -> float:
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, but not for longer than this."""
+    """Wait for an event, at most this long."""
     if seconds > 0:
         task = asyncio.ensure_future(changed.wait())
         await asyncio.wait({task}, timeout=seconds)

@@ -1,4 +1,4 @@
-"""Background work that nobody wants in the background."""
+"""Executor that runs calls inline, for steps without background work."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class InlineExecutor(Executor):
-    """Runs what it is given at once, in the thread that asks for it."""
+    """Executor that runs each call at once, in the calling thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call a function and return its result in a future; its errors are the caller's."""
+        """Call a function and return its result in a future; errors propagate to the caller."""
         future: Future[Any] = Future()
         future.set_result(fn(*args, **kwargs))
         return future

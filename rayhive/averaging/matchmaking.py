@@ -1,7 +1,4 @@
-"""hivemind's matchmaking among peers that are known, and what a step went through.
-
-Without knowledge of who takes part it is hivemind's own: a search in the DHT, for a window.
-"""
+"""Matchmaking of an averager: group formation among known members, hivemind's search otherwise."""
 
 from __future__ import annotations
 
@@ -19,23 +16,28 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
+from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.group_formation import GroupFormation
-from rayhive.averaging.group_registry import GroupRegistry
 from rayhive.membership.member import Member
+
+#: Extends the data that a step gathers, once its tensors are ready.
+Announce = Callable[[bytes], Awaitable[bytes]]
 
 
 @dataclass
 class StepTrace:
-    """What one step of an averager went through; times are of ``time.monotonic``.
+    """Record of one step of an averager; times are of ``time.monotonic``.
 
     Attributes:
+        step: The step; None outside a step.
         searches: Begin and end of each search for a group.
-        triggered: When the trainer let the all-reduce begin.
+        triggered: Time at which the trainer allowed the all-reduce.
         groups: Ids of the groups that were found.
-        wasted_bytes: Sent in attempts that failed.
-        excluded: Whether this peer's tensors were refused, and are not there any more.
+        wasted_bytes: Payload sent in attempts that failed.
+        excluded: Whether the outlier filter refused this peer's tensors.
     """
 
+    step: StepControl | None = None
     searches: list[tuple[float, float]] = field(default_factory=list)
     triggered: float | None = None
     groups: list[bytes] = field(default_factory=list)
@@ -49,30 +51,39 @@ class StepTrace:
         return sum(max(0.0, end - max(begin, self.triggered)) for begin, end in self.searches)
 
 
-#: The step that the current task belongs to: every step is a task of its own.
+#: Record of the step that the current task belongs to: every step is a task of its own.
 TRACE: ContextVar[StepTrace | None] = ContextVar("TRACE", default=None)
 
 
 class LiveMatchmaking(Matchmaking):
-    """Matchmaking that assembles the group of a round as soon as all who take part are there.
+    """Matchmaking that completes the group of a round as soon as all live peers are there.
 
-    Steps that gather a whole number, or a list that begins with one, say which round they belong
-    to; once :meth:`set_members` was called these meet by :class:`GroupFormation`. A round is looked
-    for when the trainer triggers it, not before: a group that waits for its slowest trainer would
-    let the others run into the timeouts of the all-reduce.
+    A step that gathers a whole number, or a list that begins with one, belongs to the round with
+    that number. After the first call of :meth:`set_members`, such steps meet by
+    :class:`GroupFormation`. The search for a round begins when the trainer triggers the round and
+    not before: a group that waits for its slowest trainer would run into the timeouts of the
+    all-reduce.
 
     Args:
         args: As hivemind's.
-        target_group_size: Size of a group that hivemind's own search completes at once.
+        target_group_size: Size at which hivemind's own search completes a group at once.
+        groups: All-reduces of the averager; found groups become expected there.
+        announce: Extends the data that a step gathers, see :data:`Announce`.
         kwargs: As hivemind's.
     """
 
-    def __init__(self, *args: Any, target_group_size: int | None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        target_group_size: int | None,
+        groups: AllReduceGroups,
+        announce: Announce | None = None,
+        **kwargs: Any,
+    ) -> None:
         # The key manager draws a sample of the group's size from this many buckets and raises
         # when a group is larger, as it may be here. Without a number it takes the group's own.
         super().__init__(*args, target_group_size=None, **kwargs)
         self.target_group_size = self.potential_leaders.target_group_size = target_group_size
-        self.groups = GroupRegistry()
         self.group_formation = GroupFormation(
             self.peer_id,
             client_mode=self.client_mode,
@@ -80,16 +91,15 @@ class LiveMatchmaking(Matchmaking):
             key=self._prefix,
             ask=self._ask,
         )
+        self._groups, self._announce = groups, announce
         self._knows_members = False
         self._patience: float | None = None
-        #: Adds to what a step gathers what can be said only when its tensors are there.
-        self.announce: Callable[[bytes], Awaitable[bytes]] | None = None
 
     def set_members(self, members: Sequence[Member], patience: float | None = None) -> None:
-        """Say who takes part in the run, the oldest first.
+        """Set the peers that take part in the run.
 
         Args:
-            members: The peers.
+            members: The peers, oldest first.
             patience: Longest wait for a group once none of them computes [s]; None for all the
                 time of a step.
         """
@@ -103,7 +113,7 @@ class LiveMatchmaking(Matchmaking):
         return cast("AsyncIterator[Any]", await stub.rpc_join_group(request))
 
     async def look_for_group(self, step: StepControl) -> GroupInfo | None:
-        """Return the group of a step, which becomes expected, or None; note the time it took."""
+        """Return the group of a step, or None; record the time of the search."""
         round_, longest = round_of(step), cast("float", step.get_timeout())
         group = None
         meets = self._knows_members and round_ is not None
@@ -113,8 +123,8 @@ class LiveMatchmaking(Matchmaking):
         try:
             if meets:
                 gather = step.data_for_gather
-                if self.announce is not None:
-                    gather = await self.announce(gather)
+                if self._announce is not None:
+                    gather = await self._announce(gather)
                 async with self.lock_looking_for_group:
                     group = await self.group_formation.meet(
                         cast("int", round_),
@@ -126,7 +136,7 @@ class LiveMatchmaking(Matchmaking):
             else:
                 group = cast("GroupInfo | None", await super().look_for_group(step))
         except asyncio.TimeoutError:
-            if meets:  # the time in which others computed is not for further attempts
+            if meets:  # time in which other peers computed is not for further attempts
                 _shorten(step, self.group_formation.patience_left)
         finally:
             trace = TRACE.get()
@@ -136,13 +146,13 @@ class LiveMatchmaking(Matchmaking):
             _shorten(step, self._patience)
         if group is not None and trace is not None:
             trace.groups.append(group.group_id)
-            self.groups.expect(group.group_id)
+            self._groups.expect(group.group_id)
         return group
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """Answer a peer that asks to be led."""
+        """Answer a peer that asks to join a group led by this one."""
         if self._knows_members:
             answers = self.group_formation.rpc_join_group(request, context.remote_id)
         else:
@@ -152,12 +162,12 @@ class LiveMatchmaking(Matchmaking):
 
 
 def _shorten(step: StepControl, seconds: float) -> None:
-    """Let a step make no further attempt after so many seconds from now."""
+    """Move the deadline for further attempts of a step to this many seconds from now."""
     step._deadline = min(step.deadline, get_dht_time() + seconds)
 
 
 def round_of(step: StepControl) -> int | None:
-    """Return the round that a step says it belongs to."""
+    """Return the number of the round that a step belongs to; None if it names none."""
     *_, gathered = MSGPackSerializer.loads(step.data_for_gather)
     return round_in(MSGPackSerializer.loads(gathered))
 

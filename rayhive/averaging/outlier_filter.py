@@ -1,7 +1,7 @@
-"""Outlier filter: which tensors a group refuses before it averages, and why.
+"""Outlier filter: rules by which a group refuses tensors before it averages.
 
-Each member announces the norm of what it is about to send, the norm that is usual for it and, for
-the direction rule, a sketch. All members judge by the same numbers and reach the same verdict.
+Each member announces the norm of its tensors, the norm that is usual for it and, for the direction
+rule, a sketch. All members judge by the same numbers and reach the same verdict.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rayhive.spec import OutlierFilterRule
 
 P = TypeVar("P", bound=Hashable)
 
-#: How many times the usual norm a norm may be.
+#: Largest accepted ratio of a norm to the usual norm.
 NORM_FACTOR = 100.0
-#: Rounds whose norms say what is usual.
+#: Number of rounds whose norms determine the usual norm.
 REMEMBERED = 16
-#: Rounds over which the direction of a peer's tensors is averaged: that of a single honest
-#: gradient may be anything.
+#: Number of rounds over which the direction of a peer's tensors is averaged: the direction of a
+#: single honest gradient is arbitrary.
 LEANING = 16
 #: Least mean cosine over these rounds under the direction rule.
 LEAST_LEAN = -0.25
@@ -33,16 +33,16 @@ LEAST_LEAN = -0.25
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a peer says of what it is about to send.
+    """Summary of the tensors that a peer contributes to a round.
 
     Attributes:
         norm: Euclidean norm of all tensors together; not finite if any element is not.
         usual: Median of the peer's own norms in its last rounds, refused ones included; None
             before its first round.
-        sketch: Sketch of the tensors, in units of the norm; empty if that is not finite or 0, and
-            where no rule asks for directions.
-        lean: Mean cosine between its tensors and those of the others in its last rounds; None
-            before it was in :data:`LEANING` rounds of three peers or more.
+        sketch: Sketch of the tensors, in units of the norm; empty if the norm is not finite or 0,
+            and under rules without directions.
+        lean: Mean cosine between its tensors and those of the other peers in its last rounds; None
+            before :data:`LEANING` rounds of three peers or more.
     """
 
     norm: float
@@ -53,13 +53,13 @@ class Announcement:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a peer's tensors do not enter an average.
+    """Reason why a peer's tensors do not enter an average.
 
     Attributes:
         reason: ``not_finite``, ``norm`` or ``direction``.
-        norm: Their norm; None if only a part was seen.
-        bound: The largest norm that would have been accepted, or the least lean; None if nothing
-            would have been.
+        norm: Their norm; None if only a part was checked.
+        bound: The largest norm that would have been accepted, or the least lean; None if there is
+            no such bound.
         lean: The lean that was too small, if that is the reason.
     """
 
@@ -72,15 +72,15 @@ class Refusal:
 def judge(said: Mapping[P, Announcement], rule: OutlierFilterRule = "norm") -> dict[P, Refusal]:
     """Return the refused peers and the reason for each.
 
-    Deterministic: members with equal announcements reach equal verdicts. Each rule refuses what
-    those before it refuse, and more:
+    Deterministic: members with equal announcements reach equal verdicts. The rules are cumulative;
+    each one refuses:
 
     * ``finite``: a norm that is not finite.
     * ``norm``: a norm of more than :data:`NORM_FACTOR` times the usual one, which is the larger
       of the peer's own and the group's (:func:`usual_norm`). Norms that grow together are
-      accepted, and so are those of a peer whose norms have always been larger than the others'.
-    * ``direction``: a mean cosine with the others below :data:`LEAST_LEAN`, of a minority of
-      three peers or more. Honest peers whose data differ from the others' are refused as well.
+      accepted, and so are those of a peer whose norms have always been larger than the rest.
+    * ``direction``: a mean cosine with the other peers below :data:`LEAST_LEAN`, in a minority of
+      three peers or more. Honest peers with different data are refused as well.
     """
     refused = {
         p: Refusal("not_finite", a.norm) for p, a in said.items() if not math.isfinite(a.norm)
@@ -103,11 +103,11 @@ def judge(said: Mapping[P, Announcement], rule: OutlierFilterRule = "norm") -> d
 
 
 def usual_norm(said: Collection[Announcement]) -> float | None:
-    """Return the norm that is usual in a group; None if nothing says what is.
+    """Return the usual norm of a group; None if it is unknown.
 
-    The larger of the median of the members' norms and of the median of what is usual for each.
-    Peers that have nothing to contribute (norm 0) say nothing of the others. Of two, the smaller
-    norm counts: with the larger one, no norm would ever be large.
+    The larger of the median of the members' norms and of the median of their usual norms. Norms of
+    0 (nothing to contribute) are left out. Of two norms the smaller one counts: with the larger
+    one, no norm would ever be too large.
     """
     norms = [a.norm for a in said if a.norm > 0]
     memories = [usual for a in said if (usual := _known(a.usual)) is not None]
@@ -118,9 +118,9 @@ def usual_norm(said: Collection[Announcement]) -> float | None:
 
 
 def directions(said: Mapping[P, Announcement]) -> dict[P, float]:
-    """Return the cosine between each peer's tensors and the sum of the others', each of norm 1.
+    """Return the cosine between each peer's tensors and the sum of the rest, each of norm 1.
 
-    Of two peers, each is as far from the other: then there are none.
+    Empty for fewer than three peers, as two are equally far from each other.
     """
     sketches = {
         peer: torch.frombuffer(bytearray(a.sketch), dtype=torch.float16).float()
@@ -134,15 +134,15 @@ def directions(said: Mapping[P, Announcement]) -> dict[P, float]:
 
 
 class OutlierFilter:
-    """The filter of one peer: its rule, and its memory of its own rounds.
+    """Filter of one peer: its rule, and its memory of its own rounds.
 
-    The memory holds the peer's own norms, also of tensors that were refused: a change that lasts
-    becomes the usual norm after half of :data:`REMEMBERED` rounds, so that no peer is refused
-    for good. A peer without a memory, such as a joiner, starts with what is usual in its group.
+    The memory holds the peer's own norms, including those of refused tensors. A lasting change
+    becomes the usual norm after half of :data:`REMEMBERED` rounds, so that no peer is refused for
+    good. A peer without a memory, such as a joining one, starts with the usual norm of its group.
 
     Args:
-        rule: See :func:`judge`; the same for all peers of a swarm.
-        sketches: Whether the direction of the tensors means anything.
+        rule: See :func:`judge`; equal for all peers of a swarm.
+        sketches: Whether the direction of the tensors is meaningful.
     """
 
     def __init__(self, rule: OutlierFilterRule = "norm", *, sketches: bool = True) -> None:
@@ -154,7 +154,7 @@ class OutlierFilter:
 
     @torch.no_grad()
     def announce(self, tensors: Sequence[torch.Tensor]) -> Announcement:
-        """Return what the peer says of ``tensors``."""
+        """Return the peer's announcement of ``tensors``."""
         norm = norm_of(tensors)
         usual = median_low(self._norms) if self._norms else None
         if not self._sketches or not math.isfinite(norm) or norm == 0:
@@ -167,14 +167,14 @@ class OutlierFilter:
         return Announcement(norm, usual, sketch, fmean(self._leans) if full else None)
 
     def judge(self, said: Mapping[P, Announcement]) -> dict[P, Refusal]:
-        """Return who is refused under this filter's rule; see :func:`judge`."""
+        """Return the refused peers under this filter's rule; see :func:`judge`."""
         return judge(said, self.rule)
 
     def learn(self, said: Mapping[P, Announcement], own: P) -> None:
         """Remember a round of the group, whether or not this peer's tensors were refused.
 
         Args:
-            said: What the members announced.
+            said: Announcements of the members.
             own: This peer.
         """
         if own not in said:
@@ -189,8 +189,13 @@ class OutlierFilter:
             self._leans.append(cosines[own])
 
 
+def floats(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the floating-point tensors, detached: only these can be corrupt."""
+    return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+
+
 def norm_of(tensors: Sequence[torch.Tensor]) -> float:
-    """Return the Euclidean norm of all tensors together; inf or NaN if an element is."""
+    """Return the Euclidean norm of all tensors together; inf or NaN if an element is not finite."""
     narrow = (t.float() if t.dtype == torch.float64 else t for t in tensors)
     norms = (float(torch.linalg.vector_norm(t, dtype=torch.float32)) for t in narrow)
     return math.sqrt(sum(norm * norm for norm in norms))

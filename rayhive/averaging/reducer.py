@@ -1,4 +1,4 @@
-"""hivemind's averaging of one peer's parts, such that a sender that dies takes nobody with it."""
+"""Reducer of one peer's parts that tolerates the death of senders."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from rayhive.averaging.aggregation import Rule
 
 
 class SteadyReducer(TensorPartReducer):
-    """Averages the parts of which this peer is the reducer.
+    """Reducer that averages every counted part, whatever happens to its sender.
 
-    In hivemind all senders of a part wait for one future. A sender that hangs up while it waits
-    cancels it for everybody, this peer's own parts included, and the all-reduce stands still until
-    its timeout. And a part that was counted, but waits for its turn when its sender is given up, is
-    expected and never added. Here what was counted is added, whatever becomes of its sender.
+    In hivemind all senders of a part wait for one future. A sender that closes its stream while it
+    waits cancels the future for all, this peer's own parts included, and the all-reduce stands
+    still until its timeout. A part that was counted, but waits for its turn when its sender is
+    given up, is expected and never added. Here each counted part is added.
 
-    A part that is not finite is refused, and so is all that follows from its sender: hivemind
-    would make everybody's average of it.
+    A part that is not finite is refused, with all later parts of its sender. hivemind would add it
+    to the average of all peers.
 
     Attributes:
-        excluded: Senders whose parts are answered, but count for nothing.
-        refused: Senders that sent parts which are not finite.
-        rule: What is made of the parts in place of their mean; None for the mean, for which parts
-            are added up as they come and not kept.
+        excluded: Senders whose parts are answered and do not enter the average.
+        refused: Senders of parts that are not finite.
+        rule: Aggregation rule; None for the mean, which adds parts as they arrive and keeps none.
     """
 
     denominator: float
@@ -47,15 +46,15 @@ class SteadyReducer(TensorPartReducer):
         """Add a sender's part to the sum and return the average; see hivemind.
 
         Raises:
-            BannedException: The sender was given up before it sent this part, or sends what is
-                not finite.
+            BannedException: The sender was given up before it sent this part, or the part is not
+                finite.
             AllreduceException: The all-reduce ended meanwhile.
         """
         if sender_index in self.excluded:
             weight = 0.0
         elif not math.isfinite(float(tensor_part.sum(dtype=torch.float32))):
             self.refused |= {sender_index}
-            raise BannedException(f"sender {sender_index} sent what is not finite")
+            raise BannedException(f"sender {sender_index} sent a part that is not finite")
         self.num_parts_received[sender_index] += 1
         adding = asyncio.ensure_future(self._add(sender_index, part_index, tensor_part, weight))
         adding.add_done_callback(_note_exception)
@@ -83,7 +82,7 @@ class SteadyReducer(TensorPartReducer):
         return result
 
     def check_current_part_finished(self) -> None:
-        """Aggregate what is there once nothing more is expected; without weights that is 0."""
+        """Aggregate the parts once all have arrived; without any weight the result is 0."""
         complete = self.current_part_accumulated_from == self.num_current_senders
         if complete and self.rule is not None and self._parts:
             weights, parts = zip(*self._parts, strict=True)
@@ -95,6 +94,6 @@ class SteadyReducer(TensorPartReducer):
 
 
 def _note_exception(task: asyncio.Task[Any]) -> None:
-    """Read a task's exception, for there may be nobody left to do so."""
+    """Read a task's exception, as its sender may be gone."""
     if not task.cancelled():
         task.exception()

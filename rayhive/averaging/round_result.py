@@ -1,4 +1,4 @@
-"""What an averaging round really did, as the averager's process saw it."""
+"""Result of an averaging round, as measured in the averager's process."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any, TypedDict
 
 
 class PhaseRecord(TypedDict):
-    """One all-reduce of a round, seen by one peer.
+    """Measurements of one all-reduce of a round by one peer.
 
     Attributes:
         name: ``dense``, or PowerSGD's ``P`` or ``Q``.
-        seconds: From its start to this peer's last averaged part.
+        seconds: Time from its start to this peer's last averaged part.
         sent_bytes: Payload of parts sent to reducers and of replies made as a reducer.
         received_bytes: Payload of parts received as a reducer and of replies.
         fraction: Share of the averaging that happened, see ``RoundResult.fraction``.
@@ -24,32 +24,31 @@ class PhaseRecord(TypedDict):
 
 
 class RoundResult(dict[Any, Any]):
-    """The outcome of a round: peer id to what that peer had gathered, and the measurements.
+    """Outcome of a round: the gathered data by peer id, and the measurements.
 
-    hivemind's optimizer reads only the dictionary. The rest crosses from the averager's process
-    with it. A failed round has no members and an ``error``.
+    hivemind's optimizer reads only the dictionary. A failed round has no members and an ``error``.
 
     Attributes:
-        group_size: Peers of the group.
+        group_size: Number of peers of the group.
         phases: Its all-reduces, in order.
         sent_bytes: Payload that this peer sent in the round, buffers only.
         received_bytes: Payload that it received.
         wasted_bytes: Payload sent in attempts that failed since the last result.
-        fraction: Share of the averaging that happened, the worst over the phases and over both
-            sides: parts of this peer that came back averaged, and parts of others that reached
-            the averages it made. 1.0 is a complete round as far as this peer can know.
-        banned: Peers that it gave up on as a reducer.
-        failures: Why its own parts did not come back averaged, in words, by reducer.
-        matchmaking_s: Seconds waited for the group once the round was wanted: from the trigger,
-            or from the start of the step if that came later.
-        allreduce_s: Seconds from the group to this peer's last averaged part.
+        fraction: Fraction of the averaging that happened, the minimum over the phases and over
+            both sides: parts of this peer that came back averaged, and parts of other peers that
+            entered the averages of this reducer. 1.0 is a complete round as far as this peer knows.
+        banned: Senders that this peer gave up as a reducer.
+        failures: Reasons why its own parts did not come back averaged, by reducer.
+        matchmaking_s: Wait for the group [s], from the trigger or from the start of the step if
+            that came later.
+        allreduce_s: Time from the group to this peer's last averaged part [s].
         attempts: Searches for a group since the last result; 1 if nothing failed.
-        counts_complete: Whether every reply had left when the bytes were read; they are exact
-            then.
-        error: What went wrong, if the round failed.
-        rejected: What was refused, see :mod:`rayhive.averaging.filtered_averager`: the
-            ``offender``, the ``reason``, ``norm``, ``bound`` and ``lean``.
-        excluded: Whether this peer's own tensors were, and count for nothing.
+        counts_complete: Whether every reply had left when the bytes were read, so that they are
+            exact.
+        error: Error of a failed round; else None.
+        rejected: Refusals, see :mod:`rayhive.averaging.round_filter`: ``offender``, ``reason``,
+            ``norm``, ``bound`` and ``lean``.
+        excluded: Whether this peer's own tensors were refused and did not enter the average.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class RoundResult(dict[Any, Any]):
 
     @property
     def complete(self) -> bool:
-        """Whether everything was averaged with everybody, as far as this peer can know."""
+        """Whether all parts were averaged over all peers, as far as this peer knows."""
         return self.error is None and self.fraction == 1.0
 
     def summary(self) -> dict[str, Any]:

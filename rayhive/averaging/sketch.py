@@ -1,9 +1,9 @@
-"""Which way a long list of tensors points, in a few numbers, at the speed of reading it once.
+"""Sketch of the direction of many tensors in a few numbers, at the cost of one read.
 
 Like a count-sketch (see :mod:`rayhive.peer.weights_sketch`) it is linear and keeps inner products
-in expectation. Its random signs are products of one of the row and one of the column in which an
-element lies when all are written in rows of :data:`COLUMNS`: so the rows are added up by one
-matrix-vector product, and there is no sign to store for every element.
+in expectation. All elements are written in rows of :data:`COLUMNS`, and the random sign of an
+element is the product of a sign of its row and one of its column. One matrix-vector product
+therefore adds up the rows, and no sign is stored per element.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COLUMNS = 4096
 
 
 class Sketcher:
-    """Sketches tensors of the same sizes again and again.
+    """Sketches of tensors of fixed sizes.
 
     Args:
         sizes: Elements of each tensor.

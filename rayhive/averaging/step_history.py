@@ -1,4 +1,4 @@
-"""An averager's steps as the trainer's process asks for them, and what became of them."""
+"""Outcomes of an averager's steps, kept in the trainer's process."""
 
 from __future__ import annotations
 
@@ -6,20 +6,66 @@ import threading
 from collections import deque
 from typing import Any
 
-from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import StepControl
-from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils import MPFuture
 
 from rayhive.averaging.round_result import RoundResult
 
-#: Rounds kept for :meth:`RecordedSteps.take_rounds`, should nobody ask.
+#: Most outcomes kept between two calls of :meth:`StepHistory.take`.
 ROUNDS_KEPT = 64
-#: Longest wait for an averager to take notice of a step [s].
+#: Longest wait for an averager to accept a step [s].
 NOTICE_S = 10.0
 
 
-class OneAtATime:
-    """The trainer's end of an averager's pipe, for several threads to send through."""
+class StepHistory:
+    """Steps that run, and outcomes of steps that ended, until they are taken.
+
+    hivemind's state averager drops the results of its rounds; they are available from here.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[Any] = deque()
+        self._outcomes: deque[RoundResult] = deque(maxlen=ROUNDS_KEPT)
+
+    def start(self, step: StepControl, pipe: Any) -> None:
+        """Send a step to the averager's process and follow it.
+
+        Args:
+            step: The step, a future of a :class:`RoundResult`.
+            pipe: Pipe to the averager's process.
+
+        Raises:
+            TimeoutError: The averager does not accept the step.
+        """
+        attached: MPFuture[Any] = MPFuture()
+        pipe.send(("_step", [], {"step": step, "future_for_init": attached}))
+        step.attach(*attached.result(NOTICE_S))
+        self.follow(step)
+
+    def follow(self, step: Any) -> None:
+        """Keep the outcome of a step that was started, once it ends."""
+        self._collect()
+        self._steps.append(step)
+
+    def _collect(self) -> None:
+        """Replace ended steps by their outcomes; each step holds memory that processes share."""
+        for _ in range(len(self._steps)):
+            step = self._steps.popleft()
+            if not step.done():
+                self._steps.append(step)
+            elif not step.cancelled():  # a cancelled step never was a round
+                error = step.exception()
+                result = step.result() if error is None else RoundResult(error=repr(error))
+                self._outcomes.append(result)
+
+    def take(self) -> list[RoundResult]:
+        """Return the rounds that ended since the last call, failed ones with their error."""
+        self._collect()
+        return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
+
+
+class LockedPipe:
+    """The trainer's end of an averager's pipe, safe to send through from several threads."""
 
     def __init__(self, pipe: Any) -> None:
         self._pipe, self._lock = pipe, threading.Lock()
@@ -31,70 +77,3 @@ class OneAtATime:
         """Send one message."""
         with self._lock:
             self._pipe.send(message)
-
-
-class RecordedSteps(DecentralizedAverager):
-    """Keeps the outcome of every step in the trainer's process.
-
-    hivemind's state averager drops the result of its rounds; from here they can be had. This
-    class stands *after* the averager that it serves among the bases, where all its steps pass.
-    """
-
-    _steps: deque[StepControl]
-    _outcomes: deque[RoundResult]
-
-    def step(
-        self,
-        gather: Any = None,
-        scheduled_time: float | None = None,
-        weight: float | None = None,
-        timeout: float | None = None,
-        allow_retries: bool = True,
-        require_trigger: bool = False,
-        wait: bool = True,
-    ) -> Any:
-        """Run a step as hivemind does, and remember how it ended.
-
-        hivemind waits for ever for an averager that does not take notice of the step.
-
-        Raises:
-            ValueError: Asked to wait for a step that waits for a trigger.
-            TimeoutError: The averager does not react.
-        """
-        if wait and require_trigger:
-            raise ValueError("a step that requires a trigger cannot be waited for here")
-        now = get_dht_time()
-        window = self.matchmaking_kwargs["min_matchmaking_time"]
-        control = StepControl(
-            scheduled_time=now + window if scheduled_time is None else scheduled_time,
-            deadline=float("inf") if timeout is None else now + timeout,
-            allow_retries=allow_retries,
-            weight=float(self.mode.name != "AUX") if weight is None else weight,
-            data_for_gather=self.serializer.dumps(
-                [self.bandwidth, self.mode.value, self.serializer.dumps(gather)]
-            ),
-        )
-        attached: MPFuture[Any] = MPFuture()
-        self._outer_pipe.send(("_step", [], {"step": control, "future_for_init": attached}))
-        control.attach(*attached.result(NOTICE_S))
-        if not require_trigger:
-            control.allow_allreduce()
-        self._note_rounds()
-        self._steps.append(control)
-        return control.result() if wait else control
-
-    def _note_rounds(self) -> None:
-        """Keep what came of the steps that ended; each holds memory that processes share."""
-        for _ in range(len(self._steps)):
-            control = self._steps.popleft()
-            if not control.done():
-                self._steps.append(control)
-            elif not control.cancelled():  # a cancelled step never was a round
-                error = control.exception()
-                result = control.result() if error is None else RoundResult(error=repr(error))
-                self._outcomes.append(result)
-
-    def take_rounds(self) -> list[RoundResult]:
-        """Return the rounds that ended since the last call, failed ones with their error."""
-        self._note_rounds()
-        return [self._outcomes.popleft() for _ in range(len(self._outcomes))]

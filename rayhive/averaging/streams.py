@@ -1,9 +1,10 @@
-"""Streams of answers that are closed by the side that reads them.
+"""Streams of answers that are closed by the reading side.
 
-When the answering side closes a stream first, p2pd now and then resets it instead of ending it,
-and the reader loses what has arrived but was not read yet: the last averaged part of a round, the
-leader's word that a group begins, or the tail of a downloaded state. So whoever answers keeps the
-stream open, and whoever has all that it wanted hangs up. hivemind then cancels the handler.
+When the answering side closes a stream first, p2pd occasionally resets it instead of ending it. The
+reader then loses data that has arrived and was not read yet: the last averaged part of a round, the
+leader's message that a group begins, or the end of a downloaded state. The answering side therefore
+keeps the stream open, and the reading side closes it after the last message. hivemind then cancels
+the handler.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from hivemind.proto import averaging_pb2
 
 T = TypeVar("T")
 
-#: Longest wait for a reader that is known to hang up [s].
+#: Longest wait for a reader that is known to close the stream [s].
 PATIENCE = 10.0
-#: Longest wait for a reader that may be waiting for us to close [s].
+#: Longest wait for a reader that may itself wait for the end of the stream [s].
 COURTESY = 1.0
 
 
 async def stay_open(seconds: float) -> None:
-    """Keep a handler's stream open until its reader hangs up, which cancels the handler."""
+    """Keep a handler's stream open until its reader closes it, which cancels the handler."""
     await asyncio.sleep(seconds)
 
 
 async def until(stream: AsyncGenerator[T, Any], last: Callable[[T], bool]) -> AsyncIterator[T]:
-    """Pass a stream through and hang up after the first message for which ``last`` holds."""
+    """Pass a stream through and close it after the first message for which ``last`` holds."""
     async with aclosing(stream):
         async for message in stream:
             yield message
@@ -38,7 +39,7 @@ async def until(stream: AsyncGenerator[T, Any], last: Callable[[T], bool]) -> As
 
 
 class DownloadStub:
-    """The remote side of a peer, from which a state is read until it is complete."""
+    """Remote side of a peer that reads a state until it is complete."""
 
     def __init__(self, stub: Any) -> None:
         self._stub = stub
@@ -49,7 +50,7 @@ class DownloadStub:
     async def rpc_download_state(
         self, request: averaging_pb2.DownloadRequest
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
-        """Download a peer's state, hanging up on the message that says it is complete."""
+        """Download a peer's state; close the stream after the message that marks its end."""
         opening = self._stub.rpc_download_state(request)
-        messages = await asyncio.wait_for(opening, PATIENCE)  # a dead peer may never refuse
+        messages = await asyncio.wait_for(opening, PATIENCE)  # a dead peer may never answer
         return until(messages, lambda message: not message.ByteSize())

@@ -1,7 +1,7 @@
-"""Codecs, PowerSGD, measured averagers, and the bytes that they send, known in advance.
+"""Codecs, PowerSGD, and the bytes of a round, predicted from shapes.
 
-Importing this package registers every codec by name and imports nothing heavy: torch and
-hivemind arrive with :meth:`rayhive.compression.codecs.base.Codec.build` and with the averagers.
+Importing this package registers every codec by name and imports nothing heavy: torch and hivemind
+are imported by :meth:`rayhive.compression.codecs.base.Codec.build`.
 """
 
 from __future__ import annotations

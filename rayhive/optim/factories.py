@@ -11,8 +11,8 @@ import torch
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
-from rayhive.averaging.averagers import RayhiveStateAverager
 from rayhive.averaging.factory import takes_rules, with_our_averager
+from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import Problem
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.spec import Aggregation, OutlierFilterRule

@@ -15,12 +15,12 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.utils import get_logger
 
-from rayhive.averaging.accumulator import mean_scale
 from rayhive.averaging.excluded import ExcludedRoundFailed
 from rayhive.averaging.factory import round_fields
-from rayhive.averaging.filtered_averager import STALE_WEIGHT, floats
+from rayhive.averaging.gradient_averager import mean_scale
 from rayhive.averaging.group_formation import NoOtherPeers
-from rayhive.averaging.outlier_filter import norm_of
+from rayhive.averaging.outlier_filter import floats, norm_of
+from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.step_history import NOTICE_S
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.optim.consistency import ParameterConsistency

@@ -31,7 +31,7 @@ import hivemind
 import torch
 from hivemind.optim.grad_averager import GradientAverager
 
-from rayhive.averaging.averagers import RayhiveStateAverager
+from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import ConfigError
 from rayhive.membership.member import Member
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S, LiveProgressTracker

@@ -12,11 +12,11 @@ from functools import partial
 from hivemind.averaging.control import StepControl
 from hivemind.utils import get_logger
 
-from rayhive.averaging.averagers import RayhiveStateAverager
 from rayhive.averaging.excluded import ExcludedRoundFailed
 from rayhive.averaging.factory import round_fields
-from rayhive.averaging.filtered_averager import STALE_WEIGHT
 from rayhive.averaging.group_formation import NoOtherPeers
+from rayhive.averaging.payload_policy import STALE_WEIGHT
+from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import PeerError
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.optim.consistency import ParameterConsistency

@@ -15,7 +15,7 @@ class PartitionHistory:
     """Records the groups of a peer's rounds and the partitions it was in. No network, no clock.
 
     After a partition, the parameters of each side count by the rounds that it committed (see
-    :func:`rayhive.averaging.filtered_averager.weights`). Each peer announces those rounds and the
+    :func:`rayhive.averaging.rounds_apart.weights`). Each peer announces those rounds and the
     members of its side.
 
     Attributes:

@@ -10,8 +10,8 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
-from rayhive.averaging.averagers import RayhiveStateAverager
 from rayhive.averaging.factory import takes_over_state
+from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.optim.consistency import ParameterConsistency
 from rayhive.optim.partition_history import PartitionHistory

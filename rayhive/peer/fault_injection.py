@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import rayhive.faults  # noqa: F401 - registers the kinds
-from rayhive.averaging.accumulator import mean_scale
+from rayhive.averaging.gradient_averager import mean_scale
 from rayhive.faults.in_training import InTraining, Tensors, compare
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import PlannedFault

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from rayhive.averaging.accumulator import GradientAccumulator
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 from rayhive.errors import Problem
 from rayhive.optim.child_processes import ChildProcesses, end_process
 from rayhive.strategy import optimizer_factory
@@ -253,7 +253,7 @@ class Session:
     def expect_batch(self) -> None:
         """Prepare for the gradients of the next batch, whose samples are counted."""
         averager, samples = self.optimizer.grad_averager, self.optimizer.batch_size_per_step
-        if isinstance(averager, GradientAccumulator) and samples:
+        if isinstance(averager, RayhiveGradientAverager) and samples:
             averager.expect_batch(samples)
 
     def restore(self, state: dict[str, Any]) -> None:

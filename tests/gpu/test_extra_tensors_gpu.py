@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.test_compression_extras import THEIRS, averager, module, run_round
+from tests.unit.test_averaging_extra_tensors import THEIRS, averager, module, run_round
 
 pytestmark = pytest.mark.gpu
 

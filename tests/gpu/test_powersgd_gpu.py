@@ -16,7 +16,7 @@ import torch
 from rayhive.compression.powersgd.factors import Factors
 from rayhive.compression.powersgd.orthogonalise import gram_schmidt
 from tests.integration.averager_harness import MARK, run_module
-from tests.unit.compression_fakes import unstarted
+from tests.unit.averaging_fakes import unstarted
 
 pytestmark = pytest.mark.gpu
 
@@ -56,17 +56,17 @@ def played(device: str, kept_on: str, dtype: torch.dtype) -> tuple[Factors, list
 def test_factors_on_a_gpu_are_those_on_the_cpu(kept_on: str, dtype: torch.dtype) -> None:
     close = {"rtol": 1e-3, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.05, "atol": 0.05}
     (there, theirs), (here, ours) = played("cuda", kept_on, dtype), played("cpu", "cpu", dtype)
-    assert all(owed.device.type == "cuda" for owed in there.owed)
+    assert all(owed.device.type == "cuda" for owed in there.error_feedback)
     for one, other in zip(theirs, ours, strict=True):
         torch.testing.assert_close(one, other, equal_nan=True, **close)
-    for one, other in zip(there.owed, here.owed, strict=True):
+    for one, other in zip(there.error_feedback, here.error_feedback, strict=True):
         torch.testing.assert_close(one.cpu(), other, **close)
     for one, other in zip(there.qs, here.qs, strict=True):
         torch.testing.assert_close(one, other, **close)
 
 
 def test_factors_are_where_the_gradients_are() -> None:
-    from rayhive.averaging.averagers import RayhivePowerSGDAverager
+    from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
     from rayhive.compression.powersgd.gpu_worker import ServedFactors
 
     parameters = [torch.nn.Parameter(torch.zeros(shape, device="cuda")) for shape in SHAPES]
@@ -76,17 +76,17 @@ def test_factors_are_where_the_gradients_are() -> None:
 
     averager = unstarted(make, SHAPES, **RANK)
     try:
-        assert isinstance(averager._factors, ServedFactors)
+        assert isinstance(averager.payload.factors, ServedFactors)
         with averager.get_tensors() as tensors:  # which hivemind sends, from host memory
             assert all(tensor.device.type == "cpu" for tensor in tensors)
     finally:
-        averager._factors.close()
-    assert type(unstarted(make, SHAPES, device="cpu", **RANK)._factors) is Factors
+        averager.payload.factors.close()
+    assert type(unstarted(make, SHAPES, device="cpu", **RANK).payload.factors) is Factors
 
 
 def play(device: str) -> dict[str, Any]:
     """Let two peers, whose trainer uses CUDA, do rounds; return what was seen."""
-    from rayhive.averaging.averagers import RayhivePowerSGDAverager
+    from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
     from tests.integration import averager_scenarios as scenes
 
     used = torch.ones(1000, device="cuda").sum()  # from here on, no fork can use CUDA
@@ -99,10 +99,10 @@ def play(device: str) -> dict[str, Any]:
                 results = [scenes.one_round(group) for _ in range(3)]
                 told.setdefault("sizes", [len(r) for round_ in results for r in round_])
                 told.setdefault("apart", scenes.spread(group))
-                stacks = [stack for peer in group for stack in peer._factors._stacks]
+                stacks = [stack for peer in group for stack in peer.payload.factors._stacks]
                 kept = [getattr(stack, "_buffer", torch.empty(0)) for stack in stacks]
                 told.setdefault("kept on", [str(buffer.device) for buffer in kept])
-                found.append([tensor.clone() for tensor in group[0]._averaged_tensors])
+                found.append(scenes.averaged_by(group[0]))
     pairs = zip(*found, strict=True)
     told["from the CPU's"] = max(float((a - b).abs().max()) for a, b in pairs)
     return told

@@ -25,14 +25,11 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.averaging.averager import _nothing
-from rayhive.averaging.averagers import (
-    RayhiveGradientAverager,
-    RayhivePowerSGDAverager,
-    RayhiveStateAverager,
-)
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager
+from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
 from rayhive.averaging.round_result import RoundResult
-from rayhive.compression.counting import CountingCompression
+from rayhive.averaging.running_steps import do_nothing
+from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.membership.member import Member
 from rayhive.registry import CODECS
 from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES
@@ -87,8 +84,13 @@ def one_round(peers: Sequence[Any], timeout: float = 40.0, gather: Any = None) -
     return results
 
 
+def gradients_given(averager: Any) -> list[torch.Tensor]:
+    """Return the gradients of an averager's parameters; zeros where there is none."""
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in averager.parameters]
+
+
 def mean_gradients(peers: Sequence[Any]) -> list[torch.Tensor]:
-    columns = zip(*(averager._grads_from_parameters() for averager in peers), strict=True)
+    columns = zip(*(gradients_given(averager) for averager in peers), strict=True)
     return [torch.stack(gradients).mean(0) for gradients in columns]
 
 
@@ -100,9 +102,15 @@ def worst_error(averager: Any, expected: Sequence[torch.Tensor]) -> float:
     return (error / sum(float(b.square().sum()) for b in expected)) ** 0.5
 
 
+def averaged_by(averager: Any) -> list[torch.Tensor]:
+    """Return a copy of an averager's tensors."""
+    with averager.get_tensors() as tensors:
+        return [tensor.clone() for tensor in tensors]
+
+
 def spread(peers: Sequence[Any]) -> float:
     """Return the largest difference between two peers in any averaged element."""
-    columns = zip(*(averager._averaged_tensors for averager in peers), strict=True)
+    columns = zip(*(averaged_by(averager) for averager in peers), strict=True)
     return max(float((a - b).abs().max()) for a, *others in columns for b in others)
 
 
@@ -118,22 +126,16 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
                 make = RayhivePowerSGDAverager
                 options["averager_rank"] = case["powersgd_rank"]
                 options["min_compression_ratio"] = case["min_compression_ratio"]
-            counters = [CountingCompression(codec.build(case.get("threshold"))) for _ in dhts]
-            unused = iter(counters)
-
-            def counted(make: Any = make, unused: Any = unused, **kwargs: Any) -> Any:
-                return make(compression=next(unused), **kwargs)
-
-            with averagers(dhts, counted, **options) as group:
+            options["compression"] = codec.build(case.get("threshold"))
+            with averagers(dhts, make, **options) as group:
                 expected = mean_gradients(group)
                 measured = [[r.summary() for r in one_round(group)] for _ in range(rounds)]
                 told.append(
                     {
                         "rounds": measured,
-                        "encoded": [counter.take() for counter in counters],
                         "error": worst_error(group[0], expected),
                         "spread": spread(group),
-                        "compressed": list(getattr(group[0], "compressed", [])),
+                        "compressed": list(getattr(group[0].payload, "compressed", [])),
                         "recorded": [len(averager.take_rounds()) for averager in group],
                     }
                 )
@@ -285,7 +287,7 @@ class Plain(GradientAverager):
 
     async def _shutdown(self, timeout: float | None) -> None:
         await super()._shutdown(timeout)
-        await self.dht.run_coroutine(_nothing, return_future=True)
+        await self.dht.run_coroutine(do_nothing, return_future=True)
         await self._p2p.shutdown()
 
 

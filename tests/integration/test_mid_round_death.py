@@ -57,7 +57,8 @@ def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
     import torch
     from hivemind.p2p import P2P
 
-    from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
+    from rayhive.averaging.gradient_averager import RayhiveGradientAverager
+    from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
     from rayhive.optim.optimizer import RayhiveOptimizer
 
     # what a killed peer leaves is removed with the folder that it runs in

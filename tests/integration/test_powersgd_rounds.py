@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -24,17 +27,29 @@ RANK: dict[str, Any] = {"averager_rank": 2, "min_compression_ratio": 0.3}
 def play() -> dict[str, Any]:
     import hivemind.optim.power_sgd_averager as upstream
 
-    from rayhive.averaging.averagers import RayhivePowerSGDAverager
-    from rayhive.compression.powersgd.factors import Factors
+    from rayhive.averaging import powersgd_payload
+    from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
     from rayhive.compression.powersgd.gpu_worker import ServedFactors
+    from rayhive.compression.powersgd.orthogonalise import METHODS
     from rayhive.membership.member import Member
     from tests.integration import averager_scenarios as scenes
 
-    class ServedPowerSGD(RayhivePowerSGDAverager):
-        """As on a GPU: the averager's process asks, the trainer's multiplies."""
+    @contextmanager
+    def served() -> Iterator[None]:
+        """Compute factors as on a GPU: by the trainer's process, for the averager's."""
 
-        def _make_factors(self, device: torch.device, *args: Any, **kwargs: Any) -> Factors:
-            return ServedFactors(*args, device=device, gradients=self._large, **kwargs)
+        def make_factors(gradients: Any, options: Any, *, seed: int, device: Any) -> ServedFactors:
+            return ServedFactors(
+                [tuple(gradient.shape) for gradient in gradients],
+                options.rank,
+                gradients=lambda: gradients,
+                seed=seed,
+                orthogonalise=METHODS[options.orthogonalisation],
+                device=device,
+            )
+
+        with mock.patch.object(powersgd_payload, "make_factors", make_factors):
+            yield
 
     class PlainPowerSGD(scenes.Plain, upstream.PowerSGDGradientAverager):
         pass
@@ -62,11 +77,11 @@ def play() -> dict[str, Any]:
         with scenes.averagers(dhts[:2], RayhivePowerSGDAverager, **options) as first:
             told["rounds"] = [one_round(first, number) for number in (1, 2, 3)]
             with scenes.averagers(dhts[2:], RayhivePowerSGDAverager, **options) as late:
-                told["q before"] = apart(first[0]._qs, late[0]._qs)
+                told["q before"] = apart(first[0].payload.qs, late[0].payload.qs)
                 told["loaded"] = late[0].load_state_from_peers(timeout=20)
-                told["q after"] = apart(first[0]._qs, late[0]._qs)
+                told["q after"] = apart(first[0].payload.qs, late[0].payload.qs)
                 told["joined"] = one_round([*first, *late], 4)
-                told["q together"] = apart(first[0]._qs, late[0]._qs)
+                told["q together"] = apart(first[0].payload.qs, late[0].payload.qs)
         options = {"prefix": "mixed", "min_matchmaking_time": 2.0, "target_group_size": 2, **RANK}
         with (
             scenes.averagers(dhts[:1], RayhivePowerSGDAverager, **options) as ours,
@@ -75,12 +90,17 @@ def play() -> dict[str, Any]:
             told["plain"] = [len(r) for r in scenes.one_round([*ours, *theirs])]
             told["apart"] = apart(large(ours[0]), large(theirs[0]))
         averaged, owed = [], []
-        for make in (RayhivePowerSGDAverager, ServedPowerSGD):
-            with scenes.averagers(dhts[:2], make, prefix="served", **RANK) as group:
+        for how in (nullcontext(), served()):
+            with (
+                how,
+                scenes.averagers(
+                    dhts[:2], RayhivePowerSGDAverager, prefix="served", **RANK
+                ) as group,
+            ):
                 for _ in range(3):
                     scenes.one_round(group)
                 averaged.append([gradient for peer in group for gradient in large(peer)])
-                owed.append(sum(float(tensor.norm()) for tensor in group[1]._ms))
+                owed.append(sum(float(tensor.norm()) for tensor in group[1].payload.error_feedback))
         told["served"] = apart(*averaged)
         told["owed in the trainer's process"] = owed
         told["threads"] = [t.name for t in threading.enumerate() if t.name == "powersgd"]

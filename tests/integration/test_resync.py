@@ -24,7 +24,7 @@ def run_peer(
     import torch
     from hivemind.averaging.allreduce import AllreduceException
 
-    from rayhive.averaging.averagers import RayhiveGradientAverager
+    from rayhive.averaging.gradient_averager import RayhiveGradientAverager
     from rayhive.optim.optimizer import RayhiveOptimizer
     from rayhive.spec.axes.delay import DELAY_FLAGS
 

@@ -90,7 +90,7 @@ def test_rounds_follow_algorithms_1_and_2(
     )
     oracles = [
         Workers(q.double().numpy().copy(), len(group), shape)
-        for q, shape in zip(group[0]._qs, dims, strict=True)
+        for q, shape in zip(group[0].payload.qs, dims, strict=True)
     ]
     random = np.random.default_rng(rank)
     for _ in range(6):
@@ -104,10 +104,10 @@ def test_rounds_follow_algorithms_1_and_2(
             for worker, averager in enumerate(group):
                 applied = gradients_of(averager)[index].double().reshape(dims[at])
                 torch.testing.assert_close(applied, expected, rtol=1e-3, atol=1e-3)
-                owed = averager._ms[at].double().reshape(dims[at])
+                owed = averager.payload.error_feedback[at].double().reshape(dims[at])
                 error = torch.tensor(oracle.sums[worker] / samples[worker])
                 torch.testing.assert_close(owed, error, rtol=1e-3, atol=1e-3)
-                new_q = averager._qs[at].double()
+                new_q = averager.payload.qs[at].double()
                 torch.testing.assert_close(new_q, torch.tensor(oracle.q), rtol=1e-3, atol=1e-3)
         vectors = [torch.tensor(own[1]) for own in gradients]
         mean = torch.tensordot(torch.tensor(samples / samples.sum()), torch.stack(vectors), 1)
@@ -131,7 +131,9 @@ def test_with_enough_rank_a_round_is_plain_averaging(method: str) -> None:
         for averager in group:
             error = (gradients_of(averager)[0] - mean).norm() / mean.norm()
             assert error < 1e-4
-            assert averager._ms[0].norm() / mean.norm() < 1e-4, "its own factors miss nothing"
+            assert averager.payload.error_feedback[0].norm() / mean.norm() < 1e-4, (
+                "its own factors miss nothing"
+            )
 
 
 def test_a_rank_below_that_of_the_mean_loses_something() -> None:
@@ -280,4 +282,4 @@ def test_error_feedback_does_not_grow_with_the_difference_between_peers() -> Non
         ]
         one_round(group, [[gradient] for gradient in gradients])
     for averager in group:
-        assert averager._ms[0].norm() < 2 * rows / rank * apart.norm()
+        assert averager.payload.error_feedback[0].norm() < 2 * rows / rank * apart.norm()

@@ -18,7 +18,7 @@ from rayhive.optim.parameter_rounds import ParameterRounds
 from rayhive.optim.partition_history import PartitionHistory
 from rayhive.optim.reporter import EventReporter
 from rayhive.optim.state_sync import StateSync
-from tests.unit.compression_fakes import OTHER, PEER, unstarted
+from tests.unit.averaging_fakes import OTHER, PEER, unstarted
 
 ROUND = 3
 
@@ -146,6 +146,6 @@ class Peer:
 
 
 def _gradient_averager() -> Any:
-    from rayhive.averaging.averagers import RayhiveGradientAverager
+    from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 
     return RayhiveGradientAverager

@@ -1,4 +1,4 @@
-"""PowerSGD peers in one process: real averagers, whose all-reduces are done in memory."""
+"""PowerSGD peers in one process: payload policies whose all-reduces are done in memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.matchmaking import MatchmakingException
-from hivemind.utils import MSGPackSerializer
 
-from rayhive.averaging.powersgd_averager import STEP, TransactionalPowerSGD
-from tests.unit.compression_fakes import unstarted
+from rayhive.averaging.payload_policy import GroupRound
+from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 
 
 class Room:
@@ -92,44 +89,56 @@ class Room:
         return 1.0 if everybody and what != "partial" else 0.5
 
 
-class InMemory(TransactionalPowerSGD):
-    """A peer whose all-reduces happen in a :class:`Room`."""
+class InMemory:
+    """A peer with a PowerSGD payload policy, whose all-reduces happen in a :class:`Room`.
 
-    room: Room
-    number = 0
+    Attributes:
+        gradients: Its averaged gradients.
+        payload: The policy.
+    """
 
-    async def _run_allreduce_inplace_(
-        self, tensors: Any, group_info: Any, group_id: bytes, **_: Any
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], averager_rank: int, **options: Any
     ) -> None:
-        phase = group_id.removeprefix(group_info.group_id).decode()
-        fraction = await self.room.allreduce(self.number, phase, tensors)
-        runner = SimpleNamespace(fraction=lambda: fraction)
-        self._running_groups[group_id].set_result(runner)
+        self.gradients = [torch.zeros(shape) for shape in shapes]
+        self.payload = PowerSGDPayload(
+            self.gradients,
+            PowerSGDOptions(averager_rank, **options),
+            seed="test",
+            device=torch.device("cpu"),
+        )
+
+    async def take_part(
+        self, room: Room, number: int, gathered: Any, weight: float, step: Any
+    ) -> None:
+        """Do one round as peer ``number`` of a room."""
+
+        async def allreduce(phase: str, tensors: Sequence[torch.Tensor]) -> float:
+            return await room.allreduce(number, phase, tensors)
+
+        members = dict.fromkeys(range(room.size), gathered)
+        round_ = GroupRound(allreduce, members, weight=weight, step=step)
+        await self.payload.average(self.gradients, round_)
 
 
 def peers(count: int, shapes: Sequence[tuple[int, ...]], **options: Any) -> list[InMemory]:
-    made = [unstarted(InMemory, shapes, **options) for _ in range(count)]
-    for number, averager in enumerate(made):
-        averager.number = number
-    return made
+    return [InMemory(shapes, **options) for _ in range(count)]
 
 
-def give(averager: Any, new: Sequence[torch.Tensor]) -> None:
-    """Load gradients into an averager, as its trainer does."""
-    with torch.no_grad(), averager.get_tensors() as tensors:
-        for tensor, value in zip(tensors, new, strict=True):
-            tensor.copy_(value)
+def give(peer: InMemory, new: Sequence[torch.Tensor]) -> None:
+    """Load gradients into a peer, as its trainer does."""
+    for tensor, value in zip(peer.gradients, new, strict=True):
+        tensor.copy_(value)
 
 
-def gradients_of(averager: Any) -> list[torch.Tensor]:
-    with averager.get_tensors() as tensors:
-        return [tensor.clone() for tensor in tensors]
+def gradients_of(peer: InMemory) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in peer.gradients]
 
 
-def state(averager: Any) -> list[torch.Tensor]:
+def state(peer: InMemory) -> list[torch.Tensor]:
     """Return all that a failed round may not change."""
-    kept = [tensor.clone() for tensor in (*averager._ms, *averager._qs)]
-    return kept + gradients_of(averager)
+    kept = [tensor.clone() for tensor in (*peer.payload.error_feedback, *peer.payload.qs)]
+    return kept + gradients_of(peer)
 
 
 async def attempt(
@@ -140,6 +149,7 @@ async def attempt(
     given_up: Sequence[int] = (),
     weights: Sequence[float] | None = None,
     codec: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+    alone: bool = False,
 ) -> Room:
     """Let a group try one round; peers that fail leave it.
 
@@ -150,35 +160,28 @@ async def attempt(
         given_up: Peers whose trainer gives the step up when the round is just done.
         weights: Samples of the peers, by default equal.
         codec: As for :class:`Room`.
+        alone: Whether averages are of equal weights, whatever the peers' own.
 
     Returns:
         The room, in which ``succeeded`` says it for every peer.
     """
-    room = Room(len(group), trouble, weights, codec)
-    dumps = MSGPackSerializer.dumps
-    everybody = tuple(range(len(group)))
-    told = tuple(dumps([None, 0, dumps(gathered)]) for _ in group)
-    info = GroupInfo(b"group", everybody, told)
+    room = Room(len(group), trouble, None if alone else weights, codec)
+    own = [1.0] * len(group) if weights is None else weights
 
-    async def one(position: int, averager: InMemory) -> bool:
-        averager.room, averager.number = room, position
-        averager._pending_groups_registered = asyncio.Event()
+    async def one(position: int, peer: InMemory) -> bool:
         cancelled = position in given_up
-        step: Any = SimpleNamespace(
+        step = SimpleNamespace(
             done=lambda: True, cancelled=lambda: cancelled, exception=lambda: None
         )
-        STEP.set(step)
-        with averager._register_allreduce_group(info):
-            try:
-                weight = room.weights[position]
-                await averager._aggregate_with_group(info, min_vector_size=0, weight=weight)
-                return True
-            except MatchmakingException:
-                return False
-            finally:
-                room.leave(position)
+        try:
+            await peer.take_part(room, position, gathered, own[position], step)
+            return True
+        except (Exception, asyncio.CancelledError):
+            return False
+        finally:
+            room.leave(position)
 
-    tasks = [asyncio.create_task(one(at, averager)) for at, averager in enumerate(group)]
+    tasks = [asyncio.create_task(one(at, peer)) for at, peer in enumerate(group)]
     hanging = {at for (at, _), what in room.trouble.items() if what == "hang" and at < len(group)}
     if hanging:
         others = asyncio.gather(*(t for at, t in enumerate(tasks) if at not in hanging))

@@ -8,8 +8,9 @@ import pytest
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
-from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
 from rayhive.averaging.factory import takes_over_state
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager
+from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
 
 
 class KeepsMomentum(RayhiveGradientAverager):

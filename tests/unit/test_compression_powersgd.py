@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
-from rayhive.averaging.averagers import RayhivePowerSGDAverager
-from rayhive.averaging.powersgd_averager import TransactionalPowerSGD
+from rayhive.averaging.payload_policy import GroupRound
+from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 from rayhive.compression.powersgd import factors, kernels
 from rayhive.compression.powersgd.kernels import TorchPasses
 from rayhive.compression.powersgd.kernels_numba import CompiledPasses
 from rayhive.errors import ConfigError
-from tests.unit.compression_fakes import group_of_one, unstarted
+from tests.unit.averaging_fakes import group_of_one, unstarted
 
 SHAPES = [(20, 30), (7,), (12, 3, 3, 3)]
-OPTIONS = {"averager_rank": 2, "min_compression_ratio": 0.2}
 
 
 @pytest.fixture(params=[TorchPasses, CompiledPasses], autouse=True)
@@ -29,30 +31,77 @@ def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Breakable:
-    """Averages with nobody, and fails in the all-reduces that it is told to."""
+    """Averages with nobody, and fails in the all-reduces of the phases in ``breaks``."""
+
+    def __init__(self) -> None:
+        self.breaks: list[str] = []
+
+    async def __call__(self, phase: str, tensors: Sequence[torch.Tensor]) -> float:
+        if self.breaks and phase == self.breaks[0]:
+            self.breaks.pop(0)
+            for tensor in tensors:
+                tensor.add_(7.0)  # a part of it was averaged already
+            raise AllreduceException("the network is gone")
+        return 1.0  # alone, the average is what one has
+
+
+class Ours:
+    """A peer with rayhive's policy."""
+
+    def __init__(self, prefix: str = "test") -> None:
+        self.allreduce = Breakable()
+        self.gradients = [torch.zeros(shape) for shape in SHAPES]
+        self.payload = PowerSGDPayload(
+            self.gradients, PowerSGDOptions(2, 0.2), seed=prefix, device=torch.device("cpu")
+        )
+
+    @property
+    def breaks(self) -> list[str]:
+        return self.allreduce.breaks
+
+    @property
+    def error_feedback(self) -> list[torch.Tensor]:
+        return self.payload.error_feedback
+
+    @property
+    def qs(self) -> list[torch.Tensor]:
+        return self.payload.qs
+
+    async def attempt(self) -> None:
+        await self.payload.average(self.gradients, GroupRound(self.allreduce, {"own": None}))
+
+
+class Theirs(PowerSGDGradientAverager):
+    """A peer with hivemind's averager."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.breaks: list[str] = []
+        self.allreduce = Breakable()
         super().__init__(*args, **kwargs)
+        self.gradients = list(self._averaged_tensors)
+
+    @classmethod
+    def made(cls) -> Any:
+        return unstarted(cls, SHAPES, averager_rank=2, min_compression_ratio=0.2)
+
+    @property
+    def breaks(self) -> list[str]:
+        return self.allreduce.breaks
+
+    @property
+    def error_feedback(self) -> list[torch.Tensor]:
+        return list(self._ms)
+
+    @property
+    def qs(self) -> list[torch.Tensor]:
+        return list(self._qs)
 
     async def _run_allreduce_inplace_(
         self, tensors: Any, group_info: Any, group_id: bytes, **_: Any
     ) -> None:
-        for tensor in tensors:
-            tensor.mul_(1.0)  # alone, the average is what one has
-        if self.breaks and group_id.endswith(self.breaks[0].encode()):
-            self.breaks.pop(0)
-            for tensor in tensors:
-                tensor.add_(7.0)  # a part of it was averaged already
-            raise RuntimeError("the network is gone")
+        await self.allreduce(group_id.decode().rpartition("_")[2], tensors)
 
-
-class Ours(Breakable, TransactionalPowerSGD):
-    pass
-
-
-class Theirs(Breakable, PowerSGDGradientAverager):
-    pass
+    async def attempt(self) -> None:
+        await self._aggregate_with_group(group_of_one(), min_vector_size=0)
 
 
 def gradients(seed: int) -> list[torch.Tensor]:
@@ -60,70 +109,69 @@ def gradients(seed: int) -> list[torch.Tensor]:
     return [torch.randn(shape, generator=generator) for shape in SHAPES]
 
 
-def run(averager: Any, new: list[torch.Tensor]) -> list[torch.Tensor]:
+def give(peer: Any, new: list[torch.Tensor]) -> None:
+    for tensor, value in zip(peer.gradients, new, strict=True):
+        tensor.copy_(value)
+
+
+def run(peer: Any, new: list[torch.Tensor]) -> list[torch.Tensor]:
     """Run one step as hivemind does: again and again until it works."""
-    with torch.no_grad(), averager.get_tensors() as tensors:
-        for tensor, value in zip(tensors, new, strict=True):
-            tensor.copy_(value)
+    give(peer, new)
 
     async def step() -> None:
         while True:
             try:
-                await averager._aggregate_with_group(group_of_one(), min_vector_size=0)
+                await peer.attempt()
                 return
-            except MatchmakingException:
+            except (AllreduceException, MatchmakingException):
                 continue
 
     asyncio.run(step())
-    with averager.get_tensors() as tensors:
-        return [tensor.clone() for tensor in tensors]
+    return [tensor.clone() for tensor in peer.gradients]
 
 
-def state(averager: Any) -> list[torch.Tensor]:
-    with averager.get_tensors() as tensors:
-        return [tensor.clone() for tensor in (*averager._ms, *averager._qs, *tensors)]
+def state(peer: Any) -> list[torch.Tensor]:
+    return [tensor.clone() for tensor in (*peer.error_feedback, *peer.qs, *peer.gradients)]
 
 
-@pytest.mark.parametrize("phase", ["PHASE_P", "PHASE_Q"])
+@pytest.mark.parametrize("phase", ["P", "Q"])
 def test_a_failed_round_changes_nothing(phase: str) -> None:
-    averager = unstarted(Ours, SHAPES, **OPTIONS)
+    averager = Ours()
     run(averager, gradients(0))  # so that there is feedback to lose
-    with torch.no_grad(), averager.get_tensors() as tensors:
-        for tensor, value in zip(tensors, gradients(1), strict=True):
-            tensor.copy_(value)
+    give(averager, gradients(1))
     before = state(averager)
-    averager.breaks = [phase]
-    with pytest.raises(MatchmakingException, match="the network is gone"):
-        asyncio.run(averager._aggregate_with_group(group_of_one(), min_vector_size=0))
+    averager.breaks.append(phase)
+    with pytest.raises(AllreduceException, match="the network is gone"):
+        asyncio.run(averager.attempt())
     assert not averager.breaks
     for was, now in zip(before, state(averager), strict=True):
         assert torch.equal(was, now)
 
 
-@pytest.mark.parametrize("phase", ["PHASE_P", "PHASE_Q"])
+@pytest.mark.parametrize("phase", ["P", "Q"])
 def test_a_retry_applies_the_gradient_once(phase: str) -> None:
     """Everything applied so far, and the feedback still owed, add up to all gradients."""
-    breaking = unstarted(Ours, SHAPES, **OPTIONS)
-    steady = unstarted(Ours, SHAPES, **OPTIONS)
-    hivemind = unstarted(Theirs, SHAPES, **OPTIONS)
+    breaking = Ours()
+    steady = Ours()
+    hivemind = Theirs.made()
     applied: dict[Any, Any] = {averager: 0 for averager in (breaking, steady, hivemind)}
     for seed in range(3):
-        breaking.breaks = [phase] if seed == 1 else []
-        hivemind.breaks = [phase] if seed == 1 else []
+        for peer in (breaking, hivemind):
+            peer.breaks.extend([phase] if seed == 1 else [])
         for averager in applied:
             applied[averager] = applied[averager] + run(averager, gradients(seed))[0]
     given = sum(gradients(seed)[0] for seed in range(3))
     for averager in (breaking, steady):
-        torch.testing.assert_close(applied[averager] + averager._ms[0], given)
+        torch.testing.assert_close(applied[averager] + averager.error_feedback[0], given)
     torch.testing.assert_close(applied[breaking], applied[steady])
     # hivemind's second gradient arrives twice.
     twice = given + gradients(1)[0]
-    torch.testing.assert_close(applied[hivemind] + hivemind._ms[0], twice)
+    torch.testing.assert_close(applied[hivemind] + hivemind.error_feedback[0], twice)
 
 
 def test_it_computes_what_hivemind_computes_from_the_same_q() -> None:
-    ours, theirs = unstarted(Ours, SHAPES, **OPTIONS), unstarted(Theirs, SHAPES, **OPTIONS)
-    for mine, other in zip(ours._qs, theirs._qs, strict=True):
+    ours, theirs = Ours(), Theirs.made()
+    for mine, other in zip(ours.qs, theirs.qs, strict=True):
         other.copy_(mine)
     for seed in range(3):
         new = gradients(seed)
@@ -137,7 +185,7 @@ def test_it_computes_what_hivemind_computes_from_the_same_q() -> None:
 def test_the_size_of_blocks_changes_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row, a few rows with some left over, or a whole matrix at once."""
     monkeypatch.setattr(factors, "host_passes", lambda: TorchPasses)
-    whole, parts = unstarted(Ours, SHAPES, **OPTIONS), unstarted(Ours, SHAPES, **OPTIONS)
+    whole, parts = Ours(), Ours()
     for seed in range(4):
         new = gradients(seed)
         expected = run(whole, new)
@@ -150,34 +198,34 @@ def test_the_size_of_blocks_changes_nothing(block: int, monkeypatch: pytest.Monk
 
 
 def test_the_last_round_can_be_undone_bit_by_bit() -> None:
-    averager = unstarted(Ours, SHAPES, **OPTIONS)
+    averager = Ours()
     for seed in range(3):
         run(averager, gradients(seed))
-        before = [tensor.clone() for tensor in (*averager._ms, *averager._qs)]
+        before = [tensor.clone() for tensor in (*averager.error_feedback, *averager.qs)]
         run(averager, gradients(seed + 10))
-        after = [tensor.clone() for tensor in (*averager._ms, *averager._qs)]
+        after = [tensor.clone() for tensor in (*averager.error_feedback, *averager.qs)]
         assert not any(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-        averager._factors.undo()
-        for was, now in zip(before, (*averager._ms, *averager._qs), strict=True):
+        averager.payload.factors.undo()
+        for was, now in zip(before, (*averager.error_feedback, *averager.qs), strict=True):
             assert torch.equal(was, now)
 
 
 def test_what_is_owed_can_be_read_and_written_at_any_time() -> None:
     """It is put together only when somebody asks, which changes nothing for later rounds."""
-    asked, left_alone = unstarted(Ours, SHAPES, **OPTIONS), unstarted(Ours, SHAPES, **OPTIONS)
+    asked, left_alone = Ours(), Ours()
     for seed in range(4):
         for mine, other in zip(
             run(asked, gradients(seed)), run(left_alone, gradients(seed)), strict=True
         ):
             torch.testing.assert_close(mine, other)
-        assert torch.equal(asked._ms[0], asked._ms[0])
+        assert torch.equal(asked.error_feedback[0], asked.error_feedback[0])
     for averager in (asked, left_alone):
         run(averager, gradients(9))
-        averager._factors.undo()
-    for mine, other in zip(asked._ms, left_alone._ms, strict=True):
+        averager.payload.factors.undo()
+    for mine, other in zip(asked.error_feedback, left_alone.error_feedback, strict=True):
         torch.testing.assert_close(mine, other)
         assert mine.any()
-    for owed in asked._ms:
+    for owed in asked.error_feedback:
         owed.zero_()
     zeros = [torch.zeros(shape) for shape in SHAPES]
     assert not any(tensor.any() for tensor in run(asked, zeros)), "nothing was owed any more"
@@ -186,24 +234,23 @@ def test_what_is_owed_can_be_read_and_written_at_any_time() -> None:
 def test_peers_begin_with_the_same_q_and_leave_the_generator_alone() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = unstarted(RayhivePowerSGDAverager, SHAPES, **OPTIONS)
+    one = Ours()
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(2)
-    same = unstarted(RayhivePowerSGDAverager, SHAPES, **OPTIONS)
-    other = unstarted(RayhivePowerSGDAverager, SHAPES, **OPTIONS, prefix="another run")
-    for a, b, c in zip(one._qs, same._qs, other._qs, strict=True):
+    same, other = Ours(), Ours("another run")
+    for a, b, c in zip(one.qs, same.qs, other.qs, strict=True):
         assert torch.equal(a, b)
         assert not torch.equal(a, c)
-    plain = [unstarted(PowerSGDGradientAverager, SHAPES, **OPTIONS) for _ in range(2)]
-    assert not torch.equal(plain[0]._qs[0], plain[1]._qs[0])
+    plain = [Theirs.made() for _ in range(2)]
+    assert not torch.equal(plain[0].qs[0], plain[1].qs[0])
 
 
 def test_bfloat16_gradients_are_factorised_in_float32() -> None:
-    averager = unstarted(Ours, SHAPES, **OPTIONS)
+    averager = Ours()
     half = [gradient.bfloat16() for gradient in gradients(0)]
-    averager._averaged_tensors = tuple(half)
-    asyncio.run(averager._aggregate_with_group(group_of_one(), min_vector_size=0))
-    whole = run(unstarted(Ours, SHAPES, **OPTIONS), [g.float() for g in half])
+    averager.gradients = half
+    asyncio.run(averager.attempt())
+    whole = run(Ours(), [g.float() for g in half])
     torch.testing.assert_close(half[0].float(), whole[0], rtol=0.02, atol=0.02)
 
 

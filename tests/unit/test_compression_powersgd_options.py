@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 from hivemind.averaging import DecentralizedAverager
-from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.utils.math import orthogonalize_
 
-from rayhive.averaging.averager import PHASE_NAMES
-from rayhive.averaging.averagers import RayhivePowerSGDAverager
-from rayhive.averaging.filtered_averager import STALE_WEIGHT
-from rayhive.averaging.matchmaking import TRACE, StepTrace
-from rayhive.averaging.powersgd_averager import STEP, TransactionalPowerSGD, _device
+from rayhive.averaging.allreduce_groups import DENSE, allreduce_id
+from rayhive.averaging.averager import MeasuredAverager
+from rayhive.averaging.payload_policy import STALE_WEIGHT
+from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+from rayhive.averaging.powersgd_payload import PowerSGDOptions
 from rayhive.compression.payload import payload
 from rayhive.compression.powersgd.orthogonalise import METHODS
 from rayhive.compression.powersgd.shapes import (
@@ -28,7 +27,7 @@ from rayhive.compression.powersgd.shapes import (
     phase_names,
 )
 from rayhive.errors import ConfigError
-from tests.unit.compression_fakes import group_of_one, unstarted
+from tests.unit.averaging_fakes import unstarted
 from tests.unit.powersgd_fakes import InMemory, attempt, give, gradients_of, peers, state
 
 SHAPES = [(12, 10), (5,), (12, 10), (6, 4, 3, 3)]
@@ -121,7 +120,7 @@ def test_more_iterations_approximate_better() -> None:
     for iterations in (1, 2, 4):
         group = peers(2, SHAPES, num_iters_per_step=iterations, **RANK)
         (phases,) = rounds(group, range(1))
-        assert phases == [f"PHASE_{name}" for name in phase_names(iterations)]
+        assert phases == [f"{name}" for name in phase_names(iterations)]
         mean = torch.stack([gradients(0)[0], gradients(1)[0]]).mean(0)
         errors.append(float((gradients_of(group[0])[0] - mean).norm()))
     assert errors[0] > errors[1] > errors[2]
@@ -130,27 +129,29 @@ def test_more_iterations_approximate_better() -> None:
 def test_the_first_iteration_has_hiveminds_names() -> None:
     assert phase_names() == ("P", "Q")
     assert phase_names(3) == ("P", "Q", "P2", "Q2", "P3", "Q3")
-    for name in phase_names(MAX_ITERATIONS):
-        assert PHASE_NAMES[f"PHASE_{name}".encode()] == name
+    assert len(set(phase_names(MAX_ITERATIONS))) == 2 * MAX_ITERATIONS
+    assert allreduce_id(b"group", "P") == b"groupPHASE_P"
+    assert allreduce_id(b"group", "Q") == b"groupPHASE_Q"
+    assert allreduce_id(b"group", DENSE) == b"group"
 
 
 @pytest.mark.parametrize("gather", [int, lambda number: [number, False]], ids=["alone", "listed"])
 def test_rounds_are_dense_until_the_group_has_reached_the_number(gather: Any) -> None:
     """All members use the gathered number; the count of one that joins would be another."""
     old, joined = peers(2, SHAPES, start_compressing_after_num_steps=3, **RANK)
-    dense, factors = [[""]], [["PHASE_P", "PHASE_Q"]]
+    dense, factors = [[DENSE]], [["P", "Q"]]
     for number, expected in ((1, dense), (3, dense), (4, factors), (200, factors)):
         seeds, gathered = range(number, number + 1), gather(number)
         assert rounds([old, joined], seeds, gathered=gathered) == expected
         if number <= 3:
             given = [gradients(100 * number + peer)[0] for peer in range(2)]
             torch.testing.assert_close(gradients_of(old)[0], torch.stack(given).mean(0))
-            assert all(not owed.any() for owed in old._ms)
+            assert all(not owed.any() for owed in old.payload.error_feedback)
 
 
 def test_without_a_number_a_peer_counts_its_own_rounds() -> None:
     group = peers(2, SHAPES, start_compressing_after_num_steps=2, **RANK)
-    assert rounds(group, range(4)) == [[""], [""], *[["PHASE_P", "PHASE_Q"]] * 2]
+    assert rounds(group, range(4)) == [[DENSE], [DENSE], *[["P", "Q"]] * 2]
 
 
 def test_a_failed_dense_round_changes_nothing_either() -> None:
@@ -158,7 +159,7 @@ def test_a_failed_dense_round_changes_nothing_either() -> None:
     for averager in group:
         give(averager, gradients(0))
     before = state(group[0])
-    room = asyncio.run(attempt(group, {(0, ""): "after", (1, ""): "after"}))
+    room = asyncio.run(attempt(group, {(0, DENSE): "after", (1, DENSE): "after"}))
     assert room.succeeded == [False, False]
     assert all(torch.equal(a, b) for a, b in zip(before, state(group[0]), strict=True))
 
@@ -170,20 +171,20 @@ def test_matrices_of_one_shape_do_not_meet() -> None:
     for at, index in enumerate((0, 2, 3)):
         (alone,) = peers(1, [SHAPES[index]], **RANK)
         (fresh,) = peers(1, SHAPES, **RANK)
-        alone._qs[0].copy_(fresh._qs[at])
+        alone.payload.qs[0].copy_(fresh.payload.qs[at])
         for seed in range(3):
             give(alone, [gradients(100 * seed)[index]])
             asyncio.run(attempt([alone]))
-        torch.testing.assert_close(alone._ms[0], together._ms[at])
-        torch.testing.assert_close(alone._qs[0], together._qs[at])
+        torch.testing.assert_close(
+            alone.payload.error_feedback[0], together.payload.error_feedback[at]
+        )
+        torch.testing.assert_close(alone.payload.qs[0], together.payload.qs[at])
 
 
 def test_gradients_with_other_strides_are_averaged_alike() -> None:
     """channels_last, for one: cutting such a tensor into parts is an error in hivemind."""
     (usual,), (other,) = peers(1, SHAPES, **RANK), peers(1, SHAPES, **RANK)
-    tensors = list(other._averaged_tensors)
-    tensors[3] = tensors[3].to(memory_format=torch.channels_last)
-    other._averaged_tensors = tuple(tensors)
+    other.gradients[3] = other.gradients[3].to(memory_format=torch.channels_last)
     for averager in (usual, other):
         rounds([averager], range(2))
     for one, same in zip(state(usual), state(other), strict=True):
@@ -192,55 +193,38 @@ def test_gradients_with_other_strides_are_averaged_alike() -> None:
 
 def test_what_rounding_takes_from_half_precision_is_owed() -> None:
     (averager,) = peers(1, SHAPES, **RANK)
-    averager._averaged_tensors = tuple(t.bfloat16() for t in averager._averaged_tensors)
+    averager.gradients = [gradient.bfloat16() for gradient in averager.gradients]
     total = torch.zeros(SHAPES[0])
     for seed in range(4):
         given = gradients(seed)[0].bfloat16().float()
         give(averager, gradients(seed))
         asyncio.run(attempt([averager]))
         total += given - gradients_of(averager)[0].float()
-    torch.testing.assert_close(averager._ms[0], total, rtol=0, atol=1e-5)
+    torch.testing.assert_close(averager.payload.error_feedback[0], total, rtol=0, atol=1e-5)
 
 
-class Sending(RayhivePowerSGDAverager):
-    """A peer without company that keeps the P it sent."""
-
-    async def _run_allreduce_inplace_(
-        self, tensors: Any, group_info: Any, group_id: bytes, **_: Any
-    ) -> None:
-        if group_id.endswith(b"PHASE_P"):
-            self.sent = [tensor.clone() for tensor in tensors]
-
-
-@pytest.mark.parametrize("why", ["corrupt", "stale", "no samples"])
-def test_a_peer_that_does_not_count_keeps_its_error_feedback(why: str) -> None:
+@pytest.mark.parametrize("weight", [STALE_WEIGHT, 0.0], ids=["stale", "excluded or no samples"])
+def test_a_peer_that_does_not_count_keeps_its_error_feedback(weight: float) -> None:
     """It applies the others' average; its feedback neither enters the average nor changes."""
-    averager = unstarted(Sending, SHAPES, **RANK)
+    (peer,) = peers(1, SHAPES, **RANK)
     for seed, excluded in enumerate([False, True, False, True, True, False]):
-        before, qs = [owed.clone() for owed in averager._ms], [q.clone() for q in averager._qs]
+        before = [feedback.clone() for feedback in peer.payload.error_feedback]
+        qs = [q.clone() for q in peer.payload.qs]
         large = [gradient for gradient in gradients(seed) if gradient.ndim > 1]
-        weight = {"stale": STALE_WEIGHT}.get(why, 0.0) if excluded else 1.0
-        TRACE.set(StepTrace(excluded=excluded and why == "corrupt"))
-        ended = {"done": lambda: True, "cancelled": lambda: False, "exception": lambda: None}
-        STEP.set(SimpleNamespace(weight=weight, **ended))  # type: ignore[arg-type]
-        give(averager, gradients(seed))
-        asyncio.run(
-            TransactionalPowerSGD._aggregate_with_group(
-                averager, group_of_one(), min_vector_size=0, weight=weight
-            )
-        )
-        applied = [gradient for gradient in gradients_of(averager) if gradient.ndim > 1]
+        give(peer, gradients(seed))
+        # alone in the group, a peer gets its own factors back, whatever its weight
+        room = asyncio.run(attempt([peer], weights=[weight if excluded else 1.0], alone=True))
+        applied = [gradient for gradient in gradients_of(peer) if gradient.ndim > 1]
         assert all(gradient.any() for gradient in applied)
-        rows = zip(averager.sent, averager._ms, before, large, qs, applied, strict=True)
+        feedback = peer.payload.error_feedback
+        rows = zip(room.given["P"][0], feedback, before, large, qs, applied, strict=True)
         for p, owed, was, new, q, mean in rows:
             entered = new if excluded else was + new
             torch.testing.assert_close(p, entered.reshape(len(p), -1) @ q, rtol=1e-4, atol=1e-4)
             if excluded:
                 assert torch.equal(owed, was)
-            else:  # alone, the own factors are the group's
+            else:
                 torch.testing.assert_close(owed, was + new - mean)
-    TRACE.set(None)
-    STEP.set(None)
 
 
 # -- options and bytes
@@ -250,7 +234,7 @@ def test_ranks_are_clipped_to_the_smaller_side() -> None:
     shapes = [(3, 20), (20, 2), (9, 9), (2, 2, 9)]
     assert [factor_rank(shape, 4) for shape in shapes] == [3, 2, 4, 4]
     (averager,) = peers(1, SHAPES, averager_rank=2, min_compression_ratio=0.0)
-    assert [tuple(q.shape) for q in averager._qs] == [(10, 2), (10, 2), (9, 2)]
+    assert [tuple(q.shape) for q in averager.payload.qs] == [(10, 2), (10, 2), (9, 2)]
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
@@ -265,8 +249,7 @@ def test_the_prediction_knows_iterations_and_dense_rounds(iterations: int) -> No
         predicted = payload(
             SHAPES, powersgd_rank=2, min_compression_ratio=0.2, round_number=number, **options
         )
-        names = [(PHASE_NAMES[phase.encode()], sizes) for phase, sizes in room.sent]
-        assert names == [(phase.name, phase.elements) for phase in predicted.phases]
+        assert room.sent == [(phase.name, phase.elements) for phase in predicted.phases]
         assert predicted.bytes_per_transfer == 4 * sum(sum(sizes) for _, sizes in room.sent)
     assert payload(SHAPES, powersgd_rank=2, round_number=1) == payload(SHAPES, powersgd_rank=2)
     assert payload(SHAPES, powersgd_rank=2, round_number=2, **options).phases == (
@@ -310,81 +293,86 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     ],
 )
 def test_factors_are_where_the_parameters_are(
-    asked: str | None, where: list[str], multiplied: str
+    asked: str | None, where: list[str], multiplied: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unless it is said otherwise, or they are in several places."""
     parameters: Any = [SimpleNamespace(device=torch.device(name)) for name in where]
-    assert _device(asked, parameters) == torch.device(multiplied)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert PowerSGDOptions(1, device=asked).device_for(parameters) == torch.device(multiplied)
 
 
 def test_the_options_arrive_through_a_factory() -> None:
     make = partial(RayhivePowerSGDAverager, averager_rank=2, num_iters_per_step=2, device="cpu")
-    assert unstarted(make, SHAPES)._phases == ("P", "Q", "P2", "Q2")
+    assert unstarted(make, SHAPES).payload.phases({}) == ("P", "Q", "P2", "Q2")
 
 
 # -- peers that come later
 
 
-def test_a_joiner_takes_over_the_q_that_the_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joiner_takes_over_the_q_that_the_others_have() -> None:
     """And then its rounds are theirs: it factorises what they factorise, the same way."""
     options = {"start_compressing_after_num_steps": 2, **RANK}
     group = peers(2, SHAPES, **options)
     rounds(group, range(5))
     (joiner,) = peers(1, SHAPES, **options)
-    assert not any(torch.equal(a, b) for a, b in zip(joiner._qs, group[0]._qs, strict=True))
-    monkeypatch.setattr(InMemory, "get_group_bits", lambda self: "")
-    metadata, tensors, infos = group[0].get_current_state()
-    assert len(infos) == len(tensors) == 3
-    monkeypatch.setattr(
-        DecentralizedAverager, "load_state_from_peers", lambda self, **_: (metadata, tensors)
-    )
-    owed = [m.clone() for m in joiner._ms]
-    assert joiner.load_state_from_peers(timeout=1.0)
-    assert all(torch.equal(a, b) for a, b in zip(joiner._qs, group[0]._qs, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(joiner._ms, owed, strict=True))
+    donor, own = group[0].payload, joiner.payload
+    assert not any(torch.equal(a, b) for a, b in zip(own.qs, donor.qs, strict=True))
+    feedback = [each.clone() for each in own.error_feedback]
+    assert own.restore(*donor.snapshot())
+    assert all(torch.equal(a, b) for a, b in zip(own.qs, donor.qs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(own.error_feedback, feedback, strict=True))
     phases = rounds([*group, joiner], range(5, 7))
-    assert phases == [["PHASE_P", "PHASE_Q"]] * 2, "it counts the rounds that it has missed"
-    for a, b in zip(joiner._qs, group[0]._qs, strict=True):
+    assert phases == [["P", "Q"]] * 2, "it counts the rounds that it has missed"
+    for a, b in zip(own.qs, donor.qs, strict=True):
         assert torch.equal(a, b)
 
 
-def test_a_state_is_a_copy_that_later_rounds_do_not_change(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """hivemind hands out the live tensors, which the next round changes while they are sent."""
+def test_an_averager_serves_and_takes_over_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecentralizedAverager, "get_group_bits", lambda self: "")
-    theirs = unstarted(PowerSGDGradientAverager, SHAPES, **RANK)
-    (ours,) = peers(1, SHAPES, **RANK)
-    for averager, same in ((ours, True), (theirs, False)):
-        _, tensors, _ = averager.get_current_state()
-        before = [tensor.clone() for tensor in tensors]
-        for q in averager._qs:
-            q.add_(1.0)
-        assert torch.equal(tensors[0], before[0]) == same
+    donor, joiner = (unstarted(RayhivePowerSGDAverager, SHAPES, **RANK) for _ in range(2))
+    for q in donor.payload.qs:
+        q.normal_()
+    metadata, tensors, infos = donor.get_current_state()
+    assert len(infos) == len(tensors) == 3
+    state = (metadata, tensors)
+    monkeypatch.setattr(MeasuredAverager, "load_state_from_peers", lambda *_, **__: state)
+    assert joiner.load_state_from_peers(timeout=1.0)
+    for own, other in zip(joiner.payload.qs, donor.payload.qs, strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_state_is_a_copy_that_later_rounds_do_not_change() -> None:
+    """hivemind hands out the live tensors, which the next round changes while they are sent."""
+    (peer,) = peers(1, SHAPES, **RANK)
+    _, tensors = peer.payload.snapshot()
+    before = [tensor.clone() for tensor in tensors]
+    for q in peer.payload.qs:
+        q.add_(1.0)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
 
 @pytest.mark.parametrize("what", ["nothing", "shapes", "nan"])
 def test_a_state_that_does_not_fit_is_not_taken(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (averager,) = peers(1, SHAPES, **RANK)
-    before = [q.clone() for q in averager._qs]
+    averager = unstarted(RayhivePowerSGDAverager, SHAPES, **RANK)
+    before = [q.clone() for q in averager.payload.qs]
     tensors = {
         "shapes": [q.t() for q in before],
         "nan": [torch.full_like(q, nan) for q in before],
     }
     answer = None if what == "nothing" else ({}, tensors[what])
-    monkeypatch.setattr(DecentralizedAverager, "load_state_from_peers", lambda self, **_: answer)
+    monkeypatch.setattr(MeasuredAverager, "load_state_from_peers", lambda *_, **__: answer)
     assert not averager.load_state_from_peers()
-    assert all(torch.equal(a, b) for a, b in zip(before, averager._qs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, averager.payload.qs, strict=True))
 
 
 def test_peers_with_different_q_still_share_a_space() -> None:
     """A peer that could not download: one round is approximated worse, none is wrong."""
     group = peers(2, SHAPES, **RANK)
-    for q in group[1]._qs:
+    for q in group[1].payload.qs:
         q.normal_()
     rounds(group, range(1))
     for index in (0, 2, 3):
         assert torch.equal(gradients_of(group[0])[index], gradients_of(group[1])[index])
     mean = torch.stack([gradients(0)[0], gradients(1)[0]]).mean(0)
-    owed = torch.stack([averager._ms[0] for averager in group]).mean(0)
+    owed = torch.stack([averager.payload.error_feedback[0] for averager in group]).mean(0)
     torch.testing.assert_close(gradients_of(group[0])[0] + owed, mean)

@@ -18,8 +18,8 @@ from tests.unit.powersgd_fakes import InMemory, Room, attempt, give, gradients_o
 SHAPES = [(8, 6), (5,), (8, 6), (6, 2, 3, 3)]
 LARGE = (0, 2, 3)
 RANK = {"averager_rank": 2, "min_compression_ratio": 0.2}
-PHASES = ("PHASE_P", "PHASE_Q")
-LATER = ("PHASE_P2", "PHASE_Q2")
+PHASES = ("P", "Q")
+LATER = ("P2", "Q2")
 #: float32 over a few rounds, in which a sum over 64 samples may become the mean of one.
 CLOSE: dict[str, float] = {"rtol": 1e-4, "atol": 5e-3}
 
@@ -45,8 +45,8 @@ class Owed:
         self.weight = 1.0
 
     async def check(self) -> None:
-        await self.averager._take_back()
-        for total, owed in zip(self.sums, self.averager._ms, strict=True):
+        await self.averager.payload.undo_given_up()
+        for total, owed in zip(self.sums, self.averager.payload.error_feedback, strict=True):
             expected = total / self.weight
             torch.testing.assert_close(owed.double().view(total.shape), expected, **CLOSE)
 
@@ -55,8 +55,8 @@ def put_in(room: Room, iterations: int) -> dict[int, list[torch.Tensor]]:
     """Return what every peer's factors in the last average stand for, by position, in float64."""
     number = "" if iterations == 1 else str(iterations)
     found = {}
-    for position, sent in room.given.get(f"PHASE_Q{number}", {}).items():
-        ps = [gram_schmidt(p[None])[0].double() for p in room.mean(f"PHASE_P{number}")]
+    for position, sent in room.given.get(f"Q{number}", {}).items():
+        ps = [gram_schmidt(p[None])[0].double() for p in room.mean(f"P{number}")]
         pairs = zip(ps, sent, strict=False)  # behind the Q come tensors without factors
         found[position] = [p @ q.double().T for p, q in pairs]
     return found
@@ -76,7 +76,9 @@ async def play(played: list[dict[str, Any]], iterations: int, seed: int) -> None
         trying = sorted(samples)
         for tried in round_["attempts"]:
             for owed in swarm.values():
-                await owed.averager._take_back()  # as the next round does, to compare states
+                await (
+                    owed.averager.payload.undo_given_up()
+                )  # as the next round does, to compare states
             before = {at: state(swarm[at].averager) for at in trying}
             last = tried is round_["attempts"][-1]
             room = await attempt(
@@ -114,7 +116,7 @@ async def joiner(swarm: dict[int, Owed], iterations: int) -> Owed:
     """Return a peer that has downloaded Q, and owes nothing."""
     (averager,) = peers(1, SHAPES, num_iters_per_step=iterations, **RANK)
     for donor in list(swarm.values())[:1]:
-        for own, new in zip(averager._qs, donor.averager._qs, strict=True):
+        for own, new in zip(averager.payload.qs, donor.averager.payload.qs, strict=True):
             own.copy_(new)
     return Owed(averager)
 
@@ -195,7 +197,7 @@ def test_a_round_applies_and_owes_the_gradients_of_all_samples(
         applied = gradients_of(group[0])
         for at, index in enumerate(LARGE):
             shape = (len(group), *SHAPES[index])
-            owed = torch.stack([averager._ms[at].double() for averager in group])
+            owed = torch.stack([averager.payload.error_feedback[at].double() for averager in group])
             after = (w * owed.flatten(1).unsqueeze(1)).view(shape)
             computed = torch.stack([new[index].double() for new in own])
             computed = (w * computed.flatten(1).unsqueeze(1)).view(shape).sum(0)
@@ -214,9 +216,9 @@ def test_each_trouble_is_what_its_name_says(what: str, phase: str) -> None:
     for averager, seed in zip(group, range(3), strict=True):
         give(averager, gradients(torch.Generator().manual_seed(seed)))
     room = asyncio.run(attempt(group, {(1, phase): what}))
-    harmless = what == "partial" and phase == "PHASE_Q"
+    harmless = what == "partial" and phase == "Q"
     # A peer that leaves before P is averaged is missed there, by all; later, in Q, which is used.
-    missed = what == "before" and phase == "PHASE_P"
+    missed = what == "before" and phase == "P"
     assert room.succeeded == [not missed, harmless, not missed]
 
 
@@ -227,7 +229,7 @@ def test_peers_agree_bit_for_bit_when_nothing_happens() -> None:
         for averager in group:
             give(averager, gradients(generator))
         asyncio.run(attempt(group))
-        first, *others = [gradients_of(averager) + averager._qs for averager in group]
+        first, *others = [gradients_of(averager) + averager.payload.qs for averager in group]
         for other in others:
             assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -239,9 +241,9 @@ def test_a_partial_p_fails_the_round_and_the_retry_is_clean() -> None:
     for team in (group, steady):
         for averager, new in zip(team, own, strict=True):
             give(averager, new)
-    troubled = asyncio.run(attempt(group, {(0, "PHASE_P"): "partial", (1, "PHASE_P"): "partial"}))
+    troubled = asyncio.run(attempt(group, {(0, "P"): "partial", (1, "P"): "partial"}))
     assert troubled.succeeded == [False, False]
-    assert troubled.phases == ["PHASE_P"], "nobody goes on to Q"
+    assert troubled.phases == ["P"], "nobody goes on to Q"
     for team in (group, steady):
         assert asyncio.run(attempt(team)).succeeded == [True, True]
     for one, other in zip(group, steady, strict=True):
@@ -252,11 +254,13 @@ def test_a_partial_q_costs_accuracy_for_one_round_only() -> None:
     """Both stand in one space afterwards: P is averaged before it is used."""
     group = peers(2, SHAPES, **RANK)
     generator = torch.Generator().manual_seed(3)
-    for trouble in ({(0, "PHASE_Q"): "partial"}, {}):
+    for trouble in ({(0, "Q"): "partial"}, {}):
         for averager in group:
             give(averager, gradients(generator))
         asyncio.run(attempt(group, trouble))
-        same = [torch.equal(a, b) for a, b in zip(group[0]._qs, group[1]._qs, strict=True)]
+        same = [
+            torch.equal(a, b) for a, b in zip(group[0].payload.qs, group[1].payload.qs, strict=True)
+        ]
         assert all(same) == (not trouble)
 
 
@@ -287,10 +291,10 @@ def test_what_is_not_finite_passes_and_leaves_nothing_behind(value: float, metho
 def test_a_gradient_of_zeros_does_not_kill_the_factors() -> None:
     """hivemind's Q becomes zero with it, and every later P: that gradient never moves again."""
     (averager,) = peers(1, SHAPES, **RANK)
-    before = [q.clone() for q in averager._qs]
+    before = [q.clone() for q in averager.payload.qs]
     give(averager, [torch.zeros(shape) for shape in SHAPES])
     asyncio.run(attempt([averager]))
-    assert all(torch.equal(a, b) for a, b in zip(before, averager._qs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, averager.payload.qs, strict=True))
     give(averager, gradients(torch.Generator().manual_seed(0)))
     asyncio.run(attempt([averager]))
     assert all(tensor.abs().sum() > 0 for tensor in gradients_of(averager))

@@ -10,7 +10,7 @@ import pytest
 from rayhive.membership.dialer import Dialer, probe
 from rayhive.membership.notifier import Notifier
 from rayhive.membership.view import Heartbeat, MembershipView
-from tests.unit.compression_fakes import OTHER
+from tests.unit.averaging_fakes import OTHER
 
 SMALL, LARGE = b"a peer", b"b peer"
 PATIENCE = 5.0

@@ -11,7 +11,7 @@ import pytest
 from rayhive.membership import heartbeat
 from rayhive.membership.heartbeat import FAILURES, HeartbeatService, message
 from rayhive.membership.view import Heartbeat, MembershipView
-from tests.unit.compression_fakes import settle
+from tests.unit.averaging_fakes import settle
 
 OWN, PEER = b"a peer", b"b peer"
 FAR = 3600.0

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from rayhive.averaging.averagers import RayhiveStateAverager
+from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.membership import progress_tracker
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Heartbeat
-from tests.unit.compression_fakes import OTHER, PEER
+from tests.unit.averaging_fakes import OTHER, PEER
 
 DHT = SimpleNamespace(client_mode=False, peer_id=PEER)
 

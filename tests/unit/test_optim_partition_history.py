@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayhive.averaging.filtered_averager import weights
+from rayhive.averaging.rounds_apart import weights
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Heartbeat, MembershipView, Reunion
 from rayhive.optim.partition_history import PartitionHistory
-from tests.unit.compression_fakes import OTHER, PEER
+from tests.unit.averaging_fakes import OTHER, PEER
 
 SILENCE = 4.0
 

@@ -16,7 +16,7 @@ from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.errors import ConfigError, PeerError
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.optim.parameter_rounds import BACKGROUND_WAITS
-from tests.unit.compression_fakes import OTHER, PEER
+from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.optim_fakes import ROUND, Peer
 
 NEXT = ROUND + 1

@@ -1,7 +1,7 @@
-"""What rayhive knows of a codec without loading torch or hivemind.
+"""Base classes of codecs: sizes and properties, without loading torch or hivemind.
 
-A codec turns one part of a tensor into the bytes that a peer sends. This class says how many
-bytes those are and builds the hivemind object that makes them. A new codec is one file with one
+A codec turns one part of a tensor into the bytes that a peer sends. Its class predicts the number
+of these bytes and builds the hivemind object that encodes. A new codec is one file with one
 subclass and one ``register_lazy`` line; ``tests/contract/test_codec_contract.py`` then tests it.
 """
 
@@ -24,11 +24,11 @@ class Codec(ABC):
     """One codec of the registry.
 
     Attributes:
-        name: Its name in the registry and in configurations.
+        name: Name in the registry and in configurations.
         uses_threshold: Whether it treats tensors differently from a number of elements on.
-        lossless: Whether decoding gives back every bit.
+        lossless: Whether decoding restores every bit.
         exact_size: Whether :meth:`part_bytes` holds for every content, not only on average.
-        relative_error: L2 error over L2 norm that it keeps below on normally distributed parts.
+        relative_error: Upper bound of L2 error over L2 norm on normally distributed parts.
         requires: Import name of an optional dependency; None if it needs none.
     """
 
@@ -41,7 +41,7 @@ class Codec(ABC):
 
     @classmethod
     def available(cls) -> bool:
-        """Say whether the optional dependency is installed here."""
+        """Return whether the optional dependency is installed here."""
         return cls.requires is None or importlib.util.find_spec(cls.requires) is not None
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Codec(ABC):
     def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
         """Return the bits per element by which hivemind cuts a tensor into parts.
 
-        It is 32 times ``estimate_compression_ratio`` and leaves out what a part costs once.
+        It is 32 times ``estimate_compression_ratio``, without the fixed cost of a part.
 
         Args:
             tensor_elements: Elements of the whole tensor.
@@ -82,7 +82,7 @@ class Codec(ABC):
         """Refuse a threshold that is missing, unwanted or not positive.
 
         Raises:
-            ConfigError: It is one of these.
+            ConfigError: The threshold is one of these.
         """
         if not self.uses_threshold:
             if threshold is not None:
@@ -93,11 +93,11 @@ class Codec(ABC):
 
 
 class FixedCodec(Codec):
-    """A codec that spends the same on every element and the same once per part.
+    """Codec with a fixed number of bits per element and of bytes per part.
 
     Attributes:
         element_bits: Bits of one element; whole bytes.
-        overhead: Bytes that every part carries besides its elements.
+        overhead: Bytes of every part besides its elements.
     """
 
     element_bits: ClassVar[int]

@@ -1,4 +1,4 @@
-"""Half precision."""
+"""Half-precision codec."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class Float16(FixedCodec):
-    """IEEE half precision: 2 bytes an element, finite values clamped to ±65504."""
+    """Codec of IEEE half precision: 2 bytes per element, finite values clamped to ±65504."""
 
     name = "float16"
     relative_error = 2.0**-11
     element_bits = 16
 
     def build(self, threshold: int | None = None) -> CompressionBase:
-        """Return half precision that lets an infinity stay one."""
+        """Return half precision that preserves infinities."""
         from rayhive.compression.kernels.install import HalfPrecision
 
         self.check_threshold(threshold)

@@ -1,4 +1,4 @@
-"""No compression: every element as it is."""
+"""Codec without compression."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Plain(FixedCodec):
-    """Float32 as it is: 4 bytes an element."""
+    """Codec of plain float32: 4 bytes per element."""
 
     name = "none"
     lossless = True
@@ -19,7 +19,7 @@ class Plain(FixedCodec):
     element_bits = DENSE_BITS
 
     def build(self, threshold: int | None = None) -> CompressionBase:
-        """Return hivemind's own pass-through."""
+        """Return hivemind's pass-through codec."""
         from hivemind.compression import NoCompression
 
         self.check_threshold(threshold)

@@ -1,4 +1,4 @@
-"""Eight bits, buckets of equal population."""
+"""Eight-bit codec with buckets of equal population."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Quantile8(FixedCodec):
-    """256 buckets between quantiles; the slowest codec, and the one for heavy tails."""
+    """Codec with 256 buckets between quantiles: the slowest one, for heavy tails."""
 
     name = "quantile8"
     relative_error = 0.1
@@ -20,10 +20,10 @@ class Quantile8(FixedCodec):
     overhead = CODEBOOK_BYTES
 
     def build(self, threshold: int | None = None) -> CompressionBase:
-        """Return the quantisation that is right for empty parts too."""
+        """Return the quantisation that also handles empty parts."""
         from rayhive.compression.kernels.eight_bit import loops
         from rayhive.compression.kernels.install import QuantileEightBit
 
         self.check_threshold(threshold)
-        loops()  # not in the middle of the first round
+        loops()  # compiled now, not during the first round
         return QuantileEightBit()

@@ -1,4 +1,4 @@
-"""Half precision of standardised values."""
+"""Half-precision codec of standardised values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ScaledFloat16(FixedCodec):
-    """Half precision after mean and deviation are taken out; both ride along as float32."""
+    """Codec of half precision after standardisation; mean and deviation are sent as float32."""
 
     name = "scaled_float16"
     relative_error = 2.0**-11
@@ -19,7 +19,7 @@ class ScaledFloat16(FixedCodec):
     overhead = 2 * 4
 
     def build(self, threshold: int | None = None) -> CompressionBase:
-        """Return scaled half precision that is right for tiny values and scalars too."""
+        """Return scaled half precision that also handles tiny values and scalars."""
         from rayhive.compression.kernels.install import ScaledHalfPrecision
 
         self.check_threshold(threshold)

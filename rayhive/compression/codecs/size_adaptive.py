@@ -1,4 +1,4 @@
-"""Half precision for small tensors, eight bits for large ones."""
+"""Codec that uses half precision for small tensors and eight bits for large ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class SizeAdaptive(Codec):
-    """``float16`` below the threshold, ``uniform8`` from it on.
+    """Codec that uses ``float16`` below the threshold and ``uniform8`` from it on.
 
-    The threshold is compared with the elements of the *whole tensor*, not of the part that is
-    sent. Under PowerSGD the tensors are the factors P and Q and what is left uncompressed.
+    The threshold is compared with the elements of the *whole tensor*, not of the part. Under
+    PowerSGD the tensors are the factors P and Q and the tensors that are not factorised.
     """
 
     name = "size_adaptive"
@@ -26,7 +26,7 @@ class SizeAdaptive(Codec):
     large: FixedCodec = Uniform8()
 
     def build(self, threshold: int | None = None) -> CompressionBase:
-        """Return hivemind's switch between our two codecs."""
+        """Return hivemind's switch between the two codecs."""
         from hivemind.compression import SizeAdaptiveCompression
 
         self.check_threshold(threshold)
@@ -35,13 +35,13 @@ class SizeAdaptive(Codec):
         )
 
     def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
-        """Return the bits of the codec that a tensor of this size gets."""
+        """Return the bits per element of the codec for a tensor of this size."""
         return self.choose(tensor_elements, threshold).bits(tensor_elements)
 
     def part_bytes(
         self, part_elements: int, tensor_elements: int, threshold: int | None = None
     ) -> int:
-        """Return the bytes of the codec that a tensor of this size gets."""
+        """Return the bytes of a part by the codec for a tensor of this size."""
         return self.choose(tensor_elements, threshold).part_bytes(part_elements, tensor_elements)
 
     def choose(self, tensor_elements: int, threshold: int | None) -> FixedCodec:

@@ -1,4 +1,4 @@
-"""Eight bits, buckets of equal width."""
+"""Eight-bit codec with buckets of equal width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CODEBOOK_BYTES = 8 + 256 * 4
 
 
 class Uniform8(FixedCodec):
-    """256 equal buckets over six deviations; each bucket decodes to the mean of its values."""
+    """Codec with 256 equal buckets over six deviations, decoded to the means of their values."""
 
     name = "uniform8"
     relative_error = 0.05
@@ -22,10 +22,10 @@ class Uniform8(FixedCodec):
     overhead: ClassVar[int] = CODEBOOK_BYTES
 
     def build(self, threshold: int | None = None) -> CompressionBase:
-        """Return the quantisation that is right for constant and empty parts too."""
+        """Return the quantisation that also handles constant and empty parts."""
         from rayhive.compression.kernels.eight_bit import loops
         from rayhive.compression.kernels.install import UniformEightBit
 
         self.check_threshold(threshold)
-        loops()  # not in the middle of the first round
+        loops()  # compiled now, not during the first round
         return UniformEightBit()

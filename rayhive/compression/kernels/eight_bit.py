@@ -1,8 +1,8 @@
-"""hivemind's 8-bit codecs with fewer passes over memory; layout and types are hivemind's.
+"""hivemind's 8-bit codecs with fewer passes over memory, in hivemind's layout and types.
 
-No element is ever widened to the eight bytes of an int64 to find its bucket or its value, and
-quantiles come from a sort, which numpy does with vector instructions. Where numba is installed
-(the extra ``fast``) the loops over all elements are compiled.
+Buckets and values are found without widening elements to int64. Quantiles come from a sort, which
+numpy does with vector instructions. With numba (the extra ``fast``) the loops over all elements are
+compiled.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hivemind.proto import runtime_pb2
 
 from rayhive.compression.kernels.half import as_float32, decoded_dtype
 
-#: Elements that are handled at once, so that what lies between two steps stays in the cache.
+#: Elements handled at once, so that intermediate results stay in the cache.
 CHUNK = 2**17
-#: Elements for which hivemind takes quantiles by themselves.
+#: Run length of which hivemind takes quantiles.
 SORTED = 10**5
-#: Deviations between zero and the mean from which on sums of float32 lose what matters.
+#: Distance of the mean from zero, in deviations, from which on float32 sums lose precision.
 FAR = 8.0
-#: Size of values whose squares leave float32, and what they are multiplied by then.
+#: Magnitude below which squares underflow float32, and the factor that is applied then.
 SMALL, LARGER = 1e-15, 2.0**64
 TINY = torch.finfo(torch.float32).tiny
 
@@ -40,7 +40,7 @@ TINY = torch.finfo(torch.float32).tiny
 def loops() -> ModuleType | None:
     """Return :mod:`rayhive.compression.kernels.eight_bit_numba`, or None without numba.
 
-    The first call takes a while: whoever builds a codec makes it, before a round needs it.
+    The first call compiles for about a second, so codecs make it when they are built.
     """
     try:
         from rayhive.compression.kernels import eight_bit_numba
@@ -50,7 +50,7 @@ def loops() -> ModuleType | None:
 
 
 class _Quantization(quantization.Quantization):
-    """The layout of both codecs: codebook length, codebook, one byte an element."""
+    """Common layout of both codecs: codebook length, codebook, one byte per element."""
 
     def compress(
         self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
@@ -67,7 +67,7 @@ class _Quantization(quantization.Quantization):
         )
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
-        """Decode; unlike hivemind's decoder it also works with numpy 2.4."""
+        """Decode; works with numpy 2.4 as well, unlike hivemind's decoder."""
         buffer = serialized_tensor.buffer
         length = int(np.frombuffer(buffer, count=1, dtype=np.int64)[0])
         codebook = np.frombuffer(buffer, offset=8, count=length, dtype=self.codebook_dtype)
@@ -75,7 +75,7 @@ class _Quantization(quantization.Quantization):
         table = torch.tensor(codebook).to(decoded_dtype(serialized_tensor))
         values = torch.empty(len(indices), dtype=table.dtype)
         compiled = loops()
-        # A shorter table is an error, which torch finds.
+        # A shorter table is an error, which torch detects.
         if compiled is not None and table.dtype == torch.float32 and length == self.n_bins:
             compiled.look_up(table.numpy(), indices, values.numpy())
         else:
@@ -85,7 +85,7 @@ class _Quantization(quantization.Quantization):
         )
 
     def _means(self, values: torch.Tensor, indices: torch.Tensor) -> np.ndarray:
-        """Return the mean of each bucket's values, added up in their order as hivemind does."""
+        """Return the mean of each bucket's values, summed in their order as hivemind does."""
         sums = torch.bincount(indices, values, minlength=self.n_bins)
         counts = torch.bincount(indices, minlength=self.n_bins).clamp_(min=1)
         means: np.ndarray = (sums / counts).numpy()
@@ -95,19 +95,19 @@ class _Quantization(quantization.Quantization):
 class UniformEightBit(_Quantization, Uniform8BitQuantization):
     """Uniform quantisation that is defined for constant, single and empty parts.
 
-    hivemind reads and writes a part's differences from its mean, of four bytes each; here mean
-    and deviation come from one reading. They differ in the last bits, and so may the bucket of a
-    value that lies on a border.
+    hivemind stores the differences of a part from its mean; here mean and deviation come from one
+    read. Both differ from hivemind's in the last bits, and so may the bucket of a value on a
+    border.
     """
 
     def quantize(
         self, tensor: torch.Tensor, allow_inplace: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return indices, one after another, and codebook; never changes ``tensor``.
+        """Return flat indices and codebook without changing ``tensor``.
 
-        A bucket is 6/256 deviations wide. Without a spread there is one bucket, which is exact.
-        With NaN or an infinity, or a spread beyond float32, every value decodes to NaN, so that
-        a part that blew up cannot pass for a large one.
+        A bucket is 6/256 deviations wide. A constant part has one bucket, which is exact. With NaN
+        or an infinity, or a spread beyond float32, every value decodes to NaN, so that a part that
+        diverged cannot be taken for a large one.
         """
         values = tensor.detach().float().reshape(-1)
         mean, deviation = _moments(values)
@@ -134,7 +134,7 @@ class UniformEightBit(_Quantization, Uniform8BitQuantization):
             if not math.isfinite(width):
                 return indices, np.full(self.n_bins, np.nan, self.codebook_dtype)
         else:
-            # Half a bucket more, because a cast to integers cuts off what follows the point.
+            # Plus half a bucket, because a cast to integers truncates.
             first = self.n_bins / 2 + 0.5 - mean / width
             compiled = loops()
             if compiled is not None:
@@ -145,7 +145,7 @@ class UniformEightBit(_Quantization, Uniform8BitQuantization):
 
 
 def _number(values: torch.Tensor, first: float, factor: float, indices: np.ndarray) -> None:
-    """Set indices to ``first + factor * values``, cut to a whole number of 0 to 255."""
+    """Set indices to ``first + factor * values``, truncated to an integer in 0 to 255."""
     start_from, steps = torch.tensor(first), torch.empty(min(values.numel(), CHUNK))
     for start in range(0, values.numel(), CHUNK):
         chunk = values[start : start + CHUNK]
@@ -154,7 +154,7 @@ def _number(values: torch.Tensor, first: float, factor: float, indices: np.ndarr
 
 
 def _look_up(table: torch.Tensor, indices: np.ndarray, values: torch.Tensor) -> None:
-    """Set values to what a table has for the indices."""
+    """Set values to the entries of a table at the indices."""
     wide = torch.empty(min(len(indices), CHUNK), dtype=torch.int32)
     for start in range(0, len(indices), CHUNK):
         out = values[start : start + CHUNK]
@@ -163,9 +163,9 @@ def _look_up(table: torch.Tensor, indices: np.ndarray, values: torch.Tensor) -> 
 
 
 def _moments(values: torch.Tensor) -> tuple[float, float]:
-    """Return mean and unbiased deviation; the latter is good while it is not far below the mean.
+    """Return mean and unbiased deviation; the latter is accurate unless far below the mean.
 
-    Neither is finite if a value is not, and both are zero if there is none.
+    Neither is finite if a value is not. Both are zero for no values.
     """
     count = values.numel()
     total = squares = 0.0
@@ -183,7 +183,7 @@ class QuantileEightBit(_Quantization, Quantile8BitQuantization):
     def quantize(
         self, tensor: torch.Tensor, allow_inplace: bool = False
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return indices, one after another, and codebook; never changes ``tensor``.
+        """Return flat indices and codebook without changing ``tensor``.
 
         The borders are quantiles of the quantiles of runs of about 100,000 elements.
         """
@@ -199,7 +199,7 @@ class QuantileEightBit(_Quantization, Quantile8BitQuantization):
 
 
 def _quantiles(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """Return what ``np.quantile`` returns, interpolating as it does but after a full sort."""
+    """Return the result of ``np.quantile``, with its interpolation, from a full sort."""
     ordered = np.sort(values)
     if np.isnan(ordered[-1]):
         return np.full_like(levels, np.nan)
@@ -211,9 +211,9 @@ def _quantiles(values: np.ndarray, levels: np.ndarray) -> np.ndarray:
 
 
 def _below(values: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
-    """Return how many of 2^k - 1 rising borders lie below each value, as uint8.
+    """Return the number of the 2^k - 1 rising borders below each value, as uint8.
 
-    Bisects for many values at once: a border for each, a comparison and a sum, k times.
+    Bisects for many values at once, in k steps of one look-up, one comparison and one sum.
     """
     counts = torch.empty(values.numel(), dtype=torch.uint8)
     for run, out in zip(torch.split(values, CHUNK), torch.split(counts, CHUNK), strict=True):

@@ -1,4 +1,4 @@
-"""The loops of the 8-bit codecs, compiled."""
+"""Compiled loops of the 8-bit codecs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rayhive.compression.kernels.numba import array, compiled
 Values = NDArray[np.float32]
 Indices = NDArray[np.uint8]
 
-#: Tables that take turns, so that a sum need not wait for the one before it.
+#: Number of tables used in turn, so that sums do not depend on each other.
 _TABLES = 4
 
 
 @compiled(array(float32), float32, float32, array(uint8, written=True))
 def number(values: Values, first: float, factor: float, indices: Indices) -> None:
-    """Set indices to ``first + factor * values``, cut to a whole number of 0 to 255."""
+    """Set indices to ``first + factor * values``, truncated to an integer in 0 to 255."""
     for i in range(len(values)):
         place = first + values[i] * factor
         indices[i] = np.uint8(np.int32(min(max(place, np.float32(0)), np.float32(255))))
@@ -27,7 +27,7 @@ def number(values: Values, first: float, factor: float, indices: Indices) -> Non
 
 @compiled(array(float32), array(uint8), array(float32, written=True))
 def look_up(table: Values, indices: Indices, values: Values) -> None:
-    """Set values to what a table of 256 has for the indices."""
+    """Set values to the entries of a table of 256 at the indices."""
     for i in range(len(values)):
         values[i] = table[indices[i]]
 
@@ -53,7 +53,7 @@ def _add_up(values: Values, indices: Indices, sums: Any, counts: Any) -> None:
 
 
 def means(values: Values, indices: Indices) -> Values:
-    """Return the mean of the values of each index of 0 to 255; 0 where there is none."""
+    """Return the mean of the values of each index in 0 to 255; 0 for an index without values."""
     sums, counts = np.zeros((_TABLES, 256)), np.zeros((_TABLES, 256), np.int64)
     _add_up(values, indices, sums, counts)
     found: Values = (sums.sum(0) / np.maximum(counts.sum(0), 1)).astype(np.float32)

@@ -1,8 +1,8 @@
-"""hivemind's 16-bit codecs with fewer passes over memory; layout and types are hivemind's.
+"""hivemind's 16-bit codecs with fewer passes over memory, in hivemind's layout and types.
 
-Half precision is converted by torch, which has vector instructions for it (numpy has not), and
-what overflows is looked for in the result, which is half as long. A message hands out a copy of
-its buffer each time that it is asked: ask once.
+torch converts half precision with vector instructions, which numpy lacks. Overflow is detected in
+the result, which is half as long as the input. Each access to a message's buffer copies it, so it
+is accessed once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ INFINITY, MINUS_INFINITY = 0x7C00, 0xFC00
 
 
 def as_float32(tensor: torch.Tensor, codec: CompressionBase) -> torch.Tensor:
-    """Return a tensor's values in float32 on the CPU; the tensor itself if it is that already.
+    """Return a tensor in float32 on the CPU, without a copy if it is there already.
 
     Raises:
-        ValueError: It holds no floating-point numbers.
+        ValueError: It is not a floating-point tensor.
     """
     if not tensor.is_floating_point():
         raise ValueError(f"{type(codec).__name__} does not support {tensor.dtype} tensors")
@@ -37,14 +37,14 @@ def as_float32(tensor: torch.Tensor, codec: CompressionBase) -> torch.Tensor:
 
 
 def decoded_dtype(message: runtime_pb2.Tensor) -> torch.dtype:
-    """Return the type that a message asks to be decoded to."""
+    """Return the type to which a message decodes."""
     return cast(torch.dtype, getattr(torch, message.dtype))
 
 
 def _half_message(
     codec: Float16Compression, tensor: torch.Tensor, buffer: bytes
 ) -> runtime_pb2.Tensor:
-    """Return the message; neither layout can name bfloat16, which is decoded as float32."""
+    """Return the message; the layouts cannot express bfloat16, which decodes to float32."""
     dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
     return runtime_pb2.Tensor(
         compression=codec.compression_type,
@@ -56,15 +56,15 @@ def _half_message(
 
 
 class HalfPrecision(Float16Compression):
-    """Half precision that also takes bfloat16 and lets an infinity stay one.
+    """Half precision that accepts bfloat16 and preserves infinities.
 
-    hivemind clamps an infinity to 65504, so that a gradient that blew up looks like a large one.
+    hivemind clamps an infinity to 65504, so that a gradient that diverged looks like a large one.
     """
 
     def compress(
         self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
     ) -> runtime_pb2.Tensor:
-        """Encode a floating-point tensor without changing it; bfloat16 arrives as float32."""
+        """Encode a floating-point tensor without changing it; bfloat16 decodes to float32."""
         values = as_float32(tensor, self)
         half = values.half()
         bits = half.numpy()
@@ -86,18 +86,18 @@ class HalfPrecision(Float16Compression):
 
 
 class ScaledHalfPrecision(ScaledFloat16Compression):
-    """Scaled half precision for bfloat16, scalars and deviations far below 1e-7 as well."""
+    """Scaled half precision that accepts bfloat16, scalars and deviations far below 1e-7."""
 
-    #: Least divisor. hivemind's, 1.2e-7, pushes tiny values into half precision's subnormals.
-    #: Below this one their squares leave float32, and their deviation is not known.
+    #: Smallest divisor. hivemind's, 1.2e-7, moves tiny values into half precision's subnormals.
+    #: Below this value squares underflow float32, so that the deviation is unknown.
     FP32_EPS = 1e-17
 
     def compress(
         self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
     ) -> runtime_pb2.Tensor:
-        """Encode a floating-point tensor; what has no last axis to scale over goes as it is.
+        """Encode a floating-point tensor; a scalar, which has no axis to scale over, stays as is.
 
-        No value is more than √(elements) deviations away, so that nothing has to be clamped.
+        No value is more than √(elements) deviations from the mean, so that no clamping is needed.
         """
         if tensor.ndim == 0:
             return NoCompression().compress(tensor, info, allow_inplace)

@@ -1,11 +1,12 @@
-"""hivemind's codecs, right where hivemind's are wrong, faster, and the same on the wire.
+"""Replacement of hivemind's codecs by corrected and faster ones with the same wire format.
 
-Every class keeps its parent's ``compression_type`` and layout, so that a plain hivemind peer
-decodes what these encode and the other way round. Where hivemind is right the bytes are equal.
-What differs, each point with the test that shows it, stands in ``docs/compression.md``.
+Every class keeps its parent's ``compression_type`` and layout, so that plain hivemind peers and
+these decode each other's messages. The differences, each with its test, are listed in
+``docs/compression.md``; apart from them the bytes are equal.
 
-A reducer answers with the codec that hivemind's table lists under the sender's type, not with
-the sender's object: :func:`install` puts these into that table, in the averager's own process.
+A reducer answers with the codec that hivemind's table lists under the sender's type, not with the
+sender's object. :func:`install` therefore replaces the codecs in that table, in the averager's
+process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = [
 
 
 def table() -> dict[str, CompressionBase]:
-    """Return what :func:`install` replaces in hivemind's table, by the name of the wire type."""
+    """Return the replacements in hivemind's table, by the name of the wire type."""
     return {
         "FLOAT16": HalfPrecision(),
         "MEANSTD_16BIT": ScaledHalfPrecision(),
@@ -47,9 +48,8 @@ def table() -> dict[str, CompressionBase]:
 def install() -> None:
     """Answer and decode with these codecs in this process from now on.
 
-    It also gives hivemind's quantiles, for those who pass hivemind's own codec, a thread pool of
-    this process: the one that the module made before a fork has no threads after it, and would
-    wait for them for ever.
+    hivemind's own quantile codec gets a new thread pool as well: the pool that its module made
+    before a fork has no threads afterwards, and calls to it would never return.
     """
     known: dict[str, Any] = serialization._BASE_COMPRESSION_TYPES
     known.update(table())

@@ -1,17 +1,18 @@
 """PowerSGD's arithmetic for one peer: error feedback, factors, and the approximated gradients.
 
 The error feedback of a peer is the error of its own factors: its update less P times its own Q,
-from before Q is averaged. (The error of the group's factors would also hold the difference between
-its gradient and the group's, which grows for ever and cancels between peers only while their
-weights are equal and nobody leaves.) The factors enter the average with the weight of the round,
-the samples of the peer; so does the error that they leave, which therefore counts as a sum over
-samples: in a round of another weight it is scaled by the ratio of the two.
+from before Q is averaged. (The error of the group's factors would also contain the difference
+between the peer's gradient and the group's. That difference accumulates, and cancels between peers
+only while their weights are equal and no peer leaves.) The factors enter the average with the
+weight of the round, which is the number of samples of the peer. Their error has the same weight and
+therefore counts as a sum over samples: in a round of another weight it is scaled by the ratio of
+the two weights.
 
-A round is bound by memory: the cost is the number of times that a dense array is read or written.
-The error feedback is kept as a dense buffer less a product of factors, which is subtracted where
-the next round reads the buffer anyway. The sum of feedback and gradient goes into a second buffer;
-a commit only lets the buffers change places. So a round changes nothing until
-:meth:`Factors.commit`, and can be undone until the next one, for a caller that hears late that its
+A round is bound by memory: its cost is the number of times that a dense array is read or written.
+The error feedback is kept as a dense buffer less a product of factors; the product is subtracted
+when the next round reads the buffer anyway. The sum of feedback and gradient goes into a second
+buffer, and a commit only swaps the two buffers. A round therefore changes nothing until
+:meth:`Factors.commit`. It can be undone until the next one, for a caller that learns late that its
 round did not count.
 """
 
@@ -30,16 +31,16 @@ Tensors = list[torch.Tensor]
 
 
 class Stack:
-    """The matrices of one shape, which are multiplied together.
+    """Matrices of one shape, multiplied together.
 
     Args:
-        members: Positions of the matrices among all that are factorised.
+        members: Positions of the matrices among all factorised gradients.
         shape: Rows n and columns m.
         rank: Columns of the factors.
-        device: Where they are multiplied; the factors themselves are always in host memory.
+        device: Device that multiplies; the factors themselves are always in host memory.
 
     Attributes:
-        q: What the next round begins with, (k, m, r), shared between the processes of a peer.
+        q: Q that the next round begins with, (k, m, r), shared between the processes of a peer.
     """
 
     def __init__(
@@ -65,11 +66,11 @@ class Stack:
         self._ready = True
 
     @property
-    def owed(self) -> torch.Tensor:
-        """Error feedback: the part of past updates that this peer's factors missed, (k, n, m).
+    def error_feedback(self) -> torch.Tensor:
+        """Part of past updates that this peer's factors missed, (k, n, m).
 
-        In float32, per sample of the last round that this peer was in. Once rounds have begun it
-        is the memory that the next one reads, and can be written.
+        In float32, per sample of the last round that this peer was in. After the first round it is
+        the memory that the next round reads, and it can be written.
         """
         if not self._ready:
             return torch.zeros(len(self.members), *self._shape)
@@ -77,15 +78,15 @@ class Stack:
         return self._buffer
 
     def _write_out(self) -> None:
-        """Subtract from the buffer the product that it stands without."""
+        """Subtract the product of factors from the buffer, so that the buffer is the feedback."""
         self._buffer.baddbmm_(self._left, self._right, alpha=-1)
-        # New ones: the step back may need the old.
+        # New tensors: undo may need the old ones.
         self._left, self._right = torch.zeros_like(self._left), torch.zeros_like(self._right)
 
     def begin(self, gradients: Sequence[torch.Tensor], scale: float) -> torch.Tensor:
-        """Take a round's gradients and the scale of the feedback; return P (k, n, r).
+        """Add the feedback, times ``scale``, to a round's gradients; return P (k, n, r).
 
-        The gradients may have any shape with as many elements.
+        The gradients may have any shape with as many elements as the matrices.
         """
         if not self._ready:
             self._make_ready()
@@ -122,37 +123,42 @@ class Stack:
         return _transposed(self._own)
 
     def commit(
-        self, gradients: Sequence[torch.Tensor], p: torch.Tensor, q: torch.Tensor, *, owing: bool
+        self,
+        gradients: Sequence[torch.Tensor],
+        p: torch.Tensor,
+        q: torch.Tensor,
+        *,
+        contributes: bool,
     ) -> None:
         """Replace gradients by the product of the factors; keep the error of the peer's own.
 
         Args:
-            gradients: Those of the round.
-            p: The P of the last :meth:`backproject`.
+            gradients: Gradients of the round.
+            p: P of the last :meth:`backproject`.
             q: The averaged Q.
-            owing: False if this peer's factors are not in the average: the feedback stays.
+            contributes: False if this peer's factors are not in the average: the feedback stays.
         """
         columns = _transposed(q)
         sizes = columns.abs().amax(2)
         finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
-        found = (sizes > 0) & finite[:, None]  # columns of Q that stand for something
+        found = (sizes > 0) & finite[:, None]  # columns of Q that are not zero
         blown_up = (~finite).nonzero().flatten().tolist()
         left, right = p.to(self._device), columns.to(self._device)
         for at, gradient in enumerate(gradients):
-            if at in blown_up:  # the trainer sees it, and no round remembers it
+            if at in blown_up:  # visible to the trainer, and without effect on later rounds
                 gradient.fill_(torch.nan)
             else:
                 self._apply(at, gradient, left[at], right[at])
-        if blown_up or not owing:
+        if blown_up or not contributes:
             self._write_out()  # it is read below, or stays
         self._before = (self._buffer, self._total, self._left, self._right, self.q.clone())
-        if owing:
+        if contributes:
             for at in blown_up:
                 torch.mul(self._buffer[at], self._scale, out=self._total[at])
-                left[at], self._own[at] = 0.0, 0.0  # nothing is left to subtract
+                left[at], self._own[at] = 0.0, 0.0  # no product to subtract
             self._left, self._right = left, self._own
             self._buffer, self._total = self._total, self._buffer
-        # A column of zeros would stay one for ever: it may find something next time.
+        # A column of zeros would stay zero for ever, so it keeps its former value.
         self.q.copy_(q if found.all() else torch.where(found[:, None], q, self.q))
 
     def _apply(
@@ -169,7 +175,7 @@ class Stack:
             return
         product = left @ right
         gradient.copy_(product.reshape(gradient.shape))
-        if gradient.dtype != total.dtype:  # what rounding took away is owed too
+        if gradient.dtype != total.dtype:  # rounding is part of the error as well
             total.add_(product).sub_(gradient.to(total.device, total.dtype).reshape(total.shape))
 
     def undo(self) -> None:
@@ -179,14 +185,14 @@ class Stack:
 
 
 class Factors:
-    """All gradients that are factorised.
+    """Factors of all factorised gradients, in stacks of equal shape.
 
     Args:
-        shapes: Their shapes.
-        rank: Columns of the factors, if a matrix has as many.
-        seed: What the first Q is drawn from, the same for all peers.
+        shapes: Shapes of the gradients.
+        rank: Columns of the factors, cut to the smaller side of a matrix.
+        seed: Seed of the first Q, equal for all peers.
         orthogonalise: Makes the columns of matrices (k, n, r) orthonormal.
-        device: Where the dense matrices are kept and multiplied.
+        device: Device that keeps and multiplies the dense matrices.
     """
 
     def __init__(
@@ -218,14 +224,14 @@ class Factors:
         return self.unstacked([stack.q for stack in self._stacks])
 
     @property
-    def owed(self) -> Tensors:
+    def error_feedback(self) -> Tensors:
         """Error feedback, in the shapes of the gradients."""
-        return self._owed()
+        return self._error_feedback()
 
     @torch.no_grad()
-    def _owed(self) -> Tensors:
-        pairs = zip(self.unstacked([s.owed for s in self._stacks]), self._shapes, strict=True)
-        return [owed.view(shape) for owed, shape in pairs]
+    def _error_feedback(self) -> Tensors:
+        feedback = self.unstacked([stack.error_feedback for stack in self._stacks])
+        return [each.view(shape) for each, shape in zip(feedback, self._shapes, strict=True)]
 
     def unstacked(self, stacked: Tensors) -> Tensors:
         """Return the matrices of all stacks in the order of their gradients, as views."""
@@ -241,12 +247,13 @@ class Factors:
 
     @torch.no_grad()
     def begin(self, gradients: Sequence[torch.Tensor], *, weight: float = 1.0) -> Tensors:
-        """Take a round's gradients; return P of every stack.
+        """Add the feedback to a round's gradients; return P of every stack.
 
         Args:
             gradients: Means over the samples of this peer.
-            weight: Weight of this peer in the averages of the round, as a rule its samples. With
-                0 its factors are not in them: error feedback neither enters nor changes.
+            weight: Weight of this peer in the averages of the round, usually its number of
+                samples. With 0 its factors are not in the averages, and its error feedback
+                neither enters the round nor changes.
         """
         self._entering = weight
         scale = self._weight / weight if weight else 0.0
@@ -259,7 +266,7 @@ class Factors:
 
     @torch.no_grad()
     def backproject(self, ps: Tensors) -> Tensors:
-        """Make every P orthonormal, in place, and return the Q that goes with it."""
+        """Make every P orthonormal, in place, and return the Q that belongs to it."""
         for alike in _alike(ps):
             done = self._orthogonalise(torch.cat(alike))
             for p, new in zip(alike, torch.split(done, [len(p) for p in alike]), strict=True):
@@ -276,19 +283,19 @@ class Factors:
     def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
         """Replace gradients by the product of the factors; keep the error of the peer's own.
 
-        A matrix whose factors are not finite becomes NaN, as it would without PowerSGD; its error
-        feedback and its Q stay, so that the next round is not the worse for it.
+        A matrix whose factors are not finite becomes NaN, as it would without PowerSGD. Its error
+        feedback and its Q stay, so that the next round is unaffected.
 
         Args:
-            gradients: Those of the round.
-            ps: The P of the last :meth:`backproject`.
+            gradients: Gradients of the round.
+            ps: P of the last :meth:`backproject`.
             qs: The averaged Q.
         """
-        owing = self._entering > 0
+        contributes = self._entering > 0
         for stack, p, q in zip(self._stacks, ps, qs, strict=True):
-            stack.commit(self._of(stack, gradients), p, q, owing=owing)
+            stack.commit(self._of(stack, gradients), p, q, contributes=contributes)
         self._former_weight = self._weight
-        if owing:
+        if contributes:
             self._weight = self._entering
 
     @torch.no_grad()
@@ -299,11 +306,11 @@ class Factors:
         self._weight = self._former_weight
 
     def close(self) -> None:
-        """End what works for the factors: here, nothing does."""
+        """Release threads and pipes; here there are none."""
 
 
 def _alike(ps: Tensors) -> list[Tensors]:
-    """Return stacks of as many rows and columns together."""
+    """Return the stacks grouped by rows and columns of their matrices."""
     ordered = sorted(ps, key=lambda p: p.shape[1:])
     return [list(group) for _, group in groupby(ordered, key=lambda p: p.shape[1:])]
 

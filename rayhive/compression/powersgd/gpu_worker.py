@@ -1,9 +1,9 @@
-"""PowerSGD's arithmetic on a GPU, which only the trainer's process can use.
+"""PowerSGD's arithmetic on a GPU, computed by the trainer's process for the averager's.
 
 An averager runs its rounds in a process that was forked from the trainer's, and a fork cannot use
-the GPU that its parent uses. So it asks: a thread of the trainer's process answers. The dense
-matrices stay on the GPU; the factors, which are sent to other peers anyway, go to and fro, and
-gradients lie in memory that both processes share.
+the GPU that its parent uses. It therefore sends requests over a pipe, and a thread of the trainer's
+process serves them. The dense matrices stay on the GPU. The factors, which are sent to other peers
+anyway, pass through the pipe. Gradients are in memory that both processes share.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ import torch
 
 from rayhive.compression.powersgd.factors import Factors, Tensors
 
-#: Longest wait for the trainer's process [s]; its kernels, not its batches, are waited for.
+#: Longest wait for the trainer's process [s], which runs kernels meanwhile, not batches.
 PATIENCE_S = 60.0
-#: Longest wait for the thread that answers to end [s].
+#: Longest wait for the serving thread to end [s].
 GOODBYE_S = 5.0
-#: What works on the gradients of a round.
+#: Requests that read or write the gradients of a round.
 _WITH_GRADIENTS = ("begin", "commit")
 
 
 class NoFactors(RuntimeError):
-    """The process that computes the factors did not do it, or is not there any more."""
+    """The process that computes the factors failed, or has ended."""
 
 
 class ServedFactors(Factors):
-    """Factors that are computed by the process that made them, whichever asks for them.
+    """Factors computed by the process that made them, for this process and its forks.
 
-    Each request is answered before the next is made, as one round after the other does.
+    Requests are served one at a time, in the order of the rounds.
 
     Args:
         args: As those of :class:`rayhive.compression.powersgd.factors.Factors`.
-        gradients: Returns all gradients that are factorised, in memory that the processes share.
-            What is passed to :meth:`begin` and :meth:`commit` must be the same.
-        device: Where the dense matrices are kept and multiplied.
+        gradients: Returns all factorised gradients, in memory that the processes share.
+            The arguments of :meth:`begin` and :meth:`commit` must be the same tensors.
+        device: Device that keeps and multiplies the dense matrices.
         kwargs: As those of ``Factors``.
 
     Raises:
-        NoFactors: From every method: the other process failed, and nothing has changed; or it did
-            not answer, and will not be asked again.
+        NoFactors: Raised by every method. Either the serving process failed, and nothing has
+            changed; or it did not answer, and gets no further requests.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ServedFactors(Factors):
         self._server.start()
 
     def begin(self, gradients: Sequence[torch.Tensor], *, weight: float = 1.0) -> Tensors:
-        """Take a round's gradients and this peer's weight; return P of every stack."""
+        """Add the feedback to a round's gradients; return P of every stack."""
         return self._tensors("begin", weight=weight)
 
     def project(self, qs: Tensors) -> Tensors:
@@ -82,17 +82,17 @@ class ServedFactors(Factors):
         """Restore the error feedback and the Q from before the last commit."""
         self._ask("undo")
 
-    def _owed(self) -> Tensors:
-        return self._tensors("_owed")
+    def _error_feedback(self) -> Tensors:
+        return self._tensors("_error_feedback")
 
     def close(self) -> None:
-        """End the thread that answers."""
+        """End the serving thread."""
         with (
             contextlib.suppress(OSError),
             self._outer,
             socket.socket(fileno=os.dup(self._outer.fileno())) as end,
         ):
-            # Both processes hold both ends: that one is closed would not be noticed.
+            # Both processes hold both ends, so closing one end has no effect on the other.
             end.shutdown(socket.SHUT_RDWR)
         self._server.join(GOODBYE_S)
 
@@ -103,7 +103,7 @@ class ServedFactors(Factors):
         try:
             self._outer.send((name, [_arrays(tensors) for tensors in arguments], options))
             if not self._outer.poll(PATIENCE_S):
-                self.close()  # an answer that comes late must not pass for that of the next one
+                self.close()  # a late answer must not be taken for the next request's
                 raise NoFactors(f"{name} took the trainer's process more than {PATIENCE_S:g} s")
             answer, error = self._outer.recv()
         except (EOFError, OSError) as gone:
@@ -138,5 +138,5 @@ class ServedFactors(Factors):
 
 
 def _arrays(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """Return tensors as what can be sent by value: torch would send a handle of each."""
+    """Return tensors as arrays, which are sent by value; torch would send handles."""
     return [tensor.cpu().numpy() for tensor in tensors]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import torch
 
-#: Elements that are worked on at once: a MiB of float32, which stays in the cache of a core from
-#: the sum to the product.
+#: Elements handled at once: a MiB of float32, which stays in the cache of a core from the sum to
+#: the product.
 BLOCK = 2**18
 
 
 class TorchPasses:
     """Three passes over a contiguous float32 matrix (n, m) with factors of rank r.
 
-    Factors with few rows are multiplied several times as fast as those with few columns: P is
-    (r, n) and Q is (r, m). Where a step reads what the last one wrote, torch does it by blocks.
+    Factors with few rows multiply several times as fast as those with few columns, so P is (r, n)
+    and Q is (r, m). Steps that read the result of the previous one work in blocks.
     """
 
     @staticmethod
     def begin(
         scale: float,
-        owed: torch.Tensor,
+        feedback: torch.Tensor,
         new: torch.Tensor,
         total: torch.Tensor,
         left: torch.Tensor,
@@ -27,12 +27,12 @@ class TorchPasses:
         q: torch.Tensor,
         p: torch.Tensor,
     ) -> None:
-        """Set the total to ``scale * owed + new - left @ right``, and P to ``q @ total.T``."""
+        """Set the total to ``scale * feedback + new - left @ right``, and P to ``q @ total.T``."""
         rows, columns = total.shape
         height = max(1, BLOCK // columns)
         for row in range(0, rows, height):
             at = slice(row, row + height)
-            block = torch.add(new[at], owed[at], alpha=scale, out=total[at])
+            block = torch.add(new[at], feedback[at], alpha=scale, out=total[at])
             block.addmm_(left[at], right, alpha=-1)
             torch.mm(q, block.t(), out=p[:, at])
 

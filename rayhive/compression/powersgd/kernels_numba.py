@@ -1,7 +1,7 @@
-"""PowerSGD's passes over a dense matrix in host memory, compiled: each reads and writes it once.
+"""Compiled passes of PowerSGD over a dense matrix in host memory, one read and write each.
 
-torch does the sum, the difference and the product of a block one after the other; here a row goes
-through all three while it is in the first cache.
+torch computes the sum, the difference and the product of a block one after the other. Here a row
+goes through all three while it is in the first cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rayhive.compression.powersgd.kernels import TorchPasses
 
 Matrix: TypeAlias = NDArray[np.float32]
 
-#: Rows and columns that are worked on at once: for so many factors there are registers.
+#: Rows and columns handled at once, as many factors as fit into registers.
 WIDTH = 4
 _READ, _WRITTEN = array(float32, 2), array(float32, 2, written=True)
 
@@ -26,7 +26,7 @@ _READ, _WRITTEN = array(float32, 2), array(float32, 2, written=True)
 @compiled(float32, _READ, _READ, _WRITTEN, _READ, _READ, _READ, _WRITTEN, fastmath=ANY_ORDER)
 def _begin(
     scale: np.float32,
-    owed: Matrix,
+    feedback: Matrix,
     new: Matrix,
     total: Matrix,
     left: Matrix,
@@ -36,7 +36,7 @@ def _begin(
 ) -> None:
     rows, columns = total.shape
     for i in range(rows):
-        old, fresh, row = owed[i], new[i], total[i]
+        old, fresh, row = feedback[i], new[i], total[i]
         for k in range(0, len(q), 4):
             a, b, c, d = left[i, k], left[i, k + 1], left[i, k + 2], left[i, k + 3]
             w, x, y, z = right[k], right[k + 1], right[k + 2], right[k + 3]
@@ -89,7 +89,7 @@ class CompiledPasses(TorchPasses):
     @staticmethod
     def begin(
         scale: float,
-        owed: torch.Tensor,
+        feedback: torch.Tensor,
         new: torch.Tensor,
         total: torch.Tensor,
         left: torch.Tensor,
@@ -97,10 +97,10 @@ class CompiledPasses(TorchPasses):
         q: torch.Tensor,
         p: torch.Tensor,
     ) -> None:
-        """Set the total to ``scale * owed + new - left @ right``, and P to ``q @ total.T``."""
+        """Set the total to ``scale * feedback + new - left @ right``, and P to ``q @ total.T``."""
         found = _padded(p, 0)
         factors = _padded(left, 1), _padded(right, 0), _padded(q, 0)
-        _begin(np.float32(scale), _array(owed), _array(new), _array(total), *factors, found)
+        _begin(np.float32(scale), _array(feedback), _array(new), _array(total), *factors, found)
         p.copy_(torch.from_numpy(found[: len(p)]))
 
     @staticmethod

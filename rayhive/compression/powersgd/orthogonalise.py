@@ -1,9 +1,9 @@
-"""Orthonormal columns for PowerSGD's P, in stacks of matrices.
+"""Orthonormalisation of the columns of PowerSGD's P, in stacks of matrices.
 
-All peers must get the same from the same P, and a matrix of a rank below that of its factors must
-not turn rounding errors into columns. So both ways work in float64, keep the direction of every
-column, and set a column to zero that hardly differs from a combination of those before it. They
-agree with each other and, for columns that are independent, with hivemind's.
+All peers must get the same result from the same P, and a matrix of a rank below that of its factors
+must not turn rounding errors into columns. Both methods therefore work in float64, keep the
+direction of every column, and set a column to zero if it is nearly a combination of earlier ones.
+They agree with each other and, for independent columns, with hivemind's.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from types import MappingProxyType
 import numpy as np
 import torch
 
-#: A column is dropped when what is new in it is at most this share of its length. P is float32:
-#: less than this is the rounding of its own making.
+#: Largest ratio of a column's new part to its length at which the column is dropped. P is float32,
+#: so a smaller part is rounding error.
 TOLERANCE = 1e-6
 
 
 def gram_schmidt(matrices: torch.Tensor) -> torch.Tensor:
     """Return the modified Gram-Schmidt process of each matrix (..., n, r).
 
-    A column becomes zero when it depends on those before it, and stays NaN when it is not finite.
-    In NumPy: these are many small operations, which torch is slower to start.
+    A column becomes zero when it depends on earlier ones, and NaN when it is not finite. NumPy has
+    less overhead than torch for these many small operations.
     """
     columns = matrices.numpy().swapaxes(1, 2)
-    rows = np.ascontiguousarray(columns, dtype=np.float64)  # columns as rows: they lie together
+    rows = np.ascontiguousarray(columns, dtype=np.float64)  # columns as rows, contiguous in memory
     with np.errstate(invalid="ignore"):
         largest = np.abs(rows).max(axis=2, keepdims=True)
         rows /= np.where(largest == 0, 1.0, largest)
@@ -53,7 +53,7 @@ def qr(matrices: torch.Tensor) -> torch.Tensor:
     return columns.to(matrices.dtype)
 
 
-#: Each by its name among ``powersgd_shapes.ORTHOGONALISATIONS``.
+#: Methods by their names in ``shapes.ORTHOGONALISATIONS``.
 METHODS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
     {"gram_schmidt": gram_schmidt, "qr": qr}
 )
@@ -66,12 +66,12 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
 
 
 def _scaled(matrices: torch.Tensor) -> torch.Tensor:
-    """Return float64 columns whose largest element is 1, so that no square is lost."""
+    """Return float64 columns scaled to a largest element of 1, so that no square underflows."""
     wide = matrices.double()
     largest = wide.abs().amax(dim=1, keepdim=True)
     return wide / torch.where(largest == 0, 1.0, largest)
 
 
 def _divisor(new: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return what makes a column's new part a unit vector, or zero if it is negligible."""
+    """Return the divisor that makes a column's new part a unit vector, or zero if negligible."""
     return torch.where(new > TOLERANCE * lengths, new, torch.inf)

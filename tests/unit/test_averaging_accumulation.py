@@ -10,8 +10,9 @@ from hivemind.optim.grad_averager import GradientAverager
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
-from tests.unit.compression_fakes import unstarted
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager
+from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+from tests.unit.averaging_fakes import unstarted
 
 SHAPES = [(3, 2), (4,)]
 POWERSGD = {"averager_rank": 1, "min_compression_ratio": 0.1}

@@ -1,39 +1,56 @@
-"""Gradients of a round's batches, added up so that their mean over samples can be had.
+"""Averager of gradients, whose contribution to a round is the mean over samples.
 
-A batch's gradient is the mean over its samples, so it has to count by their number. Accumulators
-hold the sum of all gradients, each weighted by its samples over those of the *anchor*: the first
-batch of the round, or the last one where autograd itself adds to the buffers.
+The gradient of a batch is the mean over its samples, so batches count by their number of samples.
+Accumulators hold the sum of all gradients, each weighted by its samples over those of the *anchor*:
+the first batch of the round, or the last one where autograd itself adds to the buffers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from hivemind.optim.grad_averager import GradientAverager
+
+from rayhive.averaging.averager import MeasuredAverager
+from rayhive.averaging.outlier_filter import OutlierFilter
+from rayhive.spec import OutlierFilterRule
 
 
 def mean_scale(averager: GradientAverager) -> float:
     """Return the factor from accumulated gradients to their mean over samples.
 
-    hivemind divides by the number of batches instead, which is the same only if all are equal.
+    hivemind divides by the number of batches instead, which differs if their sizes do.
     """
     samples = averager.local_samples_accumulated
     return float(averager._anchor_batch_size or 0) / samples if samples else 0.0
 
 
-class GradientAccumulator(GradientAverager):
-    """Mixin for averagers of gradients: each batch counts by its samples.
+class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
+    """Averager of gradients as they are, or through a codec.
 
     hivemind fills its accumulators with zeros after a round and adds every batch. Here they are
-    cleared by a mark, and the first batch of a round is copied; read before a batch has come, they
+    marked as cleared, and the first batch of a round is copied. Read before the first batch, they
     are zeros all the same.
+
+    Args:
+        args: As hivemind's.
+        outlier_filter: Rule of the outlier filter, equal for all peers of a swarm; see
+            :func:`rayhive.averaging.outlier_filter.judge`.
+        kwargs: As those of hivemind's and of :class:`MeasuredAverager`.
     """
 
+    wire_name = "GradientAverager"
     #: Whether the accumulators stand for zeros, whatever they hold.
     _cleared = False
     local_samples_accumulated: int
     _anchor_batch_size: int | None
+
+    def __init__(
+        self, *args: Any, outlier_filter: OutlierFilterRule = "norm", **kwargs: Any
+    ) -> None:
+        super().__init__(*args, outlier_filter=OutlierFilter(outlier_filter), **kwargs)
 
     @torch.no_grad()
     def _grad_accumulators(self) -> Iterator[torch.Tensor]:
@@ -47,11 +64,12 @@ class GradientAccumulator(GradientAverager):
     def expect_batch(self, batch_size: int) -> None:
         """Prepare for a batch's gradients, before its backward pass.
 
-        With ``reuse_grad_buffers`` autograd adds every batch with the same weight, so the sum of
-        those before is rescaled to the new batch as the anchor. Batches of equal size cost nothing.
+        With ``reuse_grad_buffers`` autograd adds every batch with the same weight. The sum of the
+        earlier batches is therefore rescaled to the new batch as the anchor. Batches of equal size
+        cost nothing.
 
         Args:
-            batch_size: Samples that they will be computed of.
+            batch_size: Samples of the batch.
         """
         if not self.reuse_grad_buffers or batch_size < 1:
             return
@@ -65,10 +83,10 @@ class GradientAccumulator(GradientAverager):
         """Add the gradients of the parameters to the accumulators.
 
         Args:
-            batch_size: Samples of the batch. One without samples has no mean, and is left out.
+            batch_size: Samples of the batch. A batch without samples has no mean and is ignored.
 
         Raises:
-            ValueError: Buffers are reused, and :meth:`expect_batch` was told another size.
+            ValueError: Buffers are reused, and :meth:`expect_batch` was called with another size.
         """
         if batch_size < 1:
             return
@@ -78,7 +96,7 @@ class GradientAccumulator(GradientAverager):
             elif self._anchor_batch_size != batch_size:
                 raise ValueError(
                     f"with reuse_grad_buffers, a batch of {batch_size} after batches of "
-                    f"{self._anchor_batch_size} counts too much or too little: call "
+                    f"{self._anchor_batch_size} gets a wrong weight: call "
                     f"expect_batch({batch_size}) of the averager before its backward pass"
                 )
         if not self._cleared:

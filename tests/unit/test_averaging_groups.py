@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +11,12 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.proto import averaging_pb2
 
-from rayhive.averaging.averagers import RayhiveGradientAverager, RayhivePowerSGDAverager
-from rayhive.averaging.group_registry import GroupRegistry
-from tests.unit.compression_fakes import OTHER, PEER, settle, stream_of, unstarted
+from rayhive.averaging.allreduce_groups import DENSE, AllReduceGroups
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager
+from tests.unit.averaging_fakes import OTHER, PEER, settle, stream_of, unstarted
 
 SHAPES = [(4, 3)]
 PATIENCE = 30.0  # never waited out: what is awaited happens
-
-
-def group(group_id: bytes) -> GroupInfo:
-    return GroupInfo(group_id, (PEER, OTHER), (b"", b""))
 
 
 class Answering:
@@ -33,12 +29,20 @@ class Answering:
             )
 
 
-def in_child(kind: Any, **options: Any) -> Any:
-    """Return an averager with what its process would have made."""
-    averager = unstarted(kind, SHAPES, **options)
-    averager._pending_groups_registered = asyncio.Event()
-    averager._matchmaking = SimpleNamespace(groups=GroupRegistry())
-    return averager
+class Hivemind(GradientAverager):
+    """hivemind's averager, with what its process would have made."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._pending_groups_registered = asyncio.Event()
+        self.groups = SimpleNamespace(opened=self.opened, running=self._running_groups)
+
+    def opened(self, group_id: bytes, phases: Sequence[str]) -> Any:
+        return self._register_allreduce_group(GroupInfo(group_id, (PEER, OTHER), (b"", b"")))
+
+
+def averager_of(kind: Any, **options: Any) -> Any:
+    return unstarted(kind, SHAPES, **options)
 
 
 async def first_answer(averager: Any, allreduce_id: bytes) -> Any:
@@ -48,20 +52,20 @@ async def first_answer(averager: Any, allreduce_id: bytes) -> Any:
 
 
 async def other_group_ends(averager: Any) -> None:
-    with averager._register_allreduce_group(group(b"other")):
+    with averager.groups.opened(b"other", [DENSE]):
         await settle()
     await settle()
 
 
 def test_a_part_waits_for_its_own_group_while_others_end() -> None:
     async def body() -> None:
-        averager = in_child(RayhiveGradientAverager)
-        averager._matchmaking.groups.expect(b"ours")
+        averager = averager_of(RayhiveGradientAverager)
+        averager.groups.expect(b"ours")
         waiting = asyncio.create_task(first_answer(averager, b"ours"))
         await other_group_ends(averager)
         assert not waiting.done()
-        with averager._register_allreduce_group(group(b"ours")):
-            averager._running_groups[b"ours"].set_result(Answering())
+        with averager.groups.opened(b"ours", [DENSE]):
+            averager.groups.running[b"ours"].set_result(Answering())
             answer = await asyncio.wait_for(waiting, PATIENCE)
         assert answer.code == averaging_pb2.AVERAGED_PART
 
@@ -72,7 +76,7 @@ def test_hivemind_refuses_that_part() -> None:
     """The same events; if this fails the wait of our own is no longer needed."""
 
     async def body() -> None:
-        averager = in_child(GradientAverager)
+        averager = averager_of(Hivemind)
         waiting = asyncio.create_task(first_answer(averager, b"ours"))
         await other_group_ends(averager)
         assert (await asyncio.wait_for(waiting, PATIENCE)).code == averaging_pb2.BAD_GROUP_ID
@@ -82,12 +86,12 @@ def test_hivemind_refuses_that_part() -> None:
 
 def test_phases_of_powersgd_are_groups_of_their_own() -> None:
     async def body() -> None:
-        averager = in_child(RayhivePowerSGDAverager, averager_rank=1, min_compression_ratio=0.0)
-        averager._matchmaking.groups.expect(b"ours")
+        averager = averager_of(RayhiveGradientAverager)
+        averager.groups.expect(b"ours")
         waiting = asyncio.create_task(first_answer(averager, b"oursPHASE_P"))
         await settle()
-        with averager._register_allreduce_group(group(b"ours")):
-            averager._running_groups[b"oursPHASE_P"].set_result(Answering())
+        with averager.groups.opened(b"ours", ["P", "Q"]):
+            averager.groups.running[b"oursPHASE_P"].set_result(Answering())
             assert (await waiting).code == averaging_pb2.AVERAGED_PART
             unknown = asyncio.create_task(first_answer(averager, b"oursPHASE_Q"))
             await settle()
@@ -102,14 +106,14 @@ def test_a_sender_that_hangs_up_spares_the_all_reduce() -> None:
 
     async def body() -> tuple[bool, bool]:
         seen = []
-        for kind in (RayhiveGradientAverager, GradientAverager):
-            averager = in_child(kind)
-            with averager._register_allreduce_group(group(b"ours")):
+        for kind in (RayhiveGradientAverager, Hivemind):
+            averager = averager_of(kind)
+            with averager.groups.opened(b"ours", [DENSE]):
                 sender = asyncio.create_task(first_answer(averager, b"ours"))
                 await settle()
                 sender.cancel()
                 await settle()
-                seen.append(averager._running_groups[b"ours"].cancelled())
+                seen.append(averager.groups.running[b"ours"].cancelled())
         return seen[0], seen[1]
 
     assert asyncio.run(body()) == (False, True)
@@ -117,8 +121,8 @@ def test_a_sender_that_hangs_up_spares_the_all_reduce() -> None:
 
 def test_a_late_part_is_refused_at_once_and_an_unknown_one_after_a_while() -> None:
     async def body() -> None:
-        averager = in_child(RayhiveGradientAverager, sender_timeout=0.05)
-        with averager._register_allreduce_group(group(b"over")):
+        averager = averager_of(RayhiveGradientAverager, sender_timeout=0.05)
+        with averager.groups.opened(b"over", [DENSE]):
             pass
         for allreduce_id in (b"over", b"never heard of"):
             answer = await asyncio.wait_for(first_answer(averager, allreduce_id), PATIENCE)
@@ -129,24 +133,39 @@ def test_a_late_part_is_refused_at_once_and_an_unknown_one_after_a_while() -> No
 
 def test_an_assembled_group_is_waited_for_until_it_is_dropped() -> None:
     async def body() -> None:
-        book = GroupRegistry()
-        book.expect(b"group")
-        waiting = asyncio.create_task(book.opened(b"groupPHASE_P", patience=0.0))
+        groups = AllReduceGroups()
+        groups.expect(b"group")
+        waiting = asyncio.create_task(groups.runner(b"groupPHASE_P", patience=0.0))
         await settle()
         assert not waiting.done(), "a group that waits for its trigger is not unknown"
-        book.close(b"group")
-        assert await waiting is False
-        assert await book.opened(b"nothing", patience=0.0) is False
-        book.open(b"next", [b"next"])
-        assert await book.opened(b"next", patience=0.0) is True
+        groups.close(b"group")
+        assert await waiting is None
+        assert await groups.runner(b"nothing", patience=0.0) is None
+        with groups.opened(b"next", [DENSE]):
+            groups.running[b"next"].set_result(Answering())
+            assert await groups.runner(b"next", patience=0.0) is not None
+
+    asyncio.run(body())
+
+
+def test_all_reduces_that_have_not_ended_are_known_by_their_group() -> None:
+    async def body() -> None:
+        groups = AllReduceGroups()
+        with groups.opened(b"ours", ["P", "Q", "P2"]):
+            over = SimpleNamespace(ended=True)
+            groups.running[b"oursPHASE_P"].set_result(over)
+            groups.running[b"oursPHASE_Q"].set_result(SimpleNamespace(ended=False))
+            assert list(groups.started(b"ours")) == ["P", "Q"]
+            assert groups.unfinished(b"ours") == [b"oursPHASE_Q", b"oursPHASE_P2"]
+        assert groups.started(b"ours") == {} and groups.unfinished(b"ours") == []
 
     asyncio.run(body())
 
 
 def test_leaving_a_group_that_never_began_lets_its_parts_go() -> None:
     async def body() -> None:
-        averager = in_child(RayhiveGradientAverager)
-        with averager._register_allreduce_group(group(b"ours")):
+        averager = averager_of(RayhiveGradientAverager)
+        with averager.groups.opened(b"ours", [DENSE]):
             waiting = asyncio.create_task(first_answer(averager, b"ours"))
             await settle()
             assert not waiting.done()

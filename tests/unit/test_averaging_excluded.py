@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.averagers import RayhiveStateAverager
 from rayhive.averaging.excluded import ExcludedRoundFailed
-from rayhive.averaging.filtered_averager import _attached
+from rayhive.averaging.matchmaking import StepTrace
 from rayhive.averaging.outlier_filter import Announcement
-from tests.unit.compression_fakes import OTHER, PEER
+from rayhive.averaging.round_filter import attached
+from rayhive.averaging.state_averager import RayhiveStateAverager
+from tests.unit.averaging_fakes import OTHER, PEER
 
 #: The average of the others.
 THEIRS = 2.0
@@ -43,14 +44,16 @@ def offloaded(values: Iterable[float]) -> Any:
 def group(norm: float) -> GroupInfo:
     """Return a group in which the peer has announced such a norm, and another one norm 1."""
     dumps = MSGPackSerializer.dumps
-    told = [_attached(dumps(7), Announcement(n, 1.0)) for n in (norm, 1.0)]
+    told = [attached(dumps(7), Announcement(n, 1.0)) for n in (norm, 1.0)]
     return GroupInfo(b"group", (PEER, OTHER), tuple(dumps([1.0, 0, each]) for each in told))
 
 
 def run_round(averager: Any, monkeypatch: Any, norm: float, trouble: str | None) -> Any:
     """Average with the other peer; the all-reduce may fail between two tensors, or miss one."""
 
-    async def allreduce(self: Any, tensors: Any, group_info: Any, *_: Any, **options: Any) -> None:
+    async def allreduce(
+        self: Any, tensors: Any, group_info: Any, key: bytes, **options: Any
+    ) -> None:
         assert options["weight"] == 0.0
         assert all(bool(tensor.isfinite().all()) for tensor in tensors), "differences are taken"
         for number, tensor in enumerate(tensors):
@@ -58,15 +61,12 @@ def run_round(averager: Any, monkeypatch: Any, norm: float, trouble: str | None)
                 raise RuntimeError("the network is gone")
             if not number or trouble != "partial":
                 tensor.add_(THEIRS - tensor)
-        parts = SimpleNamespace(failed_size=3 if trouble == "partial" else 0)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.set_result(SimpleNamespace(tensor_part_container=parts))
-        self._running_groups[group_info.group_id] = future
+        self.groups.running[key] = future = asyncio.get_running_loop().create_future()
+        future.set_result(SimpleNamespace(got_everything=trouble != "partial"))
 
-    monkeypatch.setattr(MeasuredAverager, "_run_allreduce_inplace_", allreduce)
-    monkeypatch.setattr(MeasuredAverager, "_runners", lambda *_: {})
-    monkeypatch.setattr(MeasuredAverager, "_take_leave", lambda *_: None)
-    return asyncio.run(averager._aggregate_with_group(group(norm), 0, weight=1.0))
+    monkeypatch.setattr(DecentralizedAverager, "_run_allreduce_inplace_", allreduce)
+    averager.cancellations = SimpleNamespace(send=lambda *_: None)
+    return asyncio.run(averager.rounds.run(averager, group(norm), StepTrace(), weight=1.0))
 
 
 def parameters_of(averager: Any) -> list[float]:

@@ -28,7 +28,7 @@ from rayhive.errors import ConfigError
 from rayhive.registry import CODECS
 from rayhive.spec import Configuration
 from rayhive.spec.axes.threshold import deciding_range
-from tests.unit.compression_fakes import unstarted
+from tests.unit.averaging_fakes import unstarted
 
 FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")
 

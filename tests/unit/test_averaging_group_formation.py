@@ -255,7 +255,7 @@ def test_where_nobody_else_comes_the_window_is_the_end(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
         swarm.everybody_sees(["a", "b"])
-        with pytest.raises(asyncio.TimeoutError, match="did not come to round 1"):
+        with pytest.raises(asyncio.TimeoutError, match="did not reach round 1"):
             await swarm.meet("b")
         assert WINDOW <= asyncio.get_running_loop().time() < WINDOW + 10 * LATENCY
 

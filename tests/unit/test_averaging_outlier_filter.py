@@ -13,7 +13,6 @@ from hivemind.averaging.partition import BannedException
 from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.aggregation import RULES, Rule
-from rayhive.averaging.filtered_averager import _attached, detached
 from rayhive.averaging.outlier_filter import (
     LEANING,
     LEAST_LEAN,
@@ -26,6 +25,7 @@ from rayhive.averaging.outlier_filter import (
     norm_of,
 )
 from rayhive.averaging.reducer import SteadyReducer
+from rayhive.averaging.round_filter import attached, detached
 from rayhive.averaging.sketch import Sketcher, cosine
 from rayhive.spec import OUTLIER_FILTERS, OutlierFilterRule
 
@@ -185,7 +185,7 @@ def test_the_direction_of_an_honest_outlier_is_refused_by_option_only(
 def test_an_announcement_travels_with_what_is_gathered(content: Any) -> None:
     gathered = MSGPackSerializer.dumps(content)
     announcement = Announcement(2.5, None, b"sketch")
-    assert detached(_attached(gathered, announcement)) == (gathered, announcement)
+    assert detached(attached(gathered, announcement)) == (gathered, announcement)
     assert detached(gathered) == (gathered, None)
 
 

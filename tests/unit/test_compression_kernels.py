@@ -77,7 +77,7 @@ def test_they_are_compiled_where_that_is_possible(monkeypatch: pytest.MonkeyPatc
 def test_nothing_is_compiled_for_who_does_not_ask() -> None:
     """A peer without PowerSGD need not pay for it when it starts."""
     code = (
-        "import sys, rayhive.peer.process, rayhive.averaging.averagers;"
+        "import sys, rayhive.peer.process, rayhive.averaging.powersgd_averager;"
         "sys.exit('numba' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -58,7 +58,7 @@ def play(factors: Factors, gradients: Sequence[torch.Tensor]) -> list[torch.Tens
         if seed == 4:
             factors.undo()
         seen += [gradient.clone() for gradient in gradients]
-    return [*seen, *factors.owed, *factors.qs]
+    return [*seen, *factors.error_feedback, *factors.qs]
 
 
 def play_elsewhere(factors: Factors, gradients: Any, answer: Any) -> None:
@@ -84,7 +84,7 @@ def test_what_is_served_is_what_is_computed(
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
     # What the other process changed is here, too: the joiner's Q, and what is owed.
-    for one, other in zip(served.owed, expected[-2 * len(SHAPES) :], strict=False):
+    for one, other in zip(served.error_feedback, expected[-2 * len(SHAPES) :], strict=False):
         assert torch.equal(one, other)
 
 
@@ -92,22 +92,22 @@ def test_a_failure_is_told_and_changes_nothing(
     served: ServedFactors, gradients: list[torch.Tensor]
 ) -> None:
     play(served, gradients)
-    owed, qs = served.owed, [q.clone() for q in served.qs]
+    owed, qs = served.error_feedback, [q.clone() for q in served.qs]
     lost = gradients.pop()
     with pytest.raises(NoFactors, match="begin: IndexError"):
         served.begin(gradients)
     gradients.append(lost)
-    for one, other in zip([*served.owed, *served.qs], [*owed, *qs], strict=True):
+    for one, other in zip([*served.error_feedback, *served.qs], [*owed, *qs], strict=True):
         assert torch.equal(one, other)
 
 
 def test_who_is_closed_answers_no_more(
     served: ServedFactors, gradients: list[torch.Tensor]
 ) -> None:
-    assert served._server in threading.enumerate()
+    assert "powersgd" in [thread.name for thread in threading.enumerate()]
     served.begin(gradients)
     served.close()
-    assert served._server not in threading.enumerate()
+    assert "powersgd" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(NoFactors, match="does not answer"):
         served.begin(gradients)
     served.close()  # twice is once

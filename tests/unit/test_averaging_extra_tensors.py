@@ -10,10 +10,10 @@ import pytest
 import torch
 from hivemind.compression import CompressionInfo, Float16Compression, deserialize_torch_tensor
 
-from rayhive.averaging.averagers import RayhiveStateAverager
+from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.extra_tensors import FloatsOnly
-from rayhive.averaging.state_download import CheckedStateDownload
-from tests.unit.compression_fakes import PEER
+from rayhive.averaging.state_averager import RayhiveStateAverager
+from tests.unit.averaging_fakes import PEER
 
 #: What the others have on average.
 THEIRS = 5.0
@@ -123,7 +123,7 @@ def test_a_joiner_takes_over_all_of_them(offload: bool, monkeypatch: pytest.Monk
         for tensor, info in zip(tensors, infos, strict=True)
     ]
     state = ({**metadata, "epoch": 1}, [deserialize_torch_tensor(each) for each in sent])
-    monkeypatch.setattr(CheckedStateDownload, "load_state_from_peers", lambda *_, **__: state)
+    monkeypatch.setattr(MeasuredAverager, "load_state_from_peers", lambda *_, **__: state)
     taking.load_state_from_peers()
     for (name, theirs), ours in zip(donor.named_buffers(), joiner.buffers(), strict=True):
         assert torch.equal(theirs, ours) and theirs.dtype == ours.dtype, name

@@ -1,0 +1,146 @@
+"""Registry of the all-reduces of one averager: expected, running and over.
+
+The first part of a group member may arrive before this peer has registered the group. In hivemind
+the part waits for an event that is set when *any* group begins or ends. It is then refused with
+BAD_GROUP_ID, and the sender reports a partial round. Here a part waits for its own group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rayhive.averaging.allreduce import MeasuredAllReduce
+
+#: Number of closed groups to remember; late parts of these are refused at once.
+REMEMBERED = 256
+#: Phase name of a round that averages the tensors themselves in one all-reduce.
+DENSE = "dense"
+
+
+def allreduce_id(group_id: bytes, phase: str) -> bytes:
+    """Return the id of one all-reduce of a group, equal to hivemind's where hivemind has one."""
+    return group_id if phase == DENSE else group_id + f"PHASE_{phase}".encode()
+
+
+class AllReduceGroups:
+    """State of every group that this peer knows, on one event loop.
+
+    Attributes:
+        running: Future of the runner of each registered all-reduce, by id. hivemind's averager
+            sets the results.
+        absent: Ids of peers that were lost; no all-reduce waits for them.
+    """
+
+    def __init__(self) -> None:
+        self.running: dict[bytes, asyncio.Future[MeasuredAllReduce]] = {}
+        self.absent: frozenset[bytes] = frozenset()
+        self._ids: dict[bytes, dict[str, bytes]] = {}
+        self._expected: set[bytes] = set()
+        self._closed: deque[bytes] = deque(maxlen=REMEMBERED)
+        self._changed = asyncio.Event()
+
+    def expect(self, group_id: bytes) -> None:
+        """Note an assembled group, which its step will either open or close."""
+        self._expected.add(group_id)
+        self._notify()
+
+    @contextmanager
+    def opened(self, group_id: bytes, phases: Sequence[str]) -> Iterator[None]:
+        """Accept parts of a group's all-reduces as long as the context is active.
+
+        Args:
+            group_id: The group.
+            phases: Names of its all-reduces, in order.
+        """
+        ids = self._ids[group_id] = {phase: allreduce_id(group_id, phase) for phase in phases}
+        futures: dict[bytes, asyncio.Future[MeasuredAllReduce]]
+        futures = {key: asyncio.Future() for key in ids.values()}
+        self.running.update(futures)
+        self._expected.discard(group_id)
+        self._notify()
+        try:
+            yield
+        finally:
+            for key, future in futures.items():
+                self.running.pop(key, None)
+                future.cancel()  # releases parts that wait for an all-reduce that never began
+            self.close(group_id)
+
+    def close(self, group_id: bytes) -> None:
+        """Note that a group is over, or will never be opened."""
+        self._expected.discard(group_id)
+        self._ids.pop(group_id, None)
+        self._closed.append(group_id)
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def runner(self, key: bytes, patience: float) -> MeasuredAllReduce | None:
+        """Wait until an all-reduce runs here; return None if it never does.
+
+        The wait for an assembled group has no limit here: its step opens or closes it, and the
+        sender has a limit of its own.
+
+        Args:
+            key: Id of the all-reduce.
+            patience: Longest wait for a group that this peer does not know [s].
+        """
+        if not await self._is_open(key, patience):
+            return None
+        future = self.running[key]
+        # Not awaited directly: a sender that hangs up would cancel it for all.
+        await asyncio.wait({future})
+        return None if future.cancelled() else future.result()
+
+    async def _is_open(self, key: bytes, patience: float) -> bool:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience
+        while key not in self.running:
+            if any(key.startswith(closed) for closed in self._closed):
+                return False
+            limit = None
+            if not any(key.startswith(expected) for expected in self._expected):
+                limit = deadline - loop.time()
+                if limit <= 0:
+                    return False
+            waiting = asyncio.ensure_future(self._changed.wait())
+            await asyncio.wait({waiting}, timeout=limit)
+            waiting.cancel()
+        return True
+
+    def started(self, group_id: bytes) -> dict[str, MeasuredAllReduce]:
+        """Return the all-reduces of a group that began, by phase, in order."""
+        ids = self._ids.get(group_id, {})
+        return {phase: found for phase, key in ids.items() if (found := self._started(key))}
+
+    def _started(self, key: bytes) -> MeasuredAllReduce | None:
+        future = self.running.get(key)
+        if future is None or not future.done() or future.cancelled():
+            return None
+        return future.result()
+
+    def unfinished(self, group_id: bytes) -> list[bytes]:
+        """Return the ids of a group's all-reduces in which this peer's part is not over."""
+        keys = self._ids.get(group_id, {}).values()
+        return [key for key in keys if (found := self._started(key)) is None or not found.ended]
+
+    async def set_absent(self, absent: frozenset[bytes]) -> None:
+        """Replace the ids of lost peers; running all-reduces stop waiting for the new ones."""
+        gone, self.absent = absent - self.absent, absent
+        for key in list(self.running) if gone else ():
+            runner = self._started(key)
+            if runner is not None:
+                await runner.forget(gone)
+
+    def cancel(self) -> None:
+        """End all running all-reduces."""
+        for key, future in self.running.items():
+            runner = self._started(key)
+            if runner is not None:
+                runner.finalize(cancel=True)
+            future.cancel()

@@ -1,0 +1,95 @@
+"""Payload policies: the tensors that the all-reduces of a round average.
+
+An averager holds one policy. :class:`DensePayload` averages the tensors themselves,
+:class:`rayhive.averaging.powersgd_payload.PowerSGDPayload` averages low-rank factors of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from rayhive.averaging.allreduce_groups import DENSE
+
+#: Weight of tensors that must not count. Non-zero, so that the weights of a group in which no
+#: member counts do not sum to 0.
+STALE_WEIGHT = 1e-9
+
+#: Averages tensors in place in one phase; returns the fraction of the averaging that happened.
+AllReduce = Callable[[str, Sequence[torch.Tensor]], Awaitable[float]]
+
+
+class StepHandle(Protocol):
+    """The part of a step's future that says whether its result reached the trainer."""
+
+    def done(self) -> bool:
+        """Return whether the step ended."""
+
+    def cancelled(self) -> bool:
+        """Return whether the trainer cancelled the step."""
+
+    def exception(self) -> BaseException | None:
+        """Return the error of a step that ended with one."""
+
+
+@dataclass(frozen=True)
+class GroupRound:
+    """One round of a group, as a payload policy sees it.
+
+    Attributes:
+        allreduce: Runs one all-reduce of the round.
+        gathered: Data that each peer of the group gathered, by peer.
+        weight: Weight of this peer in the averages; 0 if its tensors are excluded.
+        auxiliary: Whether this peer only reduces for others and keeps its tensors.
+        step: The step that the round belongs to; None outside a step.
+    """
+
+    allreduce: AllReduce
+    gathered: Mapping[Any, Any]
+    weight: float = 1.0
+    auxiliary: bool = False
+    step: StepHandle | None = None
+
+
+class PayloadPolicy(Protocol):
+    """Decides which tensors a round averages, and derives the averages of the originals."""
+
+    def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
+        """Return the names of a round's all-reduces, in order.
+
+        Args:
+            gathered: Data that each peer of the group gathered; equal gathered data give equal
+                phases, so that all members agree.
+        """
+
+    async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
+        """Replace tensors by the averages of the group.
+
+        Args:
+            tensors: The averaged tensors of the averager, locked for the length of the call.
+            round_: The round.
+        """
+
+    def close(self) -> None:
+        """Release threads and pipes; called once in the trainer's process at shutdown."""
+
+
+class DensePayload:
+    """Policy that averages the tensors themselves, in place.
+
+    An attempt that fails half-way leaves the averages that had arrived by then.
+    """
+
+    def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
+        """Return the one phase of a dense round."""
+        return (DENSE,)
+
+    async def average(self, tensors: Sequence[torch.Tensor], round_: GroupRound) -> None:
+        """Average the tensors in one all-reduce."""
+        await round_.allreduce(DENSE, tensors)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""

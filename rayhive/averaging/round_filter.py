@@ -1,0 +1,116 @@
+"""Exclusion of corrupt tensors from a round before they reach another peer.
+
+Before a group averages, each member announces the norm of its tensors, see
+:mod:`rayhive.averaging.outlier_filter`. Announcements travel with the data that the group gathers
+anyway, so that all members reach the same verdict without another message. A refused peer reaches
+the same verdict: it contributes nothing, with weight 0, and takes over the average of the group.
+
+The filter is for broken peers, not for malicious ones. As a second line, each reducer refuses
+parts that are not finite (:mod:`rayhive.averaging.reducer`), and a round whose average is not
+finite fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
+from typing import Any
+
+import torch
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer
+
+from rayhive.averaging.outlier_filter import Announcement, OutlierFilter, Refusal, floats
+
+#: Number of elements from which on tensors are read in a thread instead of the event loop.
+LARGE = 1_000_000
+_KEY = "outlier_filter"
+
+Announcements = dict[PeerID, Announcement]
+Refusals = dict[PeerID, Refusal]
+
+
+class AverageNotFinite(Exception):
+    """The average of a round is not finite, although all tensors that entered it were."""
+
+
+class RoundFilter:
+    """Outlier filter of one averager, applied to the groups of its rounds.
+
+    Groups whose members announce nothing average without a filter.
+
+    Args:
+        outlier_filter: Rule and memory. The memory is kept in the averager's process.
+    """
+
+    def __init__(self, outlier_filter: OutlierFilter) -> None:
+        self._filter = outlier_filter
+
+    async def announced(self, data_for_gather: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
+        """Return the data that a step gathers, extended by this peer's announcement."""
+        bandwidth, mode, gathered = MSGPackSerializer.loads(data_for_gather)
+        tensors = floats(tensors)
+        if sum(tensor.numel() for tensor in tensors) < LARGE:
+            announcement = self._filter.announce(tensors)
+        else:
+            loop = asyncio.get_running_loop()
+            announcement = await loop.run_in_executor(None, self._filter.announce, tensors)
+        return bytes(MSGPackSerializer.dumps([bandwidth, mode, attached(gathered, announcement)]))
+
+    def separated(self, group_info: GroupInfo) -> tuple[GroupInfo, Announcements]:
+        """Return the group without announcements, and the announcements."""
+        gathered, announcements = [], {}
+        for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
+            bandwidth, mode, content = MSGPackSerializer.loads(data)
+            content, announcement = detached(content)
+            gathered.append(MSGPackSerializer.dumps([bandwidth, mode, content]))
+            if announcement is not None:
+                announcements[peer] = announcement
+        group = GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered))
+        return group, announcements
+
+    def judge(self, announcements: Announcements) -> Refusals:
+        """Return the refused peers and the reason for each."""
+        return self._filter.judge(announcements)
+
+    def learn(self, announcements: Announcements, own: PeerID) -> None:
+        """Remember a round that succeeded; see :meth:`OutlierFilter.learn`."""
+        self._filter.learn(announcements, own)
+
+
+def check_finite(tensors: Sequence[torch.Tensor]) -> None:
+    """Refuse averages that are not finite.
+
+    Raises:
+        AverageNotFinite: An element is not finite.
+    """
+    total = sum(float(tensor.sum(dtype=torch.float32)) for tensor in floats(tensors))
+    if not math.isfinite(total):
+        raise AverageNotFinite("the average of the round is not finite")
+
+
+def refusal_records(refused: Mapping[PeerID, Refusal]) -> tuple[dict[str, Any], ...]:
+    """Return refusals in the form of ``RoundResult.rejected``."""
+    return tuple({"offender": str(peer), **asdict(why)} for peer, why in refused.items())
+
+
+def attached(gathered: bytes, announcement: Announcement) -> bytes:
+    """Return serialized gathered data with an announcement appended."""
+    content = MSGPackSerializer.loads(gathered)
+    items = list(content) if isinstance(content, (list, tuple)) else [content]
+    alone = not isinstance(content, (list, tuple))
+    fields = list(astuple(announcement))
+    return bytes(MSGPackSerializer.dumps([*items, {_KEY: fields, "alone": alone}]))
+
+
+def detached(gathered: bytes) -> tuple[bytes, Announcement | None]:
+    """Undo :func:`attached`; return data without an announcement unchanged."""
+    content = MSGPackSerializer.loads(gathered)
+    last = content[-1] if isinstance(content, (list, tuple)) and content else None
+    if not isinstance(last, dict) or _KEY not in last:
+        return gathered, None
+    rest = list(content[:-1])
+    return MSGPackSerializer.dumps(rest[0] if last["alone"] else rest), Announcement(*last[_KEY])

@@ -1,0 +1,235 @@
+"""Rounds of an averager: outlier filter, payload policy and measurement, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.load_balancing import load_balance_peers
+from hivemind.averaging.matchmaking import MatchmakingException
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.asyncio import enter_asynchronously
+
+from rayhive.averaging.allreduce_groups import AllReduceGroups, allreduce_id
+from rayhive.averaging.excluded import ExcludedRoundFailed
+from rayhive.averaging.group_formation import NoOtherPeers
+from rayhive.averaging.matchmaking import StepTrace
+from rayhive.averaging.outlier_filter import Refusal
+from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
+from rayhive.averaging.round_filter import RoundFilter, check_finite, refusal_records
+from rayhive.averaging.round_result import RoundResult
+from rayhive.spec import Aggregation
+
+#: Longest wait for replies that are still leaving when this peer's part of a round is over [s].
+DRAIN_PATIENCE = 2.0
+
+#: Weight of a peer in a round, from the weight of its step, its id and the gathered data by peer.
+Weighting = Callable[[float, PeerID, Mapping[PeerID, Any]], float]
+
+
+def step_weight(weight: float, own: PeerID, gathered: Mapping[PeerID, Any]) -> float:
+    """Return the weight of the step, whatever the group gathered."""
+    return weight
+
+
+class RoundHost(Protocol):
+    """The averager whose rounds a pipeline runs.
+
+    Attributes:
+        mode: Whether it is a node, a client or an auxiliary peer.
+    """
+
+    mode: AveragingMode
+
+    @property
+    def peer_id(self) -> PeerID:
+        """The peer itself."""
+
+    def get_tensors(self) -> AbstractContextManager[Sequence[torch.Tensor]]:
+        """Lock the averaged tensors and return them."""
+
+    async def run_allreduce(
+        self, tensors: Sequence[torch.Tensor], group: GroupInfo, key: bytes, **options: Any
+    ) -> None:
+        """Average tensors in place in the all-reduce with this id."""
+
+    def abandon(self, group: GroupInfo) -> None:
+        """Announce to a group that no more parts come from this peer."""
+
+
+class RoundPipeline:
+    """Runs the rounds of one averager, in its process.
+
+    Args:
+        tensors: The averaged tensors.
+        payload: Payload policy.
+        round_filter: Outlier filter.
+        groups: All-reduces of the averager.
+        aggregation: Aggregation rule of this peer as a reducer.
+        weighting: Weight of this peer in a round.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        payload: PayloadPolicy,
+        round_filter: RoundFilter,
+        groups: AllReduceGroups,
+        *,
+        aggregation: Aggregation = "mean",
+        weighting: Weighting = step_weight,
+    ) -> None:
+        self._tensors, self._payload = tensors, payload
+        self._filter, self._groups = round_filter, groups
+        self._aggregation, self._weighting = aggregation, weighting
+        # Cost of attempts that failed since the last result.
+        self._failed_searches = 0
+        self._failed_bytes = 0
+
+    async def announced(self, data_for_gather: bytes) -> bytes:
+        """Return the data that a step gathers, extended by this peer's announcement."""
+        return await self._filter.announced(data_for_gather, self._tensors)
+
+    def opened(self, group_info: GroupInfo) -> AbstractContextManager[None]:
+        """Accept parts of a group's all-reduces as long as the context is active."""
+        phases = self._payload.phases(_gathered(group_info))
+        return self._groups.opened(group_info.group_id, phases)
+
+    def end_step(self, trace: StepTrace) -> None:
+        """Note the cost of a step that ended, for the next result to report."""
+        self._failed_searches += len(trace.searches)
+        self._failed_bytes += trace.wasted_bytes
+
+    async def run(
+        self,
+        host: RoundHost,
+        group_info: GroupInfo,
+        trace: StepTrace,
+        *,
+        weight: float = 1.0,
+        min_vector_size: int = 0,
+        timeout: float | None = None,
+        **options: Any,
+    ) -> RoundResult:
+        """Average with the members of a group whose tensors pass the outlier filter.
+
+        Args:
+            host: The averager.
+            group_info: The group, with announcements in the gathered data.
+            trace: Record of the step that the round belongs to.
+            weight: Weight of the step.
+            min_vector_size: As hivemind's.
+            timeout: Longest time of the round [s].
+            options: Arguments of the all-reduces.
+
+        Raises:
+            NoOtherPeers: No member's tensors pass.
+            AverageNotFinite: The average is not finite all the same.
+            ExcludedRoundFailed: This peer's tensors are refused, and it did not get the average.
+            MatchmakingException: The round failed; the caller may try again.
+        """
+        group, announcements = self._filter.separated(group_info)
+        gathered = _gathered(group)
+        refused = self._filter.judge(announcements)
+        trace.excluded |= host.peer_id in refused
+        if len(refused) == len(group.peer_ids):
+            raise NoOtherPeers("no member of the group has finite tensors to average")
+        weight = 0.0 if trace.excluded else self._weighting(weight, host.peer_id, gathered)
+        options.update(weight=weight, excluded=frozenset(refused), aggregation=self._aggregation)
+        began = time.monotonic()
+        try:
+            await self._average(host, group, gathered, trace, min_vector_size, options)
+        except Exception as error:
+            runners = self._groups.started(group.group_id).values()
+            trace.wasted_bytes += sum(runner.sent_bytes for runner in runners)
+            host.abandon(group)
+            if trace.excluded:
+                raise ExcludedRoundFailed(repr(error), refusal_records(refused)) from error
+            raise
+        result = await self._measured(group, gathered, trace, began, timeout)
+        self._filter.learn(announcements, host.peer_id)
+        runners = self._groups.started(group.group_id).values()
+        late = {peer: why for runner in runners for peer, why in runner.refused().items()}
+        refused |= {peer: Refusal(why) for peer, why in late.items() if peer not in refused}
+        result.rejected, result.excluded = refusal_records(refused), trace.excluded
+        check_finite(self._tensors)
+        return result
+
+    async def _average(
+        self,
+        host: RoundHost,
+        group: GroupInfo,
+        gathered: Mapping[PeerID, Any],
+        trace: StepTrace,
+        min_vector_size: int,
+        options: dict[str, Any],
+    ) -> None:
+        """Let the payload policy run the all-reduces of a round."""
+
+        async def allreduce(phase: str, tensors: Sequence[torch.Tensor]) -> float:
+            key = allreduce_id(group.group_id, phase)
+            await host.run_allreduce(tensors, group, key, **options)
+            runner = self._groups.started(group.group_id).get(phase)
+            return 1.0 if runner is None else runner.fraction()
+
+        try:
+            members = [MSGPackSerializer.loads(item) for item in group.gathered]
+            client = AveragingMode.CLIENT.value
+            bandwidths = [0.0 if mode == client else speed for speed, mode, _ in members]
+            size = sum(tensor.numel() for tensor in self._tensors)
+            options["peer_fractions"] = await asyncio.get_running_loop().run_in_executor(
+                None, load_balance_peers, size, bandwidths, min_vector_size
+            )
+            auxiliary = host.mode == AveragingMode.AUX
+            round_ = GroupRound(allreduce, gathered, options["weight"], auxiliary, trace.step)
+            async with enter_asynchronously(host.get_tensors()) as tensors:
+                await self._payload.average(tensors, round_)
+        except BaseException as error:
+            raise MatchmakingException(f"the averaging round failed: {error!r}") from error
+
+    async def _measured(
+        self,
+        group: GroupInfo,
+        gathered: dict[PeerID, Any],
+        trace: StepTrace,
+        began: float,
+        timeout: float | None,
+    ) -> RoundResult:
+        """Return the result of a round that succeeded, once its replies have left."""
+        ended = time.monotonic()
+        patience = DRAIN_PATIENCE
+        if timeout is not None:  # it goes on during this wait
+            patience = min(patience, (timeout - (ended - began)) / 4)
+        phases = self._groups.started(group.group_id)
+        drained = [await runner.drain(patience) for runner in phases.values()]
+        result = RoundResult(
+            gathered,
+            phases=tuple(runner.record(name) for name, runner in phases.items()),
+            wasted_bytes=self._failed_bytes + trace.wasted_bytes,
+            banned=tuple(sorted({peer for runner in phases.values() for peer in runner.banned()})),
+            failures=tuple(text for runner in phases.values() for text in runner.failures),
+            matchmaking_s=trace.waited(),
+            allreduce_s=ended - began,
+            attempts=max(1, self._failed_searches + len(trace.searches)),
+            counts_complete=all(drained),
+        )
+        # Reported once; further cost of this step is added when it ends.
+        self._failed_searches = self._failed_bytes = trace.wasted_bytes = 0
+        trace.searches.clear()
+        return result
+
+
+def _gathered(group_info: GroupInfo) -> dict[PeerID, Any]:
+    """Return the data that each member of a group gathered."""
+    members = [MSGPackSerializer.loads(item) for item in group_info.gathered]
+    return {
+        peer: MSGPackSerializer.loads(data)
+        for peer, (_, _, data) in zip(group_info.peer_ids, members, strict=True)
+    }

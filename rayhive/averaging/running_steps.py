@@ -1,0 +1,77 @@
+"""Steps that an averager runs, in its process, and their orderly end at shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator
+
+from hivemind.averaging.control import StepControl
+from hivemind.dht import DHT, DHTNode
+from hivemind.utils import MPFuture
+
+from rayhive.averaging.matchmaking import TRACE, StepTrace
+
+#: Longest waits at shutdown, for steps to end and for the DHT to have read all messages [s];
+#: hivemind terminates an averager that takes longer than 5 s.
+STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
+
+
+class RunningSteps:
+    """Steps of one averager; each runs in a task of its own."""
+
+    def __init__(self) -> None:
+        self._steps: dict[asyncio.Task[None], StepControl] = {}
+
+    @contextlib.contextmanager
+    def running(self, step: StepControl) -> Iterator[StepTrace]:
+        """Count the current task as the one that runs a step; yield the record of the step."""
+        trace = StepTrace(step=step)
+        TRACE.set(trace)  # for this task alone
+        task = asyncio.current_task()
+        assert task is not None
+        self._steps[task] = step
+        watcher = asyncio.create_task(_note_trigger(step, trace))
+        try:
+            yield trace
+        finally:
+            watcher.cancel()
+            del self._steps[task]
+
+    def cancel(self) -> None:
+        """Ask all steps to end; the trainer's side answers, which ends a search for a group."""
+        for step in self._steps.values():
+            with contextlib.suppress(Exception):
+                MPFuture.cancel(step)
+
+    async def end(self) -> None:
+        """Wait until all steps have ended; cancel tasks that take too long."""
+        for insist in (False, True):
+            tasks = set(self._steps)
+            for task in tasks if insist else ():
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=STEP_PATIENCE)
+
+
+async def flush(dht: DHT) -> None:
+    """Wait until the DHT's process has read all messages of this one, or for a while.
+
+    Messages to the DHT refer to file descriptors of the sender. One that arrives after its sender
+    is gone crashes the DHT, or makes it pause for longer than its own shutdown may take; its p2pd
+    then outlives it.
+    """
+    with contextlib.suppress(Exception):
+        read = dht.run_coroutine(do_nothing, return_future=True)
+        await asyncio.wait_for(read, FLUSH_PATIENCE)
+
+
+async def do_nothing(dht: DHT, node: DHTNode) -> None:
+    """Do nothing in the DHT's process; runs after all messages that were sent before."""
+
+
+async def _note_trigger(step: StepControl, trace: StepTrace) -> None:
+    with contextlib.suppress(Exception):
+        await step.wait_for_trigger()
+        trace.triggered = time.monotonic()

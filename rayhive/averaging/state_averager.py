@@ -1,0 +1,144 @@
+"""Averager of parameters, optimizer statistics and extra tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from typing import Any
+
+import torch
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, TensorRole
+from hivemind.optim.state_averager import TrainingStateAverager
+
+from rayhive.averaging.averager import MeasuredAverager
+from rayhive.averaging.extra_tensors import ExtraTensors, FloatsOnly
+from rayhive.averaging.inline_executor import InlineExecutor
+from rayhive.averaging.outlier_filter import OutlierFilter
+from rayhive.averaging.rounds_apart import parameter_weight
+from rayhive.averaging.state_digest import with_digest
+from rayhive.spec import OutlierFilterRule
+
+#: Options with which a step may go on in the background, or wait for peers.
+MAY_LAST = ("delay_optimizer_step", "delay_averaging", "averaging_round", "wait_for_trigger")
+
+
+class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
+    """Averager of the training state.
+
+    Parameters enter the average with a weight that takes the rounds of a partition into account
+    (:mod:`rayhive.averaging.rounds_apart`). Extra tensors are averaged through copies on the host
+    (:class:`rayhive.averaging.extra_tensors.ExtraTensors`).
+
+    Args:
+        outlier_filter: Rule of the outlier filter, equal for all peers of a swarm. The direction
+            of parameters means nothing; the ``direction`` rule acts on them as ``norm``.
+        extra_tensors: Tensors of the module besides its parameters, of any dtype and device.
+        state_compression: Codec of a state that is sent to a joining peer.
+        kwargs: As those of hivemind's and of :class:`MeasuredAverager`.
+
+    Attributes:
+        on_serving: Called with the tensors of the state for a joining peer; returns the tensors to
+            send. None sends them unchanged.
+    """
+
+    wire_name = "TrainingStateAverager"
+    step_executor: Executor
+    on_serving: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
+
+    #: The round that the tensors still belong to while a later one has begun; else None.
+    _round_left: int | None = None
+
+    def __init__(
+        self,
+        *,
+        outlier_filter: OutlierFilterRule = "norm",
+        extra_tensors: Sequence[torch.Tensor] = (),
+        state_compression: CompressionBase | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._extras = ExtraTensors(extra_tensors)
+        codec = NoCompression() if state_compression is None else state_compression
+        super().__init__(
+            outlier_filter=OutlierFilter(outlier_filter, sketches=False),
+            weighting=parameter_weight,
+            extra_tensors=extra_tensors,
+            state_compression=FloatsOnly(codec),
+            **kwargs,
+        )
+
+    def _local_tensors(self) -> Iterator[torch.Tensor]:
+        return (t for t in super()._local_tensors() if not self._extras.keeps(t))
+
+    def _init_tensor_infos(self) -> Sequence[CompressionInfo]:
+        return self._extras.averaged_infos(super()._init_tensor_infos())
+
+    def _make_host_tensor(
+        self, source_tensor: torch.Tensor, force_copy: bool = False
+    ) -> torch.Tensor:
+        force_copy |= self._extras.averages(source_tensor)
+        copy: torch.Tensor = super()._make_host_tensor(source_tensor, force_copy)
+        return copy
+
+    def get_current_state(self) -> tuple[Any, Sequence[torch.Tensor], Sequence[CompressionInfo]]:
+        """Return the state for a joining peer: a copy of the state after one round, and its digest.
+
+        hivemind hands out the tensors themselves, which go on changing while they are sent, and
+        the number of a round that may only have begun.
+        """
+        with self.lock_optimizer:
+            round_ = self.local_epoch if self._round_left is None else self._round_left
+            metadata, tensors, infos = super().get_current_state()
+            with self.lock_averaged_tensors:
+                tensors = [tensor.clone() for tensor in tensors]
+        metadata["epoch"] = round_
+        shared = sum(info.role != TensorRole.OPTIMIZER for info in infos)
+        metadata = with_digest(metadata, tensors[:shared])
+        served = tensors if self.on_serving is None else self.on_serving(tensors)
+        return metadata, served, infos
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a step as hivemind does, without threads where nothing goes on in the background.
+
+        An offloaded optimizer's extra tensors are averaged in the same round as the parameters.
+        A call that only applies delayed updates returns at once if there can be none.
+        """
+        if not args and kwargs == {"apply_delayed_updates": True}:
+            finished = (self.finished_averaging_round, self.finished_optimizer_step)
+            if not self.pending_updates and not any(event.is_set() for event in finished):
+                return None
+        if kwargs.get("increment_epoch"):
+            self._round_left = self.local_epoch
+        background = self.step_executor
+        if not self.pending_updates and not any(map(kwargs.get, MAY_LAST)):
+            self.step_executor = InlineExecutor()  # saves two changes of threads
+        try:
+            if self.reuse_tensors and kwargs.get("averaging_round") and self._extras.averaged:
+                self._begin_extras(kwargs)
+            result = super().step(*args, **kwargs)
+            self._apply_extras()
+            return result
+        finally:
+            self.step_executor = background
+            if not self.pending_updates:
+                self._round_left = None
+
+    def _begin_extras(self, options: dict[str, Any]) -> None:
+        """Copy extra tensors for the round of a step, and schedule the round if it is not yet."""
+        TrainingStateAverager.step(self, wait_for_delayed_updates=True)
+        self._apply_extras()
+        if options.get("averaging_control") is None:
+            averaging = options.get("averaging_opts") or {}
+            options["averaging_control"] = self.schedule_step(gather=self.local_epoch, **averaging)
+        with self.get_tensors() as tensors:
+            self._extras.begin(tensors, options["averaging_control"])
+
+    def _apply_extras(self) -> None:
+        """Copy averaged extra tensors back to the module, if their round has ended."""
+        if self._extras.round_ended:
+            with self.get_tensors() as tensors:
+                self._extras.apply(tensors)
+
+    def _update_scheduler(self) -> None:
+        """Step the scheduler as hivemind does: the last change of a round before averaging."""
+        super()._update_scheduler()
+        self._round_left = None

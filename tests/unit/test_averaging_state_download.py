@@ -1,0 +1,139 @@
+"""Which states a joiner takes over, with and without the opinion of other donors."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.p2p import PeerID
+from hivemind.utils import ValueWithExpiration
+
+from rayhive.averaging.state_digest import Digest, with_digest
+from rayhive.averaging.state_download import StateDownload
+from rayhive.averaging.state_sharing import SharedStates
+
+State = tuple[dict[str, Any], list[torch.Tensor]]
+
+
+def trained(seed: int = 0, factor: float = 1.0) -> list[torch.Tensor]:
+    """Return parameters of a run, the same but for what a few rounds make of them."""
+    common = torch.Generator().manual_seed(7)
+    own = torch.Generator().manual_seed(seed)
+    shapes = [(40, 30), (40,)]
+    return [
+        factor * (torch.randn(s, generator=common) + 0.1 * torch.randn(s, generator=own))
+        for s in shapes
+    ]
+
+
+def state(tensors: list[torch.Tensor], told: list[torch.Tensor] | None = None) -> State:
+    """Return a state with optimizer statistics, whose digest is of ``told``."""
+    return with_digest({}, told or tensors), [*tensors, torch.full((5,), 1e9)]
+
+
+class Sources:
+    """Other peers, of which only the digests are there.
+
+    Args:
+        opinions: What each of them has; None if it does not answer.
+    """
+
+    received_bytes = 0
+
+    def __init__(self, *opinions: list[torch.Tensor] | None) -> None:
+        self.opinions = [None if o is None else Digest.of(o) for o in opinions]
+        self.asked: list[Any] = []
+
+    async def peers(self) -> list[Any]:
+        return list(range(len(self.opinions)))
+
+    async def state(self, peer: Any) -> State | None:
+        return None
+
+    async def digest(self, peer: Any) -> Digest | None:
+        self.asked.append(peer)
+        return self.opinions[peer]
+
+
+def verdict(sources: Sources, offered: State) -> str | None:
+    """Return why a joiner refuses a state, if it does."""
+    others: Any = list(range(len(sources.opinions)))
+    return asyncio.run(StateDownload(sources, trained(99)).fault_in(offered, others))
+
+
+def test_who_is_known_to_be_alive_is_asked_first() -> None:
+    names = [PeerID(name) for name in (b"dead and newest", b"newer", b"older", b"oneself")]
+    rounds = dict(zip(names, (9, 8, 7, 9), strict=True))
+    entries = {name.to_bytes(): ValueWithExpiration(float(rounds[name]), 1e12) for name in names}
+
+    async def get(key: str, **_: Any) -> Any:
+        return ValueWithExpiration(entries, 1e12)
+
+    dht: Any = SimpleNamespace(get=get, peer_id=names[3])
+    states = SharedStates(dht, "run", lambda peer: None, frozenset(names[1:3]), 1.0)
+    assert asyncio.run(states.peers()) == [names[1], names[2], names[0]]
+
+
+def test_the_first_sound_state_is_taken_and_refused_ones_are_named() -> None:
+    class Offering(Sources):
+        received_bytes = 7
+
+        async def state(self, peer: Any) -> State | None:
+            if peer == 0:
+                raise TimeoutError("gone")
+            return state(trained(factor=1000.0), told=trained()) if peer == 1 else state(trained())
+
+    download = StateDownload(Offering(*[trained(seed) for seed in range(4)]), trained(99))
+    asyncio.run(download.run())
+    outcome = download.outcome()
+    assert outcome.state is not None and outcome.received_bytes == 7
+    (refusal,) = outcome.refused
+    assert (refusal["offender"], refusal["reason"]) == ("1", "checksum")
+
+
+def test_distances_are_those_of_the_tensors() -> None:
+    a, b = trained(1), trained(2)
+    true = math.dist(torch.cat([t.flatten() for t in a]), torch.cat([t.flatten() for t in b]))
+    scale = max(Digest.of(a).norm, Digest.of(b).norm)
+    assert Digest.of(a).distance(Digest.of(b)) == pytest.approx(true / scale, rel=0.3)
+    assert Digest.of(a).distance(Digest.of(a)) == 0.0
+    assert Digest.of(a).distance(Digest.of(trained(1, factor=1000.0))) > 0.9
+    assert Digest.of(a).distance(Digest.of(a[:1])) == math.inf
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_what_is_not_finite_is_refused_wherever_it_is(bad: float) -> None:
+    metadata, tensors = state(trained())
+    tensors[-1][2] = bad
+    assert verdict(Sources(), (metadata, tensors)) == "not_finite"
+
+
+def test_what_is_not_what_the_donor_has_is_refused() -> None:
+    assert verdict(Sources(), state(trained(factor=1000.0), told=trained())) == "checksum"
+    assert verdict(Sources(), state(trained())) is None
+
+
+def test_the_others_decide_and_one_that_agrees_is_enough() -> None:
+    wrong, right = state(trained(factor=1000.0)), state(trained())
+    assert verdict(Sources(trained(1), trained(2)), wrong) == "disagrees"
+    assert verdict(Sources(trained(1), trained(2)), right) is None
+    assert verdict(Sources(trained(1, factor=1000.0), trained(2)), right) is None
+    assert verdict(Sources(None, trained(1), trained(2)), wrong) == "disagrees"
+
+
+def test_of_two_the_one_that_is_nearer_to_the_beginning_is_right() -> None:
+    wrong, right = trained(factor=1000.0), trained()
+    assert verdict(Sources(right), state(wrong)) == "disagrees"
+    assert verdict(Sources(wrong), state(right)) is None
+    assert verdict(Sources(None), state(right)) is None, "nobody else has an opinion"
+
+
+def test_no_more_than_two_are_asked_and_plain_states_are_taken_as_they_are() -> None:
+    sources = Sources(*(trained(seed) for seed in range(5)))
+    verdict(sources, state(trained(factor=1000.0)))
+    assert sources.asked == [0, 1]
+    assert verdict(Sources(trained(1)), ({"epoch": 3}, trained(factor=1000.0))) is None
