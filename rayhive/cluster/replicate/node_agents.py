@@ -23,6 +23,8 @@ from rayhive.spec.replicate import ReplicateSpec
 
 #: Longest wait for an answer [s]: Ray itself notices an unreachable node much later.
 ANSWER_TIMEOUT = 10.0
+#: Longest wait for the cleanup of a node [s]; on a busy machine the end of many processes is slow.
+CLEANUP_TIMEOUT = 60.0
 #: Numbers the calls of this process, for actors that perform a repeated call once.
 CALL_NUMBERS = itertools.count()
 
@@ -102,8 +104,16 @@ class NodeAgents:
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         ).remote(**self._options)
 
-    async def call(self, node: str, method: str, *args: Any) -> Any:
+    async def call(
+        self, node: str, method: str, *args: Any, timeout: float = ANSWER_TIMEOUT
+    ) -> Any:
         """Call a method of the agent of a node.
+
+        Args:
+            node: Ray's id of the node.
+            method: Name of the method.
+            args: Its arguments.
+            timeout: Longest wait for the answer [s].
 
         Raises:
             ClusterError: The node has no agent, or the agent does not answer in time.
@@ -111,11 +121,9 @@ class NodeAgents:
         if node not in self._agents:
             raise ClusterError(f"there is no agent on node {node}")
         key = f"{self._spec.run_id}-{next(CALL_NUMBERS)}"
-        answer = repeated(
-            partial(self._agents[node].call.remote, key, method, *args), ANSWER_TIMEOUT
-        )
+        answer = repeated(partial(self._agents[node].call.remote, key, method, *args), timeout)
         try:
-            return (await gather([asyncio.wait_for(answer, ANSWER_TIMEOUT)]))[0]
+            return (await gather([asyncio.wait_for(answer, timeout)]))[0]
         except (RayActorError, asyncio.TimeoutError) as error:
             why = str(error).strip().splitlines()[0] if str(error) else "no answer in time"
             raise ClusterError(f"the agent on node {node} can't {method}: {why}") from error
@@ -152,8 +160,9 @@ class NodeAgents:
 
         async def clean(node: str) -> list[str]:
             try:
-                await self.call(node, "cleanup", self._spec.run_id)
-                return list(await self.call(node, "orphans", self._spec.run_id))
+                for method in ("cleanup", "orphans"):
+                    left = await self.call(node, method, self._spec.run_id, timeout=CLEANUP_TIMEOUT)
+                return list(left)
             except (ClusterError, RayTaskError) as error:
                 if node not in await asyncio.to_thread(raylets.alive):
                     return []  # nothing of the replicate can remain on a node that is gone
