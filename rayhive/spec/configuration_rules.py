@@ -83,10 +83,10 @@ def _may_apply(axis: Axis, space: Space) -> bool:
 def _check_conflicts(
     axis: Axis, key: str, distribution: Range | tuple[Any, ...], swarm: SwarmConfig
 ) -> Iterator[Problem]:
-    """Find values that the swarm excludes; a range counts as one value."""
+    """Find values that the swarm excludes; one problem for each reason."""
+    reasons: dict[str, list[Any]] = {}
     for value in ends(distribution):
-        found = list(axis.conflicts(value, swarm))
-        told = shown(distribution) if isinstance(distribution, Range) else value
-        yield from (Problem(key, told, allowed) for allowed in found)
-        if found and isinstance(distribution, Range):
-            break
+        for allowed in axis.conflicts(value, swarm):
+            reasons.setdefault(allowed, []).append(value)
+    for allowed, values in reasons.items():
+        yield Problem(key, shown(distribution) if len(values) > 1 else values[0], allowed)

@@ -90,7 +90,7 @@ CASES: dict[str, Case] = {
     ),
     "round smaller than a batch": Case(
         {"swarm": {"peers": 2, "target_batch_size": 8, "batch_size": 32}},
-        ["swarm.target_batch_size: 8", "batch_size (32)"],
+        ["swarm.target_batch_size: 8", "`batch_size` (32)"],
     ),
     "round smaller than the workload's batch": Case(
         {"swarm": {"peers": 2, "target_batch_size": 8}},
