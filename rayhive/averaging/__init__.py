@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from rayhive.registry import AVERAGERS
 
-AVERAGERS.register_lazy("powersgd", "rayhive.averaging.factory:RayhivePowerSGDAverager")
+AVERAGERS.register_lazy("powersgd", "rayhive.averaging.powersgd_averager:RayhivePowerSGDAverager")
