@@ -1,7 +1,7 @@
-"""A cluster without processes: its supervisors write real event logs, one step at each look.
+"""Fake cluster without processes: its supervisors write real event logs, one step at each poll.
 
-A :class:`World` outlives drivers, as a Ray cluster does. What a supervisor does in between two
-looks of a driver is decided by the test.
+A :class:`World` outlives drivers, as a Ray cluster does. The test determines the actions of a
+supervisor between two polls of the driver.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHAPES = ((64, 32), (32,), (10, 64), (10,))
 
 
 class Killed(BaseException):
-    """The driver died here, as if by SIGKILL."""
+    """Death of the driver at this point, as by SIGKILL."""
 
 
 def write_half_an_event(log: EventLog) -> None:
@@ -33,7 +33,7 @@ def write_half_an_event(log: EventLog) -> None:
 
 
 class Supervisor:
-    """One running replicate: after ``looks`` looks it is finished."""
+    """One running replicate, which finishes after ``looks`` polls."""
 
     def __init__(self, log: Log, looks: int) -> None:
         self.spec = log.spec
@@ -62,12 +62,12 @@ class Supervisor:
 
 
 class World:
-    """What outlives a driver.
+    """State that outlives a driver.
 
     Args:
-        looks: Looks that a replicate takes.
-        tick: Called at everything that a driver asks of the cluster.
-        log: What a replicate writes; by default it completes.
+        looks: Polls that a replicate takes.
+        tick: Called at every request of a driver to the cluster.
+        log: Log of a replicate; by default it completes.
     """
 
     def __init__(
@@ -84,19 +84,19 @@ class World:
         self.ends: Counter[str] = Counter()
         self.released: list[str] = []
         self.lose: set[str] = set()
-        self.silent = 0  # so many times a live supervisor does not answer
+        self.silent = 0  # number of requests that a live supervisor does not answer
         self.room: list[Problem] = []
         self.closed = 0
 
     def run_on(self) -> None:
-        """Let every live supervisor come to its end, as it does without a driver."""
+        """Run every live supervisor to its end, as it does without a driver."""
         for run_id, supervisor in list(self.live.items()):
             while supervisor.outcome is None:
                 self.look(run_id)
             del self.live[run_id]
 
     def look(self, run_id: str) -> dict[str, Any] | None:
-        """Give a supervisor the time between two looks."""
+        """Run a supervisor for the time between two polls."""
         supervisor = self.live[run_id]
         before = supervisor.outcome
         supervisor.step()
@@ -105,7 +105,7 @@ class World:
         return supervisor.outcome
 
     def die(self) -> None:
-        """End every supervisor where it is, in the middle of a line."""
+        """End every supervisor in the middle of a line."""
         for supervisor in self.live.values():
             if supervisor.outcome is None:
                 write_half_an_event(supervisor.file)
@@ -153,7 +153,7 @@ class FakeCluster:
 
 
 class FakeHandle:
-    """One driver's hold on a replicate."""
+    """Handle of one driver on a replicate."""
 
     def __init__(self, world: World, run_id: str) -> None:
         self.world = world
@@ -161,7 +161,7 @@ class FakeHandle:
 
     def wait(self, timeout: float) -> dict[str, Any] | None:
         self.world.tick()
-        if self.run_id in self.world.lose:  # its node went away
+        if self.run_id in self.world.lose:  # its node is gone
             self.world.lose.discard(self.run_id)
             log = self.world.live.pop(self.run_id).file
             write_half_an_event(log)

@@ -1,4 +1,4 @@
-"""``rayhive replay`` says what came of it, and ``rayhive results`` reads what it left."""
+"""``rayhive replay`` prints the outcome, and ``rayhive results`` reads its folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code and data of the user's: two versions of them never become one row."""
+"""Versions of the user's code and data never share a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a run that are damaged: each is named, and the others are kept."""
+"""Damaged files of a run: each is reported, and all other files are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full disk ends a sweep with one sentence, and the same command goes on when there is room."""
+"""A full disk ends a sweep with one message; once there is room, the same command resumes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A region of the space that always diverges is left by the sampler."""
+"""The sampler leaves a region of the space that always diverges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures that every replicate has: named with file and line, and ended early."""
+"""Failures of every replicate: reported with file and line, and ended early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of infrastructure: tried again up to a bound, never charged, and retried on request."""
+"""Lost replicates: bounded further attempts, no charge, and a retry on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order of replicates: interleaved over configurations and scenarios, decided by the seed."""
+"""Order of replicates: configurations and scenarios interleaved, determined by the seed."""
 
 from __future__ import annotations
 

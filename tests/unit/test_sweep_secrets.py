@@ -1,4 +1,4 @@
-"""Passwords in storage URLs: nowhere on disk, nowhere in what is printed."""
+"""Passwords in storage URLs appear neither on disk nor in the output."""
 
 from __future__ import annotations
 
