@@ -46,7 +46,7 @@ log = folder / "trials/0/r1-none/events.jsonl"
 
 
 def kill():
-    mark = json.dumps({"kind": kind}, separators=(",", ":")).rstrip("}")
+    mark = json.dumps({"kind": kind}, separators=(",", ":")).strip("{}")
     while not (log.exists() and mark in log.read_text()):
         time.sleep(0.01)
     mine = psutil.Process().children(recursive=True)
