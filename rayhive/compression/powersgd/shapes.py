@@ -1,4 +1,4 @@
-"""What PowerSGD does to tensors of given shapes: pure Python, for the averager and for predictions.
+"""Shapes and sizes of PowerSGD factors, in pure Python for averagers and predictions.
 
 PowerSGD is Vogels, Karimireddy and Jaggi, arXiv 1905.13727: a gradient matrix of n rows and m
 columns travels as factors P (n by r) and Q (m by r), algorithm 1; tensors with one dimension
