@@ -191,7 +191,7 @@ def check_counted_once(folder: Path, replicates: int = REPLICATES) -> None:
     ("point", "number"),
     [
         pytest.param("prepared", signal.SIGKILL, marks=pytest.mark.slow),
-        ("registered", signal.SIGKILL),
+        pytest.param("registered", signal.SIGKILL, marks=pytest.mark.slow),
         ("created", signal.SIGKILL),
         ("started", signal.SIGKILL),
         pytest.param("created", signal.SIGTERM, marks=pytest.mark.slow),

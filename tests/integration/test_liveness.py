@@ -90,7 +90,7 @@ def of_peer(line: PeerLine, name: str) -> psutil.Process:
     return max(averagers, key=lambda process: process.create_time())
 
 
-@pytest.mark.parametrize("delay", ["none", "gradients"])
+@pytest.mark.parametrize("delay", [pytest.param("none", marks=pytest.mark.slow), "gradients"])
 def test_a_swarm_follows_deaths_and_joins_down_to_one_and_up_again(
     socket_path: str, tmp_path: Path, delay: str
 ) -> None:

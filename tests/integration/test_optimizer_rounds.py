@@ -33,7 +33,13 @@ def run(**settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("delay", "reuse"), [("none", False), ("none", True), ("optimizer", False), ("gradients", True)]
+    ("delay", "reuse"),
+    [
+        ("none", False),
+        pytest.param("none", True, marks=pytest.mark.slow),
+        pytest.param("optimizer", False, marks=pytest.mark.slow),
+        ("gradients", True),
+    ],
 )
 def test_a_failed_round_applies_the_peers_own_gradients(delay: str, reuse: bool) -> None:
     result = run(delay=delay, reuse=reuse, company=True, on_failure="local")
@@ -43,7 +49,7 @@ def test_a_failed_round_applies_the_peers_own_gradients(delay: str, reuse: bool)
     assert result["weights"] == pytest.approx(OWN_MEANS)
 
 
-@pytest.mark.parametrize("delay", ["none", "gradients"])
+@pytest.mark.parametrize("delay", ["none", pytest.param("gradients", marks=pytest.mark.slow)])
 def test_a_failed_round_is_skipped_when_asked(delay: str) -> None:
     result = run(delay=delay, reuse=False, company=True, on_failure="skip")
     assert result["outcomes"] == ["skipped", "skipped"]

@@ -237,11 +237,11 @@ DELAYED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("busy", "peers", "options"),
     [
-        ("validation", 2, {}),
+        pytest.param("validation", 2, {}, marks=pytest.mark.slow),
         ("validation", 3, {}),
         pytest.param("checkpoint", 2, {"reuse_grad_buffers": True}, marks=pytest.mark.slow),
         pytest.param("loader", 3, {"average_state_every": 3}, marks=pytest.mark.slow),
-        ("loader", 2, DELAYED),
+        pytest.param("loader", 2, DELAYED, marks=pytest.mark.slow),
     ],
     ids=["validation-2", "validation-3", "checkpoint", "loader", "loader-delayed"],
 )
