@@ -58,6 +58,8 @@ def main(settings: dict[str, Any]) -> dict[str, Any]:
                 parameter.grad = gradient
             optimizer.step(batch_size=batch_size)
         optimizer.state_averager.step(wait_for_delayed_updates=True)
+        while optimizer.state_averager.pending_updates:  # one wait is as long as an all-reduce
+            optimizer.state_averager.step(wait_for_delayed_updates=True)
         weights.append(float(parameter.detach()[0, 0]))
         assert parameter.detach().unique().numel() == 1
     optimizer.shutdown()
