@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import Event
@@ -82,15 +82,10 @@ def _text(events: Iterable[Event], field: str) -> str | None:
     return "; ".join(found) or None
 
 
-def _flat(value: Any) -> str:
-    if isinstance(value, Mapping):
-        known = ((name, item) for name, item in value.items() if item or item == 0)
-        return ", ".join(f"{name} {_flat(_in_gib(name, item))}" for name, item in known)
-    return " + ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-
-
-def _in_gib(name: str, value: Any) -> Any:
-    return f"{value / 2**30:.1f} GiB" if name == "memory" and isinstance(value, int) else value
+def _flat(value: str | Mapping[str, str | None]) -> str:
+    if isinstance(value, str):
+        return value
+    return ", ".join(f"{name} {version}" for name, version in value.items() if version)
 
 
 def _utc(events: Iterable[Event]) -> str | None:

@@ -16,7 +16,7 @@ from rayhive.events import Event
 from rayhive.invariants import INVARIANTS, Invariant, InvariantResult, check_all
 from rayhive.spec.replicate import ReplicateSpec
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
-from tests.fixtures.logs import make_spec
+from tests.fixtures.logs import make_spec, records
 
 INVARIANT_KINDS = [pytest.param(kind, id=name) for name, kind in INVARIANTS.items()]
 
@@ -296,7 +296,7 @@ PLANTED: dict[str, list[tuple[str, Plant]]] = {
 
 
 def result_of(story: Story, name: str) -> InvariantResult:
-    return next(r for r in check_all(story.spec, story.events) if r.name == name)
+    return next(r for r in check_all(story.spec, story.timeline.events) if r.name == name)
 
 
 def check_planted(name: str) -> None:
@@ -368,8 +368,9 @@ def test_an_invariant_that_cannot_fail_is_found(
 @pytest.mark.parametrize("kind", INVARIANT_KINDS)
 def test_a_log_that_ends_early_is_no_error(kind: type[Invariant]) -> None:
     story = long_story()
-    for count in range(0, len(story.events), 11):
-        kind().check(story.spec, story.events[:count])
+    events = story.timeline.events
+    for count in range(0, len(events), 11):
+        kind().check(story.spec, events[:count])
     assert kind().check(make_spec(), []) in ([], ["does not begin with its one replicate_started"])
 
 
@@ -379,6 +380,6 @@ def test_whatever_is_missing_there_is_an_answer(clean: str) -> None:
     for seed in range(20):
         chance = Random(seed)
         events = [event for event in story.events if chance.random() < 0.7]
-        results = check_all(story.spec, events)
+        results = check_all(story.spec, records(events))
         assert [result.name for result in results] == list(INVARIANTS.names())
         assert all(result.ok is not bool(result.violations) for result in results)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 
 from rayhive.columns import BOUNDS, Column, ColumnType, Row, all_columns, in_group
-from rayhive.events import Event, dump_event, load_event
+from rayhive.events import Event
 from rayhive.metrics import METRICS
 from rayhive.metrics.aggregate import fold, rank_rows
 from rayhive.metrics.folds import Mean, Pool, Total
@@ -20,7 +20,7 @@ from rayhive.metrics.settings import AXES
 from rayhive.metrics.timeline import Timeline
 from rayhive.spec import Link, NodeClass
 from tests.fixtures.faulted import ALL, Story, kill_and_restart
-from tests.fixtures.logs import Log, make_spec
+from tests.fixtures.logs import Log, make_spec, timeline_of
 
 GROUPS = [pytest.param(group, id=name) for name, group in METRICS.items()]
 #: Python types of the values of a column type; bool is an int, but no count.
@@ -55,11 +55,6 @@ def faulted() -> Story:
     return story
 
 
-def recorded(story: Story) -> Timeline:
-    """Return the timeline of a story as it is read from a log."""
-    return Timeline(story.spec, [load_event(dump_event(event)) for event in story.events])
-
-
 def twin() -> Story:
     """The same without faults."""
     story = Story(code="abc", git_revision="abc1234")
@@ -77,9 +72,9 @@ def violations(group: type[MetricGroup], rows: tuple[Row, Row] | None = None) ->
         group: The group.
         rows: Rows of the replicate and of its twin, without the columns of the group.
     """
-    row, other = rows or (timeline_row(recorded(faulted())), timeline_row(recorded(twin())))
-    computed = group().compute(recorded(faulted()))
-    compared = group().compare({**row, **computed}, {**other, **group().compute(recorded(twin()))})
+    row, other = rows or (timeline_row(faulted().timeline), timeline_row(twin().timeline))
+    computed = group().compute(faulted().timeline)
+    compared = group().compare({**row, **computed}, {**other, **group().compute(twin().timeline)})
     declared = {column.name: column for column in group.columns if column.of_replicates}
     values = computed | compared
     found = [f"{name}: computed and not declared" for name in values if name not in declared]
@@ -139,7 +134,7 @@ def test_a_row_is_refused_if_a_group_computes_other_columns(
     weights = METRICS.get("weights")
     monkeypatch.setattr(weights, "compute", lambda self, timeline: {"other": 1})
     with pytest.raises(AssertionError, match=r"'weights' must compute .* other, weights_distance"):
-        timeline_row(recorded(twin()))
+        timeline_row(twin().timeline)
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -157,7 +152,7 @@ def test_every_folded_value_has_its_declared_type(group: type[MetricGroup]) -> N
 
 def folded_run() -> list[Row]:
     """Return the rows of a run with a faulted scenario and its twin, two replicates each."""
-    broken, calm = timeline_row(recorded(faulted())), timeline_row(recorded(twin()))
+    broken, calm = timeline_row(faulted().timeline), timeline_row(twin().timeline)
     for _, group in METRICS.items():
         broken |= group().compare(broken, calm)
     calm |= {name: broken[name] for name in ("link", "threshold", "powersgd_rank")}
@@ -228,7 +223,7 @@ def test_its_docstring_defines_every_column(group: type[MetricGroup]) -> None:
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("history", [pytest.param(v, id=k) for k, v in histories().items()])
 def test_unknown_values_are_none(group: type[MetricGroup], history: list[Event]) -> None:
-    row = group().compute(Timeline(make_spec(), history))
+    row = group().compute(timeline_of(make_spec(), history))
     assert row.keys() == set(group.names("replicate"))
     for name, value in row.items():
         assert value is None or isinstance(value, (str, bool, int, float)), name

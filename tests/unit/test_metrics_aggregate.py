@@ -5,13 +5,12 @@ import pytest
 from rayhive.columns import Row
 from rayhive.metrics.aggregate import fold, is_censored, objectives_known
 from rayhive.metrics.rows import timeline_row
-from rayhive.metrics.timeline import Timeline
 from rayhive.spec import Configuration
-from tests.fixtures.logs import Log, make_spec
+from tests.fixtures.logs import Log, make_spec, timeline_of
 
 
 def rows(*logs: Log) -> list[Row]:
-    return [timeline_row(Timeline(log.spec, log.events())) for log in logs]
+    return [timeline_row(timeline_of(log.spec, log.events())) for log in logs]
 
 
 def replicates(count: int, **fields: object) -> list[Log]:
@@ -108,7 +107,7 @@ def test_failed_replicates_are_counted_and_enter_no_mean(state: str) -> None:
 
 def test_a_configuration_with_only_failed_replicates_keeps_its_row() -> None:
     early = Log(state="failed")
-    row = timeline_row(Timeline(early.spec, [*early.head(), *early.tail()]))
+    row = timeline_row(timeline_of(early.spec, [*early.head(), *early.tail()]))
     (folded,) = fold([row])
     assert (folded["n"], folded["n_failed"]) == (0, 1)
     assert folded["configuration"] == "none"
@@ -118,7 +117,7 @@ def test_a_configuration_with_only_failed_replicates_keeps_its_row() -> None:
 
 def test_a_replicate_without_data_column_belongs_to_the_same_row() -> None:
     early = Log(spec=make_spec(replicate=1), state="failed")
-    failed = timeline_row(Timeline(early.spec, [*early.head(), *early.tail()]))
+    failed = timeline_row(timeline_of(early.spec, [*early.head(), *early.tail()]))
     (row,) = fold([failed, *rows(Log())])
     assert (row["n"], row["n_failed"], row["data"]) == (1, 1, "real")
 

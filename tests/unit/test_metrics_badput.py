@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from rayhive.columns import group_columns
 from rayhive.metrics.badput import time_spent
 from rayhive.metrics.rows import timeline_row
-from rayhive.metrics.timeline import Timeline
 from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
-from tests.fixtures.logs import Log
+from tests.fixtures.logs import Log, timeline_of
 
 TIME = [column.name for column in group_columns("time")]
 CLASSES = TIME[1:]
@@ -174,7 +173,7 @@ def test_with_delays_only_late_results_are_waited_for() -> None:
 
 
 def test_a_replicate_that_never_trained_has_no_times() -> None:
-    row = timeline_row(Timeline(Log().spec, Log().head()))
+    row = timeline_row(timeline_of(Log().spec, Log().head()))
     assert [row[name] for name in TIME] == [None] * len(TIME)
 
 
@@ -192,7 +191,7 @@ def test_classes_add_up_for_incomplete_logs(data: st.DataObject) -> None:
         for event, kept in zip(story.events, keep, strict=True)
         if kept
     ]
-    timeline = Timeline(story.spec, events)
+    timeline = timeline_of(story.spec, events)
     if timeline.span is not None:
         classes, total = time_spent(timeline)
         assert all(seconds >= 0 for seconds in classes.values())

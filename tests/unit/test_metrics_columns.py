@@ -10,18 +10,17 @@ import pytest
 from rayhive.columns import Row
 from rayhive.events import Event, make_event
 from rayhive.metrics.rows import timeline_row
-from rayhive.metrics.timeline import Timeline
 from rayhive.spec import Configuration, Link, NodeClass, SwarmConfig
-from tests.fixtures.logs import Log, make_spec
+from tests.fixtures.logs import Log, make_spec, timeline_of
 
 
 def row(log: Log) -> Row:
-    return timeline_row(Timeline(log.spec, log.events()))
+    return timeline_row(timeline_of(log.spec, log.events()))
 
 
 def without(log: Log, *kinds: str) -> Row:
     events = [event for event in log.events() if event["kind"] not in kinds]
-    return timeline_row(Timeline(log.spec, events))
+    return timeline_row(timeline_of(log.spec, events))
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def test_a_target_that_only_the_final_evaluation_reaches_is_reached() -> None:
     for event in events:
         if event["kind"] == "evaluation":
             event["values"]["accuracy"] = 0.95 if event["final"] else 0.5
-    late = timeline_row(Timeline(log.spec, events))
+    late = timeline_row(timeline_of(log.spec, events))
     assert (late["time_to_target_s"], late["samples_to_target"]) == (4.5, 512)
 
 
@@ -58,7 +57,7 @@ def test_a_target_of_mode_min() -> None:
     for event in events:
         if event["kind"] == "peer_ready":
             event["target"] = {"metric": "loss", "value": 0.51, "mode": "min"}
-    assert timeline_row(Timeline(log.spec, events))["time_to_target_s"] == 4.1
+    assert timeline_row(timeline_of(log.spec, events))["time_to_target_s"] == 4.1
 
 
 def test_a_missed_target_has_no_time() -> None:
@@ -74,7 +73,7 @@ def test_a_target_metric_without_measurements_is_not_reached() -> None:
     for event in events:
         if event["kind"] == "peer_ready":
             event["target"] = {"metric": "perplexity", "value": 5.0, "mode": "min"}
-    assert timeline_row(Timeline(log.spec, events))["reached"] is False
+    assert timeline_row(timeline_of(log.spec, events))["reached"] is False
 
 
 def test_without_evaluations_there_is_no_loss_but_the_target_was_missed() -> None:
@@ -110,7 +109,7 @@ def test_a_dead_peer_has_only_the_samples_of_its_rounds() -> None:
         for event in log.events()
         if event["peer"] != "peer-1" or event["kind"] not in ("evaluation", "peer_finished")
     ]
-    assert timeline_row(Timeline(log.spec, events))["goodput"] == 512 / (272 + 256)
+    assert timeline_row(timeline_of(log.spec, events))["goodput"] == 512 / (272 + 256)
 
 
 def test_wire_bytes_need_both_counts_of_every_node() -> None:
@@ -121,11 +120,11 @@ def test_wire_bytes_need_both_counts_of_every_node() -> None:
     log = Log()
     events, steps = log.events(), 2 * 4  # peers x rounds
     twice = [*events, counted("start", a=1000, b=0), counted("end", a=41_000, b=40_000)]
-    assert timeline_row(Timeline(log.spec, twice))["wire_bytes_per_round"] == 80_000 / steps
+    assert timeline_row(timeline_of(log.spec, twice))["wire_bytes_per_round"] == 80_000 / steps
     gone = [*events, counted("start", a=1000, b=0), counted("end", a=41_000)]
-    assert timeline_row(Timeline(log.spec, gone))["wire_bytes_per_round"] is None
+    assert timeline_row(timeline_of(log.spec, gone))["wire_bytes_per_round"] is None
     came = [*events, counted("start", a=1000), counted("end", a=41_000, b=40_000)]
-    assert timeline_row(Timeline(log.spec, came))["wire_bytes_per_round"] is None
+    assert timeline_row(timeline_of(log.spec, came))["wire_bytes_per_round"] is None
 
 
 def test_communication(plain: Row) -> None:
@@ -153,7 +152,7 @@ def test_rank_one_factors_compress_all_payload_less_than_twofold() -> None:
             event |= {"dense_payload_bytes": dense, "dense_state_bytes": dense}
         if event["kind"] == "state_round":
             event["sent_bytes"] = dense  # 2(N-1)/N of it, N = 2
-    columns = timeline_row(Timeline(log.spec, events))
+    columns = timeline_row(timeline_of(log.spec, events))
     assert columns["gradient_compression_ratio"] == pytest.approx(71.83, abs=0.005)
     assert columns["compression_ratio"] == pytest.approx(2 * dense / (factors + dense))
     assert columns["compression_ratio"] == pytest.approx(1.97, abs=0.005)
@@ -177,7 +176,7 @@ def test_compression_ratio_includes_state_averaging(every: int, codec: str) -> N
             event["dense_state_bytes"] = state
         if event["kind"] == "state_round":
             event |= {"group_size": 3, "sent_bytes": sent}
-    columns = timeline_row(Timeline(log.spec, events))
+    columns = timeline_row(timeline_of(log.spec, events))
     dense = 4 / 3 * 16_000 + 4 / 3 * state / every
     assert columns["compression_ratio"] == pytest.approx(dense / (4 / 3 * 4000 + sent / every))
     assert columns["gradient_compression_ratio"] == pytest.approx(4.0)
@@ -195,7 +194,7 @@ def test_without_a_codec_the_ratio_is_one_to_the_bit(peers: int) -> None:
         if event["kind"] == "state_round":
             rest = whole % peers if event["peer"] == "peer-0" else 0
             event |= {"group_size": peers, "sent_bytes": whole // peers + rest}
-    columns = timeline_row(Timeline(log.spec, events))
+    columns = timeline_row(timeline_of(log.spec, events))
     assert columns["compression_ratio"] == columns["gradient_compression_ratio"] == 1.0
 
 
@@ -255,7 +254,7 @@ def test_partial_rounds_are_counted() -> None:
     events = log.events()
     state = [event for event in events if event["kind"] == "state_round"]
     state[2] |= {"outcome": "partial", "fraction": 0.5}  # round 3 of peer 0
-    assert timeline_row(Timeline(log.spec, events))["rounds_partial"] == 2
+    assert timeline_row(timeline_of(log.spec, events))["rounds_partial"] == 2
 
 
 def test_failed_rounds_of_gradients_and_of_state() -> None:
@@ -263,7 +262,7 @@ def test_failed_rounds_of_gradients_and_of_state() -> None:
     events = log.events()
     state = [event for event in events if event["kind"] == "state_round"]
     state[2] |= {"outcome": "failed", "fraction": 0.0}
-    columns = timeline_row(Timeline(log.spec, events))
+    columns = timeline_row(timeline_of(log.spec, events))
     assert (columns["rounds_failed"], columns["rounds_partial"]) == (2, 0)
 
 
@@ -281,7 +280,7 @@ def test_weights_that_are_not_finite_are_left_out() -> None:
     events = log.events()
     last = [event for event in events if event["kind"] == "weights"][-1]
     last |= {"finite": False, "norm": math.nan, "sketch": [math.nan] * 3}
-    value = timeline_row(Timeline(log.spec, events))["weights_distance_max"]
+    value = timeline_row(timeline_of(log.spec, events))["weights_distance_max"]
     assert value == pytest.approx(0.003 / 10)
 
 
@@ -291,7 +290,7 @@ def test_equal_weights_have_no_distance_even_at_zero() -> None:
     for event in events:
         if event["kind"] == "weights":
             event |= {"norm": 0.0, "sketch": [0.0, 0.0, 0.0]}
-    assert timeline_row(Timeline(log.spec, events))["weights_distance_max"] == 0.0
+    assert timeline_row(timeline_of(log.spec, events))["weights_distance_max"] == 0.0
 
 
 def test_provenance(plain: Row) -> None:
@@ -302,28 +301,13 @@ def test_provenance(plain: Row) -> None:
     assert plain["ended"] == "2025-06-15T15:07:40Z"
 
 
-def test_hardware_in_words() -> None:
-    log = Log()
-    events = log.events()
-    events[0]["hardware"] = {
-        "host": "node",
-        "cores": 2,
-        "memory": 8 * 2**30,
-        "gpus": [],
-        "disks": ["a", "b"],
-        "processor": None,
-    }
-    columns = timeline_row(Timeline(log.spec, events))
-    assert columns["hardware"] == "host node, cores 2, memory 8.0 GiB, disks a + b"
-
-
 def test_provenance_falls_back_to_the_peers() -> None:
     log = Log()
     events = [event for event in log.events() if event["kind"] != "replicate_started"]
     for event in events:
         if event["kind"] == "peer_ready":
             event["hardware"] = f"machine of {event['peer']}"
-    columns = timeline_row(Timeline(log.spec, events))
+    columns = timeline_row(timeline_of(log.spec, events))
     assert columns["hardware"] == "machine of peer-0; machine of peer-1"
     assert columns["started"] is None
 

@@ -41,7 +41,7 @@ def test_a_refusal_reported_by_every_member_counts_once(extra: dict[str, object]
     row = timeline_row(story.timeline)
     assert row["rejected"] == 5
     assert row["rejected_peers"] == "peer-2 4, peer-1 1"
-    assert [item.round for item in refusals(story.events)] == [2, 3, 4, 5, 6]
+    assert [item.round for item in refusals(story.timeline.events)] == [2, 3, 4, 5, 6]
 
 
 def test_without_refusals_the_count_is_zero() -> None:

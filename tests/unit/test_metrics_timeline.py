@@ -11,13 +11,12 @@ from rayhive.events import Event
 from rayhive.metrics.evaluations import evaluations
 from rayhive.metrics.logs import read_timelines
 from rayhive.metrics.rows import read_attempts, replicate_row, timeline_row
-from rayhive.metrics.timeline import Timeline
-from tests.fixtures.logs import Log, make_spec, write_events
+from tests.fixtures.logs import Log, make_spec, timeline_of, write_events
 
 
 def test_an_evaluation_point_is_the_mean_of_the_peers_and_keeps_their_spread() -> None:
     log = Log()
-    points = evaluations(Timeline(log.spec, log.events()))
+    points = evaluations(timeline_of(log.spec, log.events()))
     assert [(point.round, point.final) for point in points] == [(2, False), (4, False), (4, True)]
     first = points[0]
     assert first.values["loss"] == pytest.approx(1.01)
@@ -27,7 +26,7 @@ def test_an_evaluation_point_is_the_mean_of_the_peers_and_keeps_their_spread() -
 
 def test_committed_samples_up_to_a_round() -> None:
     log = Log(rounds={(2, 1): {"outcome": "local"}, (3, 0): {"outcome": "skipped"}})
-    timeline = Timeline(log.spec, log.events())
+    timeline = timeline_of(log.spec, log.events())
     assert [timeline.committed(until) for until in (0, 1, 2, 3, 4, None)] == [
         0, 128, 256, 320, 448, 448,
     ]  # fmt: skip
@@ -121,8 +120,8 @@ def merges(draw: st.DrawFn) -> list[Event]:
 @settings(max_examples=30, deadline=None)
 def test_the_order_of_merging_changes_no_column(events: list[Event]) -> None:
     log = Log(rounds={(2, 0): {"outcome": "partial", "fraction": 0.5}})
-    expected = timeline_row(Timeline(log.spec, log.events()))
-    assert timeline_row(Timeline(log.spec, events)) == expected
+    expected = timeline_row(timeline_of(log.spec, log.events()))
+    assert timeline_row(timeline_of(log.spec, events)) == expected
 
 
 @given(st.integers(min_value=1), st.booleans())
