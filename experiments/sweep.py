@@ -18,9 +18,8 @@ def main() -> int:
     """Run the command line with the quickstart in place of a file that is not given."""
     sys.path.insert(0, str(HERE.parent))
     from rayhive.cli.main import script
-    from rayhive.cli.study import with_default_file
 
-    return script("sweep", with_default_file(sys.argv[1:], HERE / "quickstart.yaml"))
+    return script("sweep", HERE / "quickstart.yaml")
 
 
 if __name__ == "__main__":

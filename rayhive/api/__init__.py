@@ -9,7 +9,17 @@ failures, and :class:`rayhive.sweep.signals.Interrupted` for Ctrl-C and SIGTERM.
 from __future__ import annotations
 
 from rayhive.api.run import Run, load
-from rayhive.api.scenarios import replay, run_scenario
+from rayhive.api.scenarios import list_scenarios, plan_scenario, replay, run_scenario
 from rayhive.api.studies import plan, retry, sweep
 
-__all__ = ["Run", "load", "plan", "replay", "retry", "run_scenario", "sweep"]
+__all__ = [
+    "Run",
+    "list_scenarios",
+    "load",
+    "plan",
+    "plan_scenario",
+    "replay",
+    "retry",
+    "run_scenario",
+    "sweep",
+]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rayhive.api.story import Story, replicate_story
+from rayhive.report.frames import event_frame
+from rayhive.report.notice_grid import SCENARIO, GridPoint, notice_grid
+from rayhive.report.render import results_text
 from rayhive.report.results import Results, load_results
+from rayhive.sweep.run_folder import replicate_folder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from rayhive.api.story import Story
     from rayhive.sweep.driver import Done
 
 
@@ -47,8 +51,6 @@ class Run:
 
         ``t`` is the time in Unix seconds. Fields that an event lacks are empty.
         """
-        from rayhive.report.event_frame import event_frame
-
         return event_frame(self.folder)
 
     def table(self, format: str = "table", by: Sequence[str] = (), sort: str | None = None) -> str:
@@ -62,9 +64,7 @@ class Run:
         Raises:
             ConfigError: A format or column is unknown.
         """
-        from rayhive.report.render import results_text
-
-        return results_text(self.folder, format, by, sort)
+        return results_text(self.results, format, by, sort)
 
     def stories(self, always: bool = False) -> list[Story]:
         """Return the stories of the replicates: faults, their effects, recoveries, invariants.
@@ -72,20 +72,25 @@ class Run:
         Args:
             always: Whether replicates without planned faults and without problems are included.
         """
-        from rayhive.api.story import replicate_story
-
-        found = (replicate_story(place, row, always) for place, row in self._places())
-        return [story for story in found if story is not None]
-
-    def _places(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-        """Yield the folder and the row of each replicate."""
-        from rayhive.sweep.run_folder import replicate_folder
-
         single = not (self.folder / "trials").is_dir()
+        stories = []
         for row in self.results.rows:
-            given: Mapping[str, Any] = row
-            key = given["trial"], given["replicate"], given["scenario"]
-            yield self.folder if single else replicate_folder(self.folder, *key), given
+            key = int(row["trial"] or 0), int(row["replicate"] or 0), str(row["scenario"])
+            place = self.folder if single else replicate_folder(self.folder, *key)
+            stories.append(replicate_story(place, row, always))
+        return [story for story in stories if story is not None]
+
+    def notice_grid(self) -> list[GridPoint]:
+        """Return the goodput for each length of the notice before a preemption.
+
+        Empty unless the run has several scenarios ``preempt-notice-SECONDS``.
+
+        Raises:
+            RayhiveError: No replicate of these scenarios finished.
+        """
+        names = {str(row["scenario"]) for row in self.results.rows}
+        several = sum(SCENARIO.fullmatch(name) is not None for name in names) > 1
+        return notice_grid(self.folder) if several else []
 
     def __repr__(self) -> str:
         rows = self.results
@@ -104,16 +109,3 @@ def load(folder: str | Path) -> Run:
             ``results.damaged``.
     """
     return Run(Path(folder), load_results(folder))
-
-
-def write_tables(folder: Path) -> None:
-    """Write the Parquet files of a run folder.
-
-    Raises:
-        RayhiveError: The disk is full or cannot be written.
-    """
-    from rayhive.report.frames import write_parquet
-    from rayhive.sweep.run_folder import writable
-
-    with writable(folder):
-        write_parquet(load_results(folder), folder)

@@ -1,19 +1,96 @@
-"""Functions that run a single scenario, or a recorded replicate again."""
+"""Functions that list, plan and run scenarios, and run a recorded replicate again."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayhive.api.run import Run, load
-from rayhive.api.story import story_progress
+from rayhive.api.story import StoryProgress
 from rayhive.api.studies import Sets, assignments, execute
+from rayhive.cluster.node import capabilities
+from rayhive.errors import Problem
+from rayhive.faults.library import load_scenario, with_members
+from rayhive.faults.scenario import Scenario
+from rayhive.registry import SCENARIOS
+from rayhive.spec.fault_plan import FaultPlan
+from rayhive.sweep.replay import recorded_spec, run_again
+from rayhive.sweep.resolve import as_data, plan_replicate, resolve
+from rayhive.sweep.scenario_study import scenario_config
 from rayhive.sweep.signals import Interrupted, Interruption
+from rayhive.sweep.target import target_at
 
 if TYPE_CHECKING:
     from rayhive.sweep.driver import Progress
+
+
+@dataclass(frozen=True)
+class PlannedScenario:
+    """Fault plan of one scenario.
+
+    Attributes:
+        name: Name of the scenario.
+        about: What it does.
+        plan: The plan of replicate 0.
+        seconds: Duration of a replicate [s].
+        warnings: Warnings about the trace that the plan was made from.
+    """
+
+    name: str
+    about: str
+    plan: FaultPlan
+    seconds: float
+    warnings: tuple[str, ...]
+
+
+def list_scenarios() -> list[tuple[Scenario, list[Problem]]]:
+    """Return the scenarios of the library, each with the faults that this machine cannot inject.
+
+    Scenarios that another one stands for are left out.
+    """
+    found = [load_scenario(name) for name in SCENARIOS.names()]
+    here = capabilities.here()
+    return [(each, capabilities.missing(each.needs, here)) for each in found if not each.given]
+
+
+def plan_scenario(
+    name: str,
+    *,
+    seed: int = 0,
+    peers: int | None = None,
+    config: str | Path | None = None,
+    set: Sets = (),
+) -> tuple[list[PlannedScenario], list[Problem]]:
+    """Return the fault plans of a scenario, one for each scenario that it stands for.
+
+    Args:
+        name: As for :func:`run_scenario`, like the other arguments.
+        seed: Seed of the study.
+        peers: Peers that start together.
+        config: A study.
+        set: Values that replace single fields of the study.
+
+    Returns:
+        The plans, and the reasons why this machine cannot run the scenario.
+
+    Raises:
+        ConfigError: Bad input, with every mistake.
+    """
+    asked = load_scenario(name)
+    planned = []
+    for member in with_members([name]):
+        scenario = load_scenario(member)
+        study = scenario_config(member, config, assignments(set), peers, seed)
+        warnings: list[str] = []
+        plan = plan_replicate(study, member, 0, warnings)
+        seconds = study.budget.seconds_per_replicate
+        planned.append(
+            PlannedScenario(scenario.name, scenario.about, plan, seconds, tuple(warnings))
+        )
+    return planned, capabilities.missing(asked.needs, capabilities.here())
 
 
 def run_scenario(
@@ -51,14 +128,11 @@ def run_scenario(
         RayhiveError: The scenario could not be run.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    from rayhive.sweep.resolve import as_data, resolve
-    from rayhive.sweep.scenario_study import scenario_config
-
     study = scenario_config(name, config, assignments(set), peers, seed)
     source = None if config is None else str(config)
     resolved = resolve(as_data(study), source=source, twin=twin)
     folder = Path(out) if out is not None else new_folder(resolved.config.name)
-    return execute(resolved, folder, address, nullcontext(story_progress(progress)))
+    return execute(resolved, folder, address, nullcontext(_shown(progress)))
 
 
 def replay(
@@ -90,14 +164,11 @@ def replay(
         RayhiveError: The replicate could not be run.
         Interrupted: Ctrl-C or SIGTERM; its ``folder`` is that of the new replicate.
     """
-    from rayhive.sweep.replay import recorded_spec, run_again
-    from rayhive.sweep.target import target_at
-
     place = Path(out) if out is not None else new_folder("replay")
     spec = recorded_spec(folder, trial, replicate, scenario, out=place)
     try:
         with Interruption() as interruption:
-            run_again(spec, story_progress(progress), interruption, target_at(address))
+            run_again(spec, _shown(progress), interruption, target_at(address))
     except Interrupted as stop:
         stop.folder = place
         raise
@@ -107,3 +178,7 @@ def replay(
 def new_folder(name: str) -> Path:
     """Return a new run folder ``runs/NAME-TIME``, for runs that are never resumed."""
     return Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def _shown(progress: bool | Progress) -> Progress:
+    return StoryProgress(progress) if isinstance(progress, bool) else progress

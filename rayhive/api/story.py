@@ -1,4 +1,4 @@
-"""Story of a replicate: what broke, how it recovered, what still holds; live and afterwards."""
+"""Story of a replicate: its faults, recoveries and invariants, as they happen and afterwards."""
 
 from __future__ import annotations
 
@@ -7,15 +7,20 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import Any
 
+from rayhive.columns import Row
+from rayhive.events import BarrierReleased, Event, InvariantChecked, load_event, of_kind
+from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.metrics.timeline import FINISHED
+from rayhive.report import timeline_picture
+from rayhive.report.event_text import event_text
+from rayhive.report.table import bound_text
+from rayhive.report.timeline_text import timeline_lines
+from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.progress import lines_stream
-
-if TYPE_CHECKING:
-    from rayhive.events import Event
-    from rayhive.spec.replicate import ReplicateSpec
-    from rayhive.sweep.driver import Progress
+from rayhive.sweep.tally import figure
 
 #: Columns in the summary of a replicate, where they have a value.
 FIGURES = ("final_loss", "time_to_target_s", "samples_per_s", "round_p50_s")
@@ -58,34 +63,24 @@ class Story:
         Raises:
             RayhiveError: Plotly is missing, or the replicate cannot be drawn.
         """
-        from rayhive.report.timeline_picture import write_timeline_picture
-
         picture = self.folder / "timeline.html"
-        write_timeline_picture(self.folder, picture)
+        timeline_picture.write_timeline_picture(self.folder, picture)
         return picture
 
 
-def replicate_story(
-    folder: Path, row: Mapping[str, Any] | None = None, always: bool = False
-) -> Story | None:
+def replicate_story(folder: Path, row: Row, always: bool = False) -> Story | None:
     """Return the story of one replicate.
 
     Args:
         folder: Its folder.
-        row: Its row; computed from its events if it is not given.
+        row: Its row.
         always: Whether a replicate without planned faults and without problems has a story.
     """
-    from rayhive.metrics.logs import last_timeline
-    from rayhive.metrics.rows import replicate_row
-    from rayhive.metrics.timeline import FINISHED
-    from rayhive.report.timeline_text import timeline_lines
-
-    row = replicate_row(folder) if row is None else row
-    violated = [event for event in last_timeline(folder).of("invariant") if not event["ok"]]
-    wrong = row["state"] not in FINISHED or bool(violated)
+    verdicts = of_kind(last_timeline(folder).events, InvariantChecked)
+    wrong = row["state"] not in FINISHED or not all(event.ok for event in verdicts)
     if row["scenario"] == NO_FAULTS and not wrong and not always:
         return None
-    lines = list(timeline_lines(folder))
+    lines = timeline_lines(folder)
     names = FIGURES if row["scenario"] == NO_FAULTS else FAULTED_FIGURES
     found = ((name, _figure(row, name)) for name in names)
     figures = [f"{name} {text}" for name, text in found if text is not None]
@@ -94,36 +89,23 @@ def replicate_story(
     return Story(folder, tuple(lines), wrong)
 
 
-def _figure(row: Mapping[str, Any], name: str) -> str | None:
+def _figure(row: Row, name: str) -> str | None:
     """Return a figure as text, or the bound that is known of it; None if there is neither."""
-    from rayhive.report.table_model import bound_text
-    from rayhive.sweep.tally import figure
-
-    value: Any = row.get(name)
-    known = isinstance(value, (int, float)) and not math.isnan(value)
-    return figure(name, float(value)) if known else bound_text(dict(row), name)
-
-
-def story_progress(shown: bool | Progress) -> Progress:
-    """Return the progress that shows faults and recoveries as they happen.
-
-    Args:
-        shown: Whether anything is shown, or an object that shows progress.
-    """
-    if not isinstance(shown, bool):
-        return shown
-    return StoryProgress(lines_stream() if shown else io.StringIO())
+    value = row[name]
+    if isinstance(value, (int, float)) and not math.isnan(value):
+        return figure(name, float(value))
+    return bound_text(row, name)
 
 
 class StoryProgress:
     """Prints faults, recoveries and other events of the story as they happen.
 
     Args:
-        out: Stream of the lines.
+        shown: False to print nothing.
     """
 
-    def __init__(self, out: IO[str]) -> None:
-        self._out = out
+    def __init__(self, shown: bool = True) -> None:
+        self._out = lines_stream() if shown else io.StringIO()
         self._read = 0
         self._began: float | None = None
 
@@ -141,18 +123,14 @@ class StoryProgress:
 
     def replicate_status(self, spec: ReplicateSpec, handle: Any) -> None:
         """Print the new events that belong to the story."""
-        from rayhive.report.event_text import event_text
-
         for event in self._fresh(Path(spec.folder) / "events.jsonl"):
-            if event["kind"] == "barrier_released":
-                self._began = event["t"]
+            if isinstance(event, BarrierReleased):
+                self._began = event.t
                 self.note("training begins")
             elif self._began is not None and (text := event_text(event)) is not None:
-                self.note(f"{event['t'] - self._began:8.2f} s  {text}")
+                self.note(f"{event.t - self._began:8.2f} s  {text}")
 
     def _fresh(self, log: Path) -> Iterator[Event]:
-        from rayhive.events import load_event
-
         if not log.exists():  # the supervisor writes on another node
             return
         with log.open("rb") as file:

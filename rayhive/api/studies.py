@@ -9,15 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rayhive.api.run import Run, load, write_tables
+from rayhive.api.run import Run, load
 from rayhive.errors import ConfigError, Problem
+from rayhive.sweep.dry_run import Plan, make_plan
+from rayhive.sweep.progress import default_progress
+from rayhive.sweep.resolve import StudyLike, resolve
+from rayhive.sweep.resolved import ResolvedStudy
+from rayhive.sweep.run_folder import SWEEP, writable
 from rayhive.sweep.signals import Interrupted, Interruption
+from rayhive.sweep.target import target_at
 
 if TYPE_CHECKING:
     from rayhive.sweep.driver import Progress
-    from rayhive.sweep.dry_run import Plan
-    from rayhive.sweep.resolve import StudyLike
-    from rayhive.sweep.resolved import ResolvedStudy
 
 #: Values of single fields: ``{"budget.trials": 4}``, or ``["budget.trials=4"]`` with YAML values.
 Sets: TypeAlias = Mapping[str, Any] | Sequence[str]
@@ -53,7 +56,6 @@ def sweep(
         RayhiveError: The sweep cannot go on; finished replicates are kept.
         Interrupted: Ctrl-C or SIGTERM; the same call resumes the sweep.
     """
-    from rayhive.sweep.resolve import resolve
     from rayhive.sweep.sweep import default_folder
 
     resolved = resolve(study, assignments(set))
@@ -81,9 +83,6 @@ def retry(
         RayhiveError: As for :func:`sweep`.
         Interrupted: As for :func:`sweep`.
     """
-    from rayhive.sweep.resolve import resolve
-    from rayhive.sweep.run_folder import SWEEP
-
     folder = Path(folder)
     if not (folder / SWEEP).is_file():
         raise ConfigError(Problem("DIR", str(folder), f"a run folder, which has a {SWEEP}"))
@@ -106,14 +105,10 @@ def plan(study: StudyLike, *, set: Sets = (), address: str | None = None) -> Pla
     Raises:
         ConfigError: The study has mistakes.
     """
-    from rayhive.sweep.dry_run import make_plan
-    from rayhive.sweep.resolve import resolve
     from rayhive.sweep.sweep import check_target
-    from rayhive.sweep.target import target_at
 
     resolved = resolve(study, assignments(set))
-    found = make_plan(resolved)
-    return replace(found, unmet=tuple(check_target(resolved, target_at(address))))
+    return replace(make_plan(resolved), unmet=tuple(check_target(resolved, target_at(address))))
 
 
 def execute(
@@ -140,7 +135,6 @@ def execute(
         Interrupted: Its ``folder`` is the run folder.
     """
     from rayhive.sweep.sweep import run_sweep
-    from rayhive.sweep.target import target_at
 
     try:
         with Interruption() as interruption, shown as progress:
@@ -150,10 +144,17 @@ def execute(
     except Interrupted as stop:
         stop.folder = folder
         if (folder / "trials").is_dir():
-            write_tables(folder)
+            _with_tables(folder)
         raise
-    write_tables(folder)
-    return replace(load(folder), done=done)
+    return replace(_with_tables(folder), done=done)
+
+
+def _with_tables(folder: Path) -> Run:
+    """Load a run and write its Parquet files."""
+    run = load(folder)
+    with writable(folder):
+        run.results.write_parquet(folder)
+    return run
 
 
 def assignments(given: Sets) -> list[str]:
@@ -178,8 +179,6 @@ def assignments(given: Sets) -> list[str]:
 
 
 def _shown(study: ResolvedStudy, progress: bool | Progress) -> AbstractContextManager[Progress]:
-    from rayhive.sweep.progress import default_progress
-
     if isinstance(progress, bool):
         return default_progress(study.config, progress)
     return nullcontext(progress)

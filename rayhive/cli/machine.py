@@ -1,4 +1,4 @@
-"""``rayhive status``, ``stop`` and ``doctor``."""
+"""``rayhive train``, ``status``, ``stop`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ from typing import Annotated, Any
 
 import typer
 
-from rayhive.cli.text import Address, print_json, print_rows
+from rayhive.cli.options import ListFormat, RunningAddress, StudyFile
+from rayhive.cli.output import print_json, print_rows
 
-Format = Annotated[str, typer.Option(help="table or json.")]
+
+def train(
+    file: StudyFile,
+    initial_peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Address of a peer to join, as that peer printed it; may be repeated. "
+            "INITIAL_PEERS is read too. Without any address this is the first peer."
+        ),
+    ] = None,
+) -> None:
+    """Train as one peer of a collaborative run on this machine.
+
+    Example: `rayhive train experiments/quickstart.yaml` on the first machine; it prints the command
+    for the other ones.
+    """
+    from rayhive.peer.train import train_file
+
+    train_file(file, initial_peers or ())
 
 
-def status(address: Address = None, format: Format = "table") -> None:
+def status(address: RunningAddress = None, format: ListFormat = "table") -> None:
     """Show the running replicates and the state of each peer.
 
     Examples: `rayhive status`, `rayhive status --address 10.0.0.1:6379`
@@ -29,8 +48,8 @@ def status(address: Address = None, format: Format = "table") -> None:
 
 
 def stop(
-    name: Annotated[str, typer.Argument(help="The study.", show_default=False)],
-    address: Address = None,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the study.")],
+    address: RunningAddress = None,
 ) -> None:
     """End a running sweep on this machine or on a cluster; finished replicates are kept.
 
@@ -42,8 +61,8 @@ def stop(
     print(f"stopped {', '.join(stopped)}" if stopped else f"no replicate of {name!r} is running")
 
 
-def doctor(format: Format = "table") -> None:
-    """Check this machine and print how to repair each fault.
+def doctor(format: ListFormat = "table") -> None:
+    """Check this machine and print a remedy for each problem.
 
     Exit code 1 if a requirement of rayhive is missing.
     """

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import typer
 
-from rayhive.cli import machine, replay, results, scenario, scenario_run, study, testbed, train
-from rayhive.cli.text import complain
+from rayhive.cli import machine, scenarios, studies, testbed
+from rayhive.cli.output import complain
 from rayhive.errors import RayhiveError
 
 app = typer.Typer(
@@ -24,18 +25,21 @@ Try: `rayhive sweep experiments/quickstart.yaml`, then `rayhive results runs/qui
 
 Exit codes: 0 done, 1 failed, 2 bad input, 130 and 143 interrupted.""",
 )
-app.command("sweep")(study.sweep)
-app.command("retry")(study.retry)
-app.command("plan")(study.plan)
-app.command("results")(results.results)
-app.command("replay")(replay.replay)
-scenario.app.command("run")(scenario_run.run)
-app.add_typer(scenario.app, name="scenario")
+_COMMANDS: tuple[Callable[..., None], ...] = (
+    studies.sweep,
+    studies.retry,
+    studies.plan,
+    studies.results,
+    studies.replay,
+    machine.train,
+    machine.status,
+    machine.stop,
+    machine.doctor,
+)
+for command in _COMMANDS:
+    app.command()(command)
+app.add_typer(scenarios.app, name="scenario")
 app.add_typer(testbed.app, name="testbed")
-app.command("train")(train.train)
-app.command("status")(machine.status)
-app.command("stop")(machine.stop)
-app.command("doctor")(machine.doctor)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,11 +61,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def script(command: str, arguments: Sequence[str] | None = None) -> int:
-    """Run one command, for a script that is a synonym of it.
+def script(name: str, default_file: Path) -> int:
+    """Run one command with the arguments of the process, for a script that is a synonym of it.
 
     Args:
-        command: Name of the command.
-        arguments: Its arguments; by default those of the process.
+        name: Name of the command.
+        default_file: Study that it runs if the arguments name none.
     """
-    return main([command, *(sys.argv[1:] if arguments is None else arguments)])
+    return main([name, *with_default_file(sys.argv[1:], default_file)])
+
+
+def with_default_file(arguments: Sequence[str], file: Path) -> list[str]:
+    """Return the arguments of ``sweep`` with ``file`` inserted if they name no study."""
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            return list(arguments)
+        if "=" not in argument and argument != "--help":
+            next(rest, None)  # the value of the option
+    return [str(file), *arguments]

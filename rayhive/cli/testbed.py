@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rayhive.cli.text import complain, print_json, print_rows
-from rayhive.errors import ClusterError, ConfigError, unknown
+from rayhive.cli.options import ListFormat
+from rayhive.cli.output import complain, print_json, print_rows
+from rayhive.errors import ClusterError
 
 if TYPE_CHECKING:
     from rayhive.cluster.testbed.state import TestbedState
@@ -25,16 +26,13 @@ Name = Annotated[
     typer.Argument(
         metavar="[NAME]",
         help="Its name; optional if only one exists.",
-        show_default=False,
     ),
 ]
 
 
 @app.command("up")
 def up(
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The testbed, a YAML file.", show_default=False)
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The testbed, a YAML file.")],
 ) -> None:
     """Create a testbed, which stays until `down`, and print the command that uses it.
 
@@ -52,7 +50,7 @@ def up(
 @app.command("status")
 def status(
     name: Name = None,
-    format: Annotated[str, typer.Option(help="table or json.")] = "table",
+    format: ListFormat = "table",
 ) -> None:
     """Measure every link of a testbed, and show the settings beside the measurements.
 
@@ -60,8 +58,6 @@ def status(
     """
     from rayhive.cluster.testbed import lifecycle
 
-    if format not in ("table", "json"):
-        raise ConfigError(unknown("--format", format, ("table", "json")))
     known = lifecycle.find(name)
     rows = list(_rows(known))
     if format == "json":

@@ -8,18 +8,14 @@ from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from rayhive.events import Event
+from rayhive import events
 from rayhive.metrics.refusals import RefusedTensors, refusals
 from rayhive.metrics.timeline import Timeline
 
 #: Characters of a proof or a reason that are shown.
 SHOWN = 90
-
-
-def event_text(event: Event) -> str | None:
-    """Return an event in words; None if timelines leave its kind out."""
-    text = _TEXTS.get(event["kind"])
-    return None if text is None else text(event)
+#: Reaction of a peer whose gradients could not be averaged.
+_CHOICES = {"local": "applies its own gradients in", "skip": "skips"}
 
 
 def timeline_texts(timeline: Timeline) -> Iterator[tuple[float, str]]:
@@ -29,8 +25,8 @@ def timeline_texts(timeline: Timeline) -> Iterator[tuple[float, str]]:
     consecutive rounds are one text.
     """
     for event in timeline.events:
-        if event["kind"] != "rejected" and (text := event_text(event)) is not None:
-            yield event["t"], text
+        if not isinstance(event, events.Rejected) and (text := event_text(event)) is not None:
+            yield event.t, text
     for item, text in _refusal_runs(timeline):
         yield item.t, text
 
@@ -50,6 +46,62 @@ def _refusal_runs(timeline: Timeline) -> Iterator[tuple[RefusedTensors, str]]:
             yield run[0], f"the {tensors} of {offender} are refused in {when}: {reason}"
 
 
+def event_text(event: events.Event) -> str | None:
+    """Return an event in words; None if timelines leave its kind out."""
+    peer = event.peer
+    match event:
+        case events.FaultFired():
+            targets = ", ".join(event.who or ())
+            return f"{event.fault} {event.fault_kind} on {targets} fires{_slip(event)}"
+        case events.FaultVerified():
+            verdict = "verified" if event.ok else "NOT VERIFIED"
+            return f"{event.fault} {verdict}: {shortened(event.proof)}"
+        case events.FaultHealed():
+            done = {key: item for key, item in (event.done or {}).items() if item}
+            return f"{event.fault} healed: {shortened(done) or 'nothing left'}"
+        case events.FaultFailed():
+            return f"{event.fault} FAILED in {event.phase}: {shortened(event.error)}"
+        case events.PeerSpawned():
+            return f"{peer} started" + (f" by {event.cause}" if event.cause else "")
+        case events.PeerLost():
+            return f"{peer} lost: {shortened(event.reason)}"
+        case events.PeerFailed():
+            return f"{peer} failed: {shortened(event.error)}"
+        case events.Notice():
+            seconds = event.deadline_s or math.inf
+            return f"{peer} receives notice" + (f": {seconds:g} s" if seconds < math.inf else "")
+        case events.Left():
+            return f"{peer} leaves: {event.handed_over} samples handed over, {event.lost} lost"
+        case events.Rejected():
+            tensors = event.tensors or "gradients"
+            return (
+                f"{peer} refuses the {tensors} of {event.offender} in round {event.round}: "
+                f"{event.reason}"
+            )
+        case events.FaultActed():
+            return f"{peer} corrupts round {event.round}: {shortened(event.what)}"
+        case events.StateLoaded():
+            return (
+                f"{peer} loaded the state of round {event.round_of_state} in {event.seconds:.2f} s"
+            )
+        case events.SteppedOut():
+            return f"{peer} steps out after round {event.round}"
+        case events.SteppedIn():
+            return (
+                f"{peer} returns in round {event.round} after {event.seconds:.1f} s without a batch"
+            )
+        case events.Fallback():
+            reason = shortened(event.reason)
+            return f"{peer} {_CHOICES[event.choice]} round {event.round}: {reason}"
+    return None
+
+
+def _slip(event: events.FaultFired) -> str:
+    if event.slip_rounds is not None:
+        return f", {event.slip_rounds:g} rounds late"
+    return "" if event.slip_s is None else f", {event.slip_s:.2f} s late"
+
+
 def shortened(value: Any) -> str:
     """Return a field's value on one line of at most :data:`SHOWN` characters."""
     if isinstance(value, Mapping):
@@ -58,56 +110,3 @@ def shortened(value: Any) -> str:
         value = " ".join(map(str, value))
     text = " ".join(str(value).split())
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
-
-
-def _done(event: Event) -> str:
-    """Return the actions of a heal, without the empty ones."""
-    return shortened({key: item for key, item in (event.get("done") or {}).items() if item})
-
-
-def _slip(event: Event) -> str:
-    if event.get("slip_rounds") is not None:
-        return f", {event['slip_rounds']} rounds late"
-    return "" if event.get("slip_s") is None else f", {event['slip_s']:.2f} s late"
-
-
-#: Reaction of a peer whose gradients could not be averaged.
-_CHOICES = {"local": "applies its own gradients in", "skip": "skips"}
-
-_TEXTS: dict[str, Any] = {
-    "fault_fired": lambda e: (
-        f"{e['fault']} {e['fault_kind']} on {', '.join(e['who'])} fires{_slip(e)}"
-    ),
-    "fault_verified": lambda e: (
-        f"{e['fault']} {'verified' if e['ok'] else 'NOT VERIFIED'}: {shortened(e.get('proof'))}"
-    ),
-    "fault_healed": lambda e: f"{e['fault']} healed: {_done(e) or 'nothing left'}",
-    "fault_failed": lambda e: f"{e['fault']} FAILED in {e['phase']}: {shortened(e['error'])}",
-    "peer_spawned": lambda e: (
-        f"{e['peer']} started" + (f" by {e['cause']}" if e.get("cause") else "")
-    ),
-    "peer_lost": lambda e: f"{e['peer']} lost: {shortened(e.get('reason'))}",
-    "peer_failed": lambda e: f"{e['peer']} failed: {shortened(e.get('error'))}",
-    "notice": lambda e: (
-        f"{e['peer']} receives notice"
-        + (f": {s:g} s" if math.isfinite(s := e.get("deadline_s") or math.inf) else "")
-    ),
-    "left": lambda e: (
-        f"{e['peer']} leaves: {e['handed_over']} samples handed over, {e['lost']} lost"
-    ),
-    "rejected": lambda e: (
-        f"{e['peer']} refuses the {e.get('tensors', 'gradients')} of {e['offender']} in round "
-        f"{e['round']}: {e['reason']}"
-    ),
-    "sabotaged": lambda e: f"{e['peer']} corrupts round {e['round']}: {shortened(e['what'])}",
-    "state_loaded": lambda e: (
-        f"{e['peer']} loaded the state of round {e['round_of_state']} in {e['seconds']:.2f} s"
-    ),
-    "stepped_out": lambda e: f"{e['peer']} steps out after round {e['round']}",
-    "stepped_in": lambda e: (
-        f"{e['peer']} returns in round {e['round']} after {e['seconds']:.1f} s without a batch"
-    ),
-    "fallback": lambda e: (
-        f"{e['peer']} {_CHOICES[e['choice']]} round {e['round']}: {shortened(e.get('reason'))}"
-    ),
-}

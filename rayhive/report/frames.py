@@ -1,18 +1,18 @@
-"""Data frames of the results, with column types that do not depend on the values."""
+"""Rows and events of a run as data frames; pandas is imported when the first one is made."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayhive.columns import BOUNDS, ColumnType, Row, configuration_columns, replicate_columns
-from rayhive.files import replaced
+from rayhive.errors import DamagedError
+from rayhive.metrics.logs import read_timelines
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from rayhive.report.results import Results
 
 #: Nullable types of pandas.
 _DTYPES: dict[ColumnType, str] = {
@@ -21,6 +21,8 @@ _DTYPES: dict[ColumnType, str] = {
     "float": "Float64",
     "flag": "boolean",
 }
+#: First columns of the frame of events.
+_EVENT_COLUMNS = ("trial", "replicate", "scenario", "attempt", "t", "kind", "peer")
 
 
 def configuration_types() -> dict[str, ColumnType]:
@@ -51,11 +53,37 @@ def _frame(rows: Iterable[Row], types: Mapping[str, ColumnType]) -> DataFrame:
     return pd.DataFrame(values, columns=list(types), dtype=object).astype(dtypes)
 
 
-def write_parquet(results: Results, folder: str | Path) -> None:
-    """Write ``trials.parquet`` and ``configurations.parquet``, each in one step."""
-    for name, frame in (
-        ("trials.parquet", results.replicates),
-        ("configurations.parquet", results.configurations),
-    ):
-        with replaced(Path(folder) / name, durable=False, mode=0o644) as new:
-            frame.to_parquet(new, index=False)
+def event_frame(folder: str | Path) -> DataFrame:
+    """Return the events of every attempt at every replicate, one row each.
+
+    Args:
+        folder: A run folder, or the folder of one replicate. Damaged logs are left out.
+
+    Returns:
+        The events in the order of trials, scenarios, replicates and attempts. The first columns
+        are ``trial``, ``replicate``, ``scenario``, ``attempt``, ``t``, ``kind`` and ``peer``. Every
+        other field of an event is a further column; fields that an event lacks are empty.
+    """
+    import pandas as pd
+
+    rows = list(_event_rows(Path(folder)))
+    names = dict.fromkeys((*_EVENT_COLUMNS, *(name for row in rows for name in row)))
+    return pd.DataFrame(rows, columns=list(names))
+
+
+def _event_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    trials = folder / "trials"
+    places = [folder]
+    if trials.is_dir():
+        places = sorted(trials.glob("*/*/"), key=lambda path: (int(path.parent.name), path.name))
+    for place in places:
+        with suppress(DamagedError):
+            for timeline in read_timelines(place):
+                spec = timeline.spec
+                head = {
+                    "trial": spec.trial,
+                    "replicate": spec.replicate,
+                    "scenario": spec.scenario,
+                    "attempt": spec.attempt,
+                }
+                yield from ({**head, **dict(event)} for event in timeline.events)

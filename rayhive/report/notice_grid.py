@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rayhive.columns import Row
 from rayhive.errors import RayhiveError
 from rayhive.report.numbers import estimate_text
 from rayhive.report.results import load_results
@@ -55,21 +55,19 @@ def notice_grid(folder: str | Path) -> list[GridPoint]:
     return sorted(points, key=lambda point: (point.configuration, point.notice_s))
 
 
-def _point(row: Row) -> GridPoint | None:
-    match = SCENARIO.fullmatch(str(row["scenario"]))
-    if match is None or not isinstance(row["goodput"], float):
+def _point(row: Mapping[str, Any]) -> GridPoint | None:
+    match = SCENARIO.fullmatch(row["scenario"])
+    if match is None or row["goodput"] is None:
         return None
-    low, high, retention = row["goodput_low"], row["goodput_high"], row["retention_normalised"]
-    lost = row["samples_lost"]
     return GridPoint(
-        configuration=str(row["configuration"]),
+        configuration=row["configuration"],
         notice_s=float(match.group(1)),
-        n=int(row["n"] or 0),
+        n=row["n"] or 0,
         goodput=row["goodput"],
-        low=low if isinstance(low, float) else None,
-        high=high if isinstance(high, float) else None,
-        retention=retention if isinstance(retention, float) else None,
-        samples_lost=lost if isinstance(lost, int) else None,
+        low=row["goodput_low"],
+        high=row["goodput_high"],
+        retention=row["retention_normalised"],
+        samples_lost=row["samples_lost"],
     )
 
 

@@ -1,22 +1,30 @@
-"""Results table of a run folder as text, in any of the output formats."""
+"""Results table as text, in any of the output formats."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from rayhive.columns import Row, Value, group_columns
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.metrics.aggregate import is_censored
-from rayhive.report.formats import FORMATS
 from rayhive.report.frames import configuration_types
+from rayhive.report.markup import latex_text, markdown_text
 from rayhive.report.results import Results, load_results
-from rayhive.report.table_notes import damage_note
+from rayhive.report.table import build_table, damage_note
+from rayhive.report.text_table import table_text
+
+#: Output formats: a table for a terminal, and the table or all columns for other programs.
+FORMATS = ("table", "md", "csv", "json", "latex")
 
 
 def results_text(
-    folder: str | Path,
+    source: str | Path | Results,
     format: str = "table",
     by: Sequence[str] = (),
     sort: str | None = None,
@@ -27,7 +35,7 @@ def results_text(
     """Return the results table of a run folder.
 
     Args:
-        folder: The run folder.
+        source: The run folder, or its results.
         format: ``table``, ``md``, ``csv``, ``json`` or ``latex``.
         by: Configuration columns; replicates that agree in these make one row, whatever their
             other settings. Scenario, workload, code, peers and link always tell rows apart.
@@ -38,22 +46,27 @@ def results_text(
         complain: Called with a text for each damaged replicate, for formats without notes.
 
     Raises:
-        ConfigError: ``folder`` is no run folder, or the format or a column is unknown. All
+        ConfigError: The folder is no run folder, or the format or a column is unknown. All
             problems are reported together.
     """
     problems = list(_problems(format, by, sort))
-    results: Results | None = None
     try:
-        results = load_results(folder, by)
+        results = source if isinstance(source, Results) else load_results(source)
     except ConfigError as error:
-        problems += error.problems
-    if problems or results is None:
+        raise ConfigError([*problems, *error.problems]) from None
+    if problems:
         raise ConfigError(problems)
-    if complain is not None and format in ("csv", "json"):
-        for text in results.damaged:
-            complain(damage_note(text))
+    results = replace(results, by=tuple(by))
     rows = sorted_rows(results.folded, sort) if sort else list(results.folded)
-    return FORMATS[format](results, rows, console_width, color)
+    if format in ("csv", "json"):
+        if complain is not None:
+            for text in results.damaged:
+                complain(damage_note(text))
+        return csv_text(rows) if format == "csv" else json_text(rows)
+    table = build_table(results, rows)
+    if format == "table":
+        return table_text(table, console_width, color)
+    return markdown_text(table) if format == "md" else latex_text(table)
 
 
 def _problems(format: str, by: Sequence[str], sort: str | None) -> list[Problem]:
@@ -87,3 +100,19 @@ def sorted_rows(rows: Sequence[Row], sort: str) -> list[Row]:
 
 def _rank(value: Value) -> tuple[float, str]:
     return (0.0, value) if isinstance(value, str) else (float(value or 0), "")
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Return every column in full precision as CSV with a header line; empty means unknown."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, configuration_types(), lineterminator="\n", extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def json_text(rows: Sequence[Row]) -> str:
+    """Return every column in full precision as a list of objects; null means unknown."""
+    names = configuration_types()
+    objects = [{name: row[name] for name in names} for row in rows]
+    return json.dumps(objects, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -12,9 +12,11 @@ import yaml
 
 from rayhive.columns import Direction, Row
 from rayhive.errors import ConfigError, DamagedError, Problem, nearest
+from rayhive.files import replaced
 from rayhive.metrics.aggregate import fold, rank_rows
 from rayhive.metrics.rows import Attempt, read_attempts
 from rayhive.metrics.twins import rows_with_twins
+from rayhive.report.frames import configuration_frame, replicate_frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -48,16 +50,19 @@ class Results:
     @cached_property
     def replicates(self) -> DataFrame:
         """``rows`` as a data frame, the content of ``trials.parquet``."""
-        from rayhive.report.frames import replicate_frame
-
         return replicate_frame(self.rows)
 
     @cached_property
     def configurations(self) -> DataFrame:
         """``folded`` as a data frame, the content of ``configurations.parquet``."""
-        from rayhive.report.frames import configuration_frame
-
         return configuration_frame(self.folded)
+
+    def write_parquet(self, folder: str | Path) -> None:
+        """Write ``trials.parquet`` and ``configurations.parquet``, each in one step."""
+        frames = {"trials": self.replicates, "configurations": self.configurations}
+        for name, frame in frames.items():
+            with replaced(Path(folder) / f"{name}.parquet", durable=False, mode=0o644) as new:
+                frame.to_parquet(new, index=False)
 
 
 def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rayhive.errors import RayhiveError
-from rayhive.events import Event
+from rayhive.events import Evaluation, Round, Transition, of_kind
 from rayhive.metrics.fault_impact import impacts, rejoins
 from rayhive.metrics.incarnations import Incarnation
 from rayhive.metrics.logs import last_timeline
@@ -30,8 +33,7 @@ COLOURS: dict[str, str] = {
     "evaluating": "#dcdcdc",
 }
 _FAULT, _GREY = "#d62828", "#555555"
-#: Heights of the marks' names, different so that those of one fault do not overlap.
-_PLACES = {"detected": 0.72, "throughput back": 0.69, "back": 0.66}
+_ALL_PANELS = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
 
 
 @dataclass(frozen=True)
@@ -75,9 +77,9 @@ def timeline_html(timeline: Timeline) -> str:
     figure = import_plotly("subplots").make_subplots(
         rows=3, shared_xaxes=True, vertical_spacing=0.04, row_heights=[0.3, 0.3, 0.4]
     )
-    _draw_loss(figure, graph, timeline)
-    _draw_throughput(figure, graph, timeline)
-    _draw_lanes(figure, graph, timeline)
+    figure.add_traces(_loss_traces(graph, timeline), rows=1, cols=1)
+    figure.add_trace(_throughput_trace(graph, timeline), row=2, col=1)
+    figure.add_traces(_lane_traces(graph, timeline), rows=3, cols=1)
     _draw_faults(figure, timeline)
     spec = timeline.spec
     figure.update_layout(
@@ -100,8 +102,6 @@ def import_plotly(module: str) -> ModuleType:
     Raises:
         RayhiveError: plotly is not installed.
     """
-    import importlib
-
     try:
         return importlib.import_module(f"plotly.{module}")
     except ImportError as error:
@@ -115,28 +115,32 @@ def import_plotly(module: str) -> ModuleType:
 
 def loss_points(timeline: Timeline) -> dict[str, list[tuple[float, float]]]:
     """Return points (seconds, loss) of the training batches by round, and of the evaluations."""
-    assert timeline.span is not None
-    began = timeline.span[0]
-    trained = [
-        _mean_point(events, began, [e["loss"] for e in events if e.get("loss") is not None])
-        for events in timeline.by_round("round").values()
-    ]
-    held_out = [
-        _mean_point(events, began, [e["values"]["loss"] for e in events if "loss" in e["values"]])
-        for events in timeline.by_round("evaluation").values()
-    ]
+    rounds = of_kind(timeline.events, Round)
+    evaluations = of_kind(timeline.events, Evaluation)
     return {
-        "training batches": sorted(point for point in trained if point is not None),
-        "held out": sorted(point for point in held_out if point is not None),
+        "training batches": _means(timeline, ((e.round, e.t, e.loss) for e in rounds)),
+        "held out": _means(timeline, ((e.round, e.t, e.values.get("loss")) for e in evaluations)),
     }
 
 
-def _mean_point(
-    events: list[Event], began: float, losses: list[float]
-) -> tuple[float, float] | None:
-    if not losses:
-        return None
-    return max(event["t"] for event in events) - began, sum(losses) / len(losses)
+def _means(
+    timeline: Timeline, losses: Iterable[tuple[int, float, float | None]]
+) -> list[tuple[float, float]]:
+    """Return the time of the last report [s] and the mean loss of each round.
+
+    Args:
+        timeline: The timeline.
+        losses: Round, Unix time [s] and loss of each report.
+    """
+    assert timeline.span is not None
+    points = []
+    for _, group in groupby(sorted(losses, key=itemgetter(0)), key=itemgetter(0)):
+        reports = list(group)
+        known = [loss for _, _, loss in reports if loss is not None]
+        if known:
+            ended = max(moment for _, moment, _ in reports)
+            points.append((ended - timeline.span[0], sum(known) / len(known)))
+    return sorted(points)
 
 
 def lanes(timeline: Timeline) -> list[Bar]:
@@ -149,121 +153,102 @@ def _lane(timeline: Timeline, incarnation: Incarnation) -> Iterator[Bar]:
     began = timeline.span[0]
     name, replica, spawned = incarnation.name, incarnation.replica, incarnation.spawned
     own = timeline.of_peer(name)
-    rounds = {event["round"]: event for event in own if event["kind"] == "round"}
+    rounds = {event.round: event for event in of_kind(own, Round)}
     started = incarnation.ended if incarnation.started is None else incarnation.started
     if spawned is not None and started is not None and started > began:
         begin = max(spawned, began)
         yield Bar(replica, "starting", begin - began, started - begin, f"{name} starts")
     at, clock = incarnation.started, 0.0
-    for event in own:
-        if event["kind"] != "transition" or at is None:
+    for event in of_kind(own, Transition):
+        if at is None or event.clock_s is None:
             continue
-        round_ = rounds.get(event["round"])
-        paused = max(0.0, event["t"] - at - (event["clock_s"] - clock))
+        round_ = rounds.get(event.round)
+        paused = max(0.0, event.t - at - (event.clock_s - clock))
         if paused > 0.01:  # evaluation directly follows the previous transition
             yield Bar(replica, "evaluating", at - began, paused, f"{name} evaluates")
-        outcome = "step" if round_ is None else round_["outcome"]
-        text = f"{name}, round {event['round']}: {outcome}"
+        outcome = "step" if round_ is None else round_.outcome
+        text = f"{name}, round {event.round}: {outcome}"
         if round_ is not None:
-            text += f", {round_['samples']} samples, group of {round_.get('group_size') or 1}"
-        yield Bar(replica, outcome, at + paused - began, event["t"] - at - paused, text)
-        at, clock = event["t"], event["clock_s"]
+            text += f", {round_.samples} samples, group of {round_.group_size or 1}"
+        yield Bar(replica, outcome, at + paused - began, event.t - at - paused, text)
+        at, clock = event.t, event.clock_s
 
 
-def _draw_loss(figure: Any, graph: Any, timeline: Timeline) -> None:
+def _loss_traces(graph: Any, timeline: Timeline) -> list[Any]:
     styles: Mapping[str, dict[str, Any]] = {
         "training batches": {"mode": "lines", "line": {"color": "#bbbbbb", "width": 1}},
         "held out": {"mode": "lines+markers", "line": {"color": "#264653"}},
     }
-    for name, points in loss_points(timeline).items():
-        figure.add_trace(
-            graph.Scatter(
-                x=[x for x, _ in points], y=[y for _, y in points], name=name, **styles[name]
-            ),
-            row=1,
-            col=1,
-        )
+    return [
+        graph.Scatter(x=[x for x, _ in points], y=[y for _, y in points], name=name, **styles[name])
+        for name, points in loss_points(timeline).items()
+    ]
 
 
-def _draw_throughput(figure: Any, graph: Any, timeline: Timeline) -> None:
+def _throughput_trace(graph: Any, timeline: Timeline) -> Any:
     assert timeline.span is not None
     step = (timeline.span[1] - timeline.span[0]) / WINDOWS
-    figure.add_trace(
-        graph.Scatter(
-            x=[(at + 0.5) * step for at in range(WINDOWS)],
-            y=throughput(timeline, WINDOWS),
-            name="committed samples/s",
-            line={"color": "#1d3557", "shape": "hvh"},
-        ),
-        row=2,
-        col=1,
+    return graph.Scatter(
+        x=[(at + 0.5) * step for at in range(WINDOWS)],
+        y=throughput(timeline, WINDOWS),
+        name="committed samples/s",
+        line={"color": "#1d3557", "shape": "hvh"},
     )
 
 
-def _draw_lanes(figure: Any, graph: Any, timeline: Timeline) -> None:
+def _lane_traces(graph: Any, timeline: Timeline) -> list[Any]:
     bars = lanes(timeline)
-    for activity, colour in COLOURS.items():
-        matching = [bar for bar in bars if bar.activity == activity]
-        if matching:
-            figure.add_trace(
-                graph.Bar(
-                    y=[bar.replica for bar in matching],
-                    base=[bar.begin for bar in matching],
-                    x=[bar.seconds for bar in matching],
-                    hovertext=[bar.text for bar in matching],
-                    hoverinfo="text",
-                    orientation="h",
-                    name=activity,
-                    marker={"color": colour, "line": {"color": "white", "width": 0.5}},
-                ),
-                row=3,
-                col=1,
-            )
+    by_activity = {name: [bar for bar in bars if bar.activity == name] for name in COLOURS}
+    return [
+        graph.Bar(
+            y=[bar.replica for bar in matching],
+            base=[bar.begin for bar in matching],
+            x=[bar.seconds for bar in matching],
+            hovertext=[bar.text for bar in matching],
+            hoverinfo="text",
+            orientation="h",
+            name=activity,
+            marker={"color": COLOURS[activity], "line": {"color": "white", "width": 0.5}},
+        )
+        for activity, matching in by_activity.items()
+        if matching
+    ]
 
 
 def _draw_faults(figure: Any, timeline: Timeline) -> None:
     assert timeline.span is not None
     began, ended = timeline.span
-    shapes: list[dict[str, Any]] = []
-    notes: list[dict[str, Any]] = []
     for impact in impacts(timeline):
         begin = impact.fired - began
         # a fault without a heal ends when the swarm has recovered from it
         over = None if impact.recover_s is None else impact.fired + impact.recover_s
         end = impact.healed if impact.healed is not None else over
-        shapes.append(_window(begin, (ended if end is None else min(end, ended)) - began))
-        notes.append(_note(begin, 1.0, f"{impact.fault} {impact.kind}", _FAULT))
-        seen = (("detected", impact.detect_s), ("throughput back", impact.recover_s))
-        for word, seconds in seen:
-            if seconds is not None:
-                shapes.append(_line(begin + seconds, "dot" if word == "detected" else "dash"))
-                height = _PLACES[word]
-                notes.append(_note(begin + seconds, height, f"{impact.fault} {word}", _GREY))
+        until = (ended if end is None else min(end, ended)) - began
+        look = {"fillcolor": _FAULT, "opacity": 0.12, "line_width": 0, "layer": "below"}
+        figure.add_shape(type="rect", x0=begin, x1=until, **_ALL_PANELS, **look)
+        _write(figure, begin, 1.0, f"{impact.fault} {impact.kind}", _FAULT)
+        if impact.detect_s is not None:
+            _mark(figure, begin + impact.detect_s, 0.72, f"{impact.fault} detected", "dot")
+        if impact.recover_s is not None:
+            _mark(figure, begin + impact.recover_s, 0.69, f"{impact.fault} throughput back", "dash")
     for item in rejoins(timeline):
         if item.seconds is not None:
             back = item.spawned - began + item.seconds
-            shapes.append(_line(back, "dash"))
-            notes.append(_note(back, _PLACES["back"], f"{item.peer} back", _GREY))
-    figure.update_layout(shapes=shapes, annotations=notes)
+            _mark(figure, back, 0.66, f"{item.peer} back", "dash")
 
 
-def _window(begin: float, end: float) -> dict[str, Any]:
-    """Return a shaded interval over all three panels."""
-    place = {"xref": "x", "yref": "paper", "x0": begin, "x1": end, "y0": 0, "y1": 1}
-    return {
-        "type": "rect", **place, "fillcolor": _FAULT, "opacity": 0.12, "line": {"width": 0},
-        "layer": "below",
-    }  # fmt: skip
+def _mark(figure: Any, x: float, y: float, text: str, dash: str) -> None:
+    """Draw a line over all panels at a moment ``x`` [s], and a text at a height ``y``.
+
+    Texts of different meaning have different heights, so that those of one fault do not overlap.
+    """
+    line = {"color": _GREY, "width": 1, "dash": dash}
+    figure.add_shape(type="line", x0=x, x1=x, line=line, **_ALL_PANELS)
+    _write(figure, x, y, text, _GREY)
 
 
-def _line(x: float, dash: str) -> dict[str, Any]:
-    place = {"xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1}
-    return {"type": "line", **place, "line": {"color": _GREY, "width": 1, "dash": dash}}
-
-
-def _note(x: float, y: float, text: str, colour: str) -> dict[str, Any]:
-    """Return a text to the right of a moment ``x`` [s], at a height ``y`` between 0 and 1."""
-    return {
-        "x": x, "xref": "x", "y": y, "yref": "paper", "text": text, "showarrow": False,
-        "xanchor": "left", "yanchor": "top", "font": {"size": 10, "color": colour},
-    }  # fmt: skip
+def _write(figure: Any, x: float, y: float, text: str, colour: str) -> None:
+    """Write a text to the right of a moment ``x`` [s], at a height ``y`` between 0 and 1."""
+    place = {"xref": "x", "yref": "paper", "xanchor": "left", "yanchor": "top"}
+    font = {"size": 10, "color": colour}
+    figure.add_annotation(x=x, y=y, text=text, showarrow=False, font=font, **place)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
+from rayhive.events import FaultFired, InvariantChecked, of_kind
 from rayhive.invariants import check_all
 from rayhive.metrics.badput import time_spent
 from rayhive.metrics.cell_text import counts_text
@@ -15,7 +15,6 @@ from rayhive.metrics.group import ratio
 from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.lost_samples import samples_lost
 from rayhive.metrics.refusals import refusals
-from rayhive.metrics.stats import Time
 from rayhive.metrics.timeline import Timeline
 from rayhive.report.event_text import timeline_texts
 from rayhive.report.numbers import number_text
@@ -88,8 +87,8 @@ def _throughput(timeline: Timeline, width: int) -> Iterator[str]:
     begin, end = timeline.span
     columns = max(10, width - 14)
     rates, marks = throughput(timeline, columns), [" "] * columns
-    for fired in timeline.of("fault_fired"):
-        at = int(columns * (fired["t"] - begin) / (end - begin or 1.0))
+    for fired in of_kind(timeline.events, FaultFired):
+        at = int(columns * (fired.t - begin) / (end - begin or 1.0))
         marks[min(max(at, 0), columns - 1)] = "!"
     top = max(rates) or 1.0
     yield "samples/s     " + "".join(_BARS[round(8 * rate / top)] for rate in rates)
@@ -129,7 +128,10 @@ def _impact(impact: FaultImpact) -> str:
     recovered = _after(
         "throughput of the live peers recovered", impact.recover_s, impact.observed_s
     )
-    stall = "" if impact.stall is None else f" (longest stall {_stall(impact.stall)})"
+    stall = ""
+    if impact.stall is not None:
+        least = "more than " if impact.stall.censored else ""
+        stall = f" (longest stall {least}{impact.stall.seconds:.2f} s)"
     targets = ", ".join(impact.targets) or "no peer"
     return f"{impact.fault} {impact.kind} ({targets}): {proof}; {continued}{stall}; {recovered}"
 
@@ -138,10 +140,6 @@ def _after(change: str, seconds: float | None, observed_s: float) -> str:
     if seconds is None:
         return f"not seen within {observed_s:.2f} s: {change}"
     return f"{change} after {seconds:.2f} s"
-
-
-def _stall(stall: Time) -> str:
-    return f"{'more than ' if stall.censored else ''}{stall.seconds:.2f} s"
 
 
 def _rejoin(item: Rejoin, faults: Mapping[str, FaultImpact]) -> str:
@@ -183,14 +181,10 @@ def invariant_lines(timeline: Timeline) -> list[str]:
     The verdicts are those in the replicate's ``invariant`` events. Without such events, the
     invariants are checked now.
     """
-    recorded = [dict(event) for event in timeline.of("invariant")]
-    found: Sequence[Mapping[str, Any]] = recorded or [
-        {"name": r.name, "ok": r.ok, "checked": r.checked, "violations": r.violations}
-        for r in check_all(timeline.spec, timeline.events)
-    ]
+    recorded = list(of_kind(timeline.events, InvariantChecked))
     lines = []
-    for item in found:
-        checked = f"{item['checked']} checked" if item["checked"] else "nothing to check"
-        lines.append(f"{'holds   ' if item['ok'] else 'VIOLATED'}  {item['name']} ({checked})")
-        lines += [f"          {text}" for text in item["violations"]]
+    for item in recorded or check_all(timeline.spec, timeline.events):
+        checked = f"{item.checked} checked" if item.checked else "nothing to check"
+        lines.append(f"{'holds   ' if item.ok else 'VIOLATED'}  {item.name} ({checked})")
+        lines += [f"          {text}" for text in item.violations or ()]
     return lines

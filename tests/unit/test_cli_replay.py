@@ -27,7 +27,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[ReplicateSpec]:
         (Path(spec.folder) / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
         specs.append(spec)
 
-    monkeypatch.setattr("rayhive.sweep.replay.run_again", run_again)
+    monkeypatch.setattr("rayhive.api.scenarios.run_again", run_again)
     monkeypatch.setattr("rayhive.report.timeline_picture.write_timeline_picture", lambda *_: None)
     return specs
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.columns import Column, all_columns, configuration_columns, group_columns
-from rayhive.report.formats import FORMATS
+from rayhive.report.render import FORMATS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "results.md").read_text(encoding="utf-8")
 ROWS = {

@@ -11,12 +11,7 @@ import pytest
 from rayhive.columns import group_columns, replicate_columns
 from rayhive.errors import ConfigError, RayhiveError
 from rayhive.metrics.pareto import Pareto
-from rayhive.report.frames import (
-    configuration_frame,
-    configuration_types,
-    replicate_frame,
-    write_parquet,
-)
+from rayhive.report.frames import configuration_frame, configuration_types, replicate_frame
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
 from tests.fixtures.logs import START, Log, make_spec, write_run
@@ -51,20 +46,20 @@ def test_a_run_is_read_from_its_events(tmp_path: Path) -> None:
 
 def test_deleting_the_parquet_files_changes_nothing(tmp_path: Path) -> None:
     run = study(tmp_path / "run")
-    write_parquet(load_results(run), run)
+    load_results(run).write_parquet(run)
     files = {path.name for path in run.iterdir()}
     assert files == {"sweep.yaml", "trials", "trials.parquet", "configurations.parquet"}
     before = {name: pd.read_parquet(run / name) for name in files if name.endswith(".parquet")}
     for name in before:
         (run / name).unlink()
-    write_parquet(load_results(run), run)
+    load_results(run).write_parquet(run)
     for name, frame in before.items():
         pd.testing.assert_frame_equal(pd.read_parquet(run / name), frame)
 
 
 def test_parquet_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = study(tmp_path / "run")
-    write_parquet(load_results(run), run)
+    load_results(run).write_parquet(run)
     before = (run / "trials.parquet").read_bytes()
 
     def tear(frame: pd.DataFrame, path: str, index: bool) -> None:
@@ -73,7 +68,7 @@ def test_parquet_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(pd.DataFrame, "to_parquet", tear)
     with pytest.raises(OSError, match="no space"):
-        write_parquet(load_results(run), run)
+        load_results(run).write_parquet(run)
     assert (run / "trials.parquet").read_bytes() == before
     assert not [path for path in run.iterdir() if path.name.startswith(".")]
 
@@ -97,7 +92,7 @@ def test_peers_whose_tensors_were_refused_are_named_in_the_parquet_files(tmp_pat
     with log.open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
     results = load_results(run)
-    write_parquet(results, run)
+    results.write_parquet(run)
     replicates = pd.read_parquet(run / "trials.parquet")["rejected_peers"]
     assert list(replicates.fillna("")) == ["peer-1 1", ""]
     (told,) = pd.read_parquet(run / "configurations.parquet")["rejected_peers"]

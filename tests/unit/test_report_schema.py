@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from rayhive.report.frames import write_parquet
 from rayhive.report.results import load_results
 from tests.fixtures.faulted import kill_and_restart
 from tests.fixtures.logs import Log, write_run
@@ -22,7 +21,7 @@ SCHEMAS = json.loads(
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_columns_of_version_0_1_keep_their_order_and_types(name: str, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [Log(), kill_and_restart(trial=1)])  # type: ignore[list-item]
-    write_parquet(load_results(run), run)
+    load_results(run).write_parquet(run)
     schema = pyarrow.parquet.read_schema(run / name)
     found = [[name, str(kind)] for name, kind in zip(schema.names, schema.types, strict=True)]
     known = {column for column, _ in SCHEMAS[name]}

@@ -10,7 +10,18 @@ from pathlib import Path
 import pytest
 
 from rayhive.errors import RayhiveError
-from rayhive.events import make_event
+from rayhive.events import (
+    Event,
+    Fallback,
+    FaultFailed,
+    FaultFired,
+    FaultHealed,
+    FaultVerified,
+    Left,
+    Notice,
+    Progress,
+    Rejected,
+)
 from rayhive.report.event_text import event_text
 from rayhive.report.notice_grid import notice_grid, notice_html, notice_lines
 from rayhive.report.timeline_picture import (
@@ -21,7 +32,7 @@ from rayhive.report.timeline_picture import (
 )
 from rayhive.report.timeline_text import throughput, timeline_lines
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
-from tests.fixtures.logs import Log, write_run
+from tests.fixtures.logs import Log, timeline_of, write_run
 
 # -- text --------------------------------------------------------------------------------------
 
@@ -82,29 +93,28 @@ def test_the_text_of_a_replicate_that_never_trained(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        ({"kind": "left", "peer": "peer-1", "handed_over": 9, "lost": 0},
+        (Left(peer="peer-1", round=3, handed_over=9, lost=0),
          "peer-1 leaves: 9 samples handed over, 0 lost"),
-        ({"kind": "notice", "peer": "peer-1", "deadline_s": 15.0}, "peer-1 receives notice: 15 s"),
-        ({"kind": "rejected", "peer": "peer-0", "offender": "Qm", "round": 3, "reason": "norm"},
+        (Notice(peer="peer-1", deadline_s=15.0), "peer-1 receives notice: 15 s"),
+        (Notice(peer="peer-1"), "peer-1 receives notice"),
+        (Rejected(peer="peer-0", offender="Qm", round=3, reason="norm"),
          "peer-0 refuses the gradients of Qm in round 3: norm"),
-        ({"kind": "fault_failed", "peer": None, "fault": "f2", "phase": "heal", "error": "a\nb"},
-         "f2 FAILED in heal: a b"),
-        ({"kind": "fault_fired", "peer": None, "fault": "f2", "fault_kind": "pause",
-          "who": ["a", "b"], "slip_rounds": 1}, "f2 pause on a, b fires, 1 rounds late"),
-        ({"kind": "fallback", "peer": "peer-0", "round": 3, "reason": "E('x')", "choice": "local"},
+        (FaultFailed(fault="f2", phase="heal", error="a\nb"), "f2 FAILED in heal: a b"),
+        (FaultFired(fault="f2", fault_kind="pause", effect="stopped", who=["a", "b"],
+                    slip_rounds=1), "f2 pause on a, b fires, 1 rounds late"),
+        (Fallback(peer="peer-0", round=3, reason="E('x')", choice="local"),
          "peer-0 applies its own gradients in round 3: E('x')"),
-        ({"kind": "fallback", "peer": "peer-0", "round": 3, "reason": "E('x')", "choice": "skip"},
+        (Fallback(peer="peer-0", round=3, reason="E('x')", choice="skip"),
          "peer-0 skips round 3: E('x')"),
-        ({"kind": "round", "peer": "peer-0"}, None),
+        (Progress(peer="peer-0", computed=3), None),
     ],
 )  # fmt: skip
-def test_events_in_words(event: dict[str, object], text: str | None) -> None:
-    assert event_text({"t": 0.0, **event}) == text
+def test_events_in_words(event: Event, text: str | None) -> None:
+    assert event_text(event) == text
 
 
-def test_long_proofs_are_cut(tmp_path: Path) -> None:
-    event = {"kind": "fault_verified", "t": 0.0, "peer": None, "fault": "f0", "ok": True}
-    text = event_text({**event, "proof": {"pids": list(range(1000))}})
+def test_long_proofs_are_cut() -> None:
+    text = event_text(FaultVerified(fault="f0", ok=True, proof={"pids": list(range(1000))}))
     assert text is not None and text.endswith("…") and len(text) < 110
 
 
@@ -193,7 +203,7 @@ def test_loss_points_are_means_over_the_peers() -> None:
 def test_a_picture_without_training_is_an_error() -> None:
     log = Log()
     with pytest.raises(RayhiveError, match="never trained"):
-        timeline_html(Story().timeline.__class__(log.spec, log.head()))
+        timeline_html(timeline_of(log.spec, log.head()))
 
 
 def test_without_plotly_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,4 +265,4 @@ def test_a_run_without_notice_scenarios_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_a_heal_without_failures_does_not_mention_them(done: dict[str, object], told: str) -> None:
-    assert event_text(make_event("fault_healed", fault="f0", done=done)) == told
+    assert event_text(FaultHealed(fault="f0", done=done)) == told

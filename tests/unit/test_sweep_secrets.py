@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayhive.cli import main, study
-from rayhive.cli.text import complain
+from rayhive.cli import main, studies
+from rayhive.cli.output import complain
 from rayhive.errors import ConfigError, Problem, without_secrets
 from rayhive.spec import SweepConfig
 from rayhive.sweep import storage
@@ -150,7 +150,7 @@ def test_the_command_that_goes_on_tells_no_password(
     monkeypatch.setattr(sweep_run, "run_sweep", stop)
     command = ["sweep", str(file), "--set", f"storage={URL}"]
     monkeypatch.setattr(sys, "argv", ["rayhive", *command])
-    assert study.command_of_process()[-1] == f"storage={URL}"
+    assert studies.command_of_process()[-1] == f"storage={URL}"
     assert main(command) == 130
     said = capsys.readouterr()
     assert "rayhive sweep" in said.err and SECRET not in said.err + said.out

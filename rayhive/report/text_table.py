@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Sequence
 from itertools import groupby
 
 from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from rayhive.columns import Column, Row
-from rayhive.report.results import Results
-from rayhive.report.table_model import Cell, TableModel, build_table
+from rayhive.columns import Column
+from rayhive.report.table import Cell, TableModel
 
 #: Characters of a column name from which it is broken after underscores, and of each line then.
 LONG_NAME, NAME_LINE = 16, 14
@@ -23,18 +20,20 @@ LONG_NAME, NAME_LINE = 16, 14
 KEY_WIDTH = 30
 
 
-def table_text(results: Results, rows: Sequence[Row], width: int, color: bool) -> str:
+def table_text(model: TableModel, width: int, color: bool) -> str:
     """Return the table in blocks that fit ``width``.
 
     Every block begins with the key columns. A block with a single further column can be wider than
     ``width``; it is not cut.
     """
-    model = build_table(results, rows)
     parts = [model.title, ""]
     if model.rows:
         for block in _blocks(model, width):
             table = _table(model, block, color)
-            parts.append(_print(table, max(width, _width(table)), color))
+            console = _console(max(width, _width(table)), color)
+            with console.capture() as captured:
+                console.print(table)
+            parts.append("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
     marked = any(cell.best for line in model.rows for cell in line)
     best = "the value's interval lies on the better side of every other row's."
     notes = [*([f"{'Bold:' if color else '*'} {best}"] if marked else []), *model.notes]
@@ -67,8 +66,7 @@ def _fits(model: TableModel, block: Sequence[int], width: int) -> bool:
 
 
 def _width(table: Table) -> int:
-    console = _console(io.StringIO(), 100_000, False)
-    return Measurement.get(console, console.options, table).maximum
+    return _console(100_000, False).measure(table).maximum
 
 
 def _table(model: TableModel, block: Sequence[int], color: bool) -> Table:
@@ -115,15 +113,8 @@ def _text(cell: Cell, color: bool) -> Text:
     return Text(cell.text, style="bold") if color else Text(f"{cell.text} *")
 
 
-def _print(table: Table, width: int, color: bool) -> str:
-    out = io.StringIO()
-    _console(out, width, color).print(table)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
-
-
-def _console(out: io.StringIO, width: int, color: bool) -> Console:
+def _console(width: int, color: bool) -> Console:
     return Console(
-        file=out,
         width=width,
         color_system="standard" if color else None,
         force_terminal=color,

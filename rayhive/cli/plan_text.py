@@ -1,4 +1,4 @@
-"""Text form of a fault plan."""
+"""Texts of the dry run of a study and of fault plans."""
 
 from __future__ import annotations
 
@@ -7,12 +7,52 @@ from collections.abc import Callable, Iterator
 
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
+from rayhive.sweep.dry_run import Plan, describe
+from rayhive.sweep.eta import clock
 
-#: Columns of a timeline.
-WIDTH = 64
+#: Columns of the chart of a fault plan.
+_WIDTH = 64
 
 
-def plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
+def study_plan_lines(plan: Plan) -> Iterator[str]:
+    """Yield the size and the longest duration of a study."""
+    config = plan.study.config
+    space = "" if plan.space_size is None else f" (the space has {plan.space_size} configurations)"
+    yield f"{config.name}: {config.workload.label} ({plan.study.workload.data} data)"
+    yield (
+        f"  {plan.trials} trials{space} x {len(config.scenarios)} scenarios x "
+        f"{config.replicates} replicates = {plan.replicates} replicates of "
+        f"{config.swarm.peers} peers"
+    )
+    if plan.study.twin_added:
+        yield "  the scenario none was added as the twin of the faulted scenarios"
+    for scenario in plan.scenarios:
+        yield f"  {scenario.name}: {describe(scenario)}"
+    rounds = "" if plan.rounds is None else f"{plan.rounds} rounds, "
+    yield (
+        f"  each at most {rounds}{clock(config.budget.seconds_per_replicate)} of training; "
+        f"all at most {clock(plan.longest_s)}, plus some seconds for each start"
+    )
+    yield f"  gradients of one peer, uncompressed: {plan.dense_bytes:,} B"
+
+
+def study_plan_rows(plan: Plan) -> list[dict[str, object]]:
+    """Return a row for each listed configuration, with its predicted payload."""
+    return [
+        {
+            "configuration": row.configuration.label,
+            **row.configuration.model_dump(mode="json"),
+            "enqueued": row.enqueued,
+            "payload_bytes_per_round_predicted": row.bytes_per_round,
+            "gradient_compression_ratio": row.ratio,
+            "compressed_tensors": row.compressed,
+            "exact": row.exact,
+        }
+        for row in plan.configurations
+    ]
+
+
+def fault_plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
     """Yield the faults of a plan as lines and as a chart over time.
 
     Args:
@@ -61,7 +101,7 @@ def _chart(
     rows = sorted({*shown, *names}, key=_order)
     width = max(map(len, rows))
     for row in rows:
-        cells = ["·"] * WIDTH
+        cells = ["·"] * _WIDTH
         for fault in faults:
             if row in fault.who:
                 begin = _column(_moment(fault.at), end)
@@ -70,7 +110,7 @@ def _chart(
                 cells[begin : last + 1] = "█" * (last + 1 - begin)
                 cells[begin] = "┃" if until is None else "█"
         yield f"  {row:{width}} {''.join(cells)}"
-    yield f"  {'':{width}} 0{f'{end:g} {unit}':>{WIDTH - 1}}"
+    yield f"  {'':{width}} 0{f'{end:g} {unit}':>{_WIDTH - 1}}"
 
 
 def _moment(at: At) -> float:
@@ -78,7 +118,7 @@ def _moment(at: At) -> float:
 
 
 def _column(value: float, end: float) -> int:
-    return int(min(value / end, 1.0) * (WIDTH - 1)) if end > 0 else 0
+    return int(min(value / end, 1.0) * (_WIDTH - 1)) if end > 0 else 0
 
 
 def _order(name: str) -> tuple[str, int]:

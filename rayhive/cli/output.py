@@ -1,34 +1,16 @@
-"""Options and output that several commands share."""
+"""Output that several commands share."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import Any, Literal
 
 from rayhive.errors import without_secrets
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 #: Width of a table that goes to a file or a pipe [characters].
 PIPE_WIDTH = 160
-
-File = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The study, a YAML file.", show_default=False)
-]
-Address = Annotated[
-    str | None,
-    typer.Option(
-        help="HOST:PORT of a running Ray cluster, or auto; by default RAY_ADDRESS, else a Ray "
-        "on this machine that ends with the command.",
-        show_default=False,
-    ),
-]
 
 
 def complain(text: str) -> None:
@@ -49,12 +31,6 @@ def print_rows(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) ->
         columns: Key -> header; a header that ends in ``>`` is right-aligned.
     """
     from rich.console import Console
-
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    Console(width=width).print(_table(rows, columns))
-
-
-def _table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
@@ -64,7 +40,7 @@ def _table(rows: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> Tab
         table.add_column(header.rstrip(">"), justify=side, overflow="fold")
     for row in rows:
         table.add_row(*(escape(_cell(row.get(key))) for key in columns))
-    return table
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
 
 
 def _cell(value: object) -> str:
@@ -72,6 +48,8 @@ def _cell(value: object) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,23 +1,26 @@
-"""Model of the results table: its columns, the texts of its cells, and their marks."""
+"""Results table for readers: its columns, the texts and marks of its cells, and its notes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rayhive.columns import Column, Row, configuration_columns, find_column
+from rayhive.columns import Column, Row, configuration_columns, find_column, group_columns
 from rayhive.metrics.aggregate import CONDITIONS, comparable, is_censored, ran
 from rayhive.metrics.cell_text import parse_times
-from rayhive.metrics.folds import Mean, Percentile, Total
+from rayhive.metrics.folds import Extreme, Mean, Percentile, Total
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.stats import censored_percentile
+from rayhive.metrics.timeline import UNCOUNTED
 from rayhive.report.numbers import estimate_text, number_text
 from rayhive.report.results import Results
-from rayhive.report.table_notes import DAGGER, STAR, count_text, table_notes
 
 #: Groups that are shown only if the run has a scenario with faults.
 _OF_FAULTS = frozenset({"time", "robustness"})
 EMPTY = "-"
+STAR = "★"
+DAGGER = "†"
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def build_table(results: Results, rows: Sequence[Row]) -> TableModel:
         columns=tuple(columns),
         keys=len(keys),
         rows=tuple(cells),
-        notes=tuple(table_notes(results, rows, empty, texts)),
+        notes=tuple(_notes(results, rows, empty, texts)),
     )
 
 
@@ -88,16 +91,11 @@ def _keys(results: Results, rows: Sequence[Row]) -> list[Column]:
 def _is_shown(column: Column, results: Results) -> bool:
     if not column.in_table or column.group == "export":
         return False
-    if column.group in _OF_FAULTS and not is_faulted(results):
+    if column.group in _OF_FAULTS and all(row["scenario"] == NO_FAULTS for row in results.rows):
         return False
     if results.by and column.group == "configuration":
         return column.name in (*results.by, *CONDITIONS) or not column.tells_apart
     return True
-
-
-def is_faulted(results: Results) -> bool:
-    """Return whether the run has a scenario with faults."""
-    return any(row["scenario"] != NO_FAULTS for row in results.rows)
 
 
 def _title(results: Results, rows: Sequence[Row]) -> str:
@@ -129,7 +127,8 @@ def _text(row: Row, column: Column) -> str:
         return f"{value:.6g}"
     if is_censored(row, name):
         return f"≥ {number_text(value)} ({row['reached']}/{ran(row)})"
-    text = estimate_text(value, _half_width(row, name) if column.interval else None)
+    bounds = _bounds(row, name) if column.interval else None
+    text = estimate_text(value, None if bounds is None else (bounds[1] - bounds[0]) / 2)
     if isinstance(rule, Mean) and rule.survivors and row["n_failed"]:
         return f"{text} ({row['n']}/{ran(row)})"
     return text
@@ -152,11 +151,6 @@ def bound_text(row: Row, name: str) -> str | None:
     return f"> {number_text(round(bound.seconds, 3))} ({censored} of {len(times)} censored)"
 
 
-def _half_width(row: Row, name: str) -> float | None:
-    bounds = _bounds(row, name)
-    return None if bounds is None else (bounds[1] - bounds[0]) / 2
-
-
 def separates(row: Row, rows: Sequence[Row], column: Column) -> bool:
     """Return whether a row's interval is on the better side of every interval it is compared with.
 
@@ -168,22 +162,125 @@ def separates(row: Row, rows: Sequence[Row], column: Column) -> bool:
         return False
     name = column.name
     rivals = [
-        other
+        _bounds(other, name)
         for other in rows
         if other is not row and other[name] is not None and comparable(row, other)
     ]
     mine = _bounds(row, name)
     if mine is None or not rivals:
         return False
-    for rival in rivals:
-        theirs = _bounds(rival, name)
-        if theirs is None:
-            return False
-        if not (mine[1] < theirs[0] if column.better == "minimize" else mine[0] > theirs[1]):
-            return False
-    return True
+    if column.better == "minimize":
+        return all(theirs is not None and mine[1] < theirs[0] for theirs in rivals)
+    return all(theirs is not None and mine[0] > theirs[1] for theirs in rivals)
 
 
 def _bounds(row: Row, name: str) -> tuple[float, float] | None:
     low, high = row[f"{name}_low"], row[f"{name}_high"]
     return (low, high) if isinstance(low, float) and isinstance(high, float) else None
+
+
+# -- notes -------------------------------------------------------------------------------------
+
+
+def _notes(
+    results: Results, rows: Sequence[Row], empty: Sequence[str], texts: Sequence[str]
+) -> Iterator[str]:
+    """Yield the notes of a table.
+
+    Args:
+        results: Results that the rows belong to.
+        rows: Rows of the table.
+        empty: Names of the columns that are left out because they are empty in every row.
+        texts: Texts of all cells.
+    """
+    if not rows:
+        yield "No replicate has finished."
+    yield from _signs(results, rows, texts)
+    yield from _warnings(results, rows)
+    if empty:
+        yield f"Empty in every row and left out: {', '.join(empty)}."
+    for column in group_columns("provenance"):
+        yield from _provenance(rows, column)
+
+
+def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Iterator[str]:
+    """Yield the meaning of the signs that the table contains."""
+    if any(row["pareto"] for row in rows):
+        objectives = (f"{name} ({better})" for name, better in results.objectives.items())
+        yield f"{STAR} on the Pareto front of {', '.join(objectives)}."
+    if any(" ± " in text for text in texts):
+        yield "± half of the 95 % t-interval of the mean over the n replicates that finished."
+    for column in configuration_columns():
+        if isinstance(column.fold, Mean) and column.fold.survivors:
+            name = column.name
+            if any(row["n_failed"] and row[name] is not None for row in rows):
+                yield (
+                    f"{name} x (k/n): mean over the k of n replicates that finished; the rest "
+                    "diverged, failed or were invalid."
+                )
+    if any(text.startswith("≥") for text in texts):
+        yield (
+            "≥ x (k/n): mean over the k of n replicates that reached the target; the rest missed "
+            "it or failed."
+        )
+    if any(text.startswith(">") for text in texts):
+        yield (
+            "> x (c of m censored): the percentile of m times, of which c had not ended when the "
+            "training did, is larger than x."
+        )
+    if any(row["n_failed"] and row["n"] for row in rows):
+        yield "Rows with failed replicates (n_failed) show the values of the rest, without marks."
+    if any(row["n_timed_out"] for row in rows):
+        yield f"{DAGGER} ended by the time limit; counted in n and in the means."
+
+
+def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
+    uncounted = Counter(str(r["state"]) for r in results.rows if r["state"] in UNCOUNTED)
+    if uncounted:
+        listed = ", ".join(f"{count} {state}" for state, count in sorted(uncounted.items()))
+        yield f"Replicates that are not counted: {listed}."
+    lost = sum(int(row["n_lost"] or 0) for row in rows)
+    if lost:
+        yield (
+            f"{count_text(lost, 'replicate')} lost to the infrastructure (n_lost), in no number "
+            "here: `rayhive retry DIR` runs them again."
+        )
+    yield from (damage_note(text) for text in results.damaged)
+    incomplete = [row for row in rows if (row["rounds_complete"] or 0) != (row["rounds"] or 0)]
+    if incomplete:
+        yield (
+            f"In {count_text(len(incomplete), 'row')} not every round was averaged by all peers at "
+            "the first attempt; payload_bytes_per_round is over those that were (rounds_complete)."
+        )
+    censored = sum(int(row["censored"] or 0) for row in rows)
+    if censored:
+        yield (
+            f"Of {count_text(censored, 'fault')} the detection, recovery or rejoin was not seen "
+            "before the end (censored)."
+        )
+    violated = [row for row in rows if row["invariants_violated"]]
+    if violated:
+        yield f"In {count_text(len(violated), 'row')} an invariant was violated."
+    wrong = [row for row in rows if row["payload_matches"] is False]
+    if wrong:
+        yield f"In {count_text(len(wrong), 'row')} the payload differs from the exact prediction."
+
+
+def damage_note(text: str) -> str:
+    """Return the note about a replicate that could not be read."""
+    return f"Damaged and left out: {text}. A further `rayhive sweep` runs that replicate again."
+
+
+def count_text(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless it is 1."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _provenance(rows: Sequence[Row], column: Column) -> Iterator[str]:
+    values = sorted({str(row[column.name]) for row in rows if row[column.name] is not None})
+    if not values:
+        return
+    if isinstance(column.fold, Extreme):
+        yield f"{column.name}: {column.fold.choose(values)}"
+    else:
+        yield f"{column.name}: {' | '.join(values)}"

@@ -1,0 +1,51 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayhive.errors import ConfigError, unknown
+
+#: Output formats of lists.
+_LIST_FORMATS = ("table", "json")
+
+
+def _list_format(value: str) -> str:
+    if value not in _LIST_FORMATS:
+        raise ConfigError(unknown("--format", value, _LIST_FORMATS))
+    return value
+
+
+StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The study, a YAML file.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Replace one field of the study, as in budget.trials=8; may be repeated.",
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of a running Ray cluster, or auto; by default RAY_ADDRESS, else a Ray "
+        "on this machine that ends with the command."
+    ),
+]
+RunningAddress = Annotated[
+    str | None,
+    typer.Option(
+        help="HOST:PORT of a running Ray cluster, or auto; by default RAY_ADDRESS, else what you "
+        "run on this machine without a cluster."
+    ),
+]
+ListFormat = Annotated[
+    str, typer.Option(help="Output format: table or json.", callback=_list_format)
+]
+ResultsFormat = Annotated[
+    str, typer.Option(help="Format of the results: table, md, csv, json or latex.")
+]

@@ -1,0 +1,210 @@
+"""``rayhive sweep``, ``retry``, ``plan``, ``results`` and ``replay``."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rayhive.cli.options import Address, ListFormat, ResultsFormat, RunFolder, Sets, StudyFile
+from rayhive.cli.output import complain, print_json, print_rows
+from rayhive.cli.scenarios import print_stories
+from rayhive.errors import ConfigError, unknown
+from rayhive.sweep.signals import Interrupted
+
+if TYPE_CHECKING:
+    from rayhive.api import Run
+
+
+def sweep(
+    file: StudyFile,
+    set_: Sets = None,
+    address: Address = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The run folder; by default runs/NAME, in a submitted job ~/runs/NAME."),
+    ] = None,
+    format: ResultsFormat = "table",
+    code: Annotated[
+        str,
+        typer.Option(
+            help="If the workload's code or data changed since the run folder was begun: refuse; "
+            "keep-apart, to give the new replicates rows of their own; or accept, if the change "
+            "does not affect the results."
+        ),
+    ] = "refuse",
+) -> None:
+    """Run a study, or resume it where it was interrupted, and print its results.
+
+    Example: `rayhive sweep experiments/quickstart.yaml --set budget.trials=4`
+
+    Ctrl-C or SIGTERM stops the sweep and leaves no process behind; the same command resumes it.
+    Another study needs another name or --out. Of the same study only budget.trials and replicates
+    may grow, and timeouts and retries may change.
+    """
+    from rayhive import api
+
+    _run(lambda: api.sweep(file, set=set_ or (), address=address, out=out, code=code), format)
+
+
+def retry(
+    folder: RunFolder,
+    set_: Sets = None,
+    address: Address = None,
+    format: ResultsFormat = "table",
+) -> None:
+    """Run again the replicates that were lost in every attempt, then resume the study.
+
+    Example: `rayhive retry runs/quickstart --set timeouts.starting=300`
+
+    Replicates that were lost with their nodes, found no room in time or started too slowly get
+    their attempts once more. Failures of a configuration are results, and stay.
+    """
+    from rayhive import api
+
+    _run(lambda: api.retry(folder, set=set_ or (), address=address), format)
+
+
+def _run(run: Callable[[], Run], format: str) -> None:
+    """Run a study and print its results."""
+    from rayhive.report.render import FORMATS, results_text
+
+    if format not in FORMATS:
+        raise ConfigError(unknown("--format", format, FORMATS))
+    try:
+        found = run()
+    except Interrupted as stop:
+        complain(f"{stop.reason}; finished replicates are kept in {stop.folder}. To resume:")
+        complain(f"  {shlex.join(command_of_process())}")
+        raise typer.Exit(stop.exit_code) from None
+    print(results_text(found.results, format, (), None, _width(), sys.stdout.isatty(), complain))
+    if found.done is not None:
+        failed = f", {found.done.failed} failed" if found.done.failed else ""
+        again = shlex.join(["rayhive", "results", str(found.folder)])
+        complain(f"{found.done.trials} trials{failed}; {found.folder} (again: {again})")
+        if found.done.trials and found.done.failed == found.done.trials:
+            raise typer.Exit(1)
+
+
+def command_of_process() -> list[str]:
+    """Return the command that started this process, as its user would type it."""
+    program = Path(sys.argv[0])
+    if program.suffix == ".py" and program.name != "__main__.py":
+        return ["python", *sys.argv]
+    return ["rayhive", *sys.argv[1:]]
+
+
+def _width() -> int:
+    return shutil.get_terminal_size((120, 24)).columns
+
+
+def plan(
+    file: StudyFile,
+    set_: Sets = None,
+    format: ListFormat = "table",
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="The Ray cluster that the study is for. It is not contacted, and this machine is "
+            "not checked."
+        ),
+    ] = None,
+) -> None:
+    """Predict the trials, bytes and duration of a study. Starts nothing, writes nothing.
+
+    Example: `rayhive plan experiments/quickstart.yaml`
+
+    Refuses what `sweep` would refuse: a storage that cannot be opened and, without an address,
+    faults that this machine cannot inject and GPUs that it lacks.
+    """
+    from rayhive import api
+    from rayhive.cli.plan_text import study_plan_lines, study_plan_rows
+
+    found = api.plan(file, set=set_ or (), address=address)
+    rows = study_plan_rows(found)
+    if format == "json":
+        print_json(rows)
+    else:
+        print("\n".join(study_plan_lines(found)), end="\n\n")
+        print_rows(
+            rows,
+            {
+                "configuration": "configuration",
+                "enqueued": "enqueued",
+                "payload_bytes_per_round_predicted": "payload/peer/round [B]>",
+                "gradient_compression_ratio": "ratio [x]>",
+                "compressed_tensors": "factorised>",
+                "exact": "exact",
+            },
+        )
+        if found.left_out:
+            print(f"... and {found.left_out} more corners of the space")
+    if found.unmet:
+        complain("the study cannot run from this machine:")
+        raise ConfigError(found.unmet)
+
+
+def results(
+    folder: RunFolder,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Make one row of all replicates that agree in this column: codec, "
+            "powersgd_rank, delay, …; may be repeated."
+        ),
+    ] = None,
+    format: ResultsFormat = "table",
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="Column to sort by; with - in front, descending (--sort=-samples_per_s)."
+        ),
+    ] = None,
+) -> None:
+    """Print the results table of a run: one row per configuration, computed from its events.
+
+    Examples: `rayhive results runs/quickstart`, `rayhive results runs/quickstart --by codec
+    --format md`
+    """
+    from rayhive.report.render import results_text
+
+    print(results_text(folder, format, by or (), sort, _width(), sys.stdout.isatty(), complain))
+
+
+def replay(
+    folder: RunFolder,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="Number of the trial.")],
+    replicate: Annotated[int, typer.Option(help="Number of the replicate.", min=0)] = 0,
+    scenario: Annotated[
+        str | None,
+        typer.Option(help="Its scenario; by default the only one of the trial that has faults."),
+    ] = None,
+    address: Address = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the new replicate; by default runs/replay-TIME."),
+    ] = None,
+) -> None:
+    """Run a recorded replicate again, with the recorded spec and fault plan.
+
+    Example: `rayhive replay runs/kill-one 0`
+
+    Exit code 1 if the replicate failed, a fault did not take effect, or an invariant is violated.
+    """
+    from rayhive import api
+
+    try:
+        found = api.replay(
+            folder, trial, replicate=replicate, scenario=scenario, address=address, out=out
+        )
+    except Interrupted as stop:
+        complain(f"{stop.reason}; the unfinished replicate is in {stop.folder}")
+        raise typer.Exit(stop.exit_code) from None
+    wrong = print_stories(found, always=True)
+    print(f"all columns: {shlex.join(['rayhive', 'results', str(found.folder)])}")
+    raise typer.Exit(int(wrong))
