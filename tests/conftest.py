@@ -1,4 +1,4 @@
-"""What all tests share: an environment of their own, and the check that nothing survives them."""
+"""Environment of all tests, and the check that no process or file outlives them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ settings.load_profile("rayhive")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none."""
+    """Skip tests marked ``gpu`` on a machine without one."""
     if item.get_closest_marker("gpu") is not None:
         import torch
 
@@ -46,7 +46,7 @@ def nothing_survives() -> Iterator[None]:
     files = watch.new_files(patience_s=2.0)
     if files and (company or strangers(TOKEN)):
         text = ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
-        warnings.warn(f"left behind, perhaps by somebody else: {text}", stacklevel=1)
+        warnings.warn(f"left behind, perhaps by another session: {text}", stacklevel=1)
     else:
         leaks += files
     if leaks:
@@ -63,8 +63,8 @@ def run_dir(tmp_path: Path) -> Path:
 def isolated_env(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give Ray a folder and a token of its own, and return the folder.
 
-    Without it a local cluster would announce itself in the machine's shared folder, where others'
-    ``address="auto"`` finds it, and share a token file in the home. The path is short because
+    Without it a local cluster would announce itself in the machine's shared folder, where every
+    other ``address="auto"`` finds it, and share a token file in the home. The path is short because
     Ray puts sockets below it, whose paths may have 107 bytes.
     """
     folder = Path(tempfile.mkdtemp(prefix="rht-", dir="/tmp"))

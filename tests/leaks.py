@@ -1,9 +1,9 @@
-"""What a test session may leave behind: nothing. Finds the processes and files that it did.
+"""Processes and files that a test session left behind; there should be none.
 
 A process belongs to the session if it inherited the session's token, or if it is a fork of the
 session's own process. That is exact even when several sessions share a machine. Files in shared
-directories carry no owner: those that no living process uses are the session's if nobody else
-runs hivemind at the time, and cannot be told otherwise.
+directories have no owner: files that no living process uses belong to the session if no other
+session runs hivemind at the time, and cannot be attributed otherwise.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def survivors(token: str) -> list[psutil.Process]:
 
 
 def strangers(token: str) -> bool:
-    """Return whether somebody outside the session with ``token`` runs hivemind or tests."""
+    """Return whether a process outside the session with ``token`` runs hivemind or tests."""
     for process in psutil.process_iter():
         try:
             theirs = process.environ().get(TOKEN_VARIABLE, token) != token
@@ -87,13 +87,13 @@ def stale_files() -> set[Path]:
 
 @dataclass(frozen=True)
 class Watch:
-    """Remembers what was there before a session, to tell what came with it."""
+    """Files that existed before a session, to find those that the session left behind."""
 
     token: str
     files: set[Path] = field(default_factory=stale_files)
 
     def processes(self, patience_s: float) -> list[str]:
-        """Return one line per surviving process, after ``patience_s`` seconds to end in.
+        """Return one line per process that still runs after ``patience_s`` seconds.
 
         They are killed, so that one leak does not disturb later runs.
         """
@@ -108,7 +108,7 @@ class Watch:
         return lines
 
     def new_files(self, patience_s: float) -> list[str]:
-        """Return one line per file that came and has no living user after ``patience_s``."""
+        """Return one line per new file that no living process uses after ``patience_s`` seconds."""
         end = time.monotonic() + patience_s
         while (left := stale_files() - self.files) and time.monotonic() < end:
             time.sleep(0.1)  # a dying process unlinks its files a moment after it is gone

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 from tests.integration.toy import FAST, LOOPBACK, Regression, Together, UntilRound, flat, loader
 from tests.integration.toy import trainer as make_trainer
 

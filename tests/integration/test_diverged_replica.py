@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 from tests.integration.toy import FAST, NOTHING, Regression, Together, flat, left_behind, loader
 from tests.integration.toy import trainer as make_trainer
 

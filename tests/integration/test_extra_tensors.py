@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 from tests.integration.toy import FAST, LOOPBACK, Together, loader
 from tests.integration.toy import trainer as make_trainer
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peers,
     finish_swarm,
-    forkserver,
     start_swarm,
 )
 from tests.integration.test_liveness import listen, rounds, stop
@@ -29,12 +27,6 @@ pytestmark = [pytest.mark.swarm]
 PEERS, ROUNDS, TARGET = 3, 9, 96
 NAN_IN, SCALED_IN = 3, 6
 POWERSGD = {"powersgd_rank": 2, "min_compression_ratio": 0.2}
-
-
-@pytest.fixture(scope="module")
-def socket_path() -> Iterator[str]:
-    with forkserver() as path:
-        yield path
 
 
 def fault(number: int, kind: str, at: int, peer: int = 1, **args: Any) -> PlannedFault:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peer,
     finish_swarm,
-    forkserver,
     kill_groups,
     start_swarm,
 )
@@ -27,12 +26,6 @@ pytestmark = [pytest.mark.swarm]
 TARGET = 128
 #: A peer that waited for one of these would fail by LIMIT.
 WINDOW, LIMIT = 90.0, 60.0
-
-
-@pytest.fixture(scope="module")
-def socket_path() -> Iterator[str]:
-    with forkserver() as path:
-        yield path
 
 
 def spec(run_id: str, peer: int, peers: int, **configuration: Any) -> PeerSpec:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.node.process_group import OwnedProcesses
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 

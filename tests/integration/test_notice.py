@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from rayhive.cluster.node.process_group import OwnedProcesses
 from rayhive.spec.replicate import PeerSpec
-from tests.integration.forkserver_harness import PeerLine, digits_peers, forkserver, start_swarm
+from tests.integration.forkserver_harness import PeerLine, digits_peers, start_swarm
 from tests.integration.test_faults_in_training import assert_books_balance
 from tests.integration.test_liveness import listen, rounds, stop
 
@@ -21,12 +20,6 @@ pytestmark = [pytest.mark.swarm]
 
 BATCH = 16
 NOTICE_S = 3.0
-
-
-@pytest.fixture(scope="module")
-def socket_path() -> Iterator[str]:
-    with forkserver() as path:
-        yield path
 
 
 def specs(run_id: str, peers: int, target: int, **configuration: Any) -> list[PeerSpec]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peers,
     finish_swarm,
-    forkserver,
     start_swarm,
 )
 
@@ -23,12 +21,6 @@ pytestmark = [pytest.mark.swarm]
 
 PEERS, TARGET = 3, 96
 SKEWED = WorkloadConfig(import_path="tests.integration.skewed_digits:SkewedDigits")
-
-
-@pytest.fixture(scope="module")
-def socket_path() -> Iterator[str]:
-    with forkserver() as path:
-        yield path
 
 
 def run(

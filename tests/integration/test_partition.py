@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.links import Links, links
-from tests.integration.swarm_helpers import Child, call, forks  # noqa: F401
+from tests.integration.swarm_helpers import Child, call
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 

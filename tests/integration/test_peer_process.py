@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +19,6 @@ from tests.integration.forkserver_harness import (
     PeerLine,
     digits_peers,
     finish_swarm,
-    forkserver,
     start_swarm,
 )
 
@@ -28,12 +26,6 @@ pytestmark = [pytest.mark.swarm]
 
 ROUNDS = 6
 TARGET = 128
-
-
-@pytest.fixture(scope="module")
-def socket_path() -> Iterator[str]:
-    with forkserver() as path:
-        yield path
 
 
 def specs(run_id: str, peers: int = 2, rounds: int = ROUNDS, **settings: object) -> list[PeerSpec]:

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.swarm_helpers import Child, call, forks  # noqa: F401
+from tests.integration.swarm_helpers import Child, call
 from tests.integration.toy import (
     ALONE,
     FAST,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 from tests.integration.toy import ALONE, Regression, UntilRound, fit_alone, loader
 from tests.integration.toy import trainer as make_trainer
 

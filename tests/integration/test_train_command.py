@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 

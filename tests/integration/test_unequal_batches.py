@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 from tests.integration.toy import ALONE, FAST, LOOPBACK, Together, UntilRound
 from tests.integration.toy import trainer as make_trainer
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rayhive.peer.weights_sketch import relative_distance
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.swarm_helpers import call
 from tests.integration.toy import LOOPBACK, Regression, loader
 from tests.integration.toy import trainer as make_trainer
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 
 class Clock:
+    """Clock that stands still until a test changes ``now`` [s]."""
+
     now = 100.0
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from pydantic import Field
 
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.target import FaultTarget
-from rayhive.registry import FAULTS
 from rayhive.spec import Model
 
 
@@ -56,12 +53,3 @@ FAKES: dict[str, dict[str, Any]] = {
     "nan_gradient": {"in_training": True, "needs": ()},
     "sign_flip": {"in_training": True, "needs": (), "Args": Rounds},
 }
-
-
-@pytest.fixture
-def fakes() -> Iterator[None]:
-    """Put the fakes in the place of the real kinds."""
-    with contextlib.ExitStack() as stack:
-        for name, fields in FAKES.items():
-            stack.enter_context(FAULTS.replaced(name, type(name, (Fake,), fields)))
-        yield

@@ -19,6 +19,16 @@ from rayhive.spec.replicate import ReplicateSpec
 from tests.fixtures.logs import Log
 
 SHAPES = ((64, 32), (32,), (10, 64), (10,))
+#: A study of two trials.
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "workload": {"name": "digits"},
+    "swarm": {"peers": 2, "target_batch_size": 128},
+    "space": {"codec": ["none", "float16"]},
+    "replicates": 1,
+    "budget": {"trials": 2, "seconds_per_replicate": 5},
+    "storage": "journal:trials.log",
+}
 
 
 class Killed(BaseException):

@@ -19,31 +19,18 @@ from rayhive.cli import main
 from rayhive.errors import ConfigError
 from rayhive.spec import SweepConfig
 from rayhive.sweep.signals import Interrupted
-from tests.unit.plan_fakes import fakes  # noqa: F401
-from tests.unit.sweep_fakes import FakeHandle, World
+from tests.unit.sweep_fakes import TINY, FakeHandle, World
 
 ROOT = Path(__file__).parents[2]
-STUDY: dict[str, Any] = {
-    "name": "tiny",
-    "workload": {"name": "digits"},
-    "swarm": {"peers": 2, "target_batch_size": 128},
-    "space": {"codec": ["none", "float16"]},
-    "replicates": 1,
-    "budget": {"trials": 2, "seconds_per_replicate": 5},
-    "storage": "journal:trials.log",
-}
 
 
-@pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """Return a world that takes the place of Ray; the working directory is empty."""
-    world = World()
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make an empty folder the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rayhive.sweep.target, "connect_to_ray", world.connect)
-    return world
 
 
-@pytest.mark.parametrize("study", [STUDY, SweepConfig.model_validate(STUDY)], ids=["map", "model"])
+@pytest.mark.parametrize("study", [TINY, SweepConfig.model_validate(TINY)], ids=["map", "model"])
 def test_a_sweep_returns_frames_and_writes_them(
     world: World, study: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,7 +54,7 @@ def test_a_sweep_returns_frames_and_writes_them(
 def test_the_command_line_prints_what_the_interface_returns(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "study.yaml").write_text(json.dumps(STUDY))
+    (tmp_path / "study.yaml").write_text(json.dumps(TINY))
     assert main(["sweep", "study.yaml", "--format", "json"]) == 0
     printed = capsys.readouterr().out
     run = rayhive.load("runs/tiny")
@@ -76,7 +63,7 @@ def test_the_command_line_prints_what_the_interface_returns(
 
 
 def test_events_are_a_frame(world: World) -> None:
-    run = rayhive.sweep(STUDY, progress=False)
+    run = rayhive.sweep(TINY, progress=False)
     events = run.events
     assert list(events.columns[:7]) == [
         "trial", "replicate", "scenario", "attempt", "t", "kind", "peer",
@@ -91,14 +78,14 @@ def test_events_are_a_frame(world: World) -> None:
 
 def test_bad_input_is_an_exception_with_every_mistake(world: World, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        rayhive.sweep({**STUDY, "replicates": 0, "space": {"codec": "nonne"}})
+        rayhive.sweep({**TINY, "replicates": 0, "space": {"codec": "nonne"}})
     assert [problem.key for problem in caught.value.problems] == ["replicates", "space.codec"]
     with pytest.raises(ConfigError, match="set seed"):
-        rayhive.sweep(STUDY, set={"seed": object()})
+        rayhive.sweep(TINY, set={"seed": object()})
     with pytest.raises(ConfigError, match="KEY=VALUE"):
-        rayhive.sweep(STUDY, set="seed=1")
+        rayhive.sweep(TINY, set="seed=1")
     with pytest.raises(ConfigError, match="--code"):
-        rayhive.sweep(STUDY, code="ignore")
+        rayhive.sweep(TINY, code="ignore")
     with pytest.raises(ConfigError, match="a run folder"):
         rayhive.load(tmp_path / "nowhere")
     assert not world.starts and not list(tmp_path.iterdir())
@@ -107,7 +94,7 @@ def test_bad_input_is_an_exception_with_every_mistake(world: World, tmp_path: Pa
 def test_a_sweep_runs_off_the_main_thread_and_leaves_the_handlers(world: World) -> None:
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     found: list[api.Run] = []
-    thread = threading.Thread(target=lambda: found.append(rayhive.sweep(STUDY, progress=False)))
+    thread = threading.Thread(target=lambda: found.append(rayhive.sweep(TINY, progress=False)))
     thread.start()
     thread.join()
     assert len(found[0].configurations) == 2
@@ -127,17 +114,17 @@ def test_an_interrupted_sweep_raises_with_its_folder_and_resumes(
 
     monkeypatch.setattr(FakeHandle, "wait", interrupted)
     with pytest.raises(Interrupted) as caught:
-        rayhive.sweep(STUDY, progress=False)
+        rayhive.sweep(TINY, progress=False)
     assert caught.value.folder == Path("runs/tiny") and not world.live
     assert signal.getsignal(signal.SIGINT) is before
-    assert len(rayhive.sweep(STUDY, progress=False).configurations) == 2
+    assert len(rayhive.sweep(TINY, progress=False).configurations) == 2
 
 
 def test_a_plan_says_what_is_unmet(world: World) -> None:
-    found = api.plan(STUDY, set={"storage": "oracle://somewhere/db"})
+    found = api.plan(TINY, set={"storage": "oracle://somewhere/db"})
     assert found.trials == 2
     assert [problem.key for problem in found.unmet] == ["storage"]
-    assert not api.plan(STUDY).unmet and not world.starts
+    assert not api.plan(TINY).unmet and not world.starts
 
 
 @pytest.mark.usefixtures("fakes")

@@ -17,40 +17,23 @@ import yaml
 
 import rayhive.sweep.sweep
 from rayhive.cli import main
-from rayhive.cli.study import with_default_file
+from rayhive.cli.main import with_default_file
 from rayhive.cluster import control, doctor
 from rayhive.cluster.node import capabilities, machine
 from rayhive.errors import ClusterError
 from rayhive.faults.target import CAPABILITIES
 from tests.fixtures.logs import Log
-from tests.unit.sweep_fakes import FakeCluster, FakeHandle, World
+from tests.unit.sweep_fakes import TINY, FakeCluster, FakeHandle, World
 
 ROOT = Path(__file__).parents[2]
-STUDY: dict[str, Any] = {
-    "name": "tiny",
-    "workload": {"name": "digits"},
-    "swarm": {"peers": 2, "target_batch_size": 128},
-    "space": {"codec": ["none", "float16"]},
-    "replicates": 1,
-    "budget": {"trials": 2, "seconds_per_replicate": 5},
-    "storage": "journal:trials.log",
-}
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the working directory, with a study in it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(STUDY))
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(TINY))
     return tmp_path
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Return a world that takes the place of Ray."""
-    world = World()
-    monkeypatch.setattr(rayhive.sweep.target, "connect_to_ray", world.connect)
-    return world
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
@@ -74,13 +57,25 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["sweep", "plan", "results", "scenario", "train", "status", "stop", "doctor"],
+    [
+        "sweep",
+        "retry",
+        "plan",
+        "results",
+        "replay",
+        "scenario",
+        "testbed",
+        "train",
+        "status",
+        "stop",
+        "doctor",
+    ],
 )
 def test_every_command_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     said = capsys.readouterr().out
     assert "Usage" in said and len(said) > 200
-    if command not in ("scenario", "doctor"):
+    if command not in ("scenario", "testbed", "doctor"):
         assert f"rayhive {command} " in said.split("Example", 1)[1] or command == "status"
 
 

@@ -13,7 +13,6 @@ from rayhive.cluster.node import capabilities
 from rayhive.faults.target import CAPABILITIES
 from rayhive.registry import SCENARIOS
 from rayhive.sweep.resolved import replicate_seed
-from tests.unit.plan_fakes import fakes  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("fakes")
 

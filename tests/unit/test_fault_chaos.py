@@ -16,7 +16,6 @@ from rayhive.errors import ConfigError
 from rayhive.faults.library import plan_of
 from rayhive.spec import Budget, SwarmConfig
 from rayhive.spec.fault_plan import FaultPlan
-from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.test_fault_plans import write
 
 pytestmark = pytest.mark.usefixtures("fakes")

@@ -19,7 +19,6 @@ from rayhive.faults.rng import SeededRng
 from rayhive.faults.target_selector import Selector
 from rayhive.spec import Budget, NodeClass, SwarmConfig
 from rayhive.spec.fault_plan import FaultPlan
-from tests.unit.plan_fakes import fakes  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("fakes")

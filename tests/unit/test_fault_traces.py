@@ -19,7 +19,6 @@ from rayhive.faults.traces.folding import fold
 from rayhive.faults.traces.trace import SHIPPED, Step, Trace, assemble, read_trace
 from rayhive.spec import Budget, SwarmConfig
 from rayhive.spec.fault_plan import FaultPlan
-from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.test_fault_plans import write
 
 pytestmark = pytest.mark.usefixtures("fakes")

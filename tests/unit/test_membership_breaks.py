@@ -11,9 +11,7 @@ import pytest
 from rayhive.membership.breaks import BREAK_S
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Heartbeat
-from tests.unit.clock_fakes import Clock, clock
-
-__all__ = ["clock"]
+from tests.unit.clock_fakes import Clock
 
 
 @pytest.fixture

@@ -8,12 +8,9 @@ from typing import Any
 import pytest
 
 from rayhive.membership.view import Heartbeat, MembershipView
-from tests.unit.clock_fakes import Clock, clock
+from tests.unit.clock_fakes import Clock
 
 SILENCE = 4.0
-
-
-__all__ = ["clock"]
 
 
 def heartbeat(name: str, since: float = 0.0, **fields: Any) -> Heartbeat:

@@ -13,24 +13,13 @@ from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Heartbeat, MembershipView, Reunion
 from rayhive.optim.partition_history import PartitionHistory
 from tests.unit.averaging_fakes import OTHER, PEER
+from tests.unit.clock_fakes import Clock
 
 SILENCE = 4.0
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def heartbeat(name: str, version: int = 1, **fields: object) -> Heartbeat:
     return Heartbeat(name.encode(), 0.0, **{"version": version, "takes_part": True, **fields})
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

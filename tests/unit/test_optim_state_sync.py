@@ -9,10 +9,8 @@ import pytest
 from rayhive.membership.breaks import BREAK_S
 from rayhive.membership.view import Reunion
 from tests.unit.averaging_fakes import OTHER
-from tests.unit.clock_fakes import Clock, clock
+from tests.unit.clock_fakes import Clock
 from tests.unit.optim_fakes import ROUND, Peer
-
-__all__ = ["clock"]
 
 NEXT = ROUND + 1
 

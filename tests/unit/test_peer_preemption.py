@@ -13,6 +13,7 @@ from rayhive.peer.preemption import MARGIN_S, Preemption, SampleCounts
 from rayhive.peer.replicate_monitor import ReplicateMonitor
 from rayhive.spec import Configuration, SwarmConfig, WorkloadConfig
 from rayhive.spec.replicate import PeerSpec
+from tests.unit.clock_fakes import Clock
 
 BATCH_S, ROUND_S, EXCHANGE_S = 0.2, 1.0, 0.1
 PEER = PeerSpec(
@@ -23,13 +24,6 @@ PEER = PeerSpec(
     swarm=SwarmConfig(peers=1),
     configuration=Configuration(),
 )
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def leaving(clock: Clock, left_s: float | None) -> tuple[Preemption, list[float]]:

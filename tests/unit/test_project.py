@@ -1,7 +1,8 @@
-"""What holds for the repository as a whole."""
+"""Rules for the repository as a whole: packaging, file lengths, imports, leaks."""
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import socket
@@ -140,7 +141,37 @@ def test_files_of_the_package_are_short() -> None:
     assert {name: n for name, n in lengths.items() if n > 400} == {}
 
 
-def test_no_file_names_a_folder_of_somebodys_machine() -> None:
+#: Names that are public although they begin with an underscore.
+PUBLIC = {"_asdict", "_exit", "_fields", "_make", "_replace"}
+
+
+def private_accesses(source: str) -> list[str]:
+    """Return the accesses to private attributes of objects other than ``self`` and ``cls``."""
+    attributes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute))
+    return [
+        ast.unparse(node)
+        for node in attributes
+        if re.match(r"_(?!_)", node.attr)
+        and node.attr not in PUBLIC
+        and ast.unparse(node.value) not in ("self", "cls", "super()")
+    ]
+
+
+def test_tests_use_public_interfaces() -> None:
+    """An access to a private attribute shows a missing seam; some of other packages have to be."""
+    assert private_accesses("a._b; self._c; super()._d; a.__e__; cls._f._g") == [
+        "a._b",
+        "cls._f._g",
+    ]
+    found = {
+        str(path.relative_to(ROOT)): accesses
+        for path in (ROOT / "tests").rglob("*.py")
+        if (accesses := private_accesses(path.read_text(encoding="utf-8")))
+    }
+    assert sum(map(len, found.values())) <= 24, found
+
+
+def test_no_file_names_a_folder_of_a_users_machine() -> None:
     folder = re.compile(r"(?<![\w.~/-])/(?:home|root|work|Users|mnt/[a-z]+)/[\w.-]")
     found = []
     for path in tracked_files():

@@ -16,6 +16,7 @@ from rayhive.sweep.progress import SweepProgress
 from rayhive.sweep.tally import Tally, figure
 from rayhive.sweep.trial_book import TrialRecord
 from tests.fixtures.logs import make_spec
+from tests.unit.clock_fakes import Clock
 
 CONFIG = SweepConfig(
     name="study",
@@ -32,14 +33,6 @@ def record(number: int, codec: str = "none") -> TrialRecord:
 
 def spec(**fields: Any) -> ReplicateSpec:
     return make_spec(configuration=Configuration(codec="float16"), **fields)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Handle:
