@@ -22,7 +22,7 @@ from rayhive.sweep.target import target_at
 if TYPE_CHECKING:
     from rayhive.sweep.driver import Progress
 
-#: Values of single fields: ``{"budget.trials": 4}``, or ``["budget.trials=4"]`` with YAML values.
+#: Values of single fields: ``{"replicates": 3}``, or ``["replicates=3"]`` with YAML values.
 Sets: TypeAlias = Mapping[str, Any] | Sequence[str]
 
 

@@ -26,7 +26,7 @@ Sets = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Replace one field of the study, as in budget.trials=8; may be repeated.",
+        help="Replace one field of the study, as in replicates=3; may be repeated.",
     ),
 ]
 Address = Annotated[
@@ -39,8 +39,8 @@ Address = Annotated[
 RunningAddress = Annotated[
     str | None,
     typer.Option(
-        help="HOST:PORT of a running Ray cluster, or auto; by default RAY_ADDRESS, else what you "
-        "run on this machine without a cluster."
+        help="HOST:PORT of a running Ray cluster, or auto; by default RAY_ADDRESS, else your "
+        "sweeps on this machine that use no cluster."
     ),
 ]
 ListFormat = Annotated[

@@ -84,7 +84,7 @@ def show(
 
     Example: `rayhive scenario show kill-one --seed 1`
 
-    Parameters of a scenario are set with --set, as in `--set scenario_args.chaos.faults=20`.
+    Parameters of a scenario are set with --set, as in `--set scenario_args.chaos.faults=5`.
     """
     from rayhive import api
     from rayhive.cli.plan_text import fault_plan_lines

@@ -41,7 +41,7 @@ def sweep(
 ) -> None:
     """Run a study, or resume it where it was interrupted, and print its results.
 
-    Example: `rayhive sweep experiments/quickstart.yaml --set budget.trials=4`
+    Example: `rayhive sweep experiments/quickstart.yaml --set replicates=3`
 
     Ctrl-C or SIGTERM stops the sweep and leaves no process behind; the same command resumes it.
     Another study needs another name or --out. Of the same study only budget.trials and replicates
