@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.pages import steps
+
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 DRIVE = """
 import sys
@@ -59,23 +59,13 @@ print("column:", cells.dtype, sorted(map(int, cells.dropna())))
 """
 
 
-def blocks(heading: str) -> dict[str, str]:
-    """Return the code blocks of a section by the file that the text names, or by language."""
-    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    found = re.findall(r"([^\n]+)\n\n```(\w+)\n(.*?)```", section, re.DOTALL)
-    return {
-        (path[0] if (path := re.findall(r"`(rayhive/[\w/]+\.py)`", text)) else language): code
-        for text, language, code in found
-    }
-
-
 @pytest.fixture
 def extended(tmp_path: Path) -> Path:
     """Return a folder with a copy of rayhive, to which the axis of the page is added."""
     for folder in ("rayhive", "experiments", "tests/fixtures"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
-    code = blocks("Add an axis")
+    code = steps("Add an axis")
     (tmp_path / "rayhive/spec/axes/powersgd_iterations.py").write_text(
         code["rayhive/spec/axes/powersgd_iterations.py"], encoding="utf-8"
     )

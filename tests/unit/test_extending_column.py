@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.pages import section, steps
+
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 USE = """
 from pathlib import Path
@@ -36,17 +37,10 @@ print("objective:", objectives()["retries_per_round"])
 """
 
 
-def blocks(heading: str) -> dict[str, str]:
-    """Return the code blocks of a section by the path in the line before each."""
-    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
-    found = re.findall(r"`([\w/]+\.(?:py|md))`[^\n]*\n\n```\w+\n(.*?)```", section, re.DOTALL)
-    return dict(found)
-
-
 @pytest.fixture
 def extended(tmp_path: Path) -> Path:
     """Return a folder with a copy of rayhive, to which the columns of the page are added."""
-    code = blocks("Add a column")
+    code = steps("Add a column")
     for folder in ("rayhive", "tests/contract", "tests/fixtures"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
@@ -88,6 +82,6 @@ def test_the_columns_of_the_page_appear_everywhere(extended: Path) -> None:
 
 
 def test_the_columns_of_the_page_pass_the_tests_that_it_names(extended: Path) -> None:
-    command = re.findall(r"`pytest (tests/[^`]+)`", PAGE.split("\n## Add a column\n")[1])[0]
+    command = re.findall(r"`pytest (tests/[^`]+)`", section("extending.md", "Add a column"))[0]
     out = run(extended, "-m", "pytest", "-q", "-p", "no:cacheprovider", *command.split())
     assert " failed" not in out and " passed" in out

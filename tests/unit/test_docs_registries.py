@@ -1,0 +1,44 @@
+"""Tables of the documentation list exactly the registered parts."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import rayhive.compression  # noqa: F401 - registers the codecs
+from rayhive.cluster.node.tools import NODE_TOOLS
+from rayhive.invariants import INVARIANTS
+from rayhive.registry import CODECS
+from rayhive.spec.axes import REGISTERED
+from rayhive.workloads import WORKLOADS
+from tests.fixtures.pages import DOCS, table
+
+SCENARIOS = [path.stem for path in (DOCS.parent / "experiments" / "scenarios").glob("*.yaml")]
+
+
+def listed(page: str, heading: str) -> list[str]:
+    """Return the names in the first column of the first table below a heading."""
+    return [name for row in table(page, heading)[2:] for name in re.findall(r"`([^`]+)`", row[0])]
+
+
+@pytest.mark.parametrize(
+    ("page", "heading", "registered"),
+    [
+        ("compression.md", "Codecs", CODECS.names()),
+        ("workloads.md", "Workloads", WORKLOADS.names()),
+        ("sweep.md", "The space", REGISTERED.names()),
+        ("faults.md", "Node tools", NODE_TOOLS.names()),
+        ("faults-metrics.md", "Invariants", INVARIANTS.names()),
+        ("scenarios.md", "The library", SCENARIOS),
+    ],
+    ids=["codecs", "workloads", "axes", "node tools", "invariants", "scenarios"],
+)
+def test_a_table_has_a_row_for_every_registered_part(
+    page: str, heading: str, registered: list[str]
+) -> None:
+    rows = listed(page, heading)
+    missing, unknown = sorted(set(registered) - {*rows}), sorted({*rows} - set(registered))
+    assert not missing, f"docs/{page}, {heading!r} needs a row for {', '.join(missing)}"
+    assert not unknown, f"docs/{page}, {heading!r} lists unknown names: {', '.join(unknown)}"
+    assert len(rows) == len(set(rows)), f"docs/{page}, {heading!r} lists a name twice"
