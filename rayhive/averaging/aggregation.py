@@ -40,7 +40,7 @@ def trimmed_mean(weights: Sequence[float], parts: Sequence[torch.Tensor]) -> tor
     In each coordinate the :data:`TRIMMED` share of the values at either end is omitted, and the
     weighted mean of the rest is taken. For fewer than three parts the result is the mean.
     """
-    weights, parts = _counting(weights, parts)
+    weights, parts = _not_negligible(weights, parts)
     if len(parts) < 3:
         return weighted_mean(weights, parts)
     left_out = max(1, int(TRIMMED * len(parts)))
@@ -58,7 +58,7 @@ def centered_clipping(weights: Sequence[float], parts: Sequence[torch.Tensor]) -
     A reducer keeps nothing between rounds: v starts at the coordinate-wise median, and the radius
     τ is the median distance to it. For fewer than three parts the result is the mean.
     """
-    weights, parts = _counting(weights, parts)
+    weights, parts = _not_negligible(weights, parts)
     if len(parts) < 3:
         return weighted_mean(weights, parts)
     stacked = torch.stack(list(parts))
@@ -75,9 +75,10 @@ def centered_clipping(weights: Sequence[float], parts: Sequence[torch.Tensor]) -
     return center
 
 
-def _counting(
+def _not_negligible(
     weights: Sequence[float], parts: Sequence[torch.Tensor]
 ) -> tuple[list[float], list[torch.Tensor]]:
+    """Return the weights and parts without those of negligible weight."""
     least = NEGLIGIBLE * max(weights)
     pairs = [(w, part) for w, part in zip(weights, parts, strict=True) if w > least]
     return [weight for weight, _ in pairs], [part for _, part in pairs]

@@ -18,7 +18,8 @@ import ray
 log = logging.getLogger("rayhive.cluster")
 
 _STATUS_KEY = b"__autoscaling_status"
-_MIRRORED = re.compile(r"node_[0-9a-f]{28,}")
+#: Type that the monitor invents for a node.
+_INVENTED = re.compile(r"node_[0-9a-f]{28,}")
 _POLL = 0.5
 
 
@@ -39,15 +40,17 @@ def grows(patience: float = 0.0) -> bool:
 
 
 def _asked(ask: Callable[[], bool | None]) -> bool | None:
+    """Return the answer of a source; None if this version of Ray does not have the source."""
     try:
         return ask()
-    except Exception as error:  # internals of Ray that a version may lack
+    except Exception as error:  # the sources are internals of Ray
         log.debug("%s: %r", ask.__name__, error)
         return None
 
 
-def _is_named(types: Iterable[object]) -> bool:
-    return any(isinstance(name, str) and name and not _MIRRORED.fullmatch(name) for name in types)
+def _any_configured(types: Iterable[object]) -> bool:
+    """Return whether one of some node types is from the configuration of an autoscaler."""
+    return any(isinstance(name, str) and name and not _INVENTED.fullmatch(name) for name in types)
 
 
 def _configured() -> bool | None:
@@ -77,7 +80,7 @@ def first_version_grows(status: Any) -> bool | None:
         *(report.get("pending_launches") or {}),
         *(node[1] for node in report.get("pending_nodes") or ()),
     ]
-    return _is_named(types) if types else None
+    return _any_configured(types) if types else None
 
 
 def _second_version() -> bool | None:
@@ -93,7 +96,7 @@ def second_version_grows(status: Any) -> bool | None:
         return None
     nodes = [*status.active_nodes, *status.idle_nodes, *status.pending_nodes]
     launches = [*status.pending_launches, *status.failed_launches]
-    return _is_named(item.ray_node_type_name for item in (*nodes, *launches))
+    return _any_configured(item.ray_node_type_name for item in (*nodes, *launches))
 
 
 _SOURCES = (_configured, _first_version, _second_version)

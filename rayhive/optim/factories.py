@@ -1,4 +1,4 @@
-"""Construction of the parts that hivemind's optimizer asks its subclass for."""
+"""Construction of the tracker and the averagers of the optimizer."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def make_gradient_averager(
     Args:
         optimizer: The optimizer; its state averager exists already.
         factory: The user's factory; hivemind's own averagers in it are replaced by rayhive's.
-        rules: Settings that hivemind does not have; a class of the user's own gets no rules.
+        rules: Settings that hivemind does not have; a factory of the user's own class gets none.
         options: Options of hivemind's optimizer.
     """
     factory = with_our_averager(factory)

@@ -1,4 +1,4 @@
-"""Work that a peer did while a network partition kept it from other peers."""
+"""Rounds that a peer committed during a network partition, and the members of its side."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ GROUPS_KEPT = 8
 
 
 class PartitionHistory:
-    """Records the groups of a peer's rounds and the partitions it was in. No network, no clock.
+    """Recent groups of a peer, and its latest network partition. Uses neither network nor clock.
 
     After a partition, the parameters of each side count by the rounds that it committed (see
     :func:`rayhive.averaging.rounds_apart.weights`). Each peer announces those rounds and the
     members of its side.
 
     Attributes:
-        rounds_apart: Rounds that this peer committed while lost peers, which are back now, were
-            gone; None once the parameters of all of them were averaged.
+        rounds_apart: Number of rounds that this peer committed during the partition. None without
+            a partition, and after parameters were averaged with all peers that came back.
         side: Sorted peer ids of this peer's side of the partition.
         lost: Peer ids of the other sides.
     """
@@ -39,7 +39,7 @@ class PartitionHistory:
         """Note that lost peers are back.
 
         Lost peers come back one by one, and some are lost again for a moment while links recover.
-        The rounds committed without the first of them still count.
+        Rounds therefore count from the loss of the first of them.
 
         Args:
             reunion: The peers, and the round after which the first of them was lost.

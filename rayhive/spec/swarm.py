@@ -16,7 +16,7 @@ Aggregation = Literal["mean", "centered_clipping", "trimmed_mean"]
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 DEFAULT_RULES: dict[str, str] = {"outlier_filter": "norm", "aggregation": "mean"}
 
-#: Largest number of peers; a larger one is a slip of the keyboard.
+#: Largest number of peers; larger numbers are typing errors.
 MOST_PEERS = 100_000
 
 #: A name or a label in the syntax of Kubernetes, which Ray's labels follow.
@@ -27,7 +27,13 @@ ClassName = Annotated[str, StringConstraints(pattern=rf"^{WORD}$")]
 
 
 class Link(Model):
-    """Shaping of a node's link."""
+    """Shaping of a node's link, in each direction.
+
+    Attributes:
+        rate_mbit: Rate [Mbit/s]; None for no limit.
+        delay_ms: Delay of every packet [ms].
+        loss: Share of the packets that is lost.
+    """
 
     rate_mbit: float | None = Field(default=None, ge=1e-3, le=1e7)
     delay_ms: float = Field(default=0.0, ge=0, le=1e6)
@@ -41,7 +47,7 @@ class NodeClass(Model):
         count: Peers on nodes of this class.
         labels: Ray node labels that a node of this class must carry.
         gpus: GPUs of one peer; fractions share a GPU between peers.
-        cpu_share: Share of a core that a peer gets.
+        cpu_share: CPU time that a peer gets for each of its threads [cores].
         link: Shaping of the link.
         preemptible: Whether the cloud may take the node away.
     """

@@ -36,10 +36,10 @@ def require() -> None:
     """
     reason = lacking()
     if reason is not None:
-        raise ClusterError(f"no testbed on this machine: {reason}; {remaining()}")
+        raise ClusterError(f"no testbed on this machine: {reason}; {faults_without_testbed()}")
 
 
-def remaining() -> str:
+def faults_without_testbed() -> str:
     """Return a text with the kinds of faults that work without a testbed."""
     import rayhive.faults  # noqa: F401  (fills the registry)
 
@@ -50,6 +50,7 @@ def remaining() -> str:
 
 
 def _effective() -> int:
+    """Return the effective capabilities of this process, one bit each."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("CapEff:"):
             return int(line.split()[1], 16)
@@ -57,6 +58,7 @@ def _effective() -> int:
 
 
 def _netem() -> bool:
+    """Return whether the kernel can delay packets, which is tried in a new namespace."""
     name = f"rhp-{secrets.token_hex(4)}"
     namespaces.create(name)
     try:

@@ -13,7 +13,7 @@ from rayhive.faults.target import FaultTarget
 
 
 class Notice:
-    """Announces the end to peers and enforces it.
+    """Notice to peers of their end, and signals to peers that outlive the deadline.
 
     Args:
         swarm: The swarm.
@@ -77,7 +77,7 @@ class Notice:
             "seconds": round(time.monotonic() - self._began, 3),
         }
 
-    async def deadline(self) -> None:
+    async def wait_for_deadline(self) -> None:
         """Wait for the deadline."""
         await asyncio.sleep(self._remaining())
 

@@ -22,7 +22,7 @@ class Skew(Model):
 class ClockSkew(InTraining):
     """Offsets the DHT clock of a peer, from the planned round on."""
 
-    about = "The clock by which a peer agrees with others on times is off."
+    about = "The DHT clock of a peer is ahead or behind."
     group = "clock"
     Args = Skew
 

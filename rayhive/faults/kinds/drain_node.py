@@ -59,7 +59,7 @@ class DrainNode(EndsNodes):
         """Wait for the end of the peers, end the nodes, and check that no agent answers there."""
         peers = [peer for on_node in self._peers.values() for peer in on_node]
         seen = await asyncio.gather(*(self._notice.end(peer) for peer in peers))
-        await self._notice.deadline()
+        await self._notice.wait_for_deadline()
         await self.end(swarm)
         self._drained = False
         gone = await nodes_gone(swarm, self._peers)
