@@ -86,7 +86,8 @@ class Column:
         fold: Rule that folds replicates. None if rows of the results table lack the column, or if
             it is computed from the folded rows of a run.
         stage: Stage at which it gets its value.
-        exact: Whether shapes and settings determine it, so that equal replicates are no chance.
+        exact: Whether shapes and settings determine the value. Equal replicates then have an
+            interval of length 0; otherwise their equality may be by chance, and they have none.
         tells_apart: Whether replicates that differ in it belong to different rows.
         in_table: Whether tables show it as a column of their own.
         group: Group of columns, one of :data:`GROUPS`.
