@@ -138,7 +138,7 @@ class UniformEightBit(_Quantization, Uniform8BitQuantization):
             first = self.n_bins / 2 + 0.5 - mean / width
             compiled = loops()
             if compiled is not None:
-                compiled.number(values.numpy(), first, 1 / width, indices)
+                compiled.bucket_indices(values.numpy(), first, 1 / width, indices)
                 return indices, compiled.means(values.numpy(), indices)
             _number(values, first, 1 / width, indices)
         return indices, self._means(values, torch.from_numpy(indices))

@@ -18,8 +18,8 @@ _TABLES = 4
 
 
 @compiled(array(float32), float32, float32, array(uint8, written=True))
-def number(values: Values, first: float, factor: float, indices: Indices) -> None:
-    """Set indices to ``first + factor * values``, truncated to an integer in 0 to 255."""
+def bucket_indices(values: Values, first: float, factor: float, indices: Indices) -> None:
+    """Set the bucket of each value: ``first + factor * value``, truncated to 0 to 255."""
     for i in range(len(values)):
         place = first + values[i] * factor
         indices[i] = np.uint8(np.int32(min(max(place, np.float32(0)), np.float32(255))))
