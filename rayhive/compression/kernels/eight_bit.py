@@ -120,10 +120,10 @@ class UniformEightBit(_Quantization, Uniform8BitQuantization):
             scale = LARGER
             values = values * scale
             mean, deviation = _moments(values)
-        indices, codebook = self._number(values, mean, deviation)
+        indices, codebook = self._buckets(values, mean, deviation)
         return indices, codebook / np.float32(scale) + centre
 
-    def _number(
+    def _buckets(
         self, values: torch.Tensor, mean: float, deviation: float
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return each value's bucket, and each bucket's mean."""
@@ -140,12 +140,12 @@ class UniformEightBit(_Quantization, Uniform8BitQuantization):
             if compiled is not None:
                 compiled.bucket_indices(values.numpy(), first, 1 / width, indices)
                 return indices, compiled.means(values.numpy(), indices)
-            _number(values, first, 1 / width, indices)
+            _bucket_indices(values, first, 1 / width, indices)
         return indices, self._means(values, torch.from_numpy(indices))
 
 
-def _number(values: torch.Tensor, first: float, factor: float, indices: np.ndarray) -> None:
-    """Set indices to ``first + factor * values``, truncated to an integer in 0 to 255."""
+def _bucket_indices(values: torch.Tensor, first: float, factor: float, indices: np.ndarray) -> None:
+    """Set the bucket of each value: ``first + factor * value``, truncated to 0 to 255."""
     start_from, steps = torch.tensor(first), torch.empty(min(values.numel(), CHUNK))
     for start in range(0, values.numel(), CHUNK):
         chunk = values[start : start + CHUNK]
