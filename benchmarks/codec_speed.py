@@ -34,7 +34,6 @@ import numpy as np
 import torch
 from hivemind import compression as theirs
 from hivemind.averaging.partition import DEFAULT_PART_SIZE_BYTES
-from hivemind.compression import serialization
 from hivemind.proto.runtime_pb2 import CompressionType
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
@@ -61,8 +60,8 @@ HIVEMINDS: dict[str, Callable[[], theirs.CompressionBase]] = {
 }
 #: Codecs by which a receiver decodes a part; see rayhive.compression.kernels.install.install.
 TABLES = {
-    "rayhive": serialization._BASE_COMPRESSION_TYPES | install.table(),
-    "hivemind": serialization._BASE_COMPRESSION_TYPES,
+    "rayhive": install.KNOWN | install.table(),
+    "hivemind": install.KNOWN,
 }
 VARIANTS = ("rayhive", "hivemind", "copy")
 

@@ -73,11 +73,11 @@ class FailingAverager(RayhiveGradientAverager):
         partition.logger.setLevel(logging.WARNING)
         super().run()
 
-    async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
+    async def run_allreduce(self, *args: Any, **kwargs: Any) -> None:
         fails, early = self.dice.random() < 1 / self.every, self.dice.random() < 0.5
         if fails and early:
             self._fail()
-        await super()._run_allreduce_inplace_(*args, **kwargs)
+        await super().run_allreduce(*args, **kwargs)
         if fails:
             self._fail()
 

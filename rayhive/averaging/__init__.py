@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from rayhive.registry import AVERAGERS
 
-AVERAGERS.register_lazy("powersgd", "rayhive.averaging.powersgd_averager:RayhivePowerSGDAverager")
+AVERAGERS.register_lazy("powersgd", "rayhive.averaging.gradient_averager:RayhivePowerSGDAverager")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterable, Collection
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
 
 import torch
@@ -13,10 +15,9 @@ from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 
-from rayhive.averaging.aggregation import RULES
-from rayhive.averaging.reducer import SteadyReducer
+from rayhive.averaging.aggregation import RULES, SteadyReducer
 from rayhive.averaging.round_result import PhaseRecord
-from rayhive.averaging.streams import PATIENCE, stay_open, until
+from rayhive.averaging.streams import PATIENCE, until
 from rayhive.spec import Aggregation
 
 #: Value of ``Tensor.chunks`` in every part of a sender that closes the stream after the last
@@ -78,10 +79,21 @@ class MeasuredAllReduce(AllReduceRunner):
             async for change in changes:
                 yield change
 
-    def _get_peer_stub(self, peer: PeerID) -> _CountedStub:
+    def _get_peer_stub(self, peer: PeerID) -> SimpleNamespace:
+        """Return the remote side of a peer; streams of its answers end with the last one."""
+        stub, answered = super()._get_peer_stub(peer), itertools.count(1)
         parts = self.tensor_part_container.num_parts_by_peer
         expected = parts[self.ordered_peer_ids.index(peer)]
-        return _CountedStub(super()._get_peer_stub(peer), self, expected)
+
+        async def rpc_aggregate_part(
+            stream: AsyncIterator[averaging_pb2.AveragingData],
+        ) -> AsyncIterator[averaging_pb2.AveragingData]:
+            opening = stub.rpc_aggregate_part(stream)
+            # a daemon may wait for ever for a peer that died during the call
+            answers = await asyncio.wait_for(opening, self.reducer_timeout)
+            return self._received(until(answers, lambda _: next(answered) == expected))
+
+        return SimpleNamespace(rpc_aggregate_part=rpc_aggregate_part)
 
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         try:
@@ -113,19 +125,13 @@ class MeasuredAllReduce(AllReduceRunner):
                 message.tensor_part.chunks = HANGS_UP
                 yield message
 
-    async def received(
-        self, stream: AsyncIterable[averaging_pb2.AveragingData]
+    async def _received(
+        self, stream: AsyncIterable[averaging_pb2.AveragingData], sender: PeerID | None = None
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Pass a stream through and count its payload."""
+        """Pass a stream through and count its payload; note a sender that hangs up."""
         async for message in stream:
             self.received_bytes += len(message.tensor_part.buffer)
-            yield message
-
-    async def _from_sender(
-        self, stream: AsyncIterable[averaging_pb2.AveragingData], sender: PeerID
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in self.received(stream):
-            if message.tensor_part.chunks == HANGS_UP:
+            if sender is not None and message.tensor_part.chunks == HANGS_UP:
                 self._hanging_up.add(sender)
             yield message
 
@@ -135,7 +141,7 @@ class MeasuredAllReduce(AllReduceRunner):
         """Average a sender's parts and answer, counting the payload in both directions."""
         sender, sent = context.remote_id, 0
         try:
-            answers = super().rpc_aggregate_part(self._from_sender(stream, sender), context)
+            answers = super().rpc_aggregate_part(self._received(stream, sender), context)
             async with aclosing(answers):
                 async for message in answers:
                     self.sent_bytes += len(message.tensor_part.buffer)
@@ -145,7 +151,7 @@ class MeasuredAllReduce(AllReduceRunner):
             self._unanswered.discard(sender)
             self._answered.set()
         if sender in self._hanging_up and sent == self.tensor_part_reducer.num_parts:
-            await stay_open(PATIENCE)
+            await asyncio.sleep(PATIENCE)  # the sender hangs up first, which cancels this
 
     async def drain(self, patience: float) -> bool:
         """Wait until every sender that was not given up has its last answer.
@@ -210,9 +216,9 @@ class MeasuredAllReduce(AllReduceRunner):
         entered = zip(self.sender_peer_ids, self._parts_entered(), strict=True)
         return {str(peer) for peer, count in entered if count < parts}
 
-    def refused(self) -> dict[PeerID, str]:
-        """Return the senders whose parts were refused here, and the reasons."""
-        return {self.sender_peer_ids[at]: "not_finite" for at in self.tensor_part_reducer.refused}
+    def refused(self) -> set[PeerID]:
+        """Return the senders whose parts were refused here, because they were not finite."""
+        return {self.sender_peer_ids[at] for at in self.tensor_part_reducer.refused}
 
     def _parts_entered(self) -> list[int]:
         """Return how many parts of each sender entered the averages made here."""
@@ -237,22 +243,3 @@ class MeasuredAllReduce(AllReduceRunner):
             received_bytes=self.received_bytes,
             fraction=self.fraction(),
         )
-
-
-class _CountedStub:
-    """The remote side of a peer, as the runner calls it."""
-
-    def __init__(self, stub: Any, runner: MeasuredAllReduce, expected: int) -> None:
-        self._stub, self._runner, self._missing = stub, runner, expected
-
-    async def rpc_aggregate_part(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData]
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        opening = self._stub.rpc_aggregate_part(stream)
-        # a daemon may wait for ever for a peer that died during the call
-        answers = await asyncio.wait_for(opening, self._runner.reducer_timeout)
-        return self._runner.received(until(answers, self._is_last))
-
-    def _is_last(self, _: averaging_pb2.AveragingData) -> bool:
-        self._missing -= 1
-        return self._missing == 0

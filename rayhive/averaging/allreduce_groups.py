@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rayhive.averaging.allreduce import MeasuredAllReduce
+from rayhive.membership.event_loop import Notifier, wait_at_most
 
 #: Number of closed groups to remember; late parts of these are refused at once.
 REMEMBERED = 256
@@ -40,12 +41,12 @@ class AllReduceGroups:
         self._ids: dict[bytes, dict[str, bytes]] = {}
         self._expected: set[bytes] = set()
         self._closed: deque[bytes] = deque(maxlen=REMEMBERED)
-        self._changed = asyncio.Event()
+        self._changes = Notifier()
 
     def expect(self, group_id: bytes) -> None:
         """Note an assembled group, which its step will either open or close."""
         self._expected.add(group_id)
-        self._notify()
+        self._changes.notify()
 
     @contextmanager
     def opened(self, group_id: bytes, phases: Sequence[str]) -> Iterator[None]:
@@ -60,7 +61,7 @@ class AllReduceGroups:
         futures = {key: asyncio.Future() for key in ids.values()}
         self.running.update(futures)
         self._expected.discard(group_id)
-        self._notify()
+        self._changes.notify()
         try:
             yield
         finally:
@@ -74,11 +75,7 @@ class AllReduceGroups:
         self._expected.discard(group_id)
         self._ids.pop(group_id, None)
         self._closed.append(group_id)
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changes.notify()
 
     async def runner(self, key: bytes, patience: float) -> MeasuredAllReduce | None:
         """Wait until an all-reduce runs here; return None if it never does.
@@ -103,14 +100,11 @@ class AllReduceGroups:
         while key not in self.running:
             if any(key.startswith(closed) for closed in self._closed):
                 return False
-            limit = None
-            if not any(key.startswith(expected) for expected in self._expected):
-                limit = deadline - loop.time()
-                if limit <= 0:
-                    return False
-            waiting = asyncio.ensure_future(self._changed.wait())
-            await asyncio.wait({waiting}, timeout=limit)
-            waiting.cancel()
+            is_expected = any(key.startswith(expected) for expected in self._expected)
+            left = None if is_expected else deadline - loop.time()
+            if left is not None and left <= 0:
+                return False
+            await wait_at_most(self._changes.next_change(), left)
         return True
 
     def started(self, group_id: bytes) -> dict[str, MeasuredAllReduce]:

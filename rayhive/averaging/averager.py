@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
@@ -26,27 +27,37 @@ from hivemind.utils.asyncio import achain, anext, as_aiter
 
 from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.allreduce_groups import AllReduceGroups
-from rayhive.averaging.cancellation import Cancellations
-from rayhive.averaging.excluded import ExcludedRoundFailed, blank_copies
 from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
-from rayhive.averaging.matchmaking import TRACE, LiveMatchmaking, StepTrace, round_of
+from rayhive.averaging.matchmaking import LiveMatchmaking, round_of
 from rayhive.averaging.outlier_filter import OutlierFilter
 from rayhive.averaging.payload_policy import DensePayload, PayloadPolicy
-from rayhive.averaging.round_filter import AverageNotFinite, RoundFilter
+from rayhive.averaging.round_filter import AverageNotFinite, ExcludedRoundFailed
 from rayhive.averaging.round_pipeline import RoundPipeline, Weighting, step_weight
 from rayhive.averaging.round_result import RoundResult
-from rayhive.averaging.running_steps import STEP_PATIENCE, RunningSteps, flush
-from rayhive.averaging.state_download import DownloadOutcome, StateDownload
-from rayhive.averaging.state_sharing import SharedStates, declare_state, sharing_key
-from rayhive.averaging.step_history import LockedPipe, StepHistory
-from rayhive.averaging.streams import COURTESY, PATIENCE, DownloadStub, stay_open
-from rayhive.averaging.timeouts import AveragingTimeouts
+from rayhive.averaging.state_download import (
+    DownloadOutcome,
+    SharedStates,
+    StateDownload,
+    declare_state,
+)
+from rayhive.averaging.steps import (
+    NOTICE_S,
+    STEP_PATIENCE,
+    TRACE,
+    LockedPipe,
+    RunningSteps,
+    StepTrace,
+    flush,
+)
+from rayhive.averaging.streams import COURTESY, PATIENCE, Cancellations, DownloadStub
 from rayhive.compression.kernels import install
-from rayhive.membership.member import Member
-from rayhive.spec import Aggregation
+from rayhive.membership.view import Member
+from rayhive.spec import Aggregation, OutlierFilterRule
 
 #: Errors that end a step without a retry; the trainer gets them from the step.
 ENDED = (NoOtherPeers, RoundIsOver, DifferentTensors, AverageNotFinite, ExcludedRoundFailed)
+#: Longest wait for a group member's next part [s], if no timeout is given.
+SENDER_TIMEOUT = 10.0
 #: Makes the payload policy of an averager from its averaged tensors.
 PayloadFactory = Callable[[Sequence[torch.Tensor]], PayloadPolicy]
 
@@ -56,22 +67,20 @@ class MeasuredAverager(DecentralizedAverager):
 
     It comes last among the bases of an averager, behind hivemind's own class.
     ``StepControl.result()`` is a :class:`RoundResult`. Timeouts follow
-    :class:`rayhive.averaging.timeouts.AveragingTimeouts` and not the matchmaking window.
+    :func:`hivemind_timeouts` and not the matchmaking window.
 
     Args:
-        args: As hivemind's.
         start: Start the averager's process at once.
         payload: Makes the payload policy; None averages the tensors themselves.
-        outlier_filter: Rule and memory of the outlier filter; equal rules for all peers of a swarm.
+        outlier_filter: Rule of the outlier filter, equal for all peers of a swarm; see
+            :func:`rayhive.averaging.outlier_filter.judge`.
+        sketches: Whether the direction of the tensors is meaningful.
         aggregation: Aggregation rule of reducers; equal for all peers of a swarm.
         weighting: Weight of this peer in a round.
-        target_group_size: Size of a complete group as long as the members are not known, see
-            :meth:`set_members`.
         min_matchmaking_time: Longest wait for a group [s].
         allreduce_timeout: Longest all-reduce [s].
-        request_timeout, next_chunk_timeout, sender_timeout, reducer_timeout: See
-            :meth:`AveragingTimeouts.derived`.
-        kwargs: As hivemind's.
+        kwargs: As hivemind's. ``target_group_size`` is the size of a complete group as long as the
+            members are not known, see :meth:`set_members`.
 
     Attributes:
         payload: The payload policy.
@@ -94,58 +103,36 @@ class MeasuredAverager(DecentralizedAverager):
 
     def __init__(
         self,
-        *args: Any,
+        *,
         start: bool,
         payload: PayloadFactory | None = None,
-        outlier_filter: OutlierFilter | None = None,
+        outlier_filter: OutlierFilterRule = "norm",
+        sketches: bool = True,
         aggregation: Aggregation = "mean",
         weighting: Weighting = step_weight,
-        target_group_size: int | None = None,
         min_matchmaking_time: float = 5.0,
-        request_timeout: float = 3.0,
         allreduce_timeout: float | None = None,
-        next_chunk_timeout: float | None = None,
-        sender_timeout: float | None = None,
-        reducer_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        timeouts = AveragingTimeouts.derived(
-            min_matchmaking_time,
-            request_timeout,
-            allreduce_timeout,
-            next_chunk_timeout,
-            sender_timeout,
-            reducer_timeout,
-        )
+        kwargs.update(hivemind_timeouts(min_matchmaking_time, allreduce_timeout, kwargs))
         self.refused_states: list[dict[str, Any]] = []
         self.downloaded_bytes = 0
-        self._history = StepHistory()
         # The rest is used in the averager's process only.
         self.groups = AllReduceGroups()
         self._steps = RunningSteps()
         self._declaring: asyncio.Task[None] | None = None
         super().__init__(
-            *args,
             start=False,
-            target_group_size=target_group_size,
             min_matchmaking_time=min_matchmaking_time,
             allreduce_timeout=allreduce_timeout,
-            request_timeout=timeouts.request,
-            next_chunk_timeout=timeouts.next_chunk,
-            sender_timeout=timeouts.sender,
-            reducer_timeout=timeouts.reducer,
             **kwargs,
         )
         self._running_groups = self.groups.running
         self._outer_pipe: Any = LockedPipe(self._outer_pipe)
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
+        rule = OutlierFilter(outlier_filter, sketches=sketches)
         self.rounds = RoundPipeline(
-            self._averaged_tensors,
-            self.payload,
-            RoundFilter(outlier_filter or OutlierFilter()),
-            self.groups,
-            aggregation=aggregation,
-            weighting=weighting,
+            self._averaged_tensors, self.payload, rule, self.groups, aggregation, weighting
         )
         if start:
             self.run_in_background(await_ready=True)
@@ -185,9 +172,7 @@ class MeasuredAverager(DecentralizedAverager):
         require_trigger: bool = False,
         wait: bool = True,
     ) -> Any:
-        """Run a step as hivemind does, and keep its outcome for :meth:`take_rounds`.
-
-        hivemind waits for ever for an averager that does not accept the step.
+        """Run a step as hivemind does, which waits for ever for an averager that does not react.
 
         Raises:
             ValueError: ``wait`` and ``require_trigger`` are both set.
@@ -204,14 +189,13 @@ class MeasuredAverager(DecentralizedAverager):
             weight=float(self.mode.name != "AUX") if weight is None else weight,
             data_for_gather=dumps([self.bandwidth, self.mode.value, dumps(gather)]),
         )
-        self._history.start(control, self._outer_pipe)
+        attached: MPFuture[Any] = MPFuture()
+        request = {"step": control, "future_for_init": attached}
+        self._outer_pipe.send(("_step", [], request))
+        control.attach(*attached.result(NOTICE_S))
         if not require_trigger:
             control.allow_allreduce()
         return control.result() if wait else control
-
-    def take_rounds(self) -> list[RoundResult]:
-        """Return the rounds that ended since the last call, failed ones with their error."""
-        return self._history.take()
 
     def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
         """Return the metadata and the tensors of the first sound state; None without one.
@@ -292,37 +276,36 @@ class MeasuredAverager(DecentralizedAverager):
         options.update(min_vector_size=min_vector_size, timeout=self._allreduce_timeout)
         return await self.rounds.run(self, group_info, TRACE.get() or StepTrace(), **options)
 
-    def abandon(self, group: GroupInfo) -> None:
-        """Announce to a group that no more parts come from this peer."""
-        others = [peer for peer in group.peer_ids if peer != self.peer_id]
-        self.cancellations.send(others, self.groups.unfinished(group.group_id))
-
     async def run_allreduce(
         self, tensors: Sequence[torch.Tensor], group: GroupInfo, key: bytes, **options: Any
     ) -> None:
-        """Average tensors in place in the all-reduce with this id."""
-        await self._run_allreduce_inplace_(tensors, group, key, **options)
+        """Average tensors in place in one all-reduce of a group.
 
-    async def _run_allreduce_inplace_(
-        self, tensors: Any, group_info: GroupInfo, group_id: bytes | None = None, **options: Any
-    ) -> None:
-        """Run one all-reduce without the peers that were lost while the group formed.
+        Peers that were lost while the group formed are left out. Such a peer may be back without
+        this one knowing, so it gets a cancellation message. An excluded peer gets all of the
+        average, or keeps its tensors.
 
-        Such a peer may be back without this one knowing, so it gets a cancellation message. An
-        excluded peer gets all of the average, or keeps its tensors.
+        Args:
+            tensors: The tensors.
+            group: The group.
+            key: Id of the all-reduce.
+            options: Arguments of :class:`MeasuredAllReduce`.
         """
-        key = group_info.group_id if group_id is None else group_id
-        absent = self.groups.absent
-        options["absent"] = absent
-        self.cancellations.send([p for p in group_info.peer_ids if p.to_bytes() in absent], [key])
-        run = super()._run_allreduce_inplace_
+        absent = options["absent"] = self.groups.absent
+        self.cancellations.send([p for p in group.peer_ids if p.to_bytes() in absent], [key])
         if self.peer_id not in options.get("excluded", ()):
-            await run(tensors, group_info, key, **options)
+            await self._run_allreduce_inplace_(tensors, group, key, **options)
             return
-        async with blank_copies(tensors) as blank:
-            await run(blank, group_info, key, **options)
-            if not self.groups.running[key].result().got_everything:
-                raise AllreduceException("an excluded peer got a part of the average only")
+        # It gets the difference between the average and the tensors that it sent, and a difference
+        # from NaN is NaN. Zeros in the tensors themselves would outlive a round that fails: an
+        # offloaded optimizer steps on them.
+        blank = [torch.zeros_like(tensor) for tensor in tensors]
+        await self._run_allreduce_inplace_(blank, group, key, **options)
+        if not self.groups.running[key].result().got_everything:
+            raise AllreduceException("an excluded peer got a part of the average only")
+        with torch.no_grad():
+            for tensor, average in zip(tensors, blank, strict=True):
+                tensor.copy_(average)
 
     async def _declare_for_download_periodically(self) -> None:
         self._declaring = asyncio.current_task()
@@ -336,7 +319,7 @@ class MeasuredAverager(DecentralizedAverager):
 
     @property
     def _sharing_key(self) -> str:
-        return sharing_key(self._matchmaking.group_key_manager.prefix)
+        return f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
 
     async def _load_state_from_peers(self, future: MPFuture, timeout: float | None = None) -> None:
         patience = float(self.request_timeout)
@@ -349,7 +332,7 @@ class MeasuredAverager(DecentralizedAverager):
             await download.run()
         finally:
             if not future.done():
-                future.set_result(download.outcome())
+                future.set_result(download.outcome)
 
     def _stub_of(self, peer: PeerID) -> DownloadStub:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)
@@ -366,7 +349,7 @@ class MeasuredAverager(DecentralizedAverager):
         async with contextlib.aclosing(super().rpc_join_group(request, context)) as messages:
             async for message in messages:
                 yield message
-        await stay_open(PATIENCE)
+        await asyncio.sleep(PATIENCE)
 
     async def rpc_download_state(
         self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
@@ -379,7 +362,7 @@ class MeasuredAverager(DecentralizedAverager):
                 yield part
         if anything:
             yield averaging_pb2.DownloadData()
-            await stay_open(COURTESY)
+            await asyncio.sleep(COURTESY)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -395,3 +378,36 @@ class MeasuredAverager(DecentralizedAverager):
         async with contextlib.aclosing(answers):
             async for message in answers:
                 yield message
+
+
+def hivemind_timeouts(
+    window: float, allreduce_timeout: float | None, given: Mapping[str, Any]
+) -> dict[str, float]:
+    """Return the timeouts of hivemind's averager, with defaults that do not follow the window.
+
+    Args:
+        window: Matchmaking window [s].
+        allreduce_timeout: Longest all-reduce [s].
+        given: Arguments of the averager, of which the following have an effect [s]:
+            ``request_timeout``: longest wait for a leader's answer; default 3. It is cut to half
+            the window, because two peers that ask each other block until it ends.
+            ``next_chunk_timeout``: longest wait for the next part of a state or a tensor. A value
+            equal to the window counts as not given, because hivemind's optimizer passes the window
+            by default. The default is a quarter of ``allreduce_timeout``, at most
+            :data:`SENDER_TIMEOUT`, so that a round with a silent member ends before it is given up.
+            ``sender_timeout``: longest wait of a reducer for a sender's next part; default
+            ``next_chunk_timeout``.
+            ``reducer_timeout``: longest wait for a reducer's answer; default twice the sender's.
+    """
+    chunk = given.get("next_chunk_timeout")
+    if chunk is None or chunk == window:
+        longest = math.inf if allreduce_timeout is None else allreduce_timeout / 4
+        chunk = min(SENDER_TIMEOUT, longest)
+    sender = chunk if given.get("sender_timeout") is None else given["sender_timeout"]
+    reducer = given.get("reducer_timeout")
+    return {
+        "request_timeout": min(given.get("request_timeout", 3.0), 0.5 * window),
+        "next_chunk_timeout": chunk,
+        "sender_timeout": sender,
+        "reducer_timeout": 2 * sender if reducer is None else reducer,
+    }

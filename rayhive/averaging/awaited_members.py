@@ -14,7 +14,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
 
-from rayhive.membership.member import Member
+from rayhive.membership.view import Member
 
 
 @dataclass(eq=False)

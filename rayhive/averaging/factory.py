@@ -1,4 +1,4 @@
-"""Choice and capabilities of a peer's averagers, and event fields from their results."""
+"""Choice and capabilities of a peer's averagers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
 from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
 from rayhive.errors import Problem
 
 #: Replacements of hivemind's own averagers, which a user's factory may name.
@@ -27,11 +26,10 @@ def with_our_averager(factory: Callable[..., Any] | None) -> Callable[..., Any]:
 
     The user's own classes are returned unchanged.
     """
-    if factory is None:
-        return RayhiveGradientAverager
     if isinstance(factory, partial):
-        return partial(_OURS.get(factory.func, factory.func), *factory.args, **factory.keywords)
-    return _OURS.get(factory, factory)  # type: ignore[no-any-return]
+        return partial(with_our_averager(factory.func), *factory.args, **factory.keywords)
+    made = GradientAverager if factory is None else factory
+    return _OURS.get(made, made)  # type: ignore[no-any-return]
 
 
 def takes_rules(factory: Any) -> bool:
@@ -69,24 +67,3 @@ def takes_over_state(averager: type[DecentralizedAverager]) -> bool:
         DecentralizedAverager.load_state_from_peers,
     )
     return averager.load_state_from_peers not in does_nothing
-
-
-def round_fields(result: Any, seconds: float) -> dict[str, Any]:
-    """Return the fields of a ``round`` event that come from the averager's result."""
-    return {
-        "group_size": len(result),
-        "group": sorted(map(str, result)),
-        "fraction": getattr(result, "fraction", 1.0),
-        "excluded": getattr(result, "excluded", False),
-        "retries": max(0, getattr(result, "attempts", 1) - 1),
-        "banned": list(getattr(result, "banned", ())),
-        "phases": list(getattr(result, "phases", ())),
-        "failures": list(getattr(result, "failures", ())),
-        "wasted_bytes": getattr(result, "wasted_bytes", 0),
-        "counts_complete": getattr(result, "counts_complete", True),
-        "sent_bytes": getattr(result, "sent_bytes", 0),
-        "received_bytes": getattr(result, "received_bytes", 0),
-        "matchmaking_s": getattr(result, "matchmaking_s", None),
-        "averaging_s": getattr(result, "allreduce_s", seconds),
-        "waited_s": seconds,
-    }

@@ -1,4 +1,4 @@
-"""Averager of gradients, whose contribution to a round is the mean over samples.
+"""Averagers of gradients, dense or with PowerSGD; a peer contributes the mean over its samples.
 
 The gradient of a batch is the mean over its samples, so batches count by their number of samples.
 Accumulators hold the sum of all gradients, each weighted by its samples over those of the *anchor*:
@@ -7,24 +7,30 @@ the first batch of the round, or the last one where autograd itself adds to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import torch
+from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.outlier_filter import OutlierFilter
-from rayhive.spec import OutlierFilterRule
+from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 
 
-def mean_scale(averager: GradientAverager) -> float:
-    """Return the factor from accumulated gradients to their mean over samples.
+def accumulated(averager: GradientAverager) -> tuple[list[torch.Tensor], float]:
+    """Return the accumulated gradients, and the factor that makes them the mean over samples.
 
     hivemind divides by the number of batches instead, which differs if their sizes do.
+
+    Args:
+        averager: Any averager of gradients, also one of the user's own.
     """
     samples = averager.local_samples_accumulated
-    return float(averager._anchor_batch_size or 0) / samples if samples else 0.0
+    scale = float(averager._anchor_batch_size or 0) / samples if samples else 0.0
+    return list(averager._grad_accumulators()), scale
 
 
 class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
@@ -34,11 +40,7 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     marked as cleared, and the first batch of a round is copied. Read before the first batch, they
     are zeros all the same.
 
-    Args:
-        args: As hivemind's.
-        outlier_filter: Rule of the outlier filter, equal for all peers of a swarm; see
-            :func:`rayhive.averaging.outlier_filter.judge`.
-        kwargs: As those of hivemind's and of :class:`MeasuredAverager`.
+    The arguments are those of hivemind's averager and of :class:`MeasuredAverager`.
     """
 
     wire_name = "GradientAverager"
@@ -46,11 +48,6 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     _cleared = False
     local_samples_accumulated: int
     _anchor_batch_size: int | None
-
-    def __init__(
-        self, *args: Any, outlier_filter: OutlierFilterRule = "norm", **kwargs: Any
-    ) -> None:
-        super().__init__(*args, outlier_filter=OutlierFilter(outlier_filter), **kwargs)
 
     @torch.no_grad()
     def _grad_accumulators(self) -> Iterator[torch.Tensor]:
@@ -112,10 +109,10 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     @torch.no_grad()
     def load_accumulators_into_averager_(self) -> None:
         """Set the averaged tensors to the mean over samples of the accumulated gradients."""
-        scale = mean_scale(self)
+        accumulators, scale = accumulated(self)
         with self.get_tensors() as averaged:
-            for gradient, accumulated in zip(averaged, self._grad_accumulators(), strict=True):
-                gradient.copy_(accumulated).mul_(scale)
+            for gradient, accumulator in zip(averaged, accumulators, strict=True):
+                gradient.copy_(accumulator).mul_(scale)
 
     def reset_accumulated_grads_(self) -> None:
         """Clear the accumulators."""
@@ -125,3 +122,61 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
         self._cleared, self._accumulators_used_in_step = True, False
         self.local_samples_accumulated = self.local_times_accumulated = 0
         self._anchor_batch_size = None
+
+
+class RayhivePowerSGDAverager(RayhiveGradientAverager):
+    """Averager of gradients through low-rank factors.
+
+    Its arguments are those of hivemind's ``PowerSGDGradientAverager``, and the further options of
+    :class:`PowerSGDOptions`.
+
+    Args:
+        parameters: Parameters whose gradients are averaged.
+        averager_rank: Rank of the factors.
+        prefix: As hivemind's; it also seeds Q.
+        kwargs: Other options of :class:`PowerSGDOptions`, by name, and arguments of
+            :class:`RayhiveGradientAverager`.
+
+    Raises:
+        ConfigError: An option is out of range, or the device does not exist.
+    """
+
+    wire_name = "PowerSGDGradientAverager"
+    payload: PowerSGDPayload
+
+    def __init__(
+        self,
+        parameters: Iterable[torch.nn.Parameter],
+        averager_rank: int,
+        *,
+        prefix: str,
+        **kwargs: Any,
+    ) -> None:
+        given = {option.name for option in fields(PowerSGDOptions)} & kwargs.keys()
+        options = PowerSGDOptions(averager_rank, **{name: kwargs.pop(name) for name in given})
+        parameters = tuple(parameters)
+        where = options.device_for(parameters)
+        policy = partial(PowerSGDPayload, options=options, seed=prefix, device=where)
+        super().__init__(parameters=parameters, prefix=prefix, payload=policy, **kwargs)
+
+    def get_current_state(self) -> tuple[Any, list[torch.Tensor], list[CompressionInfo]]:
+        """Return the state that a joining peer needs to factorise like the group: every Q."""
+        with self.lock_averaged_tensors:
+            metadata, qs = self.payload.snapshot()
+        infos = [
+            CompressionInfo.from_tensor(q, key=f"buffer_q_{index}", role=TensorRole.GRADIENT)
+            for index, q in enumerate(qs)
+        ]
+        return {"group_bits": self.get_group_bits(), **metadata}, qs, infos
+
+    def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> bool:
+        """Take over the Q of a peer; the error feedback of this peer stays.
+
+        Returns:
+            Whether a peer had Q that fit.
+        """
+        loaded = super().load_state_from_peers(wait, timeout)
+        if loaded is None:
+            return False
+        with self.lock_averaged_tensors:
+            return self.payload.restore(*loaded)

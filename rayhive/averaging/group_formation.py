@@ -20,6 +20,8 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from hivemind.averaging.group_info import GroupInfo
@@ -28,7 +30,8 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2 as messages
 
 from rayhive.averaging.awaited_members import Follower, Search
-from rayhive.membership.member import ROUNDS_BEHIND, Member
+from rayhive.membership.event_loop import Notifier, wait_at_most
+from rayhive.membership.view import ROUNDS_BEHIND, Member
 
 #: Pause before the next request to a leader that cannot be reached or does not lead [s].
 ASK_AGAIN_S = 0.05
@@ -50,33 +53,34 @@ class DifferentTensors(Exception):
     """A peer of the run averages tensors of other shapes or types."""
 
 
+@dataclass(eq=False)
 class GroupFormation:
     """One peer's part in forming groups, on one event loop.
 
-    Args:
+    Attributes:
         own: This peer.
         client_mode: Whether other peers cannot call it.
         schema_hash: Fingerprint of its averaged tensors.
         key: Prefix of its group keys; the round follows.
         ask: Sends a request to a leader and returns the stream of its answers.
+        patience_left: Time that was left of the last search's patience [s].
     """
 
-    def __init__(
-        self, own: PeerID, *, client_mode: bool, schema_hash: bytes, key: str, ask: Ask
-    ) -> None:
-        self.own, self._client_mode, self._schema_hash = own, client_mode, schema_hash
-        self._key, self._ask = key, ask
-        self._members: tuple[Member, ...] = ()
-        self._search: Search | None = None
-        self._past = 0
-        #: Time that was left of the last search's patience [s].
-        self.patience_left = 0.0
-        self._changed = asyncio.Event()
+    own: PeerID
+    client_mode: bool
+    schema_hash: bytes
+    key: str
+    ask: Ask
+    patience_left: float = 0.0
+    _members: tuple[Member, ...] = ()
+    _search: Search | None = None
+    _past: int = 0
+    _changes: Notifier = field(default_factory=Notifier)
 
     def set_members(self, members: Sequence[Member]) -> None:
         """Set the members, oldest first; effective at once, also for a running search."""
         self._members = tuple(members)
-        self._notify()
+        self._changes.notify()
 
     def known(self) -> frozenset[PeerID]:
         """Return the members that were set last."""
@@ -85,18 +89,15 @@ class GroupFormation:
     def leave_behind(self, round_: int) -> None:
         """Note that this peer's part in a round is over; later requests for it are refused."""
         self._past = max(self._past, round_)
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self._changes.notify()
 
     def roster(self, round_: int) -> list[PeerID]:
         """Return the peers that take part in a round, the leader first if a peer can lead."""
         own = [member for member in self._members if member.peer_id == self.own.to_bytes()]
         expected = set(own + self._expected(round_))
         oldest = [member for member in self._members if member in expected]
-        ids = [PeerID(member.peer_id) for member in sorted(oldest, key=_cannot_lead)]
+        leaders_first = sorted(oldest, key=attrgetter("client_mode"))
+        ids = [PeerID(member.peer_id) for member in leaders_first]
         return ids if self.own in ids else [*ids, self.own]
 
     def _expected(self, round_: int) -> list[Member]:
@@ -110,7 +111,7 @@ class GroupFormation:
         gather: bytes,
         window: float,
         patience: float,
-        longest: float | None = None,
+        longest: float,
     ) -> GroupInfo:
         """Form the group of a round.
 
@@ -119,7 +120,7 @@ class GroupFormation:
             gather: Data of this peer that every peer of the group gets.
             window: Longest wait for a peer that has reached the round and is not met [s].
             patience: Longest wait for any peer, once no member computes [s].
-            longest: Longest wait in all cases [s]; default ``patience``.
+            longest: Longest wait in all cases [s].
 
         Raises:
             NoOtherPeers: No other peer takes part in the run.
@@ -127,12 +128,12 @@ class GroupFormation:
             DifferentTensors: The leader averages tensors of other shapes or types.
             asyncio.TimeoutError: No other peer reached the round in time.
         """
-        limit = asyncio.get_running_loop().time() + (patience if longest is None else longest)
+        limit = asyncio.get_running_loop().time() + longest
         self._search = search = Search(self.own, round_, gather, window, patience, limit)
-        self._notify()
+        self._changes.notify()
         try:
             while search.has_time(self._expected(round_)):
-                changed = self._changed
+                change = self._changes.next_change()
                 roster = self._met_roster(search)
                 self._check_company(round_, roster, set(search.missing))
                 search.led_by(roster[0])
@@ -140,7 +141,7 @@ class GroupFormation:
                 if roster[0] == self.own:
                     group = self._assemble(search, roster)
                     if group is None:
-                        await _wait(changed, _left(search.next_look(roster)))
+                        await wait_at_most(change, _left(search.next_look(roster)))
                 else:
                     search.dismiss()
                     group = await self._follow(search, roster[0])
@@ -151,7 +152,7 @@ class GroupFormation:
             self._search = None
             self.patience_left = max(0.0, _left(search.ends))
             search.dismiss()
-            self._notify()
+            self._changes.notify()
 
     def _met_roster(self, search: Search) -> list[PeerID]:
         """Return the roster without leaders that were not met and of which there is no news."""
@@ -165,7 +166,7 @@ class GroupFormation:
             raise RoundIsOver(f"round {round_} is over: other peers averaged without this one")
         if missing and len(roster) == 1:
             raise asyncio.TimeoutError(f"{PeerID(missing.pop())} did not reach round {round_}")
-        if len(roster) == 1 or (self._client_mode and roster[0] == self.own):
+        if len(roster) == 1 or (self.client_mode and roster[0] == self.own):
             raise NoOtherPeers(f"no other peer takes part in round {round_}")
 
     def _assemble(self, search: Search, roster: list[PeerID]) -> GroupInfo | None:
@@ -191,7 +192,7 @@ class GroupFormation:
         """Hold a request until this peer leads its round, then answer with the group."""
         loop = asyncio.get_running_loop()
         round_, ends = _round_of_key(request.group_key), loop.time() + request.expiration
-        if request.schema_hash != self._schema_hash:
+        if request.schema_hash != self.schema_hash:
             yield messages.MessageFromLeader(code=messages.BAD_SCHEMA_HASH)
             return
         while self._search is None or self._search.round != round_:
@@ -199,14 +200,14 @@ class GroupFormation:
             if round_ is None or round_ <= self._past or left <= 0:
                 yield messages.MessageFromLeader(code=messages.BAD_GROUP_KEY)
                 return
-            await _wait(self._changed, left)
+            await wait_at_most(self._changes.next_change(), left)
         search = self._search
         follower = Follower(request, loop.create_future())
         earlier = search.followers.pop(remote.to_bytes(), None)
         if earlier is not None:
             earlier.answer(None)
         search.followers[remote.to_bytes()] = follower
-        self._notify()
+        self._changes.notify()
         try:
             yield messages.MessageFromLeader(code=messages.ACCEPTED)
             group = await follower.group
@@ -222,7 +223,7 @@ class GroupFormation:
         finally:
             if search.followers.get(remote.to_bytes()) is follower:
                 del search.followers[remote.to_bytes()]
-                self._notify()
+                self._changes.notify()
 
     async def _follow(self, search: Search, leader: PeerID) -> GroupInfo | None:
         """Ask a leader for its group; return None if another peer leads by now, or on failure.
@@ -232,11 +233,11 @@ class GroupFormation:
         """
         loop = asyncio.get_running_loop()
         request = messages.JoinRequest(
-            schema_hash=self._schema_hash,
+            schema_hash=self.schema_hash,
             expiration=search.limit - loop.time(),  # a duration: clocks may differ
-            client_mode=self._client_mode,
+            client_mode=self.client_mode,
             gather=search.gather,
-            group_key=f"{self._key}.0b{search.round:b}",
+            group_key=f"{self.key}.0b{search.round:b}",
         )
         accepted = asyncio.Event()
         answer = asyncio.ensure_future(self._answer(leader, request, accepted))
@@ -247,7 +248,7 @@ class GroupFormation:
                     known = {member.peer_id: member for member in self._members}
                     search.missing[leader.to_bytes()] = known.get(leader.to_bytes())
                     return None
-                changed = asyncio.ensure_future(self._changed.wait())
+                changed = asyncio.ensure_future(self._changes.next_change().wait())
                 await asyncio.wait(
                     {answer, changed},
                     timeout=until - loop.time(),
@@ -262,7 +263,7 @@ class GroupFormation:
         finally:
             answer.cancel()
         if message is None or message.code == messages.GROUP_DISBANDED:
-            await _wait(self._changed, ASK_AGAIN_S)
+            await wait_at_most(self._changes.next_change(), ASK_AGAIN_S)
             return None
         if message.code == messages.BAD_SCHEMA_HASH:
             raise DifferentTensors(f"{leader} averages tensors of other shapes or types")
@@ -275,17 +276,13 @@ class GroupFormation:
         self, leader: PeerID, request: messages.JoinRequest, accepted: asyncio.Event
     ) -> messages.MessageFromLeader | None:
         """Return the leader's last message; None if the leader closed the stream without one."""
-        stream: Any = await self._ask(leader, request)
+        stream: Any = await self.ask(leader, request)
         async with aclosing(stream):
             async for message in stream:
                 if message.code != messages.ACCEPTED:
                     return message
                 accepted.set()
         return None
-
-
-def _cannot_lead(member: Member) -> bool:
-    return member.client_mode
 
 
 def _round_of_key(group_key: str) -> int | None:
@@ -295,11 +292,3 @@ def _round_of_key(group_key: str) -> int | None:
 
 def _left(moment: float) -> float:
     return moment - asyncio.get_running_loop().time()
-
-
-async def _wait(changed: asyncio.Event, seconds: float) -> None:
-    """Wait for an event, at most this long."""
-    if seconds > 0:
-        task = asyncio.ensure_future(changed.wait())
-        await asyncio.wait({task}, timeout=seconds)
-        task.cancel()

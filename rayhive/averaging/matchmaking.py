@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from hivemind.averaging.control import StepControl
@@ -18,41 +16,11 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.group_formation import GroupFormation
-from rayhive.membership.member import Member
+from rayhive.averaging.steps import TRACE
+from rayhive.membership.view import Member
 
 #: Extends the data that a step gathers, once its tensors are ready.
 Announce = Callable[[bytes], Awaitable[bytes]]
-
-
-@dataclass
-class StepTrace:
-    """Record of one step of an averager; times are of ``time.monotonic``.
-
-    Attributes:
-        step: The step; None outside a step.
-        searches: Begin and end of each search for a group.
-        triggered: Time at which the trainer allowed the all-reduce.
-        groups: Ids of the groups that were found.
-        wasted_bytes: Payload sent in attempts that failed.
-        excluded: Whether the outlier filter refused this peer's tensors.
-    """
-
-    step: StepControl | None = None
-    searches: list[tuple[float, float]] = field(default_factory=list)
-    triggered: float | None = None
-    groups: list[bytes] = field(default_factory=list)
-    wasted_bytes: int = 0
-    excluded: bool = False
-
-    def waited(self) -> float:
-        """Return the seconds of searching after the trigger."""
-        if self.triggered is None:
-            return 0.0
-        return sum(max(0.0, end - max(begin, self.triggered)) for begin, end in self.searches)
-
-
-#: Record of the step that the current task belongs to: every step is a task of its own.
-TRACE: ContextVar[StepTrace | None] = ContextVar("TRACE", default=None)
 
 
 class LiveMatchmaking(Matchmaking):
@@ -77,7 +45,7 @@ class LiveMatchmaking(Matchmaking):
         *args: Any,
         target_group_size: int | None,
         groups: AllReduceGroups,
-        announce: Announce | None = None,
+        announce: Announce,
         **kwargs: Any,
     ) -> None:
         # The key manager draws a sample of the group's size from this many buckets and raises
@@ -85,11 +53,7 @@ class LiveMatchmaking(Matchmaking):
         super().__init__(*args, target_group_size=None, **kwargs)
         self.target_group_size = self.potential_leaders.target_group_size = target_group_size
         self.group_formation = GroupFormation(
-            self.peer_id,
-            client_mode=self.client_mode,
-            schema_hash=self.schema_hash,
-            key=self._prefix,
-            ask=self._ask,
+            self.peer_id, self.client_mode, self.schema_hash, key=self._prefix, ask=self._ask
         )
         self._groups, self._announce = groups, announce
         self._knows_members = False
@@ -122,9 +86,7 @@ class LiveMatchmaking(Matchmaking):
         begin = time.monotonic()
         try:
             if meets:
-                gather = step.data_for_gather
-                if self._announce is not None:
-                    gather = await self._announce(gather)
+                gather = await self._announce(step.data_for_gather)
                 async with self.lock_looking_for_group:
                     group = await self.group_formation.meet(
                         cast("int", round_),

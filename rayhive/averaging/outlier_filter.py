@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from rayhive.averaging.sketch import Sketcher, cosine
+from rayhive.averaging.tensor_summary import Sketcher, cosine, norm_of
 from rayhive.spec import OutlierFilterRule
 
 P = TypeVar("P", bound=Hashable)
@@ -187,18 +187,6 @@ class OutlierFilter:
         cosines = directions(said)
         if own in cosines:
             self._leans.append(cosines[own])
-
-
-def floats(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the floating-point tensors, detached: only these can be corrupt."""
-    return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-
-
-def norm_of(tensors: Sequence[torch.Tensor]) -> float:
-    """Return the Euclidean norm of all tensors together; inf or NaN if an element is not finite."""
-    narrow = (t.float() if t.dtype == torch.float64 else t for t in tensors)
-    norms = (float(torch.linalg.vector_norm(t, dtype=torch.float32)) for t in narrow)
-    return math.sqrt(sum(norm * norm for norm in norms))
 
 
 def _known(usual: float | None) -> float | None:

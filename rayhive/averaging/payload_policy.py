@@ -7,6 +7,7 @@ An averager holds one policy. :class:`DensePayload` averages the tensors themsel
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,19 +23,6 @@ STALE_WEIGHT = 1e-9
 AllReduce = Callable[[str, Sequence[torch.Tensor]], Awaitable[float]]
 
 
-class StepHandle(Protocol):
-    """The part of a step's future that says whether its result reached the trainer."""
-
-    def done(self) -> bool:
-        """Return whether the step ended."""
-
-    def cancelled(self) -> bool:
-        """Return whether the trainer cancelled the step."""
-
-    def exception(self) -> BaseException | None:
-        """Return the error of a step that ended with one."""
-
-
 @dataclass(frozen=True)
 class GroupRound:
     """One round of a group, as a payload policy sees it.
@@ -44,14 +32,15 @@ class GroupRound:
         gathered: Data that each peer of the group gathered, by peer.
         weight: Weight of this peer in the averages; 0 if its tensors are excluded.
         auxiliary: Whether this peer only reduces for others and keeps its tensors.
-        step: The step that the round belongs to; None outside a step.
+        step: The step that the round belongs to; its state says whether the result reached the
+            trainer. None outside a step.
     """
 
     allreduce: AllReduce
     gathered: Mapping[Any, Any]
     weight: float = 1.0
     auxiliary: bool = False
-    step: StepHandle | None = None
+    step: Future[Any] | None = None
 
 
 class PayloadPolicy(Protocol):

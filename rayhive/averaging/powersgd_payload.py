@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -15,10 +15,10 @@ from hivemind.averaging.allreduce import AllreduceException
 
 from rayhive.averaging.allreduce_groups import DENSE
 from rayhive.averaging.matchmaking import round_in
-from rayhive.averaging.payload_policy import STALE_WEIGHT, GroupRound, StepHandle
-from rayhive.compression.powersgd.factors import Factors
+from rayhive.averaging.payload_policy import STALE_WEIGHT, GroupRound
+from rayhive.compression.powersgd.factors import Factors, Tensors
 from rayhive.compression.powersgd.gpu_worker import ServedFactors
-from rayhive.compression.powersgd.orthogonalise import METHODS
+from rayhive.compression.powersgd.kernels import METHODS
 from rayhive.compression.powersgd.shapes import (
     DEFAULT_MIN_COMPRESSION_RATIO,
     compressed_tensors,
@@ -59,14 +59,8 @@ class PowerSGDOptions:
     device: torch.device | str | None = None
 
     def __post_init__(self) -> None:
-        problems = option_problems(
-            self.rank,
-            self.min_compression_ratio,
-            num_iters_per_step=self.num_iters_per_step,
-            start_compressing_after_num_steps=self.start_compressing_after_num_steps,
-            orthogonalisation=self.orthogonalisation,
-        )
-        problems += _device_problems(self.device)
+        options = {name: value for name, value in vars(self).items() if name != "device"}
+        problems = option_problems(**options) + _device_problems(self.device)
         if problems:
             raise ConfigError(problems)
 
@@ -124,28 +118,20 @@ class PowerSGDPayload:
         self.compressed = compressed_tensors(shapes, options.rank, options.min_compression_ratio)
         factorised = set(self.compressed)
         self._rest = [index for index in range(len(shapes)) if index not in factorised]
-        self.factors = make_factors(
+        kind = Factors if device.type == "cpu" else ServedFactors
+        self.factors = kind(
             [gradients[index] for index in self.compressed],
-            options,
+            options.rank,
             seed=int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "big"),
+            orthogonalise=METHODS[options.orthogonalisation],
             device=device,
         )
         self._phases = phase_names(options.num_iters_per_step)
         self._dense_rounds = options.start_compressing_after_num_steps
         self._rounds = torch.zeros((), dtype=torch.int64)
         self._rounds.share_memory_()  # type: ignore[no-untyped-call]
-        self._last_step: StepHandle | None = None
+        self._last_step: Future[Any] | None = None
         self._thread: ThreadPoolExecutor | None = None
-
-    @property
-    def qs(self) -> list[torch.Tensor]:
-        """Q that the next round begins with, one per factorised gradient."""
-        return self.factors.qs
-
-    @property
-    def error_feedback(self) -> list[torch.Tensor]:
-        """Error feedback in the shapes of the factorised gradients."""
-        return self.factors.error_feedback
 
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the phases of a round: P and Q per iteration, or the dense one at first."""
@@ -173,7 +159,7 @@ class PowerSGDPayload:
             await self._average_densely(tensors, round_)
         self._rounds += 1
 
-    async def undo_given_up(self, current: StepHandle | None = None) -> None:
+    async def undo_given_up(self, current: Future[Any] | None = None) -> None:
         """Undo the last round if its step was given up before the trainer got its result."""
         step, self._last_step = self._last_step, None
         if step is None or step is current:
@@ -195,7 +181,7 @@ class PowerSGDPayload:
         small = [gradients[index] for index in self._rest]
         averaged = [_copy(gradient) for gradient in small]
         weight = round_.weight if round_.weight > STALE_WEIGHT else 0.0
-        qs: list[torch.Tensor] = []
+        qs: Tensors = []
         for phase in self._phases:
             if phase.startswith("P"):
                 if qs:
@@ -217,12 +203,7 @@ class PowerSGDPayload:
             self._last_step = round_.step
 
     def _commit(
-        self,
-        large: list[torch.Tensor],
-        ps: list[torch.Tensor],
-        qs: list[torch.Tensor],
-        small: list[torch.Tensor],
-        averaged: list[torch.Tensor],
+        self, large: Tensors, ps: Tensors, qs: Tensors, small: Tensors, averaged: Tensors
     ) -> None:
         self.factors.commit(large, ps, qs)
         for gradient, new in zip(small, averaged, strict=True):
@@ -249,9 +230,9 @@ class PowerSGDPayload:
         return result
 
     @torch.no_grad()
-    def snapshot(self) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    def snapshot(self) -> tuple[dict[str, Any], Tensors]:
         """Return the metadata and the Q that a joining peer needs to factorise like the group."""
-        return {"rounds": int(self._rounds)}, [q.clone() for q in self.qs]
+        return {"rounds": int(self._rounds)}, [q.clone() for q in self.factors.qs]
 
     @torch.no_grad()
     def restore(self, metadata: Mapping[str, Any], qs: Sequence[torch.Tensor]) -> bool:
@@ -264,11 +245,11 @@ class PowerSGDPayload:
         Returns:
             Whether the Q fitted and were taken over.
         """
-        if [q.shape for q in qs] != [q.shape for q in self.qs]:
+        if [q.shape for q in qs] != [q.shape for q in self.factors.qs]:
             return False
         if not all(bool(q.isfinite().all()) for q in qs):
             return False
-        for own, new in zip(self.qs, qs, strict=True):
+        for own, new in zip(self.factors.qs, qs, strict=True):
             own.copy_(new)
         self._rounds.fill_(metadata.get("rounds", int(self._rounds)))
         return True
@@ -276,26 +257,6 @@ class PowerSGDPayload:
     def close(self) -> None:
         """End the thread that serves factors from the trainer's process, if there is one."""
         self.factors.close()
-
-
-def make_factors(
-    gradients: Sequence[torch.Tensor],
-    options: PowerSGDOptions,
-    *,
-    seed: int,
-    device: torch.device,
-) -> Factors:
-    """Return the factors of gradients, computed by the trainer's process unless on the CPU."""
-    arguments: dict[str, Any] = {
-        "shapes": [tuple(gradient.shape) for gradient in gradients],
-        "rank": options.rank,
-        "seed": seed,
-        "orthogonalise": METHODS[options.orthogonalisation],
-        "device": device,
-    }
-    if device.type == "cpu":
-        return Factors(**arguments)
-    return ServedFactors(gradients=lambda: gradients, **arguments)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,10 +3,11 @@
 Before a group averages, each member announces the norm of its tensors, see
 :mod:`rayhive.averaging.outlier_filter`. Announcements travel with the data that the group gathers
 anyway, so that all members reach the same verdict without another message. A refused peer reaches
-the same verdict: it contributes nothing, with weight 0, and takes over the average of the group.
+the same verdict: it contributes nothing, with weight 0. It gets the whole average of the other
+peers, or keeps its tensors.
 
 The filter is for broken peers, not for malicious ones. As a second line, each reducer refuses
-parts that are not finite (:mod:`rayhive.averaging.reducer`), and a round whose average is not
+parts that are not finite (:mod:`rayhive.averaging.aggregation`), and a round whose average is not
 finite fails.
 """
 
@@ -23,62 +24,45 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.averaging.outlier_filter import Announcement, OutlierFilter, Refusal, floats
+from rayhive.averaging.outlier_filter import Announcement, OutlierFilter, Refusal
+from rayhive.averaging.tensor_summary import floats
 
 #: Number of elements from which on tensors are read in a thread instead of the event loop.
 LARGE = 1_000_000
 _KEY = "outlier_filter"
-
-Announcements = dict[PeerID, Announcement]
-Refusals = dict[PeerID, Refusal]
 
 
 class AverageNotFinite(Exception):
     """The average of a round is not finite, although all tensors that entered it were."""
 
 
-class RoundFilter:
-    """Outlier filter of one averager, applied to the groups of its rounds.
+async def announced(
+    outlier_filter: OutlierFilter, data_for_gather: bytes, tensors: Sequence[torch.Tensor]
+) -> bytes:
+    """Return the data that a step gathers, extended by this peer's announcement."""
+    bandwidth, mode, gathered = MSGPackSerializer.loads(data_for_gather)
+    tensors = floats(tensors)
+    if sum(tensor.numel() for tensor in tensors) < LARGE:
+        announcement = outlier_filter.announce(tensors)
+    else:
+        loop = asyncio.get_running_loop()
+        announcement = await loop.run_in_executor(None, outlier_filter.announce, tensors)
+    return bytes(MSGPackSerializer.dumps([bandwidth, mode, attached(gathered, announcement)]))
 
-    Groups whose members announce nothing average without a filter.
 
-    Args:
-        outlier_filter: Rule and memory. The memory is kept in the averager's process.
+def separated(group_info: GroupInfo) -> tuple[GroupInfo, dict[PeerID, Announcement]]:
+    """Return the group without announcements, and the announcements of its members.
+
+    A member without the filter announces nothing.
     """
-
-    def __init__(self, outlier_filter: OutlierFilter) -> None:
-        self._filter = outlier_filter
-
-    async def announced(self, data_for_gather: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
-        """Return the data that a step gathers, extended by this peer's announcement."""
-        bandwidth, mode, gathered = MSGPackSerializer.loads(data_for_gather)
-        tensors = floats(tensors)
-        if sum(tensor.numel() for tensor in tensors) < LARGE:
-            announcement = self._filter.announce(tensors)
-        else:
-            loop = asyncio.get_running_loop()
-            announcement = await loop.run_in_executor(None, self._filter.announce, tensors)
-        return bytes(MSGPackSerializer.dumps([bandwidth, mode, attached(gathered, announcement)]))
-
-    def separated(self, group_info: GroupInfo) -> tuple[GroupInfo, Announcements]:
-        """Return the group without announcements, and the announcements."""
-        gathered, announcements = [], {}
-        for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
-            bandwidth, mode, content = MSGPackSerializer.loads(data)
-            content, announcement = detached(content)
-            gathered.append(MSGPackSerializer.dumps([bandwidth, mode, content]))
-            if announcement is not None:
-                announcements[peer] = announcement
-        group = GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered))
-        return group, announcements
-
-    def judge(self, announcements: Announcements) -> Refusals:
-        """Return the refused peers and the reason for each."""
-        return self._filter.judge(announcements)
-
-    def learn(self, announcements: Announcements, own: PeerID) -> None:
-        """Remember a round that succeeded; see :meth:`OutlierFilter.learn`."""
-        self._filter.learn(announcements, own)
+    gathered, announcements = [], {}
+    for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
+        bandwidth, mode, content = MSGPackSerializer.loads(data)
+        content, announcement = detached(content)
+        gathered.append(MSGPackSerializer.dumps([bandwidth, mode, content]))
+        if announcement is not None:
+            announcements[peer] = announcement
+    return GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered)), announcements
 
 
 def check_finite(tensors: Sequence[torch.Tensor]) -> None:
@@ -114,3 +98,21 @@ def detached(gathered: bytes) -> tuple[bytes, Announcement | None]:
         return gathered, None
     rest = list(content[:-1])
     return MSGPackSerializer.dumps(rest[0] if last["alone"] else rest), Announcement(*last[_KEY])
+
+
+class ExcludedRoundFailed(Exception):
+    """An excluded peer did not get the average of a round.
+
+    Its own tensors were refused, so it has no valid tensors for the next step.
+
+    Args:
+        reason: The error.
+        rejected: The refused peers and the reason for each, as ``RoundResult.rejected``.
+    """
+
+    def __init__(self, reason: str, rejected: tuple[dict[str, Any], ...] = ()) -> None:
+        super().__init__(reason, rejected)  # both, as it is pickled on its way to the trainer
+        self.rejected = rejected
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.args[0]!r})"

@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,13 +20,19 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import enter_asynchronously
 
 from rayhive.averaging.allreduce_groups import AllReduceGroups, allreduce_id
-from rayhive.averaging.excluded import ExcludedRoundFailed
 from rayhive.averaging.group_formation import NoOtherPeers
-from rayhive.averaging.matchmaking import StepTrace
-from rayhive.averaging.outlier_filter import Refusal
+from rayhive.averaging.outlier_filter import OutlierFilter, Refusal
 from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
-from rayhive.averaging.round_filter import RoundFilter, check_finite, refusal_records
+from rayhive.averaging.round_filter import (
+    ExcludedRoundFailed,
+    announced,
+    check_finite,
+    refusal_records,
+    separated,
+)
 from rayhive.averaging.round_result import RoundResult
+from rayhive.averaging.steps import StepTrace
+from rayhive.averaging.streams import Cancellations
 from rayhive.spec import Aggregation
 
 #: Longest wait for replies that are still leaving when this peer's part of a round is over [s].
@@ -44,9 +52,11 @@ class RoundHost(Protocol):
 
     Attributes:
         mode: Whether it is a node, a client or an auxiliary peer.
+        cancellations: Sender of cancellation messages.
     """
 
     mode: AveragingMode
+    cancellations: Cancellations
 
     @property
     def peer_id(self) -> PeerID:
@@ -60,47 +70,38 @@ class RoundHost(Protocol):
     ) -> None:
         """Average tensors in place in the all-reduce with this id."""
 
-    def abandon(self, group: GroupInfo) -> None:
-        """Announce to a group that no more parts come from this peer."""
 
-
+@dataclass
 class RoundPipeline:
     """Runs the rounds of one averager, in its process.
 
-    Args:
+    Attributes:
         tensors: The averaged tensors.
         payload: Payload policy.
-        round_filter: Outlier filter.
+        outlier_filter: Rule and memory of the outlier filter.
         groups: All-reduces of the averager.
         aggregation: Aggregation rule of this peer as a reducer.
         weighting: Weight of this peer in a round.
     """
 
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        payload: PayloadPolicy,
-        round_filter: RoundFilter,
-        groups: AllReduceGroups,
-        *,
-        aggregation: Aggregation = "mean",
-        weighting: Weighting = step_weight,
-    ) -> None:
-        self._tensors, self._payload = tensors, payload
-        self._filter, self._groups = round_filter, groups
-        self._aggregation, self._weighting = aggregation, weighting
-        # Cost of attempts that failed since the last result.
-        self._failed_searches = 0
-        self._failed_bytes = 0
+    tensors: Sequence[torch.Tensor]
+    payload: PayloadPolicy
+    outlier_filter: OutlierFilter
+    groups: AllReduceGroups
+    aggregation: Aggregation
+    weighting: Weighting
+    # Cost of attempts that failed since the last result.
+    _failed_searches: int = 0
+    _failed_bytes: int = 0
 
     async def announced(self, data_for_gather: bytes) -> bytes:
         """Return the data that a step gathers, extended by this peer's announcement."""
-        return await self._filter.announced(data_for_gather, self._tensors)
+        return await announced(self.outlier_filter, data_for_gather, self.tensors)
 
     def opened(self, group_info: GroupInfo) -> AbstractContextManager[None]:
         """Accept parts of a group's all-reduces as long as the context is active."""
-        phases = self._payload.phases(_gathered(group_info))
-        return self._groups.opened(group_info.group_id, phases)
+        phases = self.payload.phases(_gathered(group_info))
+        return self.groups.opened(group_info.group_id, phases)
 
     def end_step(self, trace: StepTrace) -> None:
         """Note the cost of a step that ended, for the next result to report."""
@@ -135,64 +136,63 @@ class RoundPipeline:
             ExcludedRoundFailed: This peer's tensors are refused, and it did not get the average.
             MatchmakingException: The round failed; the caller may try again.
         """
-        group, announcements = self._filter.separated(group_info)
+        group, announcements = separated(group_info)
         gathered = _gathered(group)
-        refused = self._filter.judge(announcements)
+        refused = self.outlier_filter.judge(announcements)
         trace.excluded |= host.peer_id in refused
         if len(refused) == len(group.peer_ids):
             raise NoOtherPeers("no member of the group has finite tensors to average")
-        weight = 0.0 if trace.excluded else self._weighting(weight, host.peer_id, gathered)
-        options.update(weight=weight, excluded=frozenset(refused), aggregation=self._aggregation)
+        weight = 0.0 if trace.excluded else self.weighting(weight, host.peer_id, gathered)
+        options.update(weight=weight, excluded=frozenset(refused), aggregation=self.aggregation)
         began = time.monotonic()
         try:
-            await self._average(host, group, gathered, trace, min_vector_size, options)
-        except Exception as error:
-            runners = self._groups.started(group.group_id).values()
+            options["peer_fractions"] = await self._peer_fractions(group, min_vector_size)
+            allreduce = partial(self._allreduce, host, group, options)
+            auxiliary = host.mode == AveragingMode.AUX
+            round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step)
+            async with enter_asynchronously(host.get_tensors()) as tensors:
+                await self.payload.average(tensors, round_)
+        except BaseException as error:
+            runners = self.groups.started(group.group_id).values()
             trace.wasted_bytes += sum(runner.sent_bytes for runner in runners)
-            host.abandon(group)
+            others = [peer for peer in group.peer_ids if peer != host.peer_id]
+            host.cancellations.send(others, self.groups.unfinished(group.group_id))
+            failed = MatchmakingException(f"the averaging round failed: {error!r}")
             if trace.excluded:
-                raise ExcludedRoundFailed(repr(error), refusal_records(refused)) from error
-            raise
+                raise ExcludedRoundFailed(repr(failed), refusal_records(refused)) from error
+            raise failed from error
         result = await self._measured(group, gathered, trace, began, timeout)
-        self._filter.learn(announcements, host.peer_id)
-        runners = self._groups.started(group.group_id).values()
-        late = {peer: why for runner in runners for peer, why in runner.refused().items()}
-        refused |= {peer: Refusal(why) for peer, why in late.items() if peer not in refused}
+        self.outlier_filter.learn(announcements, host.peer_id)
+        runners = self.groups.started(group.group_id).values()
+        late = {peer for runner in runners for peer in runner.refused()}
+        refused |= dict.fromkeys(late - refused.keys(), Refusal("not_finite"))
         result.rejected, result.excluded = refusal_records(refused), trace.excluded
-        check_finite(self._tensors)
+        check_finite(self.tensors)
         return result
 
-    async def _average(
+    async def _peer_fractions(self, group: GroupInfo, min_vector_size: int) -> tuple[float, ...]:
+        """Return the share of the elements that each member of a group reduces."""
+        members = [MSGPackSerializer.loads(item) for item in group.gathered]
+        client = AveragingMode.CLIENT.value
+        bandwidths = [0.0 if mode == client else speed for speed, mode, _ in members]
+        size = sum(tensor.numel() for tensor in self.tensors)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            None, load_balance_peers, size, bandwidths, min_vector_size
+        )
+
+    async def _allreduce(
         self,
         host: RoundHost,
         group: GroupInfo,
-        gathered: Mapping[PeerID, Any],
-        trace: StepTrace,
-        min_vector_size: int,
         options: dict[str, Any],
-    ) -> None:
-        """Let the payload policy run the all-reduces of a round."""
-
-        async def allreduce(phase: str, tensors: Sequence[torch.Tensor]) -> float:
-            key = allreduce_id(group.group_id, phase)
-            await host.run_allreduce(tensors, group, key, **options)
-            runner = self._groups.started(group.group_id).get(phase)
-            return 1.0 if runner is None else runner.fraction()
-
-        try:
-            members = [MSGPackSerializer.loads(item) for item in group.gathered]
-            client = AveragingMode.CLIENT.value
-            bandwidths = [0.0 if mode == client else speed for speed, mode, _ in members]
-            size = sum(tensor.numel() for tensor in self._tensors)
-            options["peer_fractions"] = await asyncio.get_running_loop().run_in_executor(
-                None, load_balance_peers, size, bandwidths, min_vector_size
-            )
-            auxiliary = host.mode == AveragingMode.AUX
-            round_ = GroupRound(allreduce, gathered, options["weight"], auxiliary, trace.step)
-            async with enter_asynchronously(host.get_tensors()) as tensors:
-                await self._payload.average(tensors, round_)
-        except BaseException as error:
-            raise MatchmakingException(f"the averaging round failed: {error!r}") from error
+        phase: str,
+        tensors: Sequence[torch.Tensor],
+    ) -> float:
+        """Average tensors in one phase; return the fraction of the averaging that happened."""
+        await host.run_allreduce(tensors, group, allreduce_id(group.group_id, phase), **options)
+        runner = self.groups.started(group.group_id).get(phase)
+        return 1.0 if runner is None else runner.fraction()
 
     async def _measured(
         self,
@@ -207,7 +207,7 @@ class RoundPipeline:
         patience = DRAIN_PATIENCE
         if timeout is not None:  # it goes on during this wait
             patience = min(patience, (timeout - (ended - began)) / 4)
-        phases = self._groups.started(group.group_id)
+        phases = self.groups.started(group.group_id)
         drained = [await runner.drain(patience) for runner in phases.values()]
         result = RoundResult(
             gathered,

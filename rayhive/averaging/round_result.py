@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import InitVar, dataclass
 from typing import Any, TypedDict
 
 
@@ -23,10 +25,11 @@ class PhaseRecord(TypedDict):
     fraction: float
 
 
+@dataclass(eq=False, repr=False)
 class RoundResult(dict[Any, Any]):
     """Outcome of a round: the gathered data by peer id, and the measurements.
 
-    hivemind's optimizer reads only the dictionary. A failed round has no members and an ``error``.
+    hivemind's optimizer reads only the dictionary.
 
     Attributes:
         group_size: Number of peers of the group.
@@ -45,49 +48,50 @@ class RoundResult(dict[Any, Any]):
         attempts: Searches for a group since the last result; 1 if nothing failed.
         counts_complete: Whether every reply had left when the bytes were read, so that they are
             exact.
-        error: Error of a failed round; else None.
         rejected: Refusals, see :mod:`rayhive.averaging.round_filter`: ``offender``, ``reason``,
             ``norm``, ``bound`` and ``lean``.
         excluded: Whether this peer's own tensors were refused and did not enter the average.
     """
 
-    def __init__(
-        self,
-        gathered: dict[Any, Any] | None = None,
-        *,
-        phases: tuple[PhaseRecord, ...] = (),
-        wasted_bytes: int = 0,
-        banned: tuple[str, ...] = (),
-        failures: tuple[str, ...] = (),
-        matchmaking_s: float = 0.0,
-        allreduce_s: float = 0.0,
-        attempts: int = 1,
-        counts_complete: bool = True,
-        error: str | None = None,
-    ) -> None:
-        super().__init__(gathered or {})
-        self.group_size = len(self)
-        self.phases = phases
-        self.sent_bytes = sum(phase["sent_bytes"] for phase in phases)
-        self.received_bytes = sum(phase["received_bytes"] for phase in phases)
-        self.wasted_bytes = wasted_bytes
-        self.fraction = min((phase["fraction"] for phase in phases), default=0.0)
-        self.banned = banned
-        self.failures = failures
-        self.matchmaking_s = matchmaking_s
-        self.allreduce_s = allreduce_s
-        self.attempts = attempts
-        self.counts_complete = counts_complete
-        self.error = error
-        self.rejected: tuple[dict[str, Any], ...] = ()
-        self.excluded = False
+    gathered: InitVar[Mapping[Any, Any] | None] = None
+    phases: tuple[PhaseRecord, ...] = ()
+    wasted_bytes: int = 0
+    banned: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    matchmaking_s: float = 0.0
+    allreduce_s: float = 0.0
+    attempts: int = 1
+    counts_complete: bool = True
+    rejected: tuple[dict[str, Any], ...] = ()
+    excluded: bool = False
 
-    @property
-    def complete(self) -> bool:
-        """Whether all parts were averaged over all peers, as far as this peer knows."""
-        return self.error is None and self.fraction == 1.0
+    def __post_init__(self, gathered: Mapping[Any, Any] | None) -> None:
+        self.update(gathered or {})
+        self.group_size = len(self)
+        self.sent_bytes = sum(phase["sent_bytes"] for phase in self.phases)
+        self.received_bytes = sum(phase["received_bytes"] for phase in self.phases)
+        self.fraction = min((phase["fraction"] for phase in self.phases), default=0.0)
 
     def summary(self) -> dict[str, Any]:
-        """Return the measurements without the members, ready for an event."""
+        """Return the measurements without the members."""
         lists = ("phases", "banned", "failures", "rejected")
         return {k: list(v) if k in lists else v for k, v in vars(self).items()}
+
+
+def round_fields(result: Mapping[Any, Any], seconds: float) -> dict[str, Any]:
+    """Return the fields of a ``round`` or ``state_round`` event that come from a result.
+
+    Args:
+        result: Gathered data by peer id; only a :class:`RoundResult` has measurements, and not
+            that of a user's own averager.
+        seconds: Wait for the result [s].
+    """
+    if isinstance(result, RoundResult):
+        fields = result.summary()
+    else:
+        unmeasured = RoundResult(dict(result), allreduce_s=seconds).summary()
+        fields = {**unmeasured, "fraction": 1.0, "matchmaking_s": None}
+    del fields["rejected"]
+    fields["retries"] = max(0, fields.pop("attempts") - 1)
+    fields["averaging_s"] = fields.pop("allreduce_s")
+    return {**fields, "group": sorted(map(str, result)), "waited_s": seconds}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future
+from statistics import fmean
+from typing import Any, TypeVar
 
 import torch
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, TensorRole
@@ -12,11 +14,66 @@ from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.extra_tensors import ExtraTensors, FloatsOnly
-from rayhive.averaging.inline_executor import InlineExecutor
-from rayhive.averaging.outlier_filter import OutlierFilter
-from rayhive.averaging.rounds_apart import parameter_weight
-from rayhive.averaging.state_digest import with_digest
-from rayhive.spec import OutlierFilterRule
+from rayhive.averaging.tensor_summary import with_digest
+
+
+class InlineExecutor(Executor):
+    """Executor that runs each call at once, in the calling thread."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Call a function and return its result in a future; errors propagate to the caller."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+P = TypeVar("P", bound=Hashable)
+
+#: Weight of a side of a partition that committed no rounds. Non-zero, so that the weights do not
+#: sum to 0 if no side did.
+LEAST_ROUNDS = 1e-6
+
+
+def weights(gathered: Mapping[P, tuple[tuple[str, ...], int | None]]) -> dict[P, float]:
+    """Return the weight of each peer's parameters, relative to the largest one.
+
+    The peers of one side of a partition have the same parameters. Each of them therefore gets an
+    equal share of the rounds of its side. A peer that was in no partition gets the mean weight of
+    the peers that were.
+
+    Args:
+        gathered: For each peer, the members of its side of the partition, and the number of
+            rounds that it committed during the partition; None if it was in none.
+    """
+    rounds: dict[tuple[str, ...], int] = {}
+    for side, apart in gathered.values():
+        if apart is not None:
+            rounds[side] = max(rounds.get(side, 0), apart)
+    if not rounds:
+        return dict.fromkeys(gathered, 1.0)
+    sizes = Counter(side for side, apart in gathered.values() if apart is not None)
+    shares = {side: max(done, LEAST_ROUNDS) / sizes[side] for side, done in rounds.items()}
+    usual = fmean(shares[side] for side, apart in gathered.values() if apart is not None)
+    found = {p: usual if apart is None else shares[side] for p, (side, apart) in gathered.items()}
+    return {peer: share / max(found.values()) for peer, share in found.items()}
+
+
+def parameter_weight(weight: float, own: Any, gathered: Mapping[Any, Any]) -> float:
+    """Return the weight of a peer's parameters in a round.
+
+    Args:
+        weight: Weight of its step.
+        own: The peer.
+        gathered: Data of each peer of the group: the round, the members of the peer's side of a
+            partition and the rounds that it committed there. Other data are left out.
+    """
+    found = {
+        peer: (tuple(content[1]), content[2])
+        for peer, content in gathered.items()
+        if isinstance(content, (list, tuple)) and len(content) == 3
+    }
+    return weight * weights(found)[own] if weight and own in found else weight
+
 
 #: Options with which a step may go on in the background, or wait for peers.
 MAY_LAST = ("delay_optimizer_step", "delay_averaging", "averaging_round", "wait_for_trigger")
@@ -26,15 +83,14 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
     """Averager of the training state.
 
     Parameters enter the average with a weight that takes the rounds of a partition into account
-    (:mod:`rayhive.averaging.rounds_apart`). Extra tensors are averaged through copies on the host
+    (:mod:`rayhive.averaging.state_averager`). Extra tensors are averaged through copies on the host
     (:class:`rayhive.averaging.extra_tensors.ExtraTensors`).
 
     Args:
-        outlier_filter: Rule of the outlier filter, equal for all peers of a swarm. The direction
-            of parameters means nothing; the ``direction`` rule acts on them as ``norm``.
         extra_tensors: Tensors of the module besides its parameters, of any dtype and device.
         state_compression: Codec of a state that is sent to a joining peer.
-        kwargs: As those of hivemind's and of :class:`MeasuredAverager`.
+        kwargs: As those of hivemind's and of :class:`MeasuredAverager`. The direction of parameters
+            means nothing: the outlier filter's rule ``direction`` acts on them as ``norm``.
 
     Attributes:
         on_serving: Called with the tensors of the state for a joining peer; returns the tensors to
@@ -51,7 +107,6 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
     def __init__(
         self,
         *,
-        outlier_filter: OutlierFilterRule = "norm",
         extra_tensors: Sequence[torch.Tensor] = (),
         state_compression: CompressionBase | None = None,
         **kwargs: Any,
@@ -59,7 +114,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         self._extras = ExtraTensors(extra_tensors)
         codec = NoCompression() if state_compression is None else state_compression
         super().__init__(
-            outlier_filter=OutlierFilter(outlier_filter, sketches=False),
+            sketches=False,
             weighting=parameter_weight,
             extra_tensors=extra_tensors,
             state_compression=FloatsOnly(codec),

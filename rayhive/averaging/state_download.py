@@ -1,4 +1,4 @@
-"""Download of a state from the peers that share theirs, checked before it is taken over.
+"""States for joining peers: announcement in the DHT, download, and checks before the takeover.
 
 The peers are asked in turn, the one in the newest round first. Each sends a digest of its
 parameters ahead of its state. The downloaded state must be finite, agree with its own digest, and
@@ -7,20 +7,31 @@ agree with the digests of one or two other peers. A refused state is reported wi
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import random
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from hivemind.compression import deserialize_tensor_stream
+from hivemind.dht import DHT
 from hivemind.p2p import PeerID
-from hivemind.utils import get_logger
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer, ValueWithExpiration, get_dht_time, get_logger
+from hivemind.utils.asyncio import aiter_with_timeout
 
-from rayhive.averaging.outlier_filter import floats, norm_of
-from rayhive.averaging.state_digest import Digest, digest_in
+from rayhive.averaging.tensor_summary import Digest, digest_in, floats, norm_of
 
 logger = get_logger(__name__)
 
+#: Longest wait for the list of peers that share their state [s].
+ASK_S = 10.0
+#: Shortest time between two announcements of this peer's state [s].
+DECLARE_PAUSE_S = 1.0
 #: Largest relative distance between a state and its own digest: codecs may be lossy.
 SAME = 0.1
 #: Largest relative distance between the states of two peers of one run.
@@ -31,28 +42,115 @@ OPINIONS = 2
 State = tuple[dict[str, Any], list[torch.Tensor]]
 
 
-class StateSources(Protocol):
-    """Access to the states that other peers share.
+async def declare_state(
+    dht: DHT, key: str, priority: Callable[[], float | None], changed: asyncio.Event, period: float
+) -> None:
+    """Announce this peer's state in the DHT, on each change and once per period, for ever.
+
+    hivemind announces after every averaged tensor, several times a round; here announcements are
+    at least :data:`DECLARE_PAUSE_S` apart.
+
+    Args:
+        dht: The DHT.
+        key: Key of the run's states.
+        priority: Returns the priority of the state, or None while it is not shared.
+        changed: Set when the priority may have changed.
+        period: Longest time between two announcements [s].
+    """
+    shared = priority() is not None
+    while True:
+        changed.clear()
+        expiration = get_dht_time() + period
+        value = priority()
+        if value is not None or shared:  # once more when sharing ends, to retract the entry
+            shared = value is not None
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(
+                    dht.store(
+                        key,
+                        subkey=dht.peer_id.to_bytes(),
+                        value=value,
+                        expiration_time=expiration,
+                        return_future=True,
+                    ),
+                    period,
+                )
+        await asyncio.sleep(DECLARE_PAUSE_S)
+        left = expiration - get_dht_time()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(changed.wait(), max(0.0, left))
+
+
+@dataclass
+class SharedStates:
+    """States that the other averagers of a prefix share, over the network.
 
     Attributes:
+        dht: The DHT.
+        key: Key of the run's states.
+        stub_of: Returns the remote side of a peer.
+        alive: Peers that are known to be alive.
+        patience: Longest wait between two messages of a download [s].
         received_bytes: Bytes received of states so far.
     """
 
-    received_bytes: int
+    dht: DHT
+    key: str
+    stub_of: Callable[[PeerID], Any]
+    alive: Collection[PeerID]
+    patience: float
+    received_bytes: int = 0
 
     async def peers(self) -> list[PeerID]:
-        """Return the peers that share their state, in the order in which to ask them."""
+        """Return the other peers that share their state, the one in the newest round first.
+
+        Peers that are known to be alive come before the rest, as an entry outlives its peer.
+        """
+        asked = self.dht.get(self.key, latest=True, return_future=True)
+        answer = await asyncio.wait_for(asked, ASK_S)
+        entries = getattr(answer, "value", None)
+        found = {
+            PeerID(peer): (float(entry.value), random.random())
+            for peer, entry in (entries.items() if isinstance(entries, dict) else ())
+            if isinstance(entry, ValueWithExpiration) and isinstance(entry.value, (int, float))
+        }
+        found.pop(self.dht.peer_id, None)
+        return sorted(found, key=lambda peer: (peer in self.alive, *found[peer]), reverse=True)
 
     async def state(self, peer: PeerID) -> State | None:
-        """Return the metadata and the tensors of a peer's state; None if it has none."""
+        """Download the metadata and the tensors of a peer's state; None if it shares none."""
+        metadata: dict[str, Any] = {}
+
+        async def parts(messages: Any) -> AsyncIterator[Any]:
+            async for message in messages:
+                if message.metadata:
+                    metadata.update(MSGPackSerializer.loads(message.metadata))
+                self.received_bytes += message.ByteSize()
+                if message.ByteSize():
+                    yield [message.tensor_part]
+
+        tensors = await deserialize_tensor_stream(parts(await self._messages(peer)))
+        return (metadata, tensors) if metadata else None
 
     async def digest(self, peer: PeerID) -> Digest | None:
-        """Return the digest of a peer's state without downloading it; None if there is none."""
+        """Return the digest of a peer's state; closes the stream before the tensors arrive."""
+        try:
+            async with aclosing(await self._messages(peer)) as messages:
+                async for message in messages:
+                    if message.metadata:
+                        return digest_in(MSGPackSerializer.loads(message.metadata))
+        except Exception as error:
+            logger.debug(f"could not get the digest of {peer}: {error!r}")
+        return None
+
+    async def _messages(self, peer: PeerID) -> Any:
+        stream = await self.stub_of(peer).rpc_download_state(averaging_pb2.DownloadRequest())
+        return aiter_with_timeout(stream, self.patience)
 
 
-@dataclass(frozen=True)
+@dataclass
 class DownloadOutcome:
-    """Outcome of a download.
+    """Outcome of a download so far.
 
     Attributes:
         state: Metadata and tensors of the first sound state; None without one.
@@ -61,9 +159,9 @@ class DownloadOutcome:
         received_bytes: Bytes received of states, refused ones included.
     """
 
-    state: State | None
-    refused: list[dict[str, Any]]
-    received_bytes: int
+    state: State | None = None
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    received_bytes: int = 0
 
 
 class StateDownload:
@@ -72,16 +170,14 @@ class StateDownload:
     Args:
         sources: The other peers' states.
         own: Averaged tensors of this peer. A joining peer still has those of the run's beginning.
+
+    Attributes:
+        outcome: The outcome so far.
     """
 
-    def __init__(self, sources: StateSources, own: Sequence[torch.Tensor]) -> None:
+    def __init__(self, sources: SharedStates, own: Sequence[torch.Tensor]) -> None:
         self._sources, self._own = sources, own
-        self._state: State | None = None
-        self._refused: list[dict[str, Any]] = []
-
-    def outcome(self) -> DownloadOutcome:
-        """Return the outcome so far."""
-        return DownloadOutcome(self._state, self._refused, self._sources.received_bytes)
+        self.outcome = DownloadOutcome()
 
     async def run(self) -> None:
         """Ask the peers in turn until one has a sound state."""
@@ -92,6 +188,8 @@ class StateDownload:
                     return
         except Exception as error:
             logger.warning(f"could not load a state: {error!r}")
+        finally:
+            self.outcome.received_bytes = self._sources.received_bytes
 
     async def _ask(self, peer: PeerID, others: Sequence[PeerID]) -> bool:
         """Download and check the state of one peer; return whether it is sound."""
@@ -104,12 +202,12 @@ class StateDownload:
             return False
         reason = await self.fault_in(state, others)
         if reason is None:
-            self._state = state
+            self.outcome.state = state
             return True
         logger.warning(f"the state of {peer} is refused: {reason}")
         norm = norm_of(floats(state[1]))
         record = {"offender": str(peer), "reason": reason, "norm": norm, "bound": None}
-        self._refused.append(record)
+        self.outcome.refused.append(record)
         return False
 
     async def fault_in(self, state: State, others: Sequence[PeerID]) -> str | None:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from rayhive.compression.codecs.base import Codec
 from rayhive.compression.codecs.size_adaptive import SizeAdaptive
-from rayhive.compression.payload import averaged_sizes, codec_named
-from rayhive.compression.powersgd.shapes import Shape, compressed_tensors
+from rayhive.compression.payload import configuration_payload
+from rayhive.compression.powersgd.shapes import Shape
+from rayhive.registry import CODECS
 from rayhive.spec import AXES, Configuration
 
 #: Axes whose effect depends on shapes; the key has the values of all other axes.
@@ -29,17 +30,14 @@ def configuration_key(shapes: Iterable[Shape], configuration: Configuration) -> 
     Raises:
         ConfigError: As :func:`rayhive.compression.payload.payload`.
     """
-    shapes = [tuple(shape) for shape in shapes]
     values = configuration.values
-    codec, threshold, rank, ratio = (values[name] for name in _OF_SHAPES)
-    compressed = compressed_tensors(shapes, rank, ratio)
-    factorised = {"powersgd_rank": rank, "min_compression_ratio": ratio} if compressed else {}
-    sizes = averaged_sizes(shapes, factorised) if shapes else ()
-    powersgd = f"rank {rank} on {len(compressed)}" if compressed else "none"
+    predicted = configuration_payload(shapes, configuration)
+    sizes = [size for phase in predicted.phases for size in phase.elements]
+    count = len(predicted.compressed)
     return "; ".join(
         [
-            f"codec {_codec_key(codec_named(codec), threshold, sizes)}",
-            f"powersgd {powersgd}",
+            f"codec {_codec_key(values['codec'], values['threshold'], sizes)}",
+            f"powersgd rank {values['powersgd_rank']} on {count}" if count else "powersgd none",
             *(
                 f"{axis.name} {values[axis.name]}"
                 for axis in AXES
@@ -49,8 +47,9 @@ def configuration_key(shapes: Iterable[Shape], configuration: Configuration) -> 
     )
 
 
-def _codec_key(codec: Codec, threshold: int | None, sizes: Sequence[int]) -> str:
+def _codec_key(name: str, threshold: int | None, sizes: Sequence[int]) -> str:
     """Return a key of a codec's effect on tensors of these sizes."""
+    codec: Codec = CODECS.get(name, "codec")()
     codec.check_threshold(threshold)
     if threshold is None:
         return codec.name

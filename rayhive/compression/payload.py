@@ -34,19 +34,6 @@ PART_SIZE_BYTES = 2**19
 #: Bytes of a float32 element.
 ELEMENT_BYTES = 4
 
-__all__ = [
-    "Payload",
-    "Phase",
-    "allreduce_bytes",
-    "averaged_sizes",
-    "codec_named",
-    "compressed_tensors",
-    "configuration_payload",
-    "matrix_dims",
-    "payload",
-    "tensor_bytes",
-]
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -94,83 +81,47 @@ class Payload:
 def payload(
     shapes: Iterable[Shape],
     *,
-    codec: str | Codec = "none",
+    codec: str = "none",
     threshold: int | None = None,
     powersgd_rank: int | None = None,
     min_compression_ratio: float | None = None,
     num_iters_per_step: int = 1,
-    start_compressing_after_num_steps: int = 0,
-    round_number: int | None = None,
     part_size_bytes: int = PART_SIZE_BYTES,
 ) -> Payload:
     """Predict the bytes of a gradient round.
 
     Args:
         shapes: Shape of every gradient, in the order of the parameters.
-        codec: A codec or its registered name.
+        codec: Name of a registered codec.
         threshold: Elements from which an adaptive codec uses 8 bits; None for other codecs.
         powersgd_rank: Rank of the factors; None averages the gradients themselves.
         min_compression_ratio: Least fraction saved for a matrix to be factorised; None means
             hivemind's 0.5. Without a rank it has no effect.
-        num_iters_per_step: Power iterations of a round with factors.
-        start_compressing_after_num_steps: Rounds before the first with factors.
-        round_number: The round, counted from 1; None is any round with factors.
+        num_iters_per_step: Power iterations of the round.
         part_size_bytes: Size at which hivemind cuts tensors into parts, after compression.
 
     Raises:
         ConfigError: An unknown codec, or a threshold or an option of PowerSGD out of range.
     """
     shapes = [tuple(shape) for shape in shapes]
-    chosen = codec if isinstance(codec, Codec) else codec_named(codec)
-    compressed, averaged = _averaged(
-        shapes,
-        powersgd_rank=powersgd_rank,
-        min_compression_ratio=min_compression_ratio,
-        num_iters_per_step=num_iters_per_step,
-        start_compressing_after_num_steps=start_compressing_after_num_steps,
-        round_number=round_number,
-    )
+    chosen: Codec = CODECS.get(codec, "codec")()
+    if powersgd_rank is not None:
+        problems = option_problems(
+            powersgd_rank, min_compression_ratio, num_iters_per_step=num_iters_per_step
+        )
+        if problems:
+            raise ConfigError(problems)
+    compressed = compressed_tensors(shapes, powersgd_rank, min_compression_ratio)
     phases = tuple(
         Phase(
             name,
             elements,
             sum(tensor_bytes(size, chosen, threshold, part_size_bytes) for size in elements),
         )
-        for name, elements in averaged
+        for name, elements in _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
     )
     dense = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes)
     return Payload(dense, phases, compressed, chosen.exact_size)
-
-
-def _averaged(
-    shapes: Sequence[Shape],
-    *,
-    powersgd_rank: int | None = None,
-    min_compression_ratio: float | None = None,
-    num_iters_per_step: int = 1,
-    start_compressing_after_num_steps: int = 0,
-    round_number: int | None = None,
-) -> tuple[tuple[int, ...], list[tuple[str, tuple[int, ...]]]]:
-    """Return the tensors that PowerSGD factorises, and name and tensor sizes of each all-reduce.
-
-    The arguments are those of :func:`payload`.
-
-    Raises:
-        ConfigError: An option of PowerSGD is out of range.
-    """
-    if powersgd_rank is not None:
-        problems = option_problems(
-            powersgd_rank,
-            min_compression_ratio,
-            num_iters_per_step=num_iters_per_step,
-            start_compressing_after_num_steps=start_compressing_after_num_steps,
-        )
-        if problems:
-            raise ConfigError(problems)
-        if round_number is not None and round_number <= start_compressing_after_num_steps:
-            powersgd_rank = None
-    compressed = compressed_tensors(shapes, powersgd_rank, min_compression_ratio)
-    return compressed, _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
 
 
 def configuration_payload(shapes: Iterable[Shape], configuration: Configuration) -> Payload:
@@ -196,9 +147,8 @@ def averaged_sizes(shapes: Iterable[Shape], values: Mapping[str, Any]) -> tuple[
     Raises:
         ConfigError: As :func:`payload`, or there are no shapes.
     """
-    shapes = [tuple(shape) for shape in shapes]
-    _, averaged = _averaged(shapes, **_payload_arguments(values))
-    sizes = tuple(size for _, elements in averaged for size in elements)
+    phases = payload(shapes, **_payload_arguments(values)).phases
+    sizes = tuple(size for phase in phases for size in phase.elements)
     if not sizes:
         raise ConfigError(Problem("shapes", [], "at least one tensor"))
     return sizes
@@ -248,7 +198,7 @@ def tensor_bytes(
 
 
 def _phases(
-    shapes: Sequence[Shape], rank: int | None, compressed: tuple[int, ...], iterations: int = 1
+    shapes: Sequence[Shape], rank: int | None, compressed: tuple[int, ...], iterations: int
 ) -> list[tuple[str, tuple[int, ...]]]:
     """Return name and sizes of each all-reduce; the last includes tensors without factors."""
     if rank is None:
@@ -261,13 +211,3 @@ def _phases(
     phases = [(name, p if name.startswith("P") else q) for name in phase_names(iterations)]
     last, sizes = phases.pop()
     return [*phases, (last, sizes + rest)]
-
-
-def codec_named(name: str) -> Codec:
-    """Return the registered codec called ``name``.
-
-    Raises:
-        ConfigError: No codec has that name.
-    """
-    found: type[Codec] = CODECS.get(name, "codec")
-    return found()

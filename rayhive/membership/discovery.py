@@ -1,18 +1,21 @@
-"""Discovery of peers through the DHT, before they know each other directly."""
+"""Contact with peers: discovery through the DHT, and connections to lost and to unknown peers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from hivemind.dht import DHT, DHTNode
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
+from hivemind.utils.multiaddr import Multiaddr
 
-from rayhive.membership.dialer import Dialer
-from rayhive.membership.notifier import Notifier, wait_at_most
+from rayhive.membership.event_loop import Notifier, wait_at_most
 from rayhive.membership.view import MembershipView
 
 logger = get_logger(__name__)
@@ -21,10 +24,156 @@ logger = get_logger(__name__)
 SEARCH_ALONE_S, SEARCH_S = 0.5, 5.0
 
 
+async def probe(addresses: Iterable[str]) -> None:
+    """Return if a listener accepts a connection at one of the addresses.
+
+    It also returns if none of them can be tried: a relay accepts connections whether or not the
+    peer behind it lives.
+
+    Args:
+        addresses: Multiaddresses of one peer.
+
+    Raises:
+        OSError: No address accepts a connection.
+    """
+    places = [address.split("/") for address in addresses]
+    if any("p2p-circuit" in parts for parts in places):
+        return
+    plain = [parts for parts in places if parts[1:2] in (["ip4"], ["ip6"]) and parts[3] == "tcp"]
+    error: OSError | None = None
+    for parts in plain:
+        try:
+            _, writer = await asyncio.open_connection(parts[2], int(parts[4]))
+        except OSError as failure:
+            error = failure
+            continue
+        writer.close()
+        return
+    if error is not None:
+        raise error
+
+
+@dataclass
+class Dialer:
+    """Connects the network daemon to peers.
+
+    The daemon doubles its pause after each failed dial. So a plain connection finds out first
+    whether there is a route, and only one of two lost peers dials: both may fail if they dial at
+    the same time.
+
+    Attributes:
+        view: The peer's membership view.
+        arrivals: Notified when a peer has come or is back.
+        grace: How long a peer waits for a lost one to call, beyond the patience of a call [s].
+        probe: Raises ``OSError`` if no listener accepts connections at some addresses.
+        daemon: The network daemon's client; set before the first call.
+    """
+
+    view: MembershipView
+    arrivals: Notifier
+    grace: float
+    probe: Callable[[Iterable[str]], Awaitable[None]] = probe
+    daemon: Any = None
+    _connecting: dict[PeerID, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def bring_back(self, peer: bytes, patience: float) -> None:
+        """Make sure that there is a connection to a peer that was given up.
+
+        Args:
+            peer: Its id.
+            patience: Longest time of each attempt [s].
+
+        Raises:
+            OSError: There is no route.
+            asyncio.TimeoutError: The daemon does not connect.
+        """
+        if not await self.has_returned(peer, patience):
+            await asyncio.wait_for(self.reconnect(peer), patience)
+
+    async def has_returned(self, peer: bytes, patience: float) -> bool:
+        """Return whether a peer that was given up has called, as it does if it is to dial.
+
+        Of two peers, the one with the smaller id dials; a client always does.
+
+        Args:
+            peer: Its id.
+            patience: Longest time of the probe [s].
+
+        Raises:
+            OSError: There is no route.
+        """
+        if self._is_alive(peer):
+            return True
+        with self.view.lock:
+            own, addresses = self.view.own, self.view.addresses_of(peer)
+        try:
+            await asyncio.wait_for(self.probe(addresses), patience)
+        except (OSError, asyncio.TimeoutError):
+            if not self._is_alive(peer):
+                await self.hang_up(peer)
+            raise
+        deadline = time.monotonic() + patience + self.grace
+        while True:
+            arrival = self.arrivals.next_change()
+            if self._is_alive(peer):
+                return True
+            left = deadline - time.monotonic()
+            if own.client_mode or own.peer_id < peer or left <= 0:
+                return False
+            await wait_at_most(arrival, left)
+
+    async def hang_up(self, peer: bytes) -> None:
+        """Close the rest of the connection to a peer that was given up.
+
+        The daemon may take minutes to notice that a link is back, and would go on to use the old
+        connection beside a new one.
+        """
+        with contextlib.suppress(Exception):  # there is no connection any more
+            await self.daemon.disconnect(PeerID(peer))
+
+    async def reconnect(self, peer: bytes) -> None:
+        """Replace the connection to a peer that was given up."""
+        with self.view.lock:
+            addresses = self.view.addresses_of(peer)
+        await self.hang_up(peer)
+        await self.connect(PeerID(peer), addresses)
+
+    async def connect(self, peer: PeerID, addresses: Sequence[str]) -> None:
+        """Connect the daemon to a peer; a second call meanwhile waits for the same answer.
+
+        A stopped peer accepts a connection and never answers. Each request to the daemon holds a
+        socket until there is an answer, also after the request was given up.
+        """
+        connecting = self._connecting.get(peer)
+        if connecting is None or connecting.done():
+            places = [Multiaddr(_without_id(address, peer)) for address in addresses]
+            connecting = asyncio.ensure_future(self.daemon.connect(peer, places))
+            connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._connecting[peer] = connecting
+        await asyncio.shield(connecting)
+
+    async def close(self) -> None:
+        """Cancel all requests."""
+        requests = list(self._connecting.values())
+        for request in requests:
+            request.cancel()
+        await asyncio.gather(*requests, return_exceptions=True)
+
+    def _is_alive(self, peer: bytes) -> bool:
+        with self.view.lock:
+            return self.view.is_alive(peer)
+
+
+def _without_id(address: str, peer: PeerID) -> str:
+    """Return an address of a peer without the peer's own id; a relay's id in it stays."""
+    return address.removesuffix(f"/p2p/{peer}")
+
+
+@dataclass(frozen=True)
 class Discovery:
     """Keeps a peer's entry in the DHT, and calls the peers that it finds there.
 
-    Args:
+    Attributes:
         dht: A running DHT of the peer.
         key: Key of the run's entries.
         view: The peer's membership view.
@@ -35,29 +184,22 @@ class Discovery:
         patience: Longest time of a call [s].
     """
 
-    def __init__(
-        self,
-        dht: DHT,
-        key: str,
-        view: MembershipView,
-        dialer: Dialer,
-        arrivals: Notifier,
-        call: Callable[[bytes], Awaitable[None]],
-        *,
-        expiration: float,
-        patience: float,
-    ) -> None:
-        self._dht, self._key, self._view = dht, key, view
-        self._dialer, self._arrivals, self._call = dialer, arrivals, call
-        self._expiration, self._patience = expiration, patience
+    dht: DHT
+    key: str
+    view: MembershipView
+    dialer: Dialer
+    arrivals: Notifier
+    call: Callable[[bytes], Awaitable[None]]
+    expiration: float
+    patience: float
 
     async def run(self) -> None:
         """Renew the entry and search for peers until cancelled."""
         declared = -float("inf")
         while True:
-            arrival = self._arrivals.next_change()  # an arrival during the search counts, too
+            arrival = self.arrivals.next_change()  # an arrival during the search counts, too
             try:
-                if get_dht_time() - declared > self._expiration / 3:
+                if get_dht_time() - declared > self.expiration / 3:
                     declared = get_dht_time()
                     await self.declare(True)
                 await self.search()
@@ -67,16 +209,16 @@ class Discovery:
                 raise
             except Exception as error:
                 logger.debug(f"could not look for peers: {error!r}")
-            alone = len(self._view.alive_ids()) == 1
+            alone = len(self.view.alive_ids()) == 1
             await wait_at_most(arrival, SEARCH_ALONE_S if alone else SEARCH_S)
 
     async def declare(self, takes_part: bool) -> None:
         """Write this peer's entry."""
-        await self._dht.store(
-            self._key,
-            subkey=self._view.own.peer_id,
+        await self.dht.store(
+            self.key,
+            subkey=self.view.own.peer_id,
             value=takes_part,
-            expiration_time=get_dht_time() + self._expiration,
+            expiration_time=get_dht_time() + self.expiration,
             return_future=True,
         )
 
@@ -86,12 +228,12 @@ class Discovery:
         Lost peers are left to the :class:`Dialer`: a dial in vain would delay the next one beyond
         the return of the link.
         """
-        found = await self._dht.get(self._key, latest=True, return_future=True)
+        found = await self.dht.get(self.key, latest=True, return_future=True)
         entries = getattr(found, "value", None)
         for peer, entry in entries.items() if isinstance(entries, dict) else ():
-            if entry.value and peer != self._view.own.peer_id and not self._view.knows(peer):
+            if entry.value and peer != self.view.own.peer_id and not self.view.knows(peer):
                 with contextlib.suppress(Exception):  # an entry outlives its peer
-                    await asyncio.wait_for(self._call(peer), self._view.silence)
+                    await asyncio.wait_for(self.call(peer), self.view.silence)
 
     async def _search_initial_peers(self) -> None:
         """Call the peers at whose addresses this peer was to join: they may take part, too.
@@ -99,21 +241,21 @@ class Discovery:
         Peers that began with the same list of addresses may be in two networks that do not know
         each other.
         """
-        alive = self._view.alive_ids()
-        for address in map(str, self._dht.initial_peers or ()):
+        alive = self.view.alive_ids()
+        for address in map(str, self.dht.initial_peers or ()):
             peer = PeerID.from_base58(address.rpartition("/p2p/")[2])
-            if peer.to_bytes() in alive or peer == self._dht.peer_id:
+            if peer.to_bytes() in alive or peer == self.dht.peer_id:
                 continue
             with contextlib.suppress(Exception):  # it may be long gone
-                await asyncio.wait_for(self._dialer.probe([address]), self._patience)
-                await asyncio.wait_for(self._dialer.connect(peer, [address]), self._patience)
-                await asyncio.wait_for(self._call(peer.to_bytes()), self._patience)
+                await asyncio.wait_for(self.dialer.probe([address]), self.patience)
+                await asyncio.wait_for(self.dialer.connect(peer, [address]), self.patience)
+                await asyncio.wait_for(self.call(peer.to_bytes()), self.patience)
 
     async def _merge_networks(self) -> None:
         """Introduce all live peers to the DHT, which a partition may have split in two."""
-        peers = sorted(self._view.alive_ids() - {self._view.own.peer_id})
-        introduction = self._dht.run_coroutine(partial(_introduce, peers), return_future=True)
-        await asyncio.wait_for(introduction, self._view.silence)
+        peers = sorted(self.view.alive_ids() - {self.view.own.peer_id})
+        introduction = self.dht.run_coroutine(partial(_introduce, peers), return_future=True)
+        await asyncio.wait_for(introduction, self.view.silence)
 
 
 async def _introduce(peers: list[bytes], dht: DHT, node: DHTNode) -> None:

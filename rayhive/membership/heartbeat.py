@@ -21,9 +21,8 @@ from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.utils import MSGPackSerializer, get_logger
 
-from rayhive.membership.dialer import Dialer
-from rayhive.membership.discovery import Discovery
-from rayhive.membership.notifier import Notifier, wait_at_most
+from rayhive.membership.discovery import Dialer, Discovery
+from rayhive.membership.event_loop import Notifier, wait_at_most
 from rayhive.membership.view import Heartbeat, MembershipView
 
 logger = get_logger(__name__)
@@ -84,7 +83,8 @@ class HeartbeatService:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until ``stop`` is set, then say goodbye to the other peers."""
-        self._p2p = await P2P.replicate(await self._daemon())
+        daemon = self._dht.run_coroutine(DHT._get_p2p_daemon_listen_maddr, return_future=True)
+        self._p2p = await P2P.replicate(await daemon)
         self._dialer.daemon = self._p2p._client
         jobs = []
         try:
@@ -109,9 +109,6 @@ class HeartbeatService:
             await self._dialer.close()
             await self._p2p.shutdown()
 
-    async def _daemon(self) -> Any:
-        return await self._dht.run_coroutine(DHT._get_p2p_daemon_listen_maddr, return_future=True)
-
     def announce(self) -> None:
         """Call all live peers at once, because this peer's state has changed.
 
@@ -134,16 +131,13 @@ class HeartbeatService:
             for fields, age, idle in MSGPackSerializer.loads(letter.value):
                 heartbeat = Heartbeat.unpack(fields)
                 is_news = self.view.receive(heartbeat, age, idle)
-                if is_news and not self.view.is_alive(heartbeat.peer_id):
-                    self._call_at_once(heartbeat.peer_id)
+                change = self._changes.get(heartbeat.peer_id)
+                if is_news and change is not None and not self.view.is_alive(heartbeat.peer_id):
+                    change.set()  # a lost peer is back: call it at once
             if len(self.view.alive()) > before:
                 self._arrivals.notify()
             self._start_calls()
         self._on_change()
-
-    def _call_at_once(self, peer: bytes) -> None:
-        if peer in self._changes:
-            self._changes[peer].set()
 
     def _start_calls(self) -> None:
         for heartbeat in self.view.known():

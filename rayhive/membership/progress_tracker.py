@@ -1,6 +1,7 @@
 """Progress tracker of the swarm, in place of :class:`hivemind.optim.progress_tracker`'s.
 
-It has the interface that hivemind's optimizer uses, and differs in the following:
+It has the interface that :class:`rayhive.optim.optimizer.RayhiveOptimizer` and the methods that it
+inherits use, and differs in the following:
 
 * Peers send their progress to each other directly (:mod:`rayhive.membership.heartbeat`). hivemind's
   poll the DHT, so that a round waits for the next poll.
@@ -14,27 +15,29 @@ It has the interface that hivemind's optimizer uses, and differs in the followin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from hivemind.dht import DHT
-from hivemind.optim.progress_tracker import GlobalTrainingProgress, LocalTrainingProgress
+from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.utils import PerformanceEMA, get_dht_time
 
 from rayhive.errors import PeerError
-from rayhive.membership.breaks import Breaks, call_often
+from rayhive.membership.event_loop import LoopThread
 from rayhive.membership.heartbeat import HeartbeatService
-from rayhive.membership.loop_thread import LoopThread
-from rayhive.membership.member import Member
 from rayhive.membership.progress_view import ProgressView
-from rayhive.membership.view import Heartbeat, MembershipView
+from rayhive.membership.view import Heartbeat, Member, MembershipView
 
 #: The two kinds of averaging, by the field of an announcement that counts their rounds.
 KINDS = ("averaged", "synchronised")
 #: A peer without a message for so long counts as dead [s].
 SILENCE_S = 4.0
+#: Longest time between two batches before a peer steps out of the swarm's rounds [s].
+BREAK_S = 0.5
+#: Interval between two checks for a break [s].
+CHECK_S = 0.1
 #: Rounds stop waiting for a peer that computes without progress for so long [s].
 STRAGGLER_TIMEOUT_S = 60.0
 
@@ -112,7 +115,8 @@ class LiveProgressTracker:
         )
         self._thread = LoopThread(self._serve, f"{type(self).__name__}({prefix})")
         self.swarm = ProgressView(self.view, target_batch_size, self._thread.ended)
-        self._breaks = Breaks(clock)
+        self._clock = clock
+        self._batch_ended: float | None = None
         self._on_break: Callable[[], None] | None = None
         self._on_members: OnMembers | None = None
         self._passed_on: dict[str, tuple[tuple[Member, ...], frozenset[bytes]]] = {}
@@ -127,11 +131,16 @@ class LiveProgressTracker:
         self._thread.start()
 
     async def _serve(self, stop: asyncio.Event) -> None:
-        checking = asyncio.create_task(call_often(self.check_break))
+        checking = asyncio.create_task(self._keep_checking_breaks())
         try:
             await self._service.run(stop)
         finally:
             checking.cancel()
+
+    async def _keep_checking_breaks(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_S)
+            self.check_break()
 
     def check(self) -> None:
         """Raise if this peer has lost contact with the swarm for good.
@@ -221,9 +230,14 @@ class LiveProgressTracker:
                 self._announce(takes_part=takes_part, away=False)
 
     def end_batch(self) -> None:
-        """Note the end of a batch. If no batch begins soon, this peer steps out of the rounds."""
+        """Note the end of a batch. If no batch begins soon, this peer steps out of the rounds.
+
+        The break after a batch may be a validation, a checkpoint, a slow loader or a callback; only
+        its length counts.
+        """
         with self._lock:
-            self._breaks.begin()
+            if self._batch_ended is None:
+                self._batch_ended = self._clock()
 
     def begin_batch(self) -> float | None:
         """Note the start of a batch.
@@ -233,9 +247,11 @@ class LiveProgressTracker:
             come back before the batch; otherwise None.
         """
         with self._lock:
-            seconds = self._breaks.end()
+            ended, self._batch_ended = self._batch_ended, None
             self.view.note_progress()
-            return seconds if self.view.own.away else None
+            if not self.view.own.away:
+                return None
+            return 0.0 if ended is None else self._clock() - ended
 
     def check_break(self) -> None:
         """Step out of the rounds if the present break is long.
@@ -245,7 +261,8 @@ class LiveProgressTracker:
         with self._lock:
             own = self.view.own
             ended = min(getattr(own, kind) for kind in (self.swarm.comes_first, "synchronised"))
-            if not (own.takes_part and self._breaks.is_long and ended >= own.entered):
+            is_long = self._batch_ended is not None and self._clock() - self._batch_ended > BREAK_S
+            if not (own.takes_part and is_long and ended >= own.entered):
                 return
             self._announce(takes_part=False, away=True)
         if self._on_break is not None:
@@ -298,11 +315,10 @@ class LiveProgressTracker:
         fields = [kind, f"met_{kind}"] if met else [kind]
         self._announce(aloud, **{f: max(round_, getattr(self.view.own, f)) for f in fields})
 
-    @contextlib.contextmanager
-    def pause_updates(self) -> Iterator[None]:
-        """Keep the time of the body out of this peer's speed."""
-        with self.performance_ema.pause():
-            yield
+    def pause_updates(self) -> AbstractContextManager[None]:
+        """Return a context whose time does not count for this peer's speed."""
+        paused: AbstractContextManager[None] = self.performance_ema.pause()
+        return paused
 
     def update_epoch(self, new_epoch: int, aloud: bool = True) -> int:
         """Go on to a round, with no samples yet."""
@@ -331,30 +347,14 @@ class LiveProgressTracker:
     # -- the swarm, for hivemind's optimizer and for callbacks -------------------------------------
 
     @property
-    def live_peers(self) -> int:
-        """Peers, this one included, that can take part in the next round."""
-        return self.swarm.live_peers
-
-    @property
     def global_epoch(self) -> int:
         """The last round that a peer of the swarm has finished."""
         return self.swarm.newest_round
 
     @property
-    def global_progress(self) -> GlobalTrainingProgress:
-        """Progress of the swarm in hivemind's terms."""
-        return self.swarm.summary
-
-    @property
     def ready_to_update_epoch(self) -> bool:
         """Whether this peer may begin the next round now."""
         return self.swarm.is_round_due
-
-    @property
-    def estimated_next_update_time(self) -> float:
-        """When the next round is due, at the present speed [s on the DHT's clock]."""
-        eta: float = self.swarm.summary.eta_next_epoch
-        return get_dht_time() if self.swarm.is_round_due else eta
 
     def wait_for_peers(self, peers: int, timeout: float) -> bool:
         """Take part, and wait until a number of peers do; see :class:`ProgressView`."""

@@ -5,74 +5,50 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal
-
-from hivemind.optim.progress_tracker import GlobalTrainingProgress
-from hivemind.utils import get_dht_time
 
 from rayhive.membership.view import MembershipView, Reunion
 
 #: Interval between two checks of a wait for a round's end, and for peers [s].
 ROUND_CHECK_S, PEERS_CHECK_S = 0.1, 1.0
-#: Speed of a swarm in which no peer has computed anything yet [samples/s].
-NO_SPEED = 1e-20
 
 
+@dataclass
 class ProgressView:
     """Queries of a training thread about the swarm. Every method takes the view's lock.
 
-    Args:
+    Attributes:
         view: The peer's membership view.
         target_batch_size: Samples of a round, over the swarm.
         ended: Set when the view is no longer kept up to date; all waits end then.
-
-    Attributes:
         comes_first: The first averaging of a round, to which peers come from their batches.
     """
 
-    def __init__(
-        self, view: MembershipView, target_batch_size: int, ended: threading.Event
-    ) -> None:
-        self._view, self._lock, self._ended = view, view.lock, ended
-        self._target = target_batch_size
-        self.comes_first: Literal["averaged", "synchronised"] = "averaged"
+    view: MembershipView
+    target_batch_size: int
+    ended: threading.Event
+    comes_first: Literal["averaged", "synchronised"] = "averaged"
 
     @property
     def live_peers(self) -> int:
         """Peers, this one included, that can take part in the next round."""
-        with self._lock:
-            return self._view.live_peers()
+        with self.view.lock:
+            return self.view.live_peers()
 
     @property
     def newest_round(self) -> int:
         """The last round that a peer of the swarm has finished."""
-        with self._lock:
-            return self._view.newest_round()
-
-    @property
-    def summary(self) -> GlobalTrainingProgress:
-        """Progress of the swarm in hivemind's terms."""
-        with self._lock:
-            participants = self._view.participants()
-            rate = sum(p.samples_per_second for p in participants) or NO_SPEED
-            samples = self._view.samples()
-            return GlobalTrainingProgress(
-                epoch=self._view.newest_round(),
-                samples_accumulated=samples,
-                target_batch_size=self._target,
-                num_peers=self._view.live_peers(),
-                num_clients=sum(p.client_mode for p in participants),
-                eta_next_epoch=get_dht_time() + max(0, self._target - samples) / rate,
-                next_fetch_time=get_dht_time(),
-            )
+        with self.view.lock:
+            return self.view.newest_round()
 
     @property
     def is_round_due(self) -> bool:
         """Whether this peer may begin the next round now."""
-        with self._lock:
-            behind = self._view.newest_round() > self._view.own.round
-            due = self._view.samples() >= self._target
-            return behind or due or self._view.is_in_a_hurry()
+        with self.view.lock:
+            behind = self.view.newest_round() > self.view.own.round
+            due = self.view.samples() >= self.target_batch_size
+            return behind or due or self.view.is_in_a_hurry()
 
     def share_of_lacking(self, announced: int) -> float:
         """Return this peer's share of the samples that the next round lacks.
@@ -80,9 +56,11 @@ class ProgressView:
         Args:
             announced: Own samples that the other peers know of.
         """
-        with self._lock:
-            lacking = self._target - (self._view.samples() - self._view.own.samples) - announced
-            return lacking / max(1, self._view.live_peers())
+        with self.view.lock:
+            lacking = (
+                self.target_batch_size - (self.view.samples() - self.view.own.samples) - announced
+            )
+            return lacking / max(1, self.view.live_peers())
 
     def has_missed(
         self, round_: int, timeout: float, check: Callable[[], None] = lambda: None
@@ -97,32 +75,32 @@ class ProgressView:
             check: Called about every 0.1 s during the wait; an error that it raises ends it.
         """
         deadline = time.monotonic() + timeout
-        view, kind = self._view, self.comes_first
-        with self._lock:
+        view, kind = self.view, self.comes_first
+        with self.view.lock:
             while view.newest_averaged(kind) > view.newest_round():
                 left = deadline - time.monotonic()
-                if left <= 0 or self._ended.is_set():
+                if left <= 0 or self.ended.is_set():
                     break
-                self._lock.wait(min(left, ROUND_CHECK_S))
+                self.view.lock.wait(min(left, ROUND_CHECK_S))
                 check()
             return max(view.newest_averaged(kind), view.newest_round() - 1) >= round_
 
     def was_met(self, round_: int) -> bool:
         """Return whether peers that take part have averaged a round's gradients in a group."""
-        own = self._view.own.peer_id
-        with self._lock:
-            others = [p for p in self._view.participants() if p.peer_id != own]
+        own = self.view.own.peer_id
+        with self.view.lock:
+            others = [p for p in self.view.participants() if p.peer_id != own]
             return any(p.met_averaged >= round_ for p in others)
 
     def take_reunion(self) -> Reunion | None:
         """Return the lost peers that came back since the last call; None if there are none."""
-        with self._lock:
-            return self._view.take_reunion()
+        with self.view.lock:
+            return self.view.take_reunion()
 
     def any_alive(self, peers: Iterable[bytes]) -> bool:
         """Return whether any of these other peers is alive."""
-        with self._lock:
-            return any(self._view.is_alive(peer) for peer in peers)
+        with self.view.lock:
+            return any(self.view.is_alive(peer) for peer in peers)
 
     def wait_for_peers(self, peers: int, timeout: float) -> bool:
         """Wait until a number of peers take part.
@@ -135,11 +113,11 @@ class ProgressView:
             Whether they do.
         """
         deadline = time.monotonic() + timeout
-        with self._lock:
+        with self.view.lock:
             # stragglers count: no peer makes progress while it waits here
-            while sum(peer.takes_part for peer in self._view.alive()) < peers:
+            while sum(peer.takes_part for peer in self.view.alive()) < peers:
                 left = deadline - time.monotonic()
-                if left <= 0 or self._ended.is_set():
+                if left <= 0 or self.ended.is_set():
                     return False
-                self._lock.wait(min(left, PEERS_CHECK_S))
+                self.view.lock.wait(min(left, PEERS_CHECK_S))
         return True

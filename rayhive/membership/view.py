@@ -7,9 +7,36 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from rayhive.membership.member import ROUNDS_BEHIND, Member
+#: Rounds that a peer may be behind and still be awaited: one behind by two finishes the round
+#: before. A peer further behind has to download the state.
+ROUNDS_BEHIND = 2
+
+
+class Member(NamedTuple):
+    """A live peer that takes part in the run.
+
+    Attributes:
+        peer_id: Its id.
+        client_mode: Whether it cannot be called, and so cannot lead a group.
+        round: The last round that it has finished.
+        averaged: The last round whose averaging it has finished or given up.
+        met: The last round that it has averaged in a group.
+        entered: The last round that it has begun to average; before that it computes. None if it
+            comes to this averaging from another one, and so at once.
+    """
+
+    peer_id: bytes
+    client_mode: bool
+    round: int
+    averaged: int
+    met: int
+    entered: int | None = None
+
+    def computes(self, round_: int) -> bool:
+        """Return whether the peer still computes its part of a round."""
+        return self.entered is not None and self.entered < round_
 
 
 @dataclass(frozen=True)
@@ -80,6 +107,25 @@ class Reunion:
     peers: frozenset[bytes]
 
 
+@dataclass
+class _Peer:
+    """Another peer as a view knows it; times are of the view's clock [s].
+
+    Attributes:
+        heartbeat: Its newest announcement.
+        received: Time of its last message.
+        progressed: Time of its last progress.
+        unreachable: Whether it was given up and not heard of since.
+        lost_in: This peer's last finished round when it was lost; None if it was not.
+    """
+
+    heartbeat: Heartbeat
+    received: float
+    progressed: float
+    unreachable: bool = False
+    lost_in: int | None = None
+
+
 class MembershipView:
     """The announcements that a peer has received, and when it received them.
 
@@ -103,11 +149,8 @@ class MembershipView:
         self.own, self.silence, self._clock = own, silence, clock
         self.straggler_timeout = straggler_timeout
         self.lock = threading.Condition()
-        self._progressed: dict[bytes, float] = {own.peer_id: clock()}
-        self._others: dict[bytes, Heartbeat] = {}
-        self._received: dict[bytes, float] = {}
-        self._unreachable: set[bytes] = set()
-        self._lost: dict[bytes, int] = {}
+        self._progressed = clock()
+        self._others: dict[bytes, _Peer] = {}
         self._reunion: Reunion | None = None
 
     # -- this peer ---------------------------------------------------------------------------------
@@ -119,7 +162,7 @@ class MembershipView:
 
     def note_progress(self) -> None:
         """Note that this peer makes progress now."""
-        self._progressed[self.own.peer_id] = self._clock()
+        self._progressed = self._clock()
 
     # -- announcements -----------------------------------------------------------------------------
 
@@ -134,69 +177,67 @@ class MembershipView:
         Returns:
             Whether it is newer than the known one.
         """
-        peer = heartbeat.peer_id
-        if peer == self.own.peer_id:
+        if heartbeat.peer_id == self.own.peer_id:
             return False
-        progressed = self._clock() - idle
-        self._progressed[peer] = max(self._progressed.get(peer, progressed), progressed)
-        known = self._others.get(peer)
-        direct = age == 0.0
+        now, direct = self._clock(), age == 0.0
+        peer = self._others.get(heartbeat.peer_id)
+        if peer is None:
+            self._others[heartbeat.peer_id] = _Peer(heartbeat, now - age, now - idle)
+            return True
+        peer.progressed = max(peer.progressed, now - idle)
         if direct:
-            self._unreachable.discard(peer)
+            peer.unreachable = False
             self._note_return(peer)
         # A relayed announcement makes a peer known. It keeps a peer alive only in client mode,
         # where it cannot be called: reports of a dead peer could go round in circles.
-        if direct or known is None or heartbeat.client_mode:
-            received = self._clock() - age
-            self._received[peer] = max(self._received.get(peer, received), received)
-        if known is not None and known.version >= heartbeat.version:
+        if direct or heartbeat.client_mode:
+            peer.received = max(peer.received, now - age)
+        if peer.heartbeat.version >= heartbeat.version:
             return False
-        self._others[peer] = heartbeat
+        peer.heartbeat = heartbeat
         self._note_return(peer)  # also when relayed: all peers should note it at the same time
         return True
 
     def records(self) -> list[list[Any]]:
         """Return the records of all live peers, for the wire: fields, age and idle time [s]."""
         now = self._clock()
-        others = [heartbeat for heartbeat in self._others.values() if self._alive(heartbeat)]
-        ages = [max(1e-6, now - self._received[p.peer_id]) for p in others]  # 0 means direct
-        return [
-            self.own_record(),
-            *([p.pack(), age, self._idle(p)] for p, age in zip(others, ages, strict=True)),
-        ]
+        alive = [peer for peer in self._others.values() if self._alive(peer)]
+        others = (  # an age of 0 means direct
+            [p.heartbeat.pack(), max(1e-6, now - p.received), now - p.progressed] for p in alive
+        )
+        return [self.own_record(), *others]
 
     def own_record(self) -> list[Any]:
         """Return the record of this peer: fields, age and idle time [s]."""
-        return [self.own.pack(), 0.0, self._idle(self.own)]
-
-    def _idle(self, heartbeat: Heartbeat) -> float:
-        return self._clock() - self._progressed[heartbeat.peer_id]
+        return [self.own.pack(), 0.0, self._clock() - self._progressed]
 
     # -- losses and returns ------------------------------------------------------------------------
 
     def give_up(self, peer: bytes) -> None:
         """Count a peer that cannot be reached as dead until it is heard of again."""
-        self._unreachable.add(peer)
+        if peer in self._others:
+            self._others[peer].unreachable = True
         self.note_losses()
 
     def note_losses(self) -> None:
         """Note the lost peers, and this peer's round at the time of the loss."""
-        for peer in self.lost():
-            self._lost.setdefault(peer, self.own.round)
+        for peer in map(self._others.__getitem__, self.lost()):
+            peer.lost_in = self.own.round if peer.lost_in is None else peer.lost_in
 
     def lost(self) -> frozenset[bytes]:
         """Return the ids of dead peers that did not announce that they leave."""
         return frozenset(
-            heartbeat.peer_id
-            for heartbeat in self._others.values()
-            if heartbeat.takes_part and not self._alive(heartbeat)
+            peer_id
+            for peer_id, peer in self._others.items()
+            if peer.heartbeat.takes_part and not self._alive(peer)
         )
 
-    def _note_return(self, peer: bytes) -> None:
-        if peer in self._lost:
-            before = self._reunion or Reunion(self._lost[peer], frozenset())
-            since = min(before.since, self._lost.pop(peer))
-            self._reunion = Reunion(since, before.peers | {peer})
+    def _note_return(self, peer: _Peer) -> None:
+        since, peer.lost_in = peer.lost_in, None
+        if since is not None:
+            before = self._reunion or Reunion(since, frozenset())
+            peers = before.peers | {peer.heartbeat.peer_id}
+            self._reunion = Reunion(min(before.since, since), peers)
 
     def take_reunion(self) -> Reunion | None:
         """Return the lost peers that came back since the last call; None if there are none."""
@@ -205,25 +246,21 @@ class MembershipView:
 
     def skip(self, rounds: int) -> None:
         """Date losses later by rounds that this peer jumps over and so does not commit."""
-        self._lost = {peer: since + rounds for peer, since in self._lost.items()}
+        for peer in self._others.values():
+            peer.lost_in = None if peer.lost_in is None else peer.lost_in + rounds
         if self._reunion is not None:
             self._reunion = Reunion(self._reunion.since + rounds, self._reunion.peers)
 
     def forget(self, seconds: float) -> None:
         """Drop peers without a message for so long [s]."""
-        now = self._clock()
-        for peer in [p for p, received in self._received.items() if now - received > seconds]:
-            self._others.pop(peer, None)
-            self._received.pop(peer, None)
-            self._unreachable.discard(peer)
-            self._lost.pop(peer, None)
-            self._progressed.pop(peer, None)
+        oldest = self._clock() - seconds
+        self._others = {id_: peer for id_, peer in self._others.items() if peer.received >= oldest}
 
     # -- peers -------------------------------------------------------------------------------------
 
     def known(self) -> list[Heartbeat]:
         """Return all other known peers, dead ones included."""
-        return list(self._others.values())
+        return [peer.heartbeat for peer in self._others.values()]
 
     def knows(self, peer: bytes) -> bool:
         """Return whether another peer is known, dead or alive."""
@@ -232,23 +269,20 @@ class MembershipView:
     def addresses_of(self, peer: bytes) -> tuple[str, ...]:
         """Return the announced addresses of a peer."""
         known = self._others.get(peer)
-        return () if known is None else known.addresses
+        return () if known is None else known.heartbeat.addresses
 
     def is_alive(self, peer: bytes) -> bool:
         """Return whether another peer is known and alive."""
         return peer in self._others and self._alive(self._others[peer])
 
-    def _alive(self, heartbeat: Heartbeat) -> bool:
-        peer = heartbeat.peer_id
-        if peer in self._unreachable:
-            return False
-        return self._clock() - self._received[peer] <= self.silence
+    def _alive(self, peer: _Peer) -> bool:
+        return not peer.unreachable and self._clock() - peer.received <= self.silence
 
     def alive(self) -> list[Heartbeat]:
         """Return all live peers, this one included, the oldest first."""
         if not self._others:
             return [self.own]
-        others = [heartbeat for heartbeat in self._others.values() if self._alive(heartbeat)]
+        others = [peer.heartbeat for peer in self._others.values() if self._alive(peer)]
         return sorted([self.own, *others], key=lambda p: (p.since, p.peer_id))
 
     def alive_ids(self) -> set[bytes]:
@@ -268,7 +302,8 @@ class MembershipView:
         """
         if heartbeat.peer_id == self.own.peer_id or heartbeat.entered > heartbeat.round:
             return False
-        return self._idle(heartbeat) > self.straggler_timeout
+        idle = self._clock() - self._others[heartbeat.peer_id].progressed
+        return idle > self.straggler_timeout
 
     def members(self, kind: str, computes: bool = True) -> tuple[Member, ...]:
         """Return the peers that take part, for group formation.

@@ -15,13 +15,13 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.utils import get_logger
 
-from rayhive.averaging.excluded import ExcludedRoundFailed
-from rayhive.averaging.factory import round_fields
-from rayhive.averaging.gradient_averager import mean_scale
+from rayhive.averaging.gradient_averager import accumulated
 from rayhive.averaging.group_formation import NoOtherPeers
-from rayhive.averaging.outlier_filter import floats, norm_of
 from rayhive.averaging.payload_policy import STALE_WEIGHT
-from rayhive.averaging.step_history import NOTICE_S
+from rayhive.averaging.round_filter import ExcludedRoundFailed
+from rayhive.averaging.round_result import round_fields
+from rayhive.averaging.steps import NOTICE_S
+from rayhive.averaging.tensor_summary import floats, norm_of
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.optim.consistency import ParameterConsistency
 from rayhive.optim.factories import optimized_parameters
@@ -116,7 +116,7 @@ class GradientRounds:
             accumulating_s: Time since the peer went on to this round [s].
             background_s: Share of it that was spent waiting for background work [s].
         """
-        live_peers = self.tracker.live_peers
+        live_peers = self.tracker.swarm.live_peers
         if live_peers <= 1:
             self.consistency.note_alone()
         counts = self.consistency.gradients_count
@@ -146,7 +146,7 @@ class GradientRounds:
 
     def _start(self, round_: GradientRound) -> StepControl | None:
         """Begin to average; return None if there is no other peer, or if that failed."""
-        if self.tracker.live_peers <= 1:
+        if self.tracker.swarm.live_peers <= 1:
             return None
         round_.own_gradients = self._copy_accumulated()
         try:
@@ -169,10 +169,10 @@ class GradientRounds:
 
     @torch.no_grad()
     def _copy_accumulated(self) -> tuple[torch.Tensor, ...]:
-        scale = mean_scale(self.averager)
+        gradients, scale = accumulated(self.averager)
         return tuple(
             gradient.detach().to("cpu", torch.float32, copy=True).mul_(scale)
-            for gradient in self.averager._grad_accumulators()
+            for gradient in gradients
         )
 
     def finish(self, control: StepControl, round_: GradientRound) -> None:
@@ -185,7 +185,7 @@ class GradientRounds:
         try:
             result = control.result(self.timeout + NOTICE_S)
         except NoOtherPeers:
-            if self.tracker.live_peers > 1:  # they are a round ahead, or cannot be reached
+            if self.tracker.swarm.live_peers > 1:  # they are a round ahead, or cannot be reached
                 self.consistency.note_failure(round_.number)
             self._restore_own(round_)
             self._end_with_own(round_, "alone")
@@ -295,15 +295,12 @@ class GradientRounds:
         if self.offloaded:
             self.averager.load_accumulators_into_averager_()
         else:
-            scale = mean_scale(self.averager)
-            for parameter, accumulated in zip(
-                optimized_parameters(self.state_averager),
-                self.averager._grad_accumulators(),
-                strict=True,
-            ):
+            gradients, scale = accumulated(self.averager)
+            parameters = optimized_parameters(self.state_averager)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)
-                torch.mul(accumulated.to(parameter.device), scale, out=parameter.grad)
+                torch.mul(gradient.to(parameter.device), scale, out=parameter.grad)
         self.averager.notify_used_averaged_gradients()
 
 

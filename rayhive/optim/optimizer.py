@@ -33,8 +33,8 @@ from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import ConfigError
-from rayhive.membership.member import Member
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S, LiveProgressTracker
+from rayhive.membership.view import Member
 from rayhive.optim import factories
 from rayhive.optim.consistency import ParameterConsistency
 from rayhive.optim.gradient_rounds import GradientRound, GradientRounds, OnFailure
@@ -188,7 +188,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
     @property
     def live_peers(self) -> int:
         """Peers, this one included, that can take part in the next round."""
-        return self.tracker.live_peers
+        return self.tracker.swarm.live_peers
 
     @property
     def processes(self) -> dict[str, int]:

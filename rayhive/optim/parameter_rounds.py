@@ -12,10 +12,10 @@ from functools import partial
 from hivemind.averaging.control import StepControl
 from hivemind.utils import get_logger
 
-from rayhive.averaging.excluded import ExcludedRoundFailed
-from rayhive.averaging.factory import round_fields
 from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.payload_policy import STALE_WEIGHT
+from rayhive.averaging.round_filter import ExcludedRoundFailed
+from rayhive.averaging.round_result import round_fields
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import PeerError
 from rayhive.membership.progress_tracker import LiveProgressTracker
@@ -79,7 +79,7 @@ class ParameterRounds:
         """
         requested = self.consistency.take_request()
         due = (
-            self.tracker.live_peers > 1
+            self.tracker.swarm.live_peers > 1
             and (requested or round_ % self.every == 0)
             and not self.averager.averaging_in_progress
         )

@@ -15,7 +15,7 @@ class PartitionHistory:
     """Recent groups of a peer, and its latest network partition. Uses neither network nor clock.
 
     After a partition, the parameters of each side count by the rounds that it committed (see
-    :func:`rayhive.averaging.rounds_apart.weights`). Each peer announces those rounds and the
+    :func:`rayhive.averaging.state_averager.weights`). Each peer announces those rounds and the
     members of its side.
 
     Attributes:

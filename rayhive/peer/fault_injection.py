@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import rayhive.faults  # noqa: F401 - registers the kinds
-from rayhive.averaging.gradient_averager import mean_scale
+from rayhive.averaging.gradient_averager import accumulated
 from rayhive.faults.in_training import InTraining, Tensors, compare
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import PlannedFault
@@ -58,7 +58,7 @@ class FaultInjection:
     @torch.no_grad()
     def before_round(self, round_: int, averager: Any) -> None:
         """Execute the faults that are due in a round whose gradients are accumulated."""
-        gradients, scale = list(averager._grad_accumulators()), mean_scale(averager)
+        gradients, scale = accumulated(averager)
         due = [fault for fault in self._faults if self._is_due(fault, round_)]
         kept = [gradient * scale for gradient in gradients] if self._past.maxlen else []
         for fault in due:

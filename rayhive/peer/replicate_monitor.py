@@ -129,7 +129,7 @@ class ReplicateMonitor:
         expected = 1 if self.spec.joins else self.spec.peers
         if not optimizer.tracker.wait_for_peers(expected, ANNOUNCE_TIMEOUT):
             raise RuntimeError(
-                f"saw {optimizer.tracker.live_peers} of {expected} peers "
+                f"saw {optimizer.tracker.swarm.live_peers} of {expected} peers "
                 f"{ANNOUNCE_TIMEOUT:.0f} s after all were ready"
             )
         self.channel.emit("training_started", round=optimizer.local_epoch)

@@ -166,7 +166,7 @@ class HivemindStrategy(ReusableStrategy):
         """Known live peers of the run, this one included."""
         if self._session is None or not self._running:
             return 1
-        return max(1, int(self.optimizer.tracker.global_progress.num_peers))
+        return int(self.optimizer.live_peers)
 
     @property
     def addresses(self) -> list[str]:

@@ -50,7 +50,7 @@ def normal(elements: int, seed: int = 0, scale: float = 1.0, shift: float = 0.0)
 
 
 @every
-def test_it_is_registered_under_its_name(name: str) -> None:
+def test_a_codec_is_registered_under_its_name(name: str) -> None:
     codec = CODECS.get(name)
     assert codec.name == name
     assert issubclass(codec, Codec)
@@ -60,7 +60,7 @@ def test_it_is_registered_under_its_name(name: str) -> None:
 
 
 @every
-def test_it_asks_for_a_threshold_exactly_when_it_uses_one(name: str) -> None:
+def test_a_codec_requires_a_threshold_exactly_when_it_uses_one(name: str) -> None:
     codec, threshold = made(name)
     wrong: list[int | None] = [None, 0, -1] if codec.uses_threshold else [1, 1000]
     for value in wrong:
@@ -75,7 +75,7 @@ def test_it_asks_for_a_threshold_exactly_when_it_uses_one(name: str) -> None:
 
 
 @every
-def test_its_sizes_grow_with_the_part(name: str) -> None:
+def test_predicted_sizes_grow_with_the_part(name: str) -> None:
     codec, threshold = made(name)
     for whole in (10, 100_000):
         sizes = [codec.part_bytes(n, whole, threshold) for n in (0, 1, 2, 10, 5000, 100_000)]
@@ -85,7 +85,7 @@ def test_its_sizes_grow_with_the_part(name: str) -> None:
 
 @available
 @given(elements=SIZES, tensor_elements=SIZES, seed=st.integers(0, 3))
-def test_a_part_has_exactly_the_bytes_it_says(
+def test_a_part_has_exactly_the_predicted_bytes(
     name: str, elements: int, tensor_elements: int, seed: int
 ) -> None:
     codec, threshold = made(name)
@@ -96,7 +96,7 @@ def test_a_part_has_exactly_the_bytes_it_says(
 
 @available
 @given(elements=SIZES.filter(bool))
-def test_hivemind_cuts_tensors_by_the_bits_it_says(name: str, elements: int) -> None:
+def test_hivemind_cuts_tensors_by_the_predicted_bits(name: str, elements: int) -> None:
     codec, threshold = made(name)
     info = CompressionInfo.from_tensor(torch.empty(elements))
     assert codec.bits(elements, threshold) == 32 * codec.build(
@@ -110,9 +110,7 @@ def test_hivemind_cuts_tensors_by_the_bits_it_says(name: str, elements: int) -> 
     seed=st.integers(0, 20),
     scale=st.sampled_from([1e-3, 1.0, 50.0]),
 )
-def test_hivemind_decodes_what_it_encodes(
-    name: str, elements: int, seed: int, scale: float
-) -> None:
+def test_hivemind_decodes_encoded_parts(name: str, elements: int, seed: int, scale: float) -> None:
     codec, _ = made(name)
     part = normal(elements, seed, scale)
     before = part.clone()
@@ -148,7 +146,7 @@ def test_an_empty_part_stays_empty(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, between infinite quantiles
 @pytest.mark.parametrize("elements", [5, 1500])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), float("-inf")])
-def test_what_blew_up_never_looks_finite(name: str, elements: int, poison: float) -> None:
+def test_values_that_are_not_finite_stay_so(name: str, elements: int, poison: float) -> None:
     part = normal(elements)
     part[3] = poison
     assert not torch.isfinite(decode(encode(name, part))[3])
@@ -166,7 +164,7 @@ def test_tensors_keep_their_shape(name: str, shape: tuple[int, ...]) -> None:
     assert (got - tensor).norm() <= 0.2 * tensor.norm()
 
 
-def test_listing_and_counting_load_neither_torch_nor_hivemind() -> None:
+def test_listing_and_predicting_load_neither_torch_nor_hivemind() -> None:
     code = (
         "import sys, rayhive.compression\n"
         "from rayhive.registry import CODECS\n"

@@ -25,12 +25,11 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
 from rayhive.averaging.round_result import RoundResult
-from rayhive.averaging.running_steps import do_nothing
 from rayhive.averaging.state_averager import RayhiveStateAverager
-from rayhive.membership.member import Member
+from rayhive.averaging.steps import do_nothing
+from rayhive.membership.view import Member
 from rayhive.registry import CODECS
 from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES
 
@@ -136,7 +135,6 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
                         "error": worst_error(group[0], expected),
                         "spread": spread(group),
                         "compressed": list(getattr(group[0].payload, "compressed", [])),
-                        "recorded": [len(averager.take_rounds()) for averager in group],
                     }
                 )
     return told
@@ -145,7 +143,7 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
 class Mute(RayhiveGradientAverager):
     """Joins a group and then neither sends nor reduces."""
 
-    async def _run_allreduce_inplace_(self, *_: Any, **__: Any) -> None:
+    async def run_allreduce(self, *_: Any, **__: Any) -> None:
         await asyncio.Event().wait()
 
 
@@ -168,8 +166,8 @@ class Stumbling(RayhivePowerSGDAverager):
 
     stumbled = False
 
-    async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
-        await super()._run_allreduce_inplace_(*args, **kwargs)
+    async def run_allreduce(self, *args: Any, **kwargs: Any) -> None:
+        await super().run_allreduce(*args, **kwargs)
         if args[2].endswith(b"PHASE_Q") and not self.stumbled:
             self.stumbled = True
             raise AllreduceException("stumbled")
@@ -246,13 +244,12 @@ def state_averaging(dhts: Sequence[hivemind.DHT]) -> Any:
         )
 
     with averagers(dhts[:2], make, prefix="state", target_group_size=2) as group:
-        for averager in group:
-            averager.step(
-                averaging_round=True, delay_averaging=True, averaging_opts={"timeout": NEVER + 30}
-            )
+        rounds = [averager.schedule_step(timeout=NEVER + 30) for averager in group]
+        for averager, round_ in zip(group, rounds, strict=True):
+            averager.step(averaging_round=True, delay_averaging=True, averaging_control=round_)
         for averager in group:
             averager.step(wait_for_delayed_updates=True)
-        rounds = [[r.summary() for r in averager.take_rounds()] for averager in group]
+        results = [round_.result(20).summary() for round_ in rounds]
         with torch.no_grad():
             for parameter in group[0].main_parameters:
                 parameter.normal_()
@@ -262,7 +259,7 @@ def state_averaging(dhts: Sequence[hivemind.DHT]) -> Any:
         loaded = group[1].local_epoch == 3 and all(torch.equal(a, b) for a, b in pairs)
     tell(group, group)
     alive = [averager.is_alive() for averager in group]
-    return {"rounds": rounds, "alive": alive, "loaded": loaded}
+    return {"rounds": results, "alive": alive, "loaded": loaded}
 
 
 def shutdown_while_searching(_: Sequence[hivemind.DHT]) -> Any:
@@ -277,7 +274,6 @@ def shutdown_while_searching(_: Sequence[hivemind.DHT]) -> Any:
             ended = "cancelled"
     return {
         "ended": ended,
-        "recorded": len(group[0].take_rounds()),
         "exit codes": [group[0].exitcode, dhts[0].exitcode],
     }
 

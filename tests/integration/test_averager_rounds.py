@@ -36,7 +36,6 @@ def test_partial_round(told: Any) -> None:
         assert len(result["failures"]) == 1
         assert told["mute"] in result["failures"][0]
         assert result["sent_bytes"] > result["received_bytes"]
-        assert result["error"] is None
 
 
 def test_retried_round(told: Any) -> None:
@@ -72,8 +71,8 @@ def test_shrinking_group(told: Any) -> None:
 
 
 def test_state_averaging(told: Any) -> None:
-    """Its rounds are recorded, its downloads are whole, and once dead it is harmless."""
-    for (result,) in told["rounds"]:
+    """Rounds are measured, downloads are whole, and dead averagers are harmless."""
+    for result in told["rounds"]:
         assert result["group_size"] == 2
         assert result["fraction"] == 1.0
     assert told["loaded"]
@@ -82,7 +81,7 @@ def test_state_averaging(told: Any) -> None:
 
 def test_shutdown_while_searching(told: Any) -> None:
     """hivemind leaves the search running; its messages crash the DHT, whose p2pd stays behind."""
-    assert told == {"ended": "cancelled", "recorded": 0, "exit codes": [0, 0]}
+    assert told == {"ended": "cancelled", "exit codes": [0, 0]}
 
 
 def test_plain_peer(told: Any) -> None:

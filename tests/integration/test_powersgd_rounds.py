@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -28,28 +27,10 @@ def play() -> dict[str, Any]:
     import hivemind.optim.power_sgd_averager as upstream
 
     from rayhive.averaging import powersgd_payload
-    from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+    from rayhive.averaging.gradient_averager import RayhivePowerSGDAverager
     from rayhive.compression.powersgd.gpu_worker import ServedFactors
-    from rayhive.compression.powersgd.orthogonalise import METHODS
-    from rayhive.membership.member import Member
+    from rayhive.membership.view import Member
     from tests.integration import averager_scenarios as scenes
-
-    @contextmanager
-    def served() -> Iterator[None]:
-        """Compute factors as on a GPU: by the trainer's process, for the averager's."""
-
-        def make_factors(gradients: Any, options: Any, *, seed: int, device: Any) -> ServedFactors:
-            return ServedFactors(
-                [tuple(gradient.shape) for gradient in gradients],
-                options.rank,
-                gradients=lambda: gradients,
-                seed=seed,
-                orthogonalise=METHODS[options.orthogonalisation],
-                device=device,
-            )
-
-        with mock.patch.object(powersgd_payload, "make_factors", make_factors):
-            yield
 
     class PlainPowerSGD(scenes.Plain, upstream.PowerSGDGradientAverager):
         pass
@@ -77,11 +58,11 @@ def play() -> dict[str, Any]:
         with scenes.averagers(dhts[:2], RayhivePowerSGDAverager, **options) as first:
             told["rounds"] = [one_round(first, number) for number in (1, 2, 3)]
             with scenes.averagers(dhts[2:], RayhivePowerSGDAverager, **options) as late:
-                told["q before"] = apart(first[0].payload.qs, late[0].payload.qs)
+                told["q before"] = apart(first[0].payload.factors.qs, late[0].payload.factors.qs)
                 told["loaded"] = late[0].load_state_from_peers(timeout=20)
-                told["q after"] = apart(first[0].payload.qs, late[0].payload.qs)
+                told["q after"] = apart(first[0].payload.factors.qs, late[0].payload.factors.qs)
                 told["joined"] = one_round([*first, *late], 4)
-                told["q together"] = apart(first[0].payload.qs, late[0].payload.qs)
+                told["q together"] = apart(first[0].payload.factors.qs, late[0].payload.factors.qs)
         options = {"prefix": "mixed", "min_matchmaking_time": 2.0, "target_group_size": 2, **RANK}
         with (
             scenes.averagers(dhts[:1], RayhivePowerSGDAverager, **options) as ours,
@@ -90,7 +71,9 @@ def play() -> dict[str, Any]:
             told["plain"] = [len(r) for r in scenes.one_round([*ours, *theirs])]
             told["apart"] = apart(large(ours[0]), large(theirs[0]))
         averaged, owed = [], []
-        for how in (nullcontext(), served()):
+        # computed as on a GPU: by the trainer's process, for the averager's
+        served = mock.patch.object(powersgd_payload, "Factors", ServedFactors)
+        for how in (nullcontext(), served):
             with (
                 how,
                 scenes.averagers(
@@ -100,7 +83,9 @@ def play() -> dict[str, Any]:
                 for _ in range(3):
                     scenes.one_round(group)
                 averaged.append([gradient for peer in group for gradient in large(peer)])
-                owed.append(sum(float(tensor.norm()) for tensor in group[1].payload.error_feedback))
+                owed.append(
+                    sum(float(tensor.norm()) for tensor in group[1].payload.factors.error_feedback)
+                )
         told["served"] = apart(*averaged)
         told["owed in the trainer's process"] = owed
         told["threads"] = [t.name for t in threading.enumerate() if t.name == "powersgd"]
@@ -116,23 +101,24 @@ def told() -> Any:
 
 
 def test_rounds_are_dense_at_first_and_iterate_later(told: Any) -> None:
-    names = [["dense"], ["dense"], ["P", "Q", "P2", "Q2"]]
-    for number, (results, expected) in enumerate(zip(told["rounds"], names, strict=True), start=1):
-        predicted = payload(
-            SHAPES,
-            powersgd_rank=2,
-            min_compression_ratio=0.3,
-            part_size_bytes=PART_SIZE,
-            round_number=number,
-            **OPTIONS,
-        )
+    dense = payload(SHAPES, part_size_bytes=PART_SIZE)
+    low_rank = payload(
+        SHAPES,
+        powersgd_rank=2,
+        min_compression_ratio=0.3,
+        num_iters_per_step=OPTIONS["num_iters_per_step"],
+        part_size_bytes=PART_SIZE,
+    )
+    assert [phase.name for phase in low_rank.phases] == ["P", "Q", "P2", "Q2"]
+    for results, predicted in zip(told["rounds"], (dense, dense, low_rank), strict=True):
         for result in results:
-            assert [phase["name"] for phase in result["phases"]] == expected
+            names = [phase["name"] for phase in result["phases"]]
+            assert names == [phase.name for phase in predicted.phases]
             assert result["sent_bytes"] == predicted.bytes_per_transfer
             assert result["fraction"] == 1.0
 
 
-def test_a_joiner_has_the_q_of_the_others(told: Any) -> None:
+def test_a_joining_peer_has_the_q_of_the_group(told: Any) -> None:
     assert told["q before"] > 0.1, "they had moved on"
     assert told["loaded"] and told["q after"] < 1e-5
     for result in told["joined"]:

@@ -33,11 +33,11 @@ def run_peer(
 
         done = 0
 
-        async def _run_allreduce_inplace_(self, *args: Any, **kwargs: Any) -> None:
+        async def run_allreduce(self, *args: Any, **kwargs: Any) -> None:
             self.done += 1
             drop = DROPS.get(self.done) if peer == 1 else None
             if drop != "before":
-                await super()._run_allreduce_inplace_(*args, **kwargs)
+                await super().run_allreduce(*args, **kwargs)
             if drop is not None:
                 raise AllreduceException("dropped on purpose")
 

@@ -90,7 +90,7 @@ def test_rounds_follow_algorithms_1_and_2(
     )
     oracles = [
         Workers(q.double().numpy().copy(), len(group), shape)
-        for q, shape in zip(group[0].payload.qs, dims, strict=True)
+        for q, shape in zip(group[0].payload.factors.qs, dims, strict=True)
     ]
     random = np.random.default_rng(rank)
     for _ in range(6):
@@ -104,10 +104,10 @@ def test_rounds_follow_algorithms_1_and_2(
             for worker, averager in enumerate(group):
                 applied = gradients_of(averager)[index].double().reshape(dims[at])
                 torch.testing.assert_close(applied, expected, rtol=1e-3, atol=1e-3)
-                owed = averager.payload.error_feedback[at].double().reshape(dims[at])
+                owed = averager.payload.factors.error_feedback[at].double().reshape(dims[at])
                 error = torch.tensor(oracle.sums[worker] / samples[worker])
                 torch.testing.assert_close(owed, error, rtol=1e-3, atol=1e-3)
-                new_q = averager.payload.qs[at].double()
+                new_q = averager.payload.factors.qs[at].double()
                 torch.testing.assert_close(new_q, torch.tensor(oracle.q), rtol=1e-3, atol=1e-3)
         vectors = [torch.tensor(own[1]) for own in gradients]
         mean = torch.tensordot(torch.tensor(samples / samples.sum()), torch.stack(vectors), 1)
@@ -131,7 +131,7 @@ def test_with_enough_rank_a_round_is_plain_averaging(method: str) -> None:
         for averager in group:
             error = (gradients_of(averager)[0] - mean).norm() / mean.norm()
             assert error < 1e-4
-            assert averager.payload.error_feedback[0].norm() / mean.norm() < 1e-4, (
+            assert averager.payload.factors.error_feedback[0].norm() / mean.norm() < 1e-4, (
                 "its own factors miss nothing"
             )
 
@@ -282,4 +282,4 @@ def test_error_feedback_does_not_grow_with_the_difference_between_peers() -> Non
         ]
         one_round(group, [[gradient] for gradient in gradients])
     for averager in group:
-        assert averager.payload.error_feedback[0].norm() < 2 * rows / rank * apart.norm()
+        assert averager.payload.factors.error_feedback[0].norm() < 2 * rows / rank * apart.norm()

@@ -13,7 +13,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 
 from rayhive.averaging.group_formation import GroupFormation
-from rayhive.membership.member import Member
+from rayhive.membership.view import Member
 
 WINDOW, PATIENCE, LONGEST = 30.0, 60.0, 600.0
 LATENCY = 0.05

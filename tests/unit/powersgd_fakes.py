@@ -137,7 +137,10 @@ def gradients_of(peer: InMemory) -> list[torch.Tensor]:
 
 def state(peer: InMemory) -> list[torch.Tensor]:
     """Return all that a failed round may not change."""
-    kept = [tensor.clone() for tensor in (*peer.payload.error_feedback, *peer.payload.qs)]
+    kept = [
+        tensor.clone()
+        for tensor in (*peer.payload.factors.error_feedback, *peer.payload.factors.qs)
+    ]
     return kept + gradients_of(peer)
 
 

@@ -10,8 +10,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
 from tests.unit.averaging_fakes import unstarted
 
 SHAPES = [(3, 2), (4,)]
@@ -85,7 +84,7 @@ def test_a_contribution_is_the_mean_over_samples(
     actions=st.lists(st.sampled_from(["batch", "reset", "load"]), max_size=12),
 )
 @settings(max_examples=30, deadline=None)
-def test_with_equal_batches_it_holds_what_hiveminds_holds(
+def test_equal_batches_accumulate_as_in_hivemind(
     reuse: bool, batch_size: int, actions: list[str]
 ) -> None:
     ours, theirs = (
@@ -106,7 +105,7 @@ def test_with_equal_batches_it_holds_what_hiveminds_holds(
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_nothing_of_a_round_gets_into_the_next(kind: Any, options: dict[str, Any]) -> None:
+def test_a_reset_leaves_no_gradient_of_the_last_round(kind: Any, options: dict[str, Any]) -> None:
     averager = unstarted(kind, SHAPES, **options)
     add_batch(averager, 2, [torch.full(shape, float("nan")) for shape in SHAPES])
     averager.reset_accumulated_grads_()
@@ -121,7 +120,7 @@ def test_nothing_of_a_round_gets_into_the_next(kind: Any, options: dict[str, Any
 
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("batches", [(32, 32, 32), (32, 32, 1, 32), (1, 32, 32, 1, 32), (32, 8)])
-def test_a_gradient_of_one_stays_one(reuse: bool, batches: tuple[int, ...]) -> None:
+def test_gradients_of_one_have_a_mean_of_one(reuse: bool, batches: tuple[int, ...]) -> None:
     averager = unstarted(RayhiveGradientAverager, SHAPES, reuse_grad_buffers=reuse)
     averager.reset_accumulated_grads_()
     for batch_size in batches:
@@ -130,7 +129,7 @@ def test_a_gradient_of_one_stays_one(reuse: bool, batches: tuple[int, ...]) -> N
         torch.testing.assert_close(tensor, torch.ones_like(tensor), rtol=1e-6, atol=0.0)
 
 
-def test_reused_buffers_refuse_a_batch_whose_size_was_not_told() -> None:
+def test_reused_buffers_refuse_a_batch_of_unannounced_size() -> None:
     averager = unstarted(RayhiveGradientAverager, SHAPES, reuse_grad_buffers=True)
     averager.reset_accumulated_grads_()
     for parameter in averager.parameters:

@@ -39,7 +39,7 @@ def groups(draw: st.DrawFn, least: int, most: int = 7) -> tuple[list[float], lis
 @pytest.mark.parametrize("rule", ROBUST)
 @settings(max_examples=60, deadline=None)
 @given(group=groups(1, 2))
-def test_of_one_or_two_parts_it_is_the_weighted_mean(
+def test_a_rule_for_one_or_two_parts_is_the_weighted_mean(
     rule: Rule, group: tuple[list[float], list[torch.Tensor]]
 ) -> None:
     weights, parts = group
@@ -51,7 +51,7 @@ def test_of_one_or_two_parts_it_is_the_weighted_mean(
 @pytest.mark.parametrize("rule", ROBUST)
 @settings(max_examples=60, deadline=None)
 @given(group=groups(3), bad=st.floats(1e3, 1e9), at=st.integers(0, 6))
-def test_one_part_of_three_or_more_cannot_take_the_result_far(
+def test_one_part_of_three_or_more_has_a_bounded_effect(
     rule: Rule, group: tuple[list[float], list[torch.Tensor]], bad: float, at: int
 ) -> None:
     _, parts = group
@@ -64,7 +64,7 @@ def test_one_part_of_three_or_more_cannot_take_the_result_far(
 @pytest.mark.parametrize("rule", ROBUST)
 @settings(max_examples=60, deadline=None)
 @given(group=groups(3), weight=st.sampled_from([0.0, 1e-9]))
-def test_a_part_of_no_weight_has_no_say(
+def test_a_part_of_negligible_weight_is_ignored(
     rule: Rule, group: tuple[list[float], list[torch.Tensor]], weight: float
 ) -> None:
     weights, parts = group
@@ -74,7 +74,7 @@ def test_a_part_of_no_weight_has_no_say(
 
 @settings(max_examples=60, deadline=None)
 @given(group=groups(3))
-def test_the_trimmed_mean_is_that_of_the_values_between(
+def test_the_trimmed_mean_omits_the_values_at_both_ends(
     group: tuple[list[float], list[torch.Tensor]],
 ) -> None:
     weights, parts = group
@@ -97,7 +97,7 @@ def test_centred_clipping_of_parts_near_each_other_is_close_to_their_mean() -> N
     assert float(away.norm()) < 0.05 * float((parts[0] - mean).norm())
 
 
-def test_parts_that_are_equal_stay_as_they_are() -> None:
+def test_equal_parts_are_their_own_aggregate() -> None:
     part = torch.tensor([1.0, -2.0])
     for rule in ROBUST:
         assert torch.allclose(rule([1.0, 2.0, 3.0], [part] * 3), part)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,16 +16,14 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.proto import averaging_pb2
 
-from rayhive.averaging import state_sharing
+from rayhive.averaging import state_download
 from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.averager import MeasuredAverager
-from rayhive.averaging.cancellation import Cancellations
-from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from rayhive.averaging.matchmaking import LiveMatchmaking, StepTrace
-from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
-from rayhive.averaging.round_result import RoundResult
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
+from rayhive.averaging.matchmaking import LiveMatchmaking
 from rayhive.averaging.state_averager import RayhiveStateAverager
-from rayhive.averaging.step_history import StepHistory
+from rayhive.averaging.steps import StepTrace
+from rayhive.averaging.streams import Cancellations
 from tests.unit.averaging_fakes import OTHER, PEER, settle, stream_of, unstarted
 
 SHAPES = [(4, 3)]
@@ -83,7 +80,7 @@ def test_classes_pickle_as_themselves_and_have_few_bases(ours: Any) -> None:
         ({"sender_timeout": 0.5, "reducer_timeout": 4.0}, 2.5, 0.5, 4.0),
     ],
 )
-def test_timeouts_follow_their_own_purpose(
+def test_timeouts_do_not_follow_the_matchmaking_window(
     options: dict[str, Any],
     request_timeout: float,
     sender_timeout: float,
@@ -94,6 +91,10 @@ def test_timeouts_follow_their_own_purpose(
     assert matchmaking["request_timeout"] == request_timeout < matchmaking["min_matchmaking_time"]
     assert allreduce["sender_timeout"] == sender_timeout
     assert allreduce["reducer_timeout"] == reducer_timeout
+
+
+async def unchanged(data: bytes) -> bytes:
+    return data
 
 
 def matchmaking(size: int | None) -> LiveMatchmaking:
@@ -109,6 +110,7 @@ def matchmaking(size: int | None) -> LiveMatchmaking:
         request_timeout=3.0,
         client_mode=False,
         groups=AllReduceGroups(),
+        announce=unchanged,
     )
 
 
@@ -134,21 +136,7 @@ def test_waiting_counts_from_the_trigger() -> None:
         assert trace.waited() == waited
 
 
-def test_outcomes_are_taken_once_when_steps_ended() -> None:
-    history = StepHistory()
-    done, failed, cancelled, running = (Future() for _ in range(4))
-    done.set_result(RoundResult({PEER: 1}))
-    failed.set_exception(TimeoutError("too late"))
-    cancelled.cancel()
-    for step in (done, failed, cancelled, running):
-        history.follow(step)
-    assert [result.error for result in history.take()] == [None, "TimeoutError('too late')"]
-    assert history.take() == []
-    running.set_result(RoundResult())
-    assert len(history.take()) == 1
-
-
-def test_a_step_that_needs_a_trigger_cannot_be_waited_for() -> None:
+def test_a_step_that_needs_a_trigger_cannot_be_awaited() -> None:
     averager = unstarted(RayhiveGradientAverager, SHAPES)
     with pytest.raises(ValueError, match="trigger"):
         MeasuredAverager.step(averager, require_trigger=True)
@@ -161,7 +149,7 @@ class Serving(RayhiveGradientAverager):
         return b"metadata", self._averaged_tensors, None
 
 
-def test_downloads_end_with_a_message_that_says_so() -> None:
+def test_a_download_ends_with_an_empty_message() -> None:
     """Plain peers append it as an empty chunk; ours hang up on it."""
 
     async def body() -> None:
@@ -220,9 +208,9 @@ class Ending(RayhiveGradientAverager):
         await settle()
 
 
-def test_nothing_is_said_to_the_dht_after_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ended_averager_sends_nothing_to_the_dht(monkeypatch: pytest.MonkeyPatch) -> None:
     """It could not be read once the averager's process is gone, and would stop the DHT."""
-    monkeypatch.setattr(state_sharing, "DECLARE_PAUSE_S", 0.0)
+    monkeypatch.setattr(state_download, "DECLARE_PAUSE_S", 0.0)
     dht = Answers()
     averager = unstarted(Ending, SHAPES, dht=dht)
     asyncio.run(averager.end())
@@ -233,12 +221,12 @@ def test_nothing_is_said_to_the_dht_after_the_last_word(monkeypatch: pytest.Monk
 def test_a_state_is_declared_when_it_changes_and_retracted_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(state_sharing, "DECLARE_PAUSE_S", 0.0)
+    monkeypatch.setattr(state_download, "DECLARE_PAUSE_S", 0.0)
 
     async def body() -> None:
         dht, priority, changed = Answers(), [3.0], asyncio.Event()
         declaring = asyncio.create_task(
-            state_sharing.declare_state(dht, "key", lambda: priority[0], changed, 100.0)
+            state_download.declare_state(dht, "key", lambda: priority[0], changed, 100.0)
         )
         for value in (3.0, 4.0, None, None, 5.0):
             priority[0] = value
@@ -250,7 +238,7 @@ def test_a_state_is_declared_when_it_changes_and_retracted_once(
     asyncio.run(body())
 
 
-def test_who_was_lost_and_is_in_the_group_hears_that_nothing_comes(
+def test_a_lost_member_of_the_group_gets_a_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is back, which this peer does not know yet, and would wait for its parts."""

@@ -15,11 +15,10 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.averaging.excluded import ExcludedRoundFailed
-from rayhive.averaging.matchmaking import StepTrace
 from rayhive.averaging.outlier_filter import Announcement
-from rayhive.averaging.round_filter import attached
+from rayhive.averaging.round_filter import ExcludedRoundFailed, attached
 from rayhive.averaging.state_averager import RayhiveStateAverager
+from rayhive.averaging.steps import StepTrace
 from tests.unit.averaging_fakes import OTHER, PEER
 
 #: The average of the others.
@@ -89,7 +88,7 @@ def test_a_failed_round_leaves_the_parameters_of_an_excluded_peer(
 
 
 @pytest.mark.parametrize("own", [math.nan, 1000.0])
-def test_an_excluded_peer_takes_the_average_of_the_others(
+def test_an_excluded_peer_takes_over_the_average_of_the_other_peers(
     monkeypatch: pytest.MonkeyPatch, own: float
 ) -> None:
     averager = offloaded([own, own])

@@ -87,7 +87,7 @@ def run_round(made: Any, delayed: bool, error: Exception | None = None) -> None:
 
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("offload", [False, True])
-def test_floats_are_averaged_and_others_stay_as_they_are(offload: bool, delayed: bool) -> None:
+def test_only_floating_point_extra_tensors_are_averaged(offload: bool, delayed: bool) -> None:
     parts = module()
     made = averager(parts, offload)
     for _ in range(2):
@@ -110,7 +110,9 @@ def test_a_failed_round_leaves_the_extra_tensors_of_an_offloaded_optimizer() -> 
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_a_joiner_takes_over_all_of_them(offload: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joining_peer_takes_over_all_extra_tensors(
+    offload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     donor, joiner = module(), module()
     with torch.no_grad():
         for buffer in donor.buffers():
@@ -130,7 +132,7 @@ def test_a_joiner_takes_over_all_of_them(offload: bool, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("tensor", [*OWN, torch.ones(3, dtype=torch.bfloat16)], ids=str)
-def test_a_lossy_codec_is_asked_only_for_what_it_takes(tensor: torch.Tensor) -> None:
+def test_a_lossy_codec_gets_only_types_that_it_accepts(tensor: torch.Tensor) -> None:
     codec = FloatsOnly(Float16Compression())
     info = CompressionInfo.from_tensor(tensor)
     assert torch.equal(deserialize_torch_tensor(codec.compress(tensor, info)), tensor)

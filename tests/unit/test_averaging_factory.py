@@ -9,8 +9,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
 from rayhive.averaging.factory import takes_over_state
-from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
 
 
 class KeepsMomentum(RayhiveGradientAverager):
@@ -30,5 +29,7 @@ class KeepsMomentum(RayhiveGradientAverager):
         (KeepsMomentum, True),
     ],
 )
-def test_a_joiner_downloads_what_its_averager_has_use_for(averager: type, takes: bool) -> None:
+def test_a_joining_peer_downloads_only_states_that_its_averager_uses(
+    averager: type, takes: bool
+) -> None:
     assert takes_over_state(averager) is takes

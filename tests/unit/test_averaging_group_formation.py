@@ -15,7 +15,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.proto import averaging_pb2 as messages
 
 from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
-from rayhive.membership.member import Member
+from rayhive.membership.view import Member
 from tests.unit.group_formation_fakes import (
     LATENCY,
     LONGEST,
@@ -30,7 +30,7 @@ __all__ = ["run"]
 
 
 @pytest.mark.parametrize("size", range(2, 17))
-def test_all_who_take_part_become_one_group_at_once(run: Any, size: int) -> None:
+def test_all_members_form_one_group_at_once(run: Any, size: int) -> None:
     async def body() -> None:
         names = [f"peer{index}" for index in range(size)]
         swarm = Swarm(names, seed=size)
@@ -118,7 +118,7 @@ def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> 
     run(body())
 
 
-def test_a_death_lets_the_others_begin_when_it_is_noticed(run: Any) -> None:
+def test_a_group_begins_when_the_death_of_a_member_is_noticed(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b", "c", "d"])
         swarm.everybody_sees(["a", "b", "c", "d"])
@@ -135,7 +135,7 @@ def test_a_death_lets_the_others_begin_when_it_is_noticed(run: Any) -> None:
     run(body())
 
 
-def test_one_that_does_not_come_is_waited_for_and_then_has_missed_the_round(run: Any) -> None:
+def test_an_absent_member_is_awaited_for_its_window_and_misses_the_round(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b", "c"])
         swarm.everybody_sees(["a", "b", "c"])
@@ -149,9 +149,7 @@ def test_one_that_does_not_come_is_waited_for_and_then_has_missed_the_round(run:
 
 
 @pytest.mark.parametrize("names", ["bc", "bcd"])
-def test_a_leader_that_does_not_come_is_waited_for_no_longer_than_others(
-    run: Any, names: str
-) -> None:
+def test_an_absent_leader_is_awaited_no_longer_than_a_follower(run: Any, names: str) -> None:
     """It lives and takes part, but its trainer does something else."""
 
     async def body() -> None:
@@ -165,7 +163,7 @@ def test_a_leader_that_does_not_come_is_waited_for_no_longer_than_others(
     run(body())
 
 
-def test_a_leader_that_comes_late_leads(run: Any) -> None:
+def test_a_late_leader_leads(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b", "c"])
         swarm.everybody_sees(["a", "b", "c"])
@@ -179,7 +177,7 @@ def test_a_leader_that_comes_late_leads(run: Any) -> None:
 
 
 @pytest.mark.parametrize("late", ["a", "b", "c"])
-def test_a_peer_that_computes_is_waited_for_whatever_the_window(run: Any, late: str) -> None:
+def test_a_computing_peer_is_awaited_beyond_the_window(run: Any, late: str) -> None:
     """Whether it leads or follows; a second one comes even later."""
 
     async def body() -> None:
@@ -201,7 +199,7 @@ def test_a_peer_that_computes_is_waited_for_whatever_the_window(run: Any, late: 
 
 
 @pytest.mark.parametrize("stuck", ["a", "c"])
-def test_a_peer_that_is_no_member_any_more_is_waited_for_no_longer(run: Any, stuck: str) -> None:
+def test_a_former_member_is_not_awaited(run: Any, stuck: str) -> None:
     """It computed for too long."""
 
     async def body() -> None:
@@ -218,7 +216,7 @@ def test_a_peer_that_is_no_member_any_more_is_waited_for_no_longer(run: Any, stu
     run(body())
 
 
-def test_a_leader_that_was_missing_is_asked_again_when_there_is_news_of_it(run: Any) -> None:
+def test_a_missing_leader_is_asked_again_after_news_of_it(run: Any) -> None:
     """It had come to the round, and answered nobody; another one computes all the time."""
 
     async def body() -> None:
@@ -240,7 +238,7 @@ def test_a_leader_that_was_missing_is_asked_again_when_there_is_news_of_it(run: 
     run(body())
 
 
-def test_a_peer_that_computes_for_ever_ends_the_search_at_its_limit(run: Any) -> None:
+def test_a_search_for_a_peer_that_computes_for_ever_ends_at_its_limit(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
         swarm.everybody_sees_come(["a", "b"], "a")
@@ -251,7 +249,7 @@ def test_a_peer_that_computes_for_ever_ends_the_search_at_its_limit(run: Any) ->
     run(body())
 
 
-def test_where_nobody_else_comes_the_window_is_the_end(run: Any) -> None:
+def test_a_search_without_other_peers_ends_with_the_window(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
         swarm.everybody_sees(["a", "b"])
@@ -262,7 +260,7 @@ def test_where_nobody_else_comes_the_window_is_the_end(run: Any) -> None:
     run(body())
 
 
-def test_one_whose_companions_went_on_is_told_at_once(run: Any) -> None:
+def test_a_peer_whose_round_is_over_learns_of_it_at_once(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
         swarm.peers["b"].set_members([swarm.member("a", 5, 5), swarm.member("b", 4, 4)])
@@ -273,7 +271,7 @@ def test_one_whose_companions_went_on_is_told_at_once(run: Any) -> None:
     run(body())
 
 
-def test_one_that_is_far_behind_is_not_waited_for(run: Any) -> None:
+def test_a_peer_far_behind_is_not_awaited(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b", "c"])
         for peer in swarm.peers.values():
@@ -299,11 +297,11 @@ def test_a_client_follows_and_never_leads(run: Any) -> None:
     run(body())
 
 
-def test_other_tensors_are_named(run: Any) -> None:
+def test_a_leader_with_other_tensors_is_reported(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
         swarm.everybody_sees(["a", "b"])
-        swarm.peers["a"]._schema_hash = b"other"
+        swarm.peers["a"].schema_hash = b"other"
         leading = asyncio.ensure_future(swarm.meet("a"))
         with pytest.raises(DifferentTensors, match="other shapes or types"):
             await swarm.meet("b")
@@ -312,7 +310,7 @@ def test_other_tensors_are_named(run: Any) -> None:
     run(body())
 
 
-def test_a_request_that_comes_early_is_held_until_its_round(run: Any) -> None:
+def test_an_early_request_is_held_until_its_round(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
         swarm.everybody_sees(["a", "b"])

@@ -57,7 +57,7 @@ async def other_group_ends(averager: Any) -> None:
     await settle()
 
 
-def test_a_part_waits_for_its_own_group_while_others_end() -> None:
+def test_a_part_waits_for_its_own_group_while_another_one_ends() -> None:
     async def body() -> None:
         averager = averager_of(RayhiveGradientAverager)
         averager.groups.expect(b"ours")
@@ -72,7 +72,7 @@ def test_a_part_waits_for_its_own_group_while_others_end() -> None:
     asyncio.run(body())
 
 
-def test_hivemind_refuses_that_part() -> None:
+def test_hivemind_refuses_a_part_when_another_group_ends() -> None:
     """The same events; if this fails the wait of our own is no longer needed."""
 
     async def body() -> None:
@@ -84,7 +84,7 @@ def test_hivemind_refuses_that_part() -> None:
     asyncio.run(body())
 
 
-def test_phases_of_powersgd_are_groups_of_their_own() -> None:
+def test_phases_of_powersgd_are_separate_all_reduces() -> None:
     async def body() -> None:
         averager = averager_of(RayhiveGradientAverager)
         averager.groups.expect(b"ours")
@@ -101,7 +101,7 @@ def test_phases_of_powersgd_are_groups_of_their_own() -> None:
     asyncio.run(body())
 
 
-def test_a_sender_that_hangs_up_spares_the_all_reduce() -> None:
+def test_a_sender_that_hangs_up_does_not_cancel_the_all_reduce() -> None:
     """hivemind awaits the runner directly: cancelling one waiting sender cancels it for all."""
 
     async def body() -> tuple[bool, bool]:
@@ -131,7 +131,7 @@ def test_a_late_part_is_refused_at_once_and_an_unknown_one_after_a_while() -> No
     asyncio.run(body())
 
 
-def test_an_assembled_group_is_waited_for_until_it_is_dropped() -> None:
+def test_an_assembled_group_is_awaited_until_it_is_closed() -> None:
     async def body() -> None:
         groups = AllReduceGroups()
         groups.expect(b"group")
@@ -148,7 +148,7 @@ def test_an_assembled_group_is_waited_for_until_it_is_dropped() -> None:
     asyncio.run(body())
 
 
-def test_all_reduces_that_have_not_ended_are_known_by_their_group() -> None:
+def test_unfinished_all_reduces_are_listed_by_group() -> None:
     async def body() -> None:
         groups = AllReduceGroups()
         with groups.opened(b"ours", ["P", "Q", "P2"]):
@@ -162,7 +162,7 @@ def test_all_reduces_that_have_not_ended_are_known_by_their_group() -> None:
     asyncio.run(body())
 
 
-def test_leaving_a_group_that_never_began_lets_its_parts_go() -> None:
+def test_closing_a_group_that_never_began_refuses_its_parts() -> None:
     async def body() -> None:
         averager = averager_of(RayhiveGradientAverager)
         with averager.groups.opened(b"ours", [DENSE]):

@@ -12,7 +12,7 @@ import torch
 from hivemind.averaging.partition import BannedException
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.averaging.aggregation import RULES, Rule
+from rayhive.averaging.aggregation import RULES, Rule, SteadyReducer
 from rayhive.averaging.outlier_filter import (
     LEANING,
     LEAST_LEAN,
@@ -22,11 +22,9 @@ from rayhive.averaging.outlier_filter import (
     OutlierFilter,
     directions,
     judge,
-    norm_of,
 )
-from rayhive.averaging.reducer import SteadyReducer
 from rayhive.averaging.round_filter import attached, detached
-from rayhive.averaging.sketch import Sketcher, cosine
+from rayhive.averaging.tensor_summary import Sketcher, cosine, norm_of
 from rayhive.spec import OUTLIER_FILTERS, OutlierFilterRule
 
 
@@ -37,7 +35,7 @@ def said(*norms: float, usual: float | None = None) -> dict[int, Announcement]:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("others", [(1.0,), (1.0, 2.0, 0.5), ()])
 @pytest.mark.parametrize("rule", OUTLIER_FILTERS)
-def test_what_is_not_finite_is_refused(
+def test_norms_that_are_not_finite_are_refused(
     bad: float, others: tuple[float, ...], rule: OutlierFilterRule
 ) -> None:
     refused = judge(said(bad, *others), rule)
@@ -62,7 +60,7 @@ def test_what_is_not_finite_is_refused(
         ((5.0,), None, set()),
     ],
 )
-def test_what_is_far_too_large_is_refused(
+def test_norms_far_above_the_usual_one_are_refused(
     norms: tuple[float, ...], usual: float | None, refused: set[int]
 ) -> None:
     found = judge(said(*norms, usual=usual))
@@ -72,12 +70,12 @@ def test_what_is_far_too_large_is_refused(
         assert refusal.bound is not None and refusal.bound < norms[peer]
 
 
-def test_the_bound_is_a_multiple_of_what_is_usual() -> None:
+def test_the_bound_is_a_multiple_of_the_usual_norm() -> None:
     assert not judge(said(NORM_FACTOR * 0.99, 1.0, 1.0))
     assert judge(said(NORM_FACTOR * 1.01, 1.0, 1.0))
 
 
-def test_a_corrupt_memory_does_not_count() -> None:
+def test_a_usual_norm_that_is_not_finite_is_ignored() -> None:
     told = {0: Announcement(1000.0, math.inf), 1: Announcement(1.0, 1.0), 2: Announcement(1.0, 1.0)}
     assert set(judge(told)) == {0}
 
@@ -104,7 +102,7 @@ def refused_rounds(verdicts: list[dict[int, Any]], peer: int) -> list[int]:
     return [number for number, verdict in enumerate(verdicts) if peer in verdict]
 
 
-def test_two_peers_with_very_different_norms_both_stay_in() -> None:
+def test_two_peers_with_very_different_norms_are_both_accepted() -> None:
     verdicts = rounds_of([OutlierFilter(), OutlierFilter()], lambda _: (0.01, 0.6), 200)
     assert not any(verdicts)
 
@@ -143,7 +141,7 @@ def test_norms_that_all_grow_or_shrink_together_are_accepted() -> None:
         assert not any(verdicts)
 
 
-def test_a_joiner_without_a_memory_is_judged_by_the_groups_and_starts_with_it() -> None:
+def test_a_joining_peer_starts_with_the_usual_norm_of_its_group() -> None:
     filters = [OutlierFilter() for _ in range(3)]
     rounds_of(filters, lambda _: (1.0, 2.0, 0.5), 30)
     filters.append(OutlierFilter())
@@ -154,12 +152,12 @@ def test_a_joiner_without_a_memory_is_judged_by_the_groups_and_starts_with_it() 
     assert not any(refused_rounds(verdicts, peer) for peer in range(3))
 
 
-def test_a_peer_is_alone_with_its_own_norms_and_nobody_is_refused() -> None:
+def test_a_peer_without_contributing_company_is_never_refused() -> None:
     verdicts = rounds_of([OutlierFilter(), OutlierFilter()], lambda n: (10.0**n, 0.0), 6)
     assert not refused_rounds(verdicts[:3], 0), "nothing said what is usual"
 
 
-def test_what_is_not_finite_leaves_nothing_in_the_memory() -> None:
+def test_norms_that_are_not_finite_are_not_remembered() -> None:
     filters = [OutlierFilter(), OutlierFilter()]
     rounds_of(filters, lambda n: (math.nan if n % 2 else 1.0, 1.0), 40)
     assert filters[0].announce([torch.ones(1)]).usual == 1.0
@@ -182,7 +180,7 @@ def test_the_direction_of_an_honest_outlier_is_refused_by_option_only(
 
 
 @pytest.mark.parametrize("content", [7, [7, True], None, {"a": 1}, []], ids=str)
-def test_an_announcement_travels_with_what_is_gathered(content: Any) -> None:
+def test_an_announcement_is_sent_with_the_gathered_data(content: Any) -> None:
     gathered = MSGPackSerializer.dumps(content)
     announcement = Announcement(2.5, None, b"sketch")
     assert detached(attached(gathered, announcement)) == (gathered, announcement)
@@ -215,7 +213,7 @@ def test_sketches_keep_norms_and_angles() -> None:
     assert sum(angles) / len(angles) == pytest.approx(0.5**0.5, abs=0.05)
 
 
-def test_directions_say_who_points_the_other_way() -> None:
+def test_directions_show_the_peer_with_the_opposite_gradient() -> None:
     sketcher = Sketcher([1000])
     common = torch.ones(1000)
     told = {}
@@ -239,7 +237,7 @@ def test_directions_say_who_points_the_other_way() -> None:
         ((0.3, 0.3, -0.5, -0.5), set()),  # nobody can tell which half is wrong
     ],
 )
-def test_a_minority_that_has_leant_the_other_way_for_long_is_refused(
+def test_a_minority_with_a_lasting_opposite_direction_is_refused(
     leans: tuple[float | None, ...], refused: set[int]
 ) -> None:
     told = {peer: Announcement(1.0, 1.0, b"", lean) for peer, lean in enumerate(leans)}
@@ -271,7 +269,7 @@ def average(parts: list[torch.Tensor], weights: list[float], **settings: Any) ->
     return asyncio.run(body())
 
 
-def test_a_reducer_refuses_parts_that_are_not_finite_and_averages_the_others() -> None:
+def test_a_reducer_refuses_parts_that_are_not_finite_and_averages_the_rest() -> None:
     parts = [torch.tensor([1.0, math.nan]), torch.tensor([2.0, 2.0]), torch.tensor([4.0, 4.0])]
     first, second, third, refused = average(parts, [1.0, 1.0, 3.0])
     assert first is None and refused == {0}
@@ -279,19 +277,19 @@ def test_a_reducer_refuses_parts_that_are_not_finite_and_averages_the_others() -
 
 
 @pytest.mark.parametrize("sent", [0.0, math.nan, 1e9])
-def test_one_that_is_excluded_is_answered_and_does_not_count(sent: float) -> None:
+def test_an_excluded_sender_is_answered_and_does_not_count(sent: float) -> None:
     parts = [torch.full((2,), sent), torch.full((2,), 2.0)]
     first, second, refused = average(parts, [5.0, 1.0], excluded=frozenset({0}))
     assert first.tolist() == second.tolist() == [2.0, 2.0] and not refused
 
 
-def test_nothing_that_counts_averages_to_nothing() -> None:
+def test_an_average_without_weight_is_zero() -> None:
     first, second, _ = average([torch.ones(2), torch.ones(2)], [0.0, 0.0])
     assert first.tolist() == second.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule is not None])
-def test_a_rule_gets_what_counts_and_everybody_gets_what_it_makes_of_it(rule: Rule) -> None:
+def test_a_rule_gets_the_counted_parts_and_every_sender_its_result(rule: Rule) -> None:
     values = [1.0, 1.1, 0.9, 1e6, math.nan]
     parts = [torch.full((2,), value) for value in values]
     excluded = frozenset({4})

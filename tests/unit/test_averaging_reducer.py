@@ -9,7 +9,7 @@ import pytest
 import torch
 from hivemind.averaging.partition import BannedException, TensorPartReducer
 
-from rayhive.averaging.reducer import SteadyReducer
+from rayhive.averaging.aggregation import SteadyReducer
 
 SHAPES = (torch.Size([2]), torch.Size([3]))
 
@@ -31,7 +31,7 @@ async def hang_up(task: asyncio.Task[Any]) -> None:
         await task
 
 
-def test_a_sender_that_hangs_up_leaves_its_part_to_the_others() -> None:
+def test_the_part_of_a_sender_that_hangs_up_still_counts() -> None:
     async def body() -> None:
         reducer = SteadyReducer(SHAPES, 3)
         dying = await add(reducer, 0, 0, 6.0)
@@ -48,7 +48,7 @@ def test_a_sender_that_hangs_up_leaves_its_part_to_the_others() -> None:
     asyncio.run(body())
 
 
-def test_hiveminds_reducer_cancels_everybody() -> None:
+def test_hiveminds_reducer_cancels_the_part_for_all_senders() -> None:
     async def body() -> None:
         reducer = TensorPartReducer(SHAPES, 3)
         dying, waiting = await add(reducer, 0, 0, 6.0), await add(reducer, 1, 0, 3.0)
@@ -85,7 +85,7 @@ def test_a_part_that_was_counted_is_added_when_its_turn_comes(turn: str) -> None
     asyncio.run(body())
 
 
-def test_what_a_sender_did_not_send_before_it_was_given_up_is_refused() -> None:
+def test_later_parts_of_a_sender_that_was_given_up_are_refused() -> None:
     async def body() -> None:
         reducer = SteadyReducer(SHAPES, 2)
         reducer.on_sender_failed(0)

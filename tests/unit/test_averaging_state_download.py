@@ -12,9 +12,8 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
-from rayhive.averaging.state_digest import Digest, with_digest
-from rayhive.averaging.state_download import StateDownload
-from rayhive.averaging.state_sharing import SharedStates
+from rayhive.averaging.state_download import SharedStates, StateDownload
+from rayhive.averaging.tensor_summary import Digest, with_digest
 
 State = tuple[dict[str, Any], list[torch.Tensor]]
 
@@ -65,7 +64,7 @@ def verdict(sources: Sources, offered: State) -> str | None:
     return asyncio.run(StateDownload(sources, trained(99)).fault_in(offered, others))
 
 
-def test_who_is_known_to_be_alive_is_asked_first() -> None:
+def test_live_peers_are_asked_first() -> None:
     names = [PeerID(name) for name in (b"dead and newest", b"newer", b"older", b"oneself")]
     rounds = dict(zip(names, (9, 8, 7, 9), strict=True))
     entries = {name.to_bytes(): ValueWithExpiration(float(rounds[name]), 1e12) for name in names}
@@ -78,7 +77,7 @@ def test_who_is_known_to_be_alive_is_asked_first() -> None:
     assert asyncio.run(states.peers()) == [names[1], names[2], names[0]]
 
 
-def test_the_first_sound_state_is_taken_and_refused_ones_are_named() -> None:
+def test_the_first_sound_state_is_taken_and_refused_ones_are_reported() -> None:
     class Offering(Sources):
         received_bytes = 7
 
@@ -89,13 +88,13 @@ def test_the_first_sound_state_is_taken_and_refused_ones_are_named() -> None:
 
     download = StateDownload(Offering(*[trained(seed) for seed in range(4)]), trained(99))
     asyncio.run(download.run())
-    outcome = download.outcome()
+    outcome = download.outcome
     assert outcome.state is not None and outcome.received_bytes == 7
     (refusal,) = outcome.refused
     assert (refusal["offender"], refusal["reason"]) == ("1", "checksum")
 
 
-def test_distances_are_those_of_the_tensors() -> None:
+def test_distances_of_digests_estimate_those_of_the_tensors() -> None:
     a, b = trained(1), trained(2)
     true = math.dist(torch.cat([t.flatten() for t in a]), torch.cat([t.flatten() for t in b]))
     scale = max(Digest.of(a).norm, Digest.of(b).norm)
@@ -106,18 +105,18 @@ def test_distances_are_those_of_the_tensors() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_refused_wherever_it_is(bad: float) -> None:
+def test_a_state_that_is_not_finite_anywhere_is_refused(bad: float) -> None:
     metadata, tensors = state(trained())
     tensors[-1][2] = bad
     assert verdict(Sources(), (metadata, tensors)) == "not_finite"
 
 
-def test_what_is_not_what_the_donor_has_is_refused() -> None:
+def test_a_state_that_differs_from_its_digest_is_refused() -> None:
     assert verdict(Sources(), state(trained(factor=1000.0), told=trained())) == "checksum"
     assert verdict(Sources(), state(trained())) is None
 
 
-def test_the_others_decide_and_one_that_agrees_is_enough() -> None:
+def test_one_agreeing_digest_of_another_peer_is_enough() -> None:
     wrong, right = state(trained(factor=1000.0)), state(trained())
     assert verdict(Sources(trained(1), trained(2)), wrong) == "disagrees"
     assert verdict(Sources(trained(1), trained(2)), right) is None
@@ -125,14 +124,14 @@ def test_the_others_decide_and_one_that_agrees_is_enough() -> None:
     assert verdict(Sources(None, trained(1), trained(2)), wrong) == "disagrees"
 
 
-def test_of_two_the_one_that_is_nearer_to_the_beginning_is_right() -> None:
+def test_of_two_states_the_one_nearer_to_the_joining_peer_is_taken() -> None:
     wrong, right = trained(factor=1000.0), trained()
     assert verdict(Sources(right), state(wrong)) == "disagrees"
     assert verdict(Sources(wrong), state(right)) is None
     assert verdict(Sources(None), state(right)) is None, "nobody else has an opinion"
 
 
-def test_no_more_than_two_are_asked_and_plain_states_are_taken_as_they_are() -> None:
+def test_at_most_two_digests_are_requested_and_states_without_one_are_taken() -> None:
     sources = Sources(*(trained(seed) for seed in range(5)))
     verdict(sources, state(trained(factor=1000.0)))
     assert sources.asked == [0, 1]

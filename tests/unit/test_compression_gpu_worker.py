@@ -16,7 +16,7 @@ import torch
 from rayhive.compression.powersgd import gpu_worker
 from rayhive.compression.powersgd.factors import Factors
 from rayhive.compression.powersgd.gpu_worker import NoFactors, ServedFactors
-from rayhive.compression.powersgd.orthogonalise import gram_schmidt
+from rayhive.compression.powersgd.kernels import gram_schmidt
 
 SHAPES = [(20, 30), (20, 30), (12, 3, 3, 3), (16, 20)]
 OPTIONS: dict[str, Any] = {
@@ -33,7 +33,7 @@ def gradients() -> list[torch.Tensor]:
 
 @pytest.fixture
 def served(gradients: list[torch.Tensor]) -> Iterator[ServedFactors]:
-    made = ServedFactors(SHAPES, 2, gradients=lambda: gradients, **OPTIONS)
+    made = ServedFactors(gradients, 2, **OPTIONS)
     yield made
     made.close()
 
@@ -66,10 +66,11 @@ def play_elsewhere(factors: Factors, gradients: Any, answer: Any) -> None:
 
 
 @pytest.mark.parametrize("forked", [False, True])
-def test_what_is_served_is_what_is_computed(
+def test_served_factors_equal_computed_ones(
     forked: bool, served: ServedFactors, gradients: list[torch.Tensor]
 ) -> None:
-    expected = play(Factors(SHAPES, 2, **OPTIONS), [torch.zeros(shape) for shape in SHAPES])
+    own = [torch.zeros(shape) for shape in SHAPES]
+    expected = play(Factors(own, 2, **OPTIONS), own)
     if forked:
         context = multiprocessing.get_context("fork")
         answer = context.Queue()
@@ -88,7 +89,7 @@ def test_what_is_served_is_what_is_computed(
         assert torch.equal(one, other)
 
 
-def test_a_failure_is_told_and_changes_nothing(
+def test_a_failure_is_raised_and_changes_nothing(
     served: ServedFactors, gradients: list[torch.Tensor]
 ) -> None:
     play(served, gradients)
@@ -101,9 +102,7 @@ def test_a_failure_is_told_and_changes_nothing(
         assert torch.equal(one, other)
 
 
-def test_who_is_closed_answers_no_more(
-    served: ServedFactors, gradients: list[torch.Tensor]
-) -> None:
+def test_closed_factors_do_not_answer(served: ServedFactors, gradients: list[torch.Tensor]) -> None:
     assert "powersgd" in [thread.name for thread in threading.enumerate()]
     served.begin(gradients)
     served.close()
@@ -113,16 +112,19 @@ def test_who_is_closed_answers_no_more(
     served.close()  # twice is once
 
 
-def test_who_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_does_not_answer_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, gradients: list[torch.Tensor]
+) -> None:
     busy = threading.Event()
 
-    def never() -> list[torch.Tensor]:
-        busy.wait(30)
-        return []
+    class Slow(list[torch.Tensor]):
+        def __getitem__(self, at: Any) -> Any:
+            busy.wait(30)
+            return super().__getitem__(at)
 
     monkeypatch.setattr(gpu_worker, "PATIENCE_S", 0.2)
     monkeypatch.setattr(gpu_worker, "GOODBYE_S", 0.2)
-    served = ServedFactors(SHAPES, 2, gradients=never, **OPTIONS)
+    served = ServedFactors(Slow(gradients), 2, **OPTIONS)
     with pytest.raises(NoFactors, match="begin took"):
         served.begin([])
     busy.set()  # its late answer is not that of the next request

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 import torch
 
-from rayhive.compression.powersgd.kernels import TorchPasses, host_passes
-from rayhive.compression.powersgd.kernels_numba import CompiledPasses
+from rayhive.compression.powersgd import kernels, kernels_numba
 
-BOTH = pytest.mark.parametrize("how", [TorchPasses, CompiledPasses])
+BOTH = pytest.mark.parametrize("how", [kernels, kernels_numba])
 #: One row, one column, and sizes with something left over at the end.
 SHAPES = [(1, 1), (1, 40), (40, 1), (7, 33), (64, 129)]
 RANKS = [1, 2, 3, 4, 5, 8, 9]
@@ -25,8 +25,8 @@ def normal(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("rank", RANKS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scale", [1.0, 0.375, 0.0])
-def test_they_are_what_they_say(
-    scale: float, how: type[TorchPasses], shape: tuple[int, int], rank: int
+def test_passes_compute_their_definitions(
+    scale: float, how: ModuleType, shape: tuple[int, int], rank: int
 ) -> None:
     rows, columns = shape
     owed, new, total = normal(rows, columns), normal(rows, columns) * 2, torch.full(shape, 7.0)
@@ -55,7 +55,7 @@ def test_they_are_what_they_say(
 
 @BOTH
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_not_finite_is_not_lost(how: type[TorchPasses], bad: float) -> None:
+def test_values_that_are_not_finite_reach_p_and_q(how: ModuleType, bad: float) -> None:
     """A gradient that blew up has to be seen in P and in Q, or it would be remembered."""
     new, total, p = normal(9, 33), torch.empty(9, 33), torch.empty(4, 9)
     new[5, 20] = bad
@@ -67,17 +67,17 @@ def test_what_is_not_finite_is_not_lost(how: type[TorchPasses], bad: float) -> N
     assert (~q.isfinite()).any(0).tolist() == [column == 20 for column in range(33)]
 
 
-def test_they_are_compiled_where_that_is_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host_passes() is CompiledPasses
+def test_passes_are_compiled_where_numba_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert kernels.host_passes() is kernels_numba
     monkeypatch.delitem(sys.modules, "rayhive.compression.powersgd.kernels_numba")
     monkeypatch.setitem(sys.modules, "numba", None)  # as where it is not installed
-    assert host_passes() is TorchPasses
+    assert kernels.host_passes() is kernels
 
 
-def test_nothing_is_compiled_for_who_does_not_ask() -> None:
+def test_a_peer_without_powersgd_does_not_import_numba() -> None:
     """A peer without PowerSGD need not pay for it when it starts."""
     code = (
-        "import sys, rayhive.peer.process, rayhive.averaging.powersgd_averager;"
+        "import sys, rayhive.peer.process, rayhive.averaging.gradient_averager;"
         "sys.exit('numba' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -19,11 +21,10 @@ from rayhive.compression.equivalence import configuration_key
 from rayhive.compression.payload import (
     allreduce_bytes,
     averaged_sizes,
-    compressed_tensors,
-    matrix_dims,
     payload,
     tensor_bytes,
 )
+from rayhive.compression.powersgd.shapes import compressed_tensors, matrix_dims
 from rayhive.errors import ConfigError
 from rayhive.registry import CODECS
 from rayhive.spec import Configuration
@@ -51,7 +52,7 @@ def test_dimensions_merge_as_in_hivemind(shape: list[int]) -> None:
 
 
 @given(shapes=models, rank=st.integers(1, 12), ratio=st.floats(0, 1))
-def test_the_compressed_set_is_hiveminds(
+def test_the_factorised_set_follows_hiveminds_rule(
     shapes: list[tuple[int, ...]], rank: int, ratio: float
 ) -> None:
     """hivemind's rule, as written in its averager, on the same shapes."""
@@ -66,7 +67,7 @@ def test_the_compressed_set_is_hiveminds(
     assert list(compressed_tensors(shapes, rank, ratio)) == theirs
 
 
-def test_the_compressed_set_is_that_of_a_hivemind_averager() -> None:
+def test_the_factorised_set_is_that_of_a_hivemind_averager() -> None:
     shapes = [(64, 27), (64,), (10, 512), (30, 4, 3, 3), (4, 4), (1,)]
     for rank in (1, 2, 4):
         for ratio in (0.0, 0.5, 0.9):
@@ -78,7 +79,7 @@ def test_the_compressed_set_is_that_of_a_hivemind_averager() -> None:
 
 
 @given(shapes=models, rank=st.integers(1, 12), ratio=st.floats(0, 1))
-def test_a_rank_that_is_worth_it_never_needs_clipping(
+def test_the_rank_of_a_factorised_tensor_never_needs_clipping(
     shapes: list[tuple[int, ...]], rank: int, ratio: float
 ) -> None:
     """The paper clips the rank to min(n, m); a ratio of at least zero implies it."""
@@ -104,15 +105,19 @@ def test_parts_are_hiveminds_parts(
     container = TensorPartContainer(
         tensors, peer_fractions=(0.5, 0.5), compression=built, part_size_bytes=part_size
     )
-    parts = [part for queue in container._input_parts_by_peer for part in queue]
-    assert len(parts) == sum(container.num_parts_by_tensor)
-    for index, shape in enumerate(shapes):
-        mine = [len(built.compress(part, info).buffer) for part, info in parts if info.key == index]
-        assert sum(mine) == tensor_bytes(math.prod(shape), codec, chosen, part_size)
+
+    async def sizes() -> list[int]:
+        parts = [container.iterate_input_parts_for(peer) for peer in range(2)]
+        return [len(message.buffer) for messages in parts async for message in messages]
+
+    sent = asyncio.run(sizes())  # in the order of the tensors
+    assert len(sent) == sum(container.num_parts_by_tensor)
     predicted = payload(shapes, codec=name, threshold=chosen, part_size_bytes=part_size)
-    assert predicted.bytes_per_transfer == sum(
-        len(built.compress(part, info).buffer) for part, info in parts
-    )
+    assert predicted.bytes_per_transfer == sum(sent)
+    rest = iter(sent)
+    for shape, count in zip(shapes, container.num_parts_by_tensor, strict=True):
+        mine = sum(islice(rest, count))
+        assert mine == tensor_bytes(math.prod(shape), codec, chosen, part_size)
     container.finalize()
 
 
@@ -158,7 +163,7 @@ def test_the_share_of_a_peer_is_exact() -> None:
         ({"powersgd_rank": 2, "min_compression_ratio": math.nan}, ["min_compression_ratio"]),
     ],
 )
-def test_bad_input_is_named(options: dict[str, Any], keys: list[str]) -> None:
+def test_bad_input_names_its_key(options: dict[str, Any], keys: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         payload([(20, 20)], **options)
     assert [problem.key for problem in caught.value.problems] == keys
@@ -203,14 +208,14 @@ configurations = st.builds(
 
 @settings(max_examples=300)
 @given(shapes=models, one=configurations, other=configurations)
-def test_keys_are_equal_exactly_when_behaviour_is(
+def test_keys_are_equal_exactly_when_the_effects_are(
     shapes: list[tuple[int, ...]], one: Configuration, other: Configuration
 ) -> None:
     same_key = configuration_key(shapes, one) == configuration_key(shapes, other)
     assert same_key == (behaviour(shapes, one) == behaviour(shapes, other))
 
 
-def test_configurations_that_are_the_same_have_one_key() -> None:
+def test_equivalent_configurations_have_one_key() -> None:
     shapes = [(64, 64), (64,), (64, 1000)]
 
     def key(**fields: Any) -> str:

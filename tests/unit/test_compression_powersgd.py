@@ -12,19 +12,17 @@ from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 
+from rayhive.averaging.gradient_averager import RayhivePowerSGDAverager
 from rayhive.averaging.payload_policy import GroupRound
-from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
 from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
-from rayhive.compression.powersgd import factors, kernels
-from rayhive.compression.powersgd.kernels import TorchPasses
-from rayhive.compression.powersgd.kernels_numba import CompiledPasses
+from rayhive.compression.powersgd import factors, kernels, kernels_numba
 from rayhive.errors import ConfigError
 from tests.unit.averaging_fakes import group_of_one, unstarted
 
 SHAPES = [(20, 30), (7,), (12, 3, 3, 3)]
 
 
-@pytest.fixture(params=[TorchPasses, CompiledPasses], autouse=True)
+@pytest.fixture(params=[kernels, kernels_numba], autouse=True)
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways to pass over dense matrices have to do."""
     monkeypatch.setattr(factors, "host_passes", lambda: request.param)
@@ -61,11 +59,11 @@ class Ours:
 
     @property
     def error_feedback(self) -> list[torch.Tensor]:
-        return self.payload.error_feedback
+        return self.payload.factors.error_feedback
 
     @property
     def qs(self) -> list[torch.Tensor]:
-        return self.payload.qs
+        return self.payload.factors.qs
 
     async def attempt(self) -> None:
         await self.payload.average(self.gradients, GroupRound(self.allreduce, {"own": None}))
@@ -169,7 +167,7 @@ def test_a_retry_applies_the_gradient_once(phase: str) -> None:
     torch.testing.assert_close(applied[hivemind] + hivemind.error_feedback[0], twice)
 
 
-def test_it_computes_what_hivemind_computes_from_the_same_q() -> None:
+def test_a_round_equals_hiveminds_from_the_same_q() -> None:
     ours, theirs = Ours(), Theirs.made()
     for mine, other in zip(ours.qs, theirs.qs, strict=True):
         other.copy_(mine)
@@ -184,7 +182,7 @@ def test_it_computes_what_hivemind_computes_from_the_same_q() -> None:
 @pytest.mark.parametrize("block", [1, 31, 90, 2**30])
 def test_the_size_of_blocks_changes_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Row by row, a few rows with some left over, or a whole matrix at once."""
-    monkeypatch.setattr(factors, "host_passes", lambda: TorchPasses)
+    monkeypatch.setattr(factors, "host_passes", lambda: kernels)
     whole, parts = Ours(), Ours()
     for seed in range(4):
         new = gradients(seed)
@@ -210,7 +208,7 @@ def test_the_last_round_can_be_undone_bit_by_bit() -> None:
             assert torch.equal(was, now)
 
 
-def test_what_is_owed_can_be_read_and_written_at_any_time() -> None:
+def test_error_feedback_can_be_read_and_written_at_any_time() -> None:
     """It is put together only when somebody asks, which changes nothing for later rounds."""
     asked, left_alone = Ours(), Ours()
     for seed in range(4):

@@ -15,11 +15,11 @@ from hivemind.utils.math import orthogonalize_
 
 from rayhive.averaging.allreduce_groups import DENSE, allreduce_id
 from rayhive.averaging.averager import MeasuredAverager
+from rayhive.averaging.gradient_averager import RayhivePowerSGDAverager
 from rayhive.averaging.payload_policy import STALE_WEIGHT
-from rayhive.averaging.powersgd_averager import RayhivePowerSGDAverager
 from rayhive.averaging.powersgd_payload import PowerSGDOptions
 from rayhive.compression.payload import payload
-from rayhive.compression.powersgd.orthogonalise import METHODS
+from rayhive.compression.powersgd.kernels import METHODS
 from rayhive.compression.powersgd.shapes import (
     MAX_ITERATIONS,
     ORTHOGONALISATIONS,
@@ -146,7 +146,7 @@ def test_rounds_are_dense_until_the_group_has_reached_the_number(gather: Any) ->
         if number <= 3:
             given = [gradients(100 * number + peer)[0] for peer in range(2)]
             torch.testing.assert_close(gradients_of(old)[0], torch.stack(given).mean(0))
-            assert all(not owed.any() for owed in old.payload.error_feedback)
+            assert all(not owed.any() for owed in old.payload.factors.error_feedback)
 
 
 def test_without_a_number_a_peer_counts_its_own_rounds() -> None:
@@ -171,14 +171,14 @@ def test_matrices_of_one_shape_do_not_meet() -> None:
     for at, index in enumerate((0, 2, 3)):
         (alone,) = peers(1, [SHAPES[index]], **RANK)
         (fresh,) = peers(1, SHAPES, **RANK)
-        alone.payload.qs[0].copy_(fresh.payload.qs[at])
+        alone.payload.factors.qs[0].copy_(fresh.payload.factors.qs[at])
         for seed in range(3):
             give(alone, [gradients(100 * seed)[index]])
             asyncio.run(attempt([alone]))
         torch.testing.assert_close(
-            alone.payload.error_feedback[0], together.payload.error_feedback[at]
+            alone.payload.factors.error_feedback[0], together.payload.factors.error_feedback[at]
         )
-        torch.testing.assert_close(alone.payload.qs[0], together.payload.qs[at])
+        torch.testing.assert_close(alone.payload.factors.qs[0], together.payload.factors.qs[at])
 
 
 def test_gradients_with_other_strides_are_averaged_alike() -> None:
@@ -200,7 +200,7 @@ def test_what_rounding_takes_from_half_precision_is_owed() -> None:
         give(averager, gradients(seed))
         asyncio.run(attempt([averager]))
         total += given - gradients_of(averager)[0].float()
-    torch.testing.assert_close(averager.payload.error_feedback[0], total, rtol=0, atol=1e-5)
+    torch.testing.assert_close(averager.payload.factors.error_feedback[0], total, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("weight", [STALE_WEIGHT, 0.0], ids=["stale", "excluded or no samples"])
@@ -208,15 +208,15 @@ def test_a_peer_that_does_not_count_keeps_its_error_feedback(weight: float) -> N
     """It applies the others' average; its feedback neither enters the average nor changes."""
     (peer,) = peers(1, SHAPES, **RANK)
     for seed, excluded in enumerate([False, True, False, True, True, False]):
-        before = [feedback.clone() for feedback in peer.payload.error_feedback]
-        qs = [q.clone() for q in peer.payload.qs]
+        before = [feedback.clone() for feedback in peer.payload.factors.error_feedback]
+        qs = [q.clone() for q in peer.payload.factors.qs]
         large = [gradient for gradient in gradients(seed) if gradient.ndim > 1]
         give(peer, gradients(seed))
         # alone in the group, a peer gets its own factors back, whatever its weight
         room = asyncio.run(attempt([peer], weights=[weight if excluded else 1.0], alone=True))
         applied = [gradient for gradient in gradients_of(peer) if gradient.ndim > 1]
         assert all(gradient.any() for gradient in applied)
-        feedback = peer.payload.error_feedback
+        feedback = peer.payload.factors.error_feedback
         rows = zip(room.given["P"][0], feedback, before, large, qs, applied, strict=True)
         for p, owed, was, new, q, mean in rows:
             entered = new if excluded else was + new
@@ -234,30 +234,27 @@ def test_ranks_are_clipped_to_the_smaller_side() -> None:
     shapes = [(3, 20), (20, 2), (9, 9), (2, 2, 9)]
     assert [factor_rank(shape, 4) for shape in shapes] == [3, 2, 4, 4]
     (averager,) = peers(1, SHAPES, averager_rank=2, min_compression_ratio=0.0)
-    assert [tuple(q.shape) for q in averager.payload.qs] == [(10, 2), (10, 2), (9, 2)]
+    assert [tuple(q.shape) for q in averager.payload.factors.qs] == [(10, 2), (10, 2), (9, 2)]
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
 def test_the_prediction_knows_iterations_and_dense_rounds(iterations: int) -> None:
     options = {"num_iters_per_step": iterations, "start_compressing_after_num_steps": 2}
+    low_rank = payload(
+        SHAPES, powersgd_rank=2, min_compression_ratio=0.2, num_iters_per_step=iterations
+    )
     group = peers(2, SHAPES, **options, **RANK)
     for number in (2, 3):
         for averager in group:
             give(averager, gradients(0))
         room = asyncio.run(attempt(group, gathered=number))
         assert all(room.succeeded)
-        predicted = payload(
-            SHAPES, powersgd_rank=2, min_compression_ratio=0.2, round_number=number, **options
-        )
+        predicted = low_rank if number > 2 else payload(SHAPES)
         assert room.sent == [(phase.name, phase.elements) for phase in predicted.phases]
         assert predicted.bytes_per_transfer == 4 * sum(sum(sizes) for _, sizes in room.sent)
-    assert payload(SHAPES, powersgd_rank=2, round_number=1) == payload(SHAPES, powersgd_rank=2)
-    assert payload(SHAPES, powersgd_rank=2, round_number=2, **options).phases == (
-        payload(SHAPES).phases
-    )
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     wrong = {
         "averager_rank": 0,
         "min_compression_ratio": -1.0,
@@ -276,7 +273,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without CUDA")
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_a_missing_device_is_refused() -> None:
     with pytest.raises(ConfigError, match="cpu, or one of 0 of CUDA"):
         unstarted(RayhivePowerSGDAverager, SHAPES, device="cuda", **RANK)
 
@@ -309,35 +306,35 @@ def test_the_options_arrive_through_a_factory() -> None:
 # -- peers that come later
 
 
-def test_a_joiner_takes_over_the_q_that_the_others_have() -> None:
+def test_a_joining_peer_takes_over_the_q_of_the_group() -> None:
     """And then its rounds are theirs: it factorises what they factorise, the same way."""
     options = {"start_compressing_after_num_steps": 2, **RANK}
     group = peers(2, SHAPES, **options)
     rounds(group, range(5))
     (joiner,) = peers(1, SHAPES, **options)
     donor, own = group[0].payload, joiner.payload
-    assert not any(torch.equal(a, b) for a, b in zip(own.qs, donor.qs, strict=True))
-    feedback = [each.clone() for each in own.error_feedback]
+    assert not any(torch.equal(a, b) for a, b in zip(own.factors.qs, donor.factors.qs, strict=True))
+    feedback = [each.clone() for each in own.factors.error_feedback]
     assert own.restore(*donor.snapshot())
-    assert all(torch.equal(a, b) for a, b in zip(own.qs, donor.qs, strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(own.error_feedback, feedback, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(own.factors.qs, donor.factors.qs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(own.factors.error_feedback, feedback, strict=True))
     phases = rounds([*group, joiner], range(5, 7))
     assert phases == [["P", "Q"]] * 2, "it counts the rounds that it has missed"
-    for a, b in zip(own.qs, donor.qs, strict=True):
+    for a, b in zip(own.factors.qs, donor.factors.qs, strict=True):
         assert torch.equal(a, b)
 
 
 def test_an_averager_serves_and_takes_over_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecentralizedAverager, "get_group_bits", lambda self: "")
     donor, joiner = (unstarted(RayhivePowerSGDAverager, SHAPES, **RANK) for _ in range(2))
-    for q in donor.payload.qs:
+    for q in donor.payload.factors.qs:
         q.normal_()
     metadata, tensors, infos = donor.get_current_state()
     assert len(infos) == len(tensors) == 3
     state = (metadata, tensors)
     monkeypatch.setattr(MeasuredAverager, "load_state_from_peers", lambda *_, **__: state)
     assert joiner.load_state_from_peers(timeout=1.0)
-    for own, other in zip(joiner.payload.qs, donor.payload.qs, strict=True):
+    for own, other in zip(joiner.payload.factors.qs, donor.payload.factors.qs, strict=True):
         assert torch.equal(own, other)
 
 
@@ -346,7 +343,7 @@ def test_a_state_is_a_copy_that_later_rounds_do_not_change() -> None:
     (peer,) = peers(1, SHAPES, **RANK)
     _, tensors = peer.payload.snapshot()
     before = [tensor.clone() for tensor in tensors]
-    for q in peer.payload.qs:
+    for q in peer.payload.factors.qs:
         q.add_(1.0)
     assert all(torch.equal(a, b) for a, b in zip(tensors, before, strict=True))
 
@@ -354,7 +351,7 @@ def test_a_state_is_a_copy_that_later_rounds_do_not_change() -> None:
 @pytest.mark.parametrize("what", ["nothing", "shapes", "nan"])
 def test_a_state_that_does_not_fit_is_not_taken(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     averager = unstarted(RayhivePowerSGDAverager, SHAPES, **RANK)
-    before = [q.clone() for q in averager.payload.qs]
+    before = [q.clone() for q in averager.payload.factors.qs]
     tensors = {
         "shapes": [q.t() for q in before],
         "nan": [torch.full_like(q, nan) for q in before],
@@ -362,17 +359,17 @@ def test_a_state_that_does_not_fit_is_not_taken(what: str, monkeypatch: pytest.M
     answer = None if what == "nothing" else ({}, tensors[what])
     monkeypatch.setattr(MeasuredAverager, "load_state_from_peers", lambda *_, **__: answer)
     assert not averager.load_state_from_peers()
-    assert all(torch.equal(a, b) for a, b in zip(before, averager.payload.qs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, averager.payload.factors.qs, strict=True))
 
 
 def test_peers_with_different_q_still_share_a_space() -> None:
     """A peer that could not download: one round is approximated worse, none is wrong."""
     group = peers(2, SHAPES, **RANK)
-    for q in group[1].payload.qs:
+    for q in group[1].payload.factors.qs:
         q.normal_()
     rounds(group, range(1))
     for index in (0, 2, 3):
         assert torch.equal(gradients_of(group[0])[index], gradients_of(group[1])[index])
     mean = torch.stack([gradients(0)[0], gradients(1)[0]]).mean(0)
-    owed = torch.stack([averager.payload.error_feedback[0] for averager in group]).mean(0)
+    owed = torch.stack([averager.payload.factors.error_feedback[0] for averager in group]).mean(0)
     torch.testing.assert_close(gradients_of(group[0])[0] + owed, mean)

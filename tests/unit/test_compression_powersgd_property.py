@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayhive.compression.powersgd.orthogonalise import gram_schmidt
+from rayhive.compression.powersgd.kernels import gram_schmidt
 from rayhive.compression.powersgd.shapes import matrix_dims
 from tests.unit.powersgd_fakes import InMemory, Room, attempt, give, gradients_of, peers, state
 
@@ -46,7 +46,9 @@ class Owed:
 
     async def check(self) -> None:
         await self.averager.payload.undo_given_up()
-        for total, owed in zip(self.sums, self.averager.payload.error_feedback, strict=True):
+        for total, owed in zip(
+            self.sums, self.averager.payload.factors.error_feedback, strict=True
+        ):
             expected = total / self.weight
             torch.testing.assert_close(owed.double().view(total.shape), expected, **CLOSE)
 
@@ -116,7 +118,9 @@ async def joiner(swarm: dict[int, Owed], iterations: int) -> Owed:
     """Return a peer that has downloaded Q, and owes nothing."""
     (averager,) = peers(1, SHAPES, num_iters_per_step=iterations, **RANK)
     for donor in list(swarm.values())[:1]:
-        for own, new in zip(averager.payload.qs, donor.averager.payload.qs, strict=True):
+        for own, new in zip(
+            averager.payload.factors.qs, donor.averager.payload.factors.qs, strict=True
+        ):
             own.copy_(new)
     return Owed(averager)
 
@@ -197,7 +201,9 @@ def test_a_round_applies_and_owes_the_gradients_of_all_samples(
         applied = gradients_of(group[0])
         for at, index in enumerate(LARGE):
             shape = (len(group), *SHAPES[index])
-            owed = torch.stack([averager.payload.error_feedback[at].double() for averager in group])
+            owed = torch.stack(
+                [averager.payload.factors.error_feedback[at].double() for averager in group]
+            )
             after = (w * owed.flatten(1).unsqueeze(1)).view(shape)
             computed = torch.stack([new[index].double() for new in own])
             computed = (w * computed.flatten(1).unsqueeze(1)).view(shape).sum(0)
@@ -210,7 +216,7 @@ def test_a_round_applies_and_owes_the_gradients_of_all_samples(
 
 @pytest.mark.parametrize("what", ["before", "after", "hang", "partial"])
 @pytest.mark.parametrize("phase", PHASES)
-def test_each_trouble_is_what_its_name_says(what: str, phase: str) -> None:
+def test_each_kind_of_trouble_has_its_effect(what: str, phase: str) -> None:
     """Else the property above would hold of nothing: who fails, and who goes on."""
     group = peers(3, SHAPES, **RANK)
     for averager, seed in zip(group, range(3), strict=True):
@@ -229,7 +235,9 @@ def test_peers_agree_bit_for_bit_when_nothing_happens() -> None:
         for averager in group:
             give(averager, gradients(generator))
         asyncio.run(attempt(group))
-        first, *others = [gradients_of(averager) + averager.payload.qs for averager in group]
+        first, *others = [
+            gradients_of(averager) + averager.payload.factors.qs for averager in group
+        ]
         for other in others:
             assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -259,14 +267,15 @@ def test_a_partial_q_costs_accuracy_for_one_round_only() -> None:
             give(averager, gradients(generator))
         asyncio.run(attempt(group, trouble))
         same = [
-            torch.equal(a, b) for a, b in zip(group[0].payload.qs, group[1].payload.qs, strict=True)
+            torch.equal(a, b)
+            for a, b in zip(group[0].payload.factors.qs, group[1].payload.factors.qs, strict=True)
         ]
         assert all(same) == (not trouble)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("method", ["gram_schmidt", "qr"])
-def test_what_is_not_finite_passes_and_leaves_nothing_behind(value: float, method: str) -> None:
+def test_values_that_are_not_finite_affect_one_round_only(value: float, method: str) -> None:
     group = peers(2, SHAPES, orthogonalisation=method, **RANK)
     generator = torch.Generator().manual_seed(1)
     for bad in (False, True, False):
@@ -291,10 +300,10 @@ def test_what_is_not_finite_passes_and_leaves_nothing_behind(value: float, metho
 def test_a_gradient_of_zeros_does_not_kill_the_factors() -> None:
     """hivemind's Q becomes zero with it, and every later P: that gradient never moves again."""
     (averager,) = peers(1, SHAPES, **RANK)
-    before = [q.clone() for q in averager.payload.qs]
+    before = [q.clone() for q in averager.payload.factors.qs]
     give(averager, [torch.zeros(shape) for shape in SHAPES])
     asyncio.run(attempt([averager]))
-    assert all(torch.equal(a, b) for a, b in zip(before, averager.payload.qs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, averager.payload.factors.qs, strict=True))
     give(averager, gradients(torch.Generator().manual_seed(0)))
     asyncio.run(attempt([averager]))
     assert all(tensor.abs().sum() > 0 for tensor in gradients_of(averager))

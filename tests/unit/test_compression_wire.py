@@ -17,24 +17,23 @@ from hivemind.compression import (
     Uniform8BitQuantization,
     deserialize_torch_tensor,
     quantization,
-    serialization,
     serialize_torch_tensor,
 )
 from hivemind.proto import runtime_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayhive.compression.kernels import install
+from rayhive.compression.kernels import eight_bit, half, install
 
 pytestmark = pytest.mark.usefixtures("loops_of_both_kinds")
 
 PAIRS = [
-    (install.HalfPrecision, Float16Compression),
-    (install.ScaledHalfPrecision, ScaledFloat16Compression),
-    (install.UniformEightBit, Uniform8BitQuantization),
-    (install.QuantileEightBit, Quantile8BitQuantization),
+    (half.HalfPrecision, Float16Compression),
+    (half.ScaledHalfPrecision, ScaledFloat16Compression),
+    (eight_bit.UniformEightBit, Uniform8BitQuantization),
+    (eight_bit.QuantileEightBit, Quantile8BitQuantization),
 ]
-UNIFORM = install.UniformEightBit
+UNIFORM = eight_bit.UniformEightBit
 pairs = pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 
 
@@ -48,10 +47,10 @@ def through(codec: CompressionBase, tensor: torch.Tensor, **options: bool) -> to
 
 @pytest.fixture
 def plain_table() -> Iterator[None]:
-    """Give hivemind's table back what it had."""
-    table, executor = dict(serialization._BASE_COMPRESSION_TYPES), quantization.EXECUTOR
+    """Restore hivemind's table and thread pool."""
+    table, executor = dict(install.KNOWN), quantization.EXECUTOR
     yield
-    serialization._BASE_COMPRESSION_TYPES.update(table)
+    install.KNOWN.update(table)
     quantization.EXECUTOR = executor
 
 
@@ -106,12 +105,12 @@ def test_uniform_parts_have_hiveminds_header_and_nearly_its_buckets(
 def test_infinities_stay_infinite_in_half_precision() -> None:
     part = torch.tensor([1.0, torch.inf, -torch.inf, 1e6, torch.nan])
     assert through(Float16Compression(), part)[1] == 65504
-    got = through(install.HalfPrecision(), part)
+    got = through(half.HalfPrecision(), part)
     assert got[:4].tolist() == [1.0, torch.inf, -torch.inf, 65504.0]
     assert got[4].isnan()
 
 
-@pytest.mark.parametrize("codec", [install.HalfPrecision, install.ScaledHalfPrecision])
+@pytest.mark.parametrize("codec", [half.HalfPrecision, half.ScaledHalfPrecision])
 def test_sixteen_bit_codecs_take_bfloat16(codec: Callable[[], CompressionBase]) -> None:
     part = torch.randn(100, generator=torch.Generator().manual_seed(0)).bfloat16()
     with pytest.raises(ValueError, match="bfloat16"):
@@ -124,13 +123,13 @@ def test_sixteen_bit_codecs_take_bfloat16(codec: Callable[[], CompressionBase]) 
 def test_scalars_pass_the_scaled_codec() -> None:
     with pytest.raises(IndexError):
         through(ScaledFloat16Compression(), torch.tensor(3.0))
-    assert through(install.ScaledHalfPrecision(), torch.tensor(3.0)).item() == 3.0
+    assert through(half.ScaledHalfPrecision(), torch.tensor(3.0)).item() == 3.0
 
 
 def test_tiny_values_survive_the_scaled_codec() -> None:
     part = torch.tensor([1.0, -2.0, 3.0, -1.0]) * 1e-16
     assert not through(ScaledFloat16Compression(), part).allclose(part, rtol=1e-2, atol=0)
-    assert through(install.ScaledHalfPrecision(), part).allclose(part, rtol=1e-2, atol=0)
+    assert through(half.ScaledHalfPrecision(), part).allclose(part, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS[2:])
@@ -146,18 +145,18 @@ def test_uniform_quantisation_ignores_inplace_and_keeps_the_mean() -> None:
     """hivemind subtracts the mean in place and then builds its codebook without it."""
     part = torch.randn(500, generator=torch.Generator().manual_seed(1)) + 3
     assert through(Uniform8BitQuantization(), part.clone(), allow_inplace=True).mean().abs() < 0.1
-    got = through(install.UniformEightBit(), part.clone(), allow_inplace=True)
+    got = through(eight_bit.UniformEightBit(), part.clone(), allow_inplace=True)
     torch.testing.assert_close(got.mean(), part.mean())
 
 
 def test_a_spread_beyond_float32_is_not_averaged_away() -> None:
     part = torch.tensor([1e30, -1e30, 2e30])
     assert through(Uniform8BitQuantization(), part).isfinite().all()  # 6.7e29 thrice
-    assert through(install.UniformEightBit(), part).isnan().all()
+    assert through(eight_bit.UniformEightBit(), part).isnan().all()
 
 
 @pytest.mark.parametrize("codec", [ours for ours, _ in PAIRS])
-def test_decoding_asks_numpy_for_nothing_that_it_gives_up(
+def test_decoding_works_with_numpy_that_refuses_to_convert_arrays_to_int(
     codec: Callable[[], CompressionBase],
 ) -> None:
     """``int`` of an array of one element is an error from numpy 2.4 on."""
@@ -187,7 +186,7 @@ def test_quantiles_have_threads_of_their_own_process(plain_table: None) -> None:
     assert quantization.EXECUTOR is not before
 
 
-@pytest.mark.parametrize("codec", [install.UniformEightBit, install.QuantileEightBit])
+@pytest.mark.parametrize("codec", [eight_bit.UniformEightBit, eight_bit.QuantileEightBit])
 def test_a_codebook_that_is_too_short_is_an_error(codec: Callable[[], CompressionBase]) -> None:
     """Nothing beyond the end of it is read."""
     whole = encoded(codec(), torch.linspace(-1, 1, 5000) ** 7)  # up to the last bucket

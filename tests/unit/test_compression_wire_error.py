@@ -16,17 +16,17 @@ from hivemind.compression import (
 )
 from hivemind.proto import runtime_pb2
 
-from rayhive.compression.kernels import install
+from rayhive.compression.kernels import eight_bit, half
 from rayhive.compression.kernels.eight_bit import CHUNK
 
 Make = Callable[[], CompressionBase]
 pairs = pytest.mark.parametrize(
     ("ours", "theirs"),
     [
-        (install.HalfPrecision, Float16Compression),
-        (install.ScaledHalfPrecision, ScaledFloat16Compression),
-        (install.UniformEightBit, Uniform8BitQuantization),
-        (install.QuantileEightBit, Quantile8BitQuantization),
+        (half.HalfPrecision, Float16Compression),
+        (half.ScaledHalfPrecision, ScaledFloat16Compression),
+        (eight_bit.UniformEightBit, Uniform8BitQuantization),
+        (eight_bit.QuantileEightBit, Quantile8BitQuantization),
     ],
 )
 #: torch's quantiser, which hivemind uses, is deprecated; its decoders warn of read-only arrays.
@@ -98,16 +98,16 @@ def test_each_side_decodes_the_other(
 def test_long_constant_parts_are_exact_in_uniform_buckets(value: float) -> None:
     """hivemind adds the values up one after another in float32, which drifts."""
     part = torch.full((300_000,), value)
-    codec = install.UniformEightBit()
+    codec = eight_bit.UniformEightBit()
     assert torch.equal(codec.extract(encoded(codec, part)), part)
     if value == 0.1:
         assert error(Uniform8BitQuantization(), part) > 1e-3
 
 
-def test_uniform_buckets_keep_what_lies_far_from_zero() -> None:
+def test_uniform_buckets_keep_values_far_from_zero() -> None:
     """Scales of normalisation layers are such: close to one, and close to each other."""
     part = KINDS["far from zero"](normal(150_001))
-    assert error(install.UniformEightBit(), part) < error(Uniform8BitQuantization(), part) / 2
+    assert error(eight_bit.UniformEightBit(), part) < error(Uniform8BitQuantization(), part) / 2
 
 
 @pairs
@@ -133,5 +133,5 @@ def test_integers_are_refused(ours: Make, theirs: Make) -> None:
 @pytest.mark.parametrize("kind", ["normal", "few values", "sparse"])
 def test_quantile_buckets_are_hiveminds_bit_for_bit(elements: int, kind: str) -> None:
     part = KINDS[kind](normal(elements))
-    ours, theirs = install.QuantileEightBit(), Quantile8BitQuantization()
+    ours, theirs = eight_bit.QuantileEightBit(), Quantile8BitQuantization()
     assert encoded(ours, part) == encoded(theirs, part)

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.membership.breaks import BREAK_S
-from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.progress_tracker import BREAK_S, LiveProgressTracker
 from rayhive.membership.view import Heartbeat
 from tests.unit.clock_fakes import Clock
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rayhive.membership.dialer import Dialer, probe
-from rayhive.membership.notifier import Notifier
+from rayhive.membership.discovery import Dialer, probe
+from rayhive.membership.event_loop import Notifier
 from rayhive.membership.view import Heartbeat, MembershipView
 from tests.unit.averaging_fakes import OTHER
 

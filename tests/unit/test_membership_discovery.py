@@ -6,9 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from rayhive.membership.dialer import Dialer
-from rayhive.membership.discovery import Discovery
-from rayhive.membership.notifier import Notifier
+from rayhive.membership.discovery import Dialer, Discovery
+from rayhive.membership.event_loop import Notifier
 from rayhive.membership.view import Heartbeat, MembershipView
 
 OWN, LOST, UNKNOWN, GONE = b"own", b"lost", b"unknown", b"gone"

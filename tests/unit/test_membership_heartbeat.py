@@ -51,7 +51,7 @@ class Network:
     run_coroutine = store = ignore
 
 
-def test_an_announcement_calls_live_peers_at_once_and_lost_ones_not(
+def test_an_announcement_calls_live_peers_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A dial in vain to a lost peer would delay the dial after the return of the link."""

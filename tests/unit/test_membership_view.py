@@ -158,7 +158,7 @@ def patient(clock: Clock) -> MembershipView:
     return MembershipView(heartbeat("own", since=5.0), 1e6, clock, STRAGGLER)
 
 
-def test_a_peer_that_computes_is_waited_for_until_it_makes_no_progress(
+def test_a_computing_peer_is_awaited_until_it_makes_no_progress(
     patient: MembershipView, clock: Clock
 ) -> None:
     patient.receive(heartbeat("a", version=2, round=7, samples=5))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayhive.averaging.rounds_apart import weights
+from rayhive.averaging.state_averager import weights
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Heartbeat, MembershipView, Reunion
 from rayhive.optim.partition_history import PartitionHistory

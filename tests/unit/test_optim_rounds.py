@@ -11,8 +11,8 @@ import pytest
 import torch
 from hivemind.optim.grad_averager import GradientAverager
 
-from rayhive.averaging.excluded import ExcludedRoundFailed
 from rayhive.averaging.group_formation import NoOtherPeers
+from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.errors import ConfigError, PeerError
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.optim.parameter_rounds import BACKGROUND_WAITS

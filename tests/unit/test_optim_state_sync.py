@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.membership.breaks import BREAK_S
+from rayhive.membership.progress_tracker import BREAK_S
 from rayhive.membership.view import Reunion
 from tests.unit.averaging_fakes import OTHER
 from tests.unit.clock_fakes import Clock

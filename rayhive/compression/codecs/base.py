@@ -8,16 +8,16 @@ subclass and one ``register_lazy`` line; ``tests/contract/test_codec_contract.py
 from __future__ import annotations
 
 import importlib.util
+import pkgutil
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from rayhive.errors import ConfigError, Problem
 
-if TYPE_CHECKING:
-    from hivemind.compression import CompressionBase
-
 #: Bits of an element before any codec: hivemind averages in float32.
 DENSE_BITS = 32
+#: Codebook of an 8-bit part: its length as int64 and 256 float32 values.
+CODEBOOK_BYTES = 8 + 256 * 4
 
 
 class Codec(ABC):
@@ -25,6 +25,8 @@ class Codec(ABC):
 
     Attributes:
         name: Name in the registry and in configurations.
+        encoder: Class of the hivemind object that encodes, or another function that returns one, as
+            ``package.module:name``; :meth:`build` imports it.
         uses_threshold: Whether it treats tensors differently from a number of elements on.
         lossless: Whether decoding restores every bit.
         exact_size: Whether :meth:`part_bytes` holds for every content, not only on average.
@@ -33,6 +35,7 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]
+    encoder: ClassVar[str]
     uses_threshold: ClassVar[bool] = False
     lossless: ClassVar[bool] = False
     exact_size: ClassVar[bool] = True
@@ -44,16 +47,18 @@ class Codec(ABC):
         """Return whether the optional dependency is installed here."""
         return cls.requires is None or importlib.util.find_spec(cls.requires) is not None
 
-    @abstractmethod
-    def build(self, threshold: int | None = None) -> CompressionBase:
-        """Return the hivemind object that compresses with this codec.
+    def build(self, threshold: int | None = None) -> Any:
+        """Return the ``hivemind.compression.CompressionBase`` that encodes.
 
         Args:
-            threshold: Elements of a whole tensor; required if and only if ``uses_threshold``.
+            threshold: Elements of a whole tensor; required if and only if ``uses_threshold``, and
+                then for a method of the subclass.
 
         Raises:
             ConfigError: ``threshold`` is missing, unwanted or not positive.
         """
+        self.check_threshold(threshold)
+        return pkgutil.resolve_name(self.encoder)()
 
     @abstractmethod
     def bits(self, tensor_elements: int, threshold: int | None = None) -> float:

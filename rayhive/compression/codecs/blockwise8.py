@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rayhive.compression.codecs.base import Codec
-
-if TYPE_CHECKING:
-    from hivemind.compression import CompressionBase
+from rayhive.compression.codecs.base import CODEBOOK_BYTES, FixedCodec
 
 #: hivemind's block.
 BLOCK_ELEMENTS = 4096
-#: Two lengths as int64 and a codebook of 256 float32 values.
-HEADER_BYTES = 2 * 8 + 256 * 4
 
 
-class Blockwise8(Codec):
-    """Codec with a common codebook and one float32 scale per block of 4096 elements."""
+class Blockwise8(FixedCodec):
+    """Codec with a common codebook and one float32 scale per block of 4096 elements.
+
+    hivemind ignores the scales when it cuts parts.
+    """
 
     name = "blockwise8"
+    encoder = "rayhive.compression.kernels.eight_bit:BlockwiseEightBit"
     relative_error = 0.02
+    element_bits = 8
+    overhead = 8 + CODEBOOK_BYTES  # the number of scales as int64
     requires = "bitsandbytes"
-
-    def build(self, threshold: int | None = None) -> CompressionBase:
-        """Return hivemind's quantisation with a decoder that works with numpy 2.4."""
-        from rayhive.compression.kernels.install import BlockwiseEightBit
-
-        self.check_threshold(threshold)
-        return BlockwiseEightBit()
-
-    def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
-        """Return 8, as hivemind ignores the scales when it cuts parts."""
-        self.check_threshold(threshold)
-        return 8.0
 
     def part_bytes(
         self, part_elements: int, tensor_elements: int, threshold: int | None = None
     ) -> int:
         """Return the bytes of elements, scales and header."""
-        self.check_threshold(threshold)
-        blocks = -(-part_elements // BLOCK_ELEMENTS)
-        return HEADER_BYTES + 4 * blocks + part_elements
+        scales = -(-part_elements // BLOCK_ELEMENTS)
+        return super().part_bytes(part_elements, tensor_elements, threshold) + 4 * scales

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rayhive.compression.codecs.base import Codec, FixedCodec
 from rayhive.compression.codecs.float16 import Float16
 from rayhive.compression.codecs.uniform8 import Uniform8
-
-if TYPE_CHECKING:
-    from hivemind.compression import CompressionBase
 
 
 class SizeAdaptive(Codec):
@@ -25,7 +22,7 @@ class SizeAdaptive(Codec):
     small: FixedCodec = Float16()
     large: FixedCodec = Uniform8()
 
-    def build(self, threshold: int | None = None) -> CompressionBase:
+    def build(self, threshold: int | None = None) -> Any:
         """Return hivemind's switch between the two codecs."""
         from hivemind.compression import SizeAdaptiveCompression
 

@@ -23,7 +23,7 @@ from hivemind.compression import (
 )
 from hivemind.proto import runtime_pb2
 
-from rayhive.compression.kernels.half import as_float32, decoded_dtype
+from rayhive.compression.kernels.half import as_float32, decoded, decoded_dtype, encoded
 
 #: Elements handled at once, so that intermediate results stay in the cache.
 CHUNK = 2**17
@@ -40,7 +40,7 @@ TINY = torch.finfo(torch.float32).tiny
 def loops() -> ModuleType | None:
     """Return :mod:`rayhive.compression.kernels.eight_bit_numba`, or None without numba.
 
-    The first call compiles for about a second, so codecs make it when they are built.
+    The first call compiles for about a second.
     """
     try:
         from rayhive.compression.kernels import eight_bit_numba
@@ -52,19 +52,20 @@ def loops() -> ModuleType | None:
 class _Quantization(quantization.Quantization):
     """Common layout of both codecs: codebook length, codebook, one byte per element."""
 
+    @classmethod
+    def compiled(cls) -> _Quantization:
+        """Return a codec whose loops are compiled now, not during the first round."""
+        loops()
+        return cls()
+
     def compress(
         self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
     ) -> runtime_pb2.Tensor:
         """Encode a floating-point tensor without changing it."""
         indices, codebook = self.quantize(as_float32(tensor, self))
         length = np.int64(len(codebook)).tobytes()
-        return runtime_pb2.Tensor(
-            compression=self.compression_type,
-            buffer=b"".join((length, codebook.data, np.ravel(indices).data)),
-            size=tensor.shape,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            requires_grad=tensor.requires_grad,
-        )
+        buffer = b"".join((length, codebook.data, np.ravel(indices).data))
+        return encoded(self, tensor, buffer, tensor.dtype)
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         """Decode; works with numpy 2.4 as well, unlike hivemind's decoder."""
@@ -80,9 +81,7 @@ class _Quantization(quantization.Quantization):
             compiled.look_up(table.numpy(), indices, values.numpy())
         else:
             _look_up(table, indices, values)
-        return values.reshape(tuple(serialized_tensor.size)).requires_grad_(
-            serialized_tensor.requires_grad
-        )
+        return decoded(values, serialized_tensor)
 
     def _means(self, values: torch.Tensor, indices: torch.Tensor) -> np.ndarray:
         """Return the mean of each bucket's values, summed in their order as hivemind does."""
@@ -253,6 +252,4 @@ class BlockwiseEightBit(BlockwiseQuantization):
             blocksize=block,
             nested=False,
         )
-        return values.to(decoded_dtype(serialized_tensor)).requires_grad_(
-            serialized_tensor.requires_grad
-        )
+        return decoded(values.to(decoded_dtype(serialized_tensor)), serialized_tensor)

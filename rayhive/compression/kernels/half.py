@@ -41,11 +41,10 @@ def decoded_dtype(message: runtime_pb2.Tensor) -> torch.dtype:
     return cast(torch.dtype, getattr(torch, message.dtype))
 
 
-def _half_message(
-    codec: Float16Compression, tensor: torch.Tensor, buffer: bytes
+def encoded(
+    codec: CompressionBase, tensor: torch.Tensor, buffer: bytes, dtype: torch.dtype
 ) -> runtime_pb2.Tensor:
-    """Return the message; the layouts cannot express bfloat16, which decodes to float32."""
-    dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+    """Return the message of an encoded tensor, which decodes to ``dtype``."""
     return runtime_pb2.Tensor(
         compression=codec.compression_type,
         buffer=buffer,
@@ -53,6 +52,16 @@ def _half_message(
         dtype=str(dtype).removeprefix("torch."),
         requires_grad=tensor.requires_grad,
     )
+
+
+def decoded(values: torch.Tensor, message: runtime_pb2.Tensor) -> torch.Tensor:
+    """Return decoded values as the tensor that was encoded."""
+    return values.reshape(tuple(message.size)).requires_grad_(message.requires_grad)
+
+
+def _half_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Return the type to decode to; 16-bit layouts cannot express bfloat16."""
+    return torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
 
 
 class HalfPrecision(Float16Compression):
@@ -74,15 +83,13 @@ class HalfPrecision(Float16Compression):
         ):
             clamped = values.clamp(self.FP16_MIN, self.FP16_MAX)
             bits = torch.where(values.isinf(), values, clamped).half().numpy()
-        return _half_message(self, tensor, bits.tobytes())
+        return encoded(self, tensor, bits.tobytes(), _half_dtype(tensor))
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         """Decode."""
         half = np.frombuffer(serialized_tensor.buffer, np.float16)
         values = torch.tensor(half, dtype=decoded_dtype(serialized_tensor))
-        return values.reshape(tuple(serialized_tensor.size)).requires_grad_(
-            serialized_tensor.requires_grad
-        )
+        return decoded(values, serialized_tensor)
 
 
 class ScaledHalfPrecision(ScaledFloat16Compression):
@@ -107,8 +114,8 @@ class ScaledHalfPrecision(ScaledFloat16Compression):
         deviations = scaled.norm(dim=-1, keepdim=True) / math.sqrt(max(values.shape[-1], 1))
         deviations.clamp_min_(self.FP32_EPS)
         half = scaled.div_(deviations).half()
-        fields = (half, means, deviations)
-        return _half_message(self, tensor, b"".join(field.numpy().tobytes() for field in fields))
+        buffer = b"".join(field.numpy().tobytes() for field in (half, means, deviations))
+        return encoded(self, tensor, buffer, _half_dtype(tensor))
 
     def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
         """Decode."""
@@ -118,4 +125,4 @@ class ScaledHalfPrecision(ScaledFloat16Compression):
         scales = np.frombuffer(buffer, np.float32, offset=half.nbytes)
         means, deviations = torch.tensor(scales).reshape(2, *rows)
         values = torch.tensor(half, dtype=decoded_dtype(serialized_tensor)).reshape(shape)
-        return values.mul_(deviations).add_(means).requires_grad_(serialized_tensor.requires_grad)
+        return decoded(values.mul_(deviations).add_(means), serialized_tensor)

@@ -12,7 +12,6 @@ process.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from hivemind.compression import CompressionBase, quantization, serialization
 
@@ -23,15 +22,8 @@ from rayhive.compression.kernels.eight_bit import (
 )
 from rayhive.compression.kernels.half import HalfPrecision, ScaledHalfPrecision
 
-__all__ = [
-    "BlockwiseEightBit",
-    "HalfPrecision",
-    "QuantileEightBit",
-    "ScaledHalfPrecision",
-    "UniformEightBit",
-    "install",
-    "table",
-]
+#: hivemind's table of codecs, by the name of the wire type.
+KNOWN: dict[str, CompressionBase] = serialization._BASE_COMPRESSION_TYPES
 
 
 def table() -> dict[str, CompressionBase]:
@@ -51,6 +43,5 @@ def install() -> None:
     hivemind's own quantile codec gets a new thread pool as well: the pool that its module made
     before a fork has no threads afterwards, and calls to it would never return.
     """
-    known: dict[str, Any] = serialization._BASE_COMPRESSION_TYPES
-    known.update(table())
+    KNOWN.update(table())
     quantization.EXECUTOR = ThreadPoolExecutor(thread_name_prefix="quantiles")

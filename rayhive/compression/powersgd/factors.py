@@ -24,8 +24,9 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from rayhive.compression.powersgd.kernels import TorchPasses, host_passes
-from rayhive.compression.powersgd.shapes import Shape, factor_rank, matrix_dims
+from rayhive.compression.powersgd import kernels
+from rayhive.compression.powersgd.kernels import host_passes
+from rayhive.compression.powersgd.shapes import factor_rank, matrix_dims
 
 Tensors = list[torch.Tensor]
 
@@ -169,7 +170,7 @@ class Stack:
         if gradient.dtype == total.dtype and gradient.is_contiguous():
             matrix = gradient.view(total.shape)
             if matrix.device == total.device:
-                (self._passes or TorchPasses).multiply(left, right, matrix)
+                (self._passes or kernels).multiply(left, right, matrix)
             else:
                 matrix.copy_(left @ right)
             return
@@ -188,7 +189,7 @@ class Factors:
     """Factors of all factorised gradients, in stacks of equal shape.
 
     Args:
-        shapes: Shapes of the gradients.
+        gradients: Tensors in the shapes of the gradients of every round.
         rank: Columns of the factors, cut to the smaller side of a matrix.
         seed: Seed of the first Q, equal for all peers.
         orthogonalise: Makes the columns of matrices (k, n, r) orthonormal.
@@ -197,16 +198,16 @@ class Factors:
 
     def __init__(
         self,
-        shapes: Sequence[Shape],
+        gradients: Sequence[torch.Tensor],
         rank: int,
         *,
         seed: int,
         orthogonalise: Callable[[torch.Tensor], torch.Tensor],
         device: torch.device,
     ) -> None:
-        self._shapes = [tuple(shape) for shape in shapes]
+        self._shapes = [gradient.shape for gradient in gradients]
         self._orthogonalise = orthogonalise
-        dims = [matrix_dims(shape) for shape in shapes]
+        dims = [matrix_dims(shape) for shape in self._shapes]
         ordered = sorted(range(len(dims)), key=lambda at: (dims[at], at))
         self._stacks = [
             Stack(tuple(members), (rows, columns), factor_rank((rows, columns), rank), device)

@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,9 @@ class ServedFactors(Factors):
     Requests are served one at a time, in the order of the rounds.
 
     Args:
+        gradients: All factorised gradients, in memory that the processes share. The arguments of
+            :meth:`begin` and :meth:`commit` must be the same tensors.
         args: As those of :class:`rayhive.compression.powersgd.factors.Factors`.
-        gradients: Returns all factorised gradients, in memory that the processes share.
-            The arguments of :meth:`begin` and :meth:`commit` must be the same tensors.
         device: Device that keeps and multiplies the dense matrices.
         kwargs: As those of ``Factors``.
 
@@ -51,13 +51,9 @@ class ServedFactors(Factors):
     """
 
     def __init__(
-        self,
-        *args: Any,
-        gradients: Callable[[], Sequence[torch.Tensor]],
-        device: torch.device,
-        **kwargs: Any,
+        self, gradients: Sequence[torch.Tensor], *args: Any, device: torch.device, **kwargs: Any
     ) -> None:
-        super().__init__(*args, device=device, **kwargs)
+        super().__init__(gradients, *args, device=device, **kwargs)
         self._gradients, self._device = gradients, device
         self._inner, self._outer = multiprocessing.Pipe()
         self._server = threading.Thread(target=self._serve, name="powersgd", daemon=True)
@@ -130,7 +126,7 @@ class ServedFactors(Factors):
         ]
         try:
             if name in _WITH_GRADIENTS:
-                tensors.insert(0, self._gradients())
+                tensors.insert(0, self._gradients)
             result = getattr(Factors, name)(self, *tensors, **options)
         except Exception as error:
             return None, f"{name}: {error!r}"

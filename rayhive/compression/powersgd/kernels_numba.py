@@ -1,4 +1,4 @@
-"""Compiled passes of PowerSGD over a dense matrix in host memory, one read and write each.
+"""Compiled versions of the passes in :mod:`rayhive.compression.powersgd.kernels`.
 
 torch computes the sum, the difference and the product of a block one after the other. Here a row
 goes through all three while it is in the first cache.
@@ -14,7 +14,6 @@ from numba import float32
 from numpy.typing import NDArray
 
 from rayhive.compression.kernels.numba import ANY_ORDER, array, compiled
-from rayhive.compression.powersgd.kernels import TorchPasses
 
 Matrix: TypeAlias = NDArray[np.float32]
 
@@ -83,35 +82,31 @@ def _multiply(left: Matrix, right: Matrix, out: Matrix) -> None:
                 row[j] = before + a * w[j] + b * x[j] + c * y[j] + d * z[j]
 
 
-class CompiledPasses(TorchPasses):
-    """Compiled :class:`~rayhive.compression.powersgd.kernels.TorchPasses`: fewer passes."""
+def begin(
+    scale: float,
+    feedback: torch.Tensor,
+    new: torch.Tensor,
+    total: torch.Tensor,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    q: torch.Tensor,
+    p: torch.Tensor,
+) -> None:
+    """Set the total to ``scale * feedback + new - left @ right``, and P to ``q @ total.T``."""
+    found = _padded(p, 0)
+    factors = _padded(left, 1), _padded(right, 0), _padded(q, 0)
+    _begin(np.float32(scale), _array(feedback), _array(new), _array(total), *factors, found)
+    p.copy_(torch.from_numpy(found[: len(p)]))
 
-    @staticmethod
-    def begin(
-        scale: float,
-        feedback: torch.Tensor,
-        new: torch.Tensor,
-        total: torch.Tensor,
-        left: torch.Tensor,
-        right: torch.Tensor,
-        q: torch.Tensor,
-        p: torch.Tensor,
-    ) -> None:
-        """Set the total to ``scale * feedback + new - left @ right``, and P to ``q @ total.T``."""
-        found = _padded(p, 0)
-        factors = _padded(left, 1), _padded(right, 0), _padded(q, 0)
-        _begin(np.float32(scale), _array(feedback), _array(new), _array(total), *factors, found)
-        p.copy_(torch.from_numpy(found[: len(p)]))
 
-    @staticmethod
-    def backproject(p: torch.Tensor, total: torch.Tensor, q: torch.Tensor) -> None:
-        """Set Q to ``p @ total``."""
-        _backproject(_padded(p, 1), _array(total), _array(q))
+def backproject(p: torch.Tensor, total: torch.Tensor, q: torch.Tensor) -> None:
+    """Set Q to ``p @ total``."""
+    _backproject(_padded(p, 1), _array(total), _array(q))
 
-    @staticmethod
-    def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
-        """Set a matrix to ``left @ right``."""
-        _multiply(_padded(left, 1), _padded(right, 0), _array(out))
+
+def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
+    """Set a matrix to ``left @ right``."""
+    _multiply(_padded(left, 1), _padded(right, 0), _array(out))
 
 
 def _array(matrix: torch.Tensor) -> Matrix:

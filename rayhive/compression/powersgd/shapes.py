@@ -7,20 +7,19 @@ travel as they are. How tensors become matrices, and which are worth it, follows
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from rayhive.errors import ConfigError, Problem
+from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.spec.axes.min_compression_ratio import MinCompressionRatio
 
 #: The default of hivemind's PowerSGD averager.
 DEFAULT_MIN_COMPRESSION_RATIO: float = MinCompressionRatio.default
 #: Most power iterations of a round; each costs two all-reduces.
 MAX_ITERATIONS = 8
-#: Ways to make the columns of P orthonormal, see :mod:`rayhive.compression.powersgd.orthogonalise`.
+#: Ways to make the columns of P orthonormal, see :mod:`rayhive.compression.powersgd.kernels`.
 ORTHOGONALISATIONS = ("gram_schmidt", "qr")
 
 Shape = Sequence[int]
@@ -94,10 +93,7 @@ def option_problems(
         key, allowed = "start_compressing_after_num_steps", "a whole number of rounds, at least 0"
         problems.append(Problem(key, start_compressing_after_num_steps, allowed))
     if orthogonalisation not in ORTHOGONALISATIONS:
-        near = difflib.get_close_matches(str(orthogonalisation), ORTHOGONALISATIONS, 1)
-        allowed = " or ".join(ORTHOGONALISATIONS)
-        nearest = near[0] if near else None
-        problems.append(Problem("orthogonalisation", orthogonalisation, allowed, nearest))
+        problems.append(unknown("orthogonalisation", orthogonalisation, ORTHOGONALISATIONS))
     return problems
 
 

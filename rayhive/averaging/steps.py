@@ -1,21 +1,56 @@
-"""Steps that an averager runs, in its process, and their orderly end at shutdown."""
+"""Steps of an averager: their records, and their orderly end at shutdown."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from hivemind.averaging.control import StepControl
 from hivemind.dht import DHT, DHTNode
 from hivemind.utils import MPFuture
 
-from rayhive.averaging.matchmaking import TRACE, StepTrace
-
+#: Longest wait for an averager to accept a step [s].
+NOTICE_S = 10.0
 #: Longest waits at shutdown, for steps to end and for the DHT to have read all messages [s];
 #: hivemind terminates an averager that takes longer than 5 s.
 STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
+
+
+@dataclass
+class StepTrace:
+    """Record of one step of an averager; times are of ``time.monotonic``.
+
+    Attributes:
+        step: The step; None outside a step.
+        searches: Begin and end of each search for a group.
+        triggered: Time at which the trainer allowed the all-reduce.
+        groups: Ids of the groups that were found.
+        wasted_bytes: Payload sent in attempts that failed.
+        excluded: Whether the outlier filter refused this peer's tensors.
+    """
+
+    step: StepControl | None = None
+    searches: list[tuple[float, float]] = field(default_factory=list)
+    triggered: float | None = None
+    groups: list[bytes] = field(default_factory=list)
+    wasted_bytes: int = 0
+    excluded: bool = False
+
+    def waited(self) -> float:
+        """Return the seconds of searching after the trigger."""
+        if self.triggered is None:
+            return 0.0
+        return sum(max(0.0, end - max(begin, self.triggered)) for begin, end in self.searches)
+
+
+#: Record of the step that the current task belongs to: every step is a task of its own.
+TRACE: ContextVar[StepTrace | None] = ContextVar("TRACE", default=None)
 
 
 class RunningSteps:
@@ -75,3 +110,18 @@ async def _note_trigger(step: StepControl, trace: StepTrace) -> None:
     with contextlib.suppress(Exception):
         await step.wait_for_trigger()
         trace.triggered = time.monotonic()
+
+
+class LockedPipe:
+    """The trainer's end of an averager's pipe, safe to send through from several threads."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe, self._lock = pipe, threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._pipe, name)
+
+    def send(self, message: Any) -> None:
+        """Send one message."""
+        with self._lock:
+            self._pipe.send(message)

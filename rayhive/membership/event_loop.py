@@ -1,4 +1,4 @@
-"""A daemon thread with an event loop."""
+"""Event loops: a thread with one of its own, and the wake-up of coroutines by changes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,41 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable
+
+
+class Notifier:
+    """Wakes every coroutine that waits for the next change.
+
+    A change between a check and the wait must not be missed, so a coroutine takes
+    :meth:`next_change` before it checks, and waits for that afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._next = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake all coroutines that wait."""
+        event, self._next = self._next, asyncio.Event()
+        event.set()
+
+    def next_change(self) -> asyncio.Event:
+        """Return an event that the next change sets."""
+        return self._next
+
+
+async def wait_at_most(event: asyncio.Event, seconds: float | None) -> None:
+    """Return when the event is set, or after a time.
+
+    Args:
+        event: The event.
+        seconds: Longest wait [s]; None for no limit.
+    """
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        # unlike wait_for, this never swallows a cancellation
+        await asyncio.wait({waiting}, timeout=seconds)
+    finally:
+        waiting.cancel()
 
 
 class LoopThread:
