@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 from pydantic import Field
 
 from rayhive.errors import RayhiveError
-from rayhive.events import Event
+from rayhive.events import FaultActed
 from rayhive.faults.kind import FaultKind, Group, Proof
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
@@ -75,14 +75,14 @@ class InTraining(FaultKind):
     """A fault that a peer's training process executes itself."""
 
     group: ClassVar[Group] = "training"
-    needs: ClassVar[tuple[str, ...]] = ()
-    in_training: ClassVar[bool] = True
+    needs = ()
+    in_training = True
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
-        self._reports: dict[str, asyncio.Task[Event | None]] = {}
-        self._last: dict[str, asyncio.Task[Event | None]] = {}
-        self._seen: list[Event] = []
+        self._first: dict[str, asyncio.Task[FaultActed | None]] = {}
+        self._last: dict[str, asyncio.Task[FaultActed | None]] = {}
+        self._seen: list[dict[str, Any]] = []
 
     @abstractmethod
     def act(self, peer: TrainingPeer) -> dict[str, Any] | None:
@@ -110,16 +110,16 @@ class InTraining(FaultKind):
     async def setup(self, swarm: FaultTarget) -> None:
         """Begin to listen for reports; past events do not count."""
 
-        def reports(count: int) -> dict[str, asyncio.Task[Event | None]]:
+        def reports(count: int) -> dict[str, asyncio.Task[FaultActed | None]]:
             fault = self.planned.id
             return {
                 peer: asyncio.ensure_future(
-                    swarm.event("sabotaged", peer, _EVER, count=count, fault=fault)
+                    swarm.event(FaultActed, peer, _EVER, count=count, fault=fault)
                 )
                 for peer in self.planned.who
             }
 
-        self._reports, self._last = reports(1), reports(self.args.rounds)
+        self._first, self._last = reports(1), reports(self.args.rounds)
         await asyncio.sleep(0)  # the tasks begin to listen
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
@@ -128,25 +128,25 @@ class InTraining(FaultKind):
         Raises:
             RayhiveError: A report did not come in time.
         """
-        _, late = await asyncio.wait(self._reports.values(), timeout=REPORT_S)
-        silent = [peer for peer, report in self._reports.items() if report in late]
+        _, late = await asyncio.wait(self._first.values(), timeout=REPORT_S)
+        silent = [peer for peer, report in self._first.items() if report in late]
         if silent:
             raise RayhiveError(f"no report from {', '.join(silent)} within {REPORT_S:.0f} s")
-        events = [report.result() for report in self._reports.values()]
-        self._seen = [event for event in events if event is not None]
-        return {"sabotaged": [{"round": e["round"], **e["what"]} for e in self._seen]}
+        events = [event for report in self._first.values() if (event := report.result())]
+        self._seen = [event.what or {} for event in events]
+        return {"sabotaged": [{"round": e.round, **(e.what or {})} for e in events]}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check the peers' measurements of the first and the last round."""
-        last = [event for event in await asyncio.gather(*self._last.values()) if event is not None]
-        whats = [event["what"] for event in last]
-        both = [*(event["what"] for event in self._seen), *whats]
+        events = await asyncio.gather(*self._last.values())
+        last = [event.what or {} for event in events if event is not None]
+        both = [*self._seen, *last]
         ok = len(both) == 2 * len(self.planned.who) and all(map(self.took_effect, both))
-        return Proof(ok, {"sabotaged": whats, "rounds": self.args.rounds})
+        return Proof(ok, {"sabotaged": last, "rounds": self.args.rounds})
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Stop listening."""
-        for report in [*self._reports.values(), *self._last.values()]:
+        for report in [*self._first.values(), *self._last.values()]:
             report.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await report

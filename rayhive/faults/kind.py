@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from rayhive.events.supervisor import FaultEffect
 from rayhive.faults.target import FaultTarget
+from rayhive.registry import FAULTS
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -96,8 +97,9 @@ class FaultKind(ABC):
         A kind with the parameter ``rounds`` acts in so many rounds, others in one. A value that is
         no number counts as one round; validation reports it.
         """
-        field = cls.Args.model_fields.get("rounds")
-        rounds = args.get("rounds", 1 if field is None else field.default)
+        if "rounds" not in cls.Args.model_fields:
+            return first
+        rounds = args.get("rounds", cls.Args.model_fields["rounds"].default)
         return first + rounds - 1 if isinstance(rounds, int) else first
 
     def __init__(self, planned: PlannedFault) -> None:
@@ -136,3 +138,28 @@ class FaultKind(ABC):
     async def teardown(self, swarm: FaultTarget) -> None:
         """Remove any remains of the fault. Called once, also after errors."""
         return
+
+
+def kind_of(name: str) -> type[FaultKind]:
+    """Return a registered kind.
+
+    The base class stands for an unknown name, which validation reports: it has no properties.
+    """
+    return FAULTS.get(name) if name in FAULTS else FaultKind
+
+
+def needs_of(faults: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, frozenset[str]]:
+    """Return the capabilities that each kind needs, over all of its faults.
+
+    Args:
+        faults: Kinds with parameters, as a plan or a scenario gives them. An unknown kind needs
+            nothing.
+
+    Returns:
+        Kind -> keys of :data:`rayhive.faults.target.CAPABILITIES`.
+    """
+    needs: dict[str, frozenset[str]] = {}
+    for name, args in faults:
+        known = kind_of(name).needs_for(args) if name in FAULTS else ()
+        needs[name] = needs.get(name, frozenset()).union(known)
+    return needs

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.generators.base import Draft, Setting
+from rayhive.faults.generators.base import Setting
 from rayhive.faults.scenario import Scenario, member_name, read_scenario_file
 from rayhive.faults.validation import check_drafts, completed_args
 from rayhive.registry import SCENARIOS
@@ -25,42 +25,21 @@ def register_library() -> None:
     """Register every scenario of the library. Only files with a grid are read now."""
     folder = next((place for place in PLACES if place.is_dir()), None)
     for path in sorted(folder.glob("*.yaml")) if folder is not None else ():
-        if "\ngrid:" not in path.read_text(encoding="utf-8"):
-            SCENARIOS.register(path.stem)(_Entry(path))
-            continue
-        file = read_scenario_file(path)
-        SCENARIOS.register(path.stem)(_Entry(path))
-        for parameter, values in file.grid.items():
-            for value in values:
-                SCENARIOS.register(member_name(path.stem, value))(_Entry(path, {parameter: value}))
+        SCENARIOS.register(path.stem)(partial(_scenario, path))
+        if "\ngrid:" in path.read_text(encoding="utf-8"):
+            for parameter, values in _read(path).grid.items():
+                for value in values:
+                    name = member_name(path.stem, value)
+                    SCENARIOS.register(name)(partial(_scenario, path, name, {parameter: value}))
 
 
-class _Entry:
-    """A scenario of the library, read on first use."""
-
-    def __init__(self, path: Path, given: Mapping[str, Any] | None = None) -> None:
-        self._path = path
-        self._given = dict(given or {})
-
-    def load(self) -> Scenario:
-        """Return the scenario.
-
-        Raises:
-            ConfigError: Its file is invalid; lists every problem.
-        """
-        stem = self._path.stem
-        name = member_name(stem, next(iter(self._given.values()))) if self._given else stem
-        return Scenario(name, self._path, _read(self._path), self._given)
+def _scenario(
+    path: Path, name: str | None = None, given: Mapping[str, Any] | None = None
+) -> Scenario:
+    return Scenario(name or path.stem, path, _read(path), given or {})
 
 
-@cache
-def _read(path: Path) -> Any:
-    return read_scenario_file(path)
-
-
-def label(name_or_path: str) -> str:
-    """Return the name of a scenario, given its name or path."""
-    return Path(name_or_path).stem if is_path(name_or_path) else name_or_path
+_read = cache(read_scenario_file)
 
 
 def load_scenario(name_or_path: str | Path, key: str = "NAME") -> Scenario:
@@ -75,11 +54,9 @@ def load_scenario(name_or_path: str | Path, key: str = "NAME") -> Scenario:
     """
     name = str(name_or_path)
     if is_path(name):
-        path = Path(name)
-        return Scenario(path.stem, path, read_scenario_file(path), {})
-    entry = SCENARIOS.get(name, key)
-    found: Scenario = entry.load()
-    return found
+        return Scenario(Path(name).stem, Path(name), read_scenario_file(Path(name)), {})
+    scenario: Scenario = SCENARIOS.get(name, key)()
+    return scenario
 
 
 def plan_of(
@@ -105,8 +82,7 @@ def plan_of(
         swarm: The swarm.
         budget: Limits of a replicate.
         args: Parameters that override the scenario's defaults.
-        allows: Returns whether the machine allows a kind, for scenarios with
-            ``available_only``.
+        allows: Returns whether the target allows a kind, for scenarios with ``available_only``.
         warnings: Receives warnings about the scenario's files.
 
     Raises:
@@ -133,7 +109,8 @@ def plan_of(
     )
     generators = scenario.generators({**scenario.args, **given})
     drafts = [draft for generator in generators for draft in generator.drafts(setting)]
-    drafts.sort(key=_in_order)
+    # Rounds come first, as their times are unknown before the run.
+    drafts.sort(key=lambda draft: (draft.at.round is None, draft.at.round or draft.at.seconds or 0))
     found = setting.problems
     complete = [completed_args(draft, found) for draft in drafts]
     found.extend(check_drafts(drafts, setting.swarm, budget))
@@ -157,12 +134,6 @@ def plan_of(
             for index, (draft, values) in enumerate(zip(drafts, complete, strict=True))
         ),
     )
-
-
-def _in_order(draft: Draft) -> tuple[bool, float]:
-    """Sort key of the firing order: rounds first, as their times are unknown before the run."""
-    at = draft.at
-    return at.round is None, float(at.round if at.round is not None else at.seconds or 0.0)
 
 
 def with_members(names: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from rayhive.errors import ConfigError, Problem, nearest, unknown
 from rayhive.faults.generators import GENERATORS
 from rayhive.faults.generators.base import Generator
-from rayhive.faults.queries import needs_of
+from rayhive.faults.kind import needs_of
 from rayhive.spec import Model, as_problem, read_mapping
 
 #: Sections of a study for which a scenario may give defaults.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
-from rayhive.events import Event
+from rayhive.events.event import E
 from rayhive.faults.node_tools import ToolTarget
+from rayhive.spec.commands import FaultCommand
 
 #: Processes of one peer. ``group`` is all of them at once.
 ProcessRole = Literal["group", "trainer", "dht", "p2pd", "gradient_averager", "state_averager"]
 
 #: Argument of :meth:`FaultTarget.start` for any node but the one that the peer was on.
 OTHER_NODE = "other"
+
 
 #: Permissions that faults need of a machine; each text completes "the machine lets rayhive ...".
 #: ``rayhive doctor`` prints one line for each.
@@ -60,8 +62,8 @@ class FaultTarget(ToolTarget, Protocol):
             pid -> ``running``, ``stopped`` or ``gone``.
         """
 
-    async def command(self, peer: str, do: str, **fields: Any) -> None:
-        """Send a command to a peer."""
+    async def command(self, peer: str, command: FaultCommand) -> None:
+        """Send a command to a peer, on behalf of the fault that runs."""
 
     async def start(self, peer: str, node: str | None = None) -> str:
         """Start an incarnation of a replica. Return when the process runs, before it trains.
@@ -90,21 +92,27 @@ class FaultTarget(ToolTarget, Protocol):
         """Start a node of a testbed that was killed."""
 
     async def event(
-        self, kind: str, peer: str | None, timeout: float, *, count: int = 1, **fields: Any
-    ) -> Event | None:
+        self,
+        record: type[E],
+        peer: str,
+        timeout: float,
+        *,
+        count: int = 1,
+        fault: str | None = None,
+    ) -> E | None:
         """Wait for the next event of a kind; past events do not count.
 
         Args:
-            kind: The kind.
+            record: The kind.
             peer: Replica whose present incarnation has to send the event, or any incarnation if it
-                has none yet; None for every peer.
+                has none yet.
             timeout: Longest wait [s].
             count: Number of such events to wait for.
-            fields: Required values of the event's fields.
+            fault: Required value of the event's field ``fault``; None for any.
 
         Returns:
             The last of the ``count`` events, or None if it does not come in time.
         """
 
-    def last(self, kind: str, peer: str) -> Event | None:
+    def last(self, record: type[E], peer: str) -> E | None:
         """Return the last event of a kind from any incarnation of a replica."""

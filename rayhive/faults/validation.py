@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from rayhive.errors import Problem, unknown
 from rayhive.faults.generators.base import Draft
-from rayhive.faults.kind import FaultKind
-from rayhive.faults.queries import is_in_training, is_join, kind_of, removes_peers
+from rayhive.faults.kind import kind_of
 from rayhive.registry import FAULTS
 from rayhive.spec import Budget, SwarmConfig, as_problem
 from rayhive.spec.fault_plan import DYNAMIC_ROLES, At
@@ -21,14 +20,14 @@ _ROUNDING_S = 1e-6
 
 def completed_args(draft: Draft, problems: list[Problem]) -> dict[str, Any]:
     """Return the parameters of a fault with the defaults of its kind, as JSON values."""
-    kind = kind_of(draft.kind)
-    if kind is None:
+    if draft.kind not in FAULTS:
         return dict(draft.args)
+    args = kind_of(draft.kind).Args
     try:
-        return dict(kind.Args.model_validate(draft.args).model_dump(mode="json"))
+        return args.model_validate(draft.args).model_dump(mode="json")
     except ValidationError as error:
         for item in error.errors():
-            found = as_problem(item, kind.Args)
+            found = as_problem(item, args)
             key = f"{draft.key}.args.{found.key}".rstrip(".")
             problems.append(Problem(key, found.value, found.allowed, found.nearest))
         return dict(draft.args)
@@ -42,113 +41,87 @@ def check_drafts(drafts: Sequence[Draft], swarm: SwarmConfig, budget: Budget) ->
         swarm: The swarm; its ``peers`` start together.
         budget: Limits of a replicate.
     """
-    for name, key in {draft.kind: draft.key for draft in reversed(drafts)}.items():
+    for name, first in {draft.kind: draft for draft in reversed(drafts)}.items():
         if name not in FAULTS:
-            yield unknown(f"{key}.kind", name, FAULTS.names())
+            yield unknown(f"{first.key}.kind", name, FAULTS.names())
     for draft in drafts:
-        kind = kind_of(draft.kind)
-        if kind is not None:
-            yield from _check_kind(draft, kind, swarm)
-        yield from _check_budget(draft, kind, swarm, budget)
+        if draft.kind in FAULTS:
+            yield from _check_kind(draft, swarm)
+        yield from _check_budget(draft, swarm, budget)
     yield from _check_names(drafts, swarm.peers)
     yield from _check_in_training(drafts)
     yield from _check_present(drafts)
     yield from _check_survivors(drafts, swarm.peers)
 
 
-def _check_kind(draft: Draft, kind: type[FaultKind], swarm: SwarmConfig) -> Iterator[Problem]:
+def _check_kind(draft: Draft, swarm: SwarmConfig) -> Iterator[Problem]:
+    kind = kind_of(draft.kind)
     if draft.heal_after_s is not None and not kind.heals:
-        yield Problem(
-            f"{draft.key}.heal_after_s", draft.heal_after_s, f"absent: {draft.kind} does not heal"
-        )
+        allowed = f"absent: {draft.kind} does not heal"
+        yield draft.problem("heal_after_s", draft.heal_after_s, allowed)
     if not kind.in_training:
         return
     if draft.at.round is None:
-        yield Problem(
-            f"{draft.key}.at", str(draft.at), f"a round: {draft.kind} happens in the training"
-        )
+        yield draft.problem("at", str(draft.at), f"a round: {draft.kind} happens in the training")
     if swarm.use_local_updates:
-        yield Problem(
-            f"{draft.key}.kind",
-            draft.kind,
-            "a kind that acts from outside the training: with swarm.use_local_updates gradients "
-            "are not averaged",
-        )
+        allowed = "a kind that acts from outside the training: with swarm.use_local_updates "
+        yield draft.problem("kind", draft.kind, allowed + "gradients are not averaged")
     unknown_peers = [name for name in draft.who if not name.startswith("peer-")]
     if unknown_peers:
-        yield Problem(
-            f"{draft.key}.who",
-            unknown_peers[0],
-            f"a peer (peer-N): {draft.kind} is in the peer's spec before training starts",
-        )
+        allowed = f"a peer (peer-N): {draft.kind} is in the peer's spec before training starts"
+        yield draft.problem("who", unknown_peers[0], allowed)
 
 
-def _check_budget(
-    draft: Draft, kind: type[FaultKind] | None, swarm: SwarmConfig, budget: Budget
-) -> Iterator[Problem]:
+def _check_budget(draft: Draft, swarm: SwarmConfig, budget: Budget) -> Iterator[Problem]:
     seconds, end_s = draft.at.seconds, budget.seconds_per_replicate
     if seconds is not None:
         last = seconds + (draft.heal_after_s or 0.0)
         if last >= end_s:
-            what = "ends" if last > seconds else "fires"
-            yield Problem(
-                f"{draft.key}.at",
-                str(draft.at),
-                f"sooner, or with a longer budget.seconds_per_replicate: {draft.kind} {what} at "
-                f"{last:g} s of {end_s:g} s",
-            )
+            allowed = "sooner, or with a longer budget.seconds_per_replicate: "
+            allowed += f"{draft.kind} {'ends' if last > seconds else 'fires'} at "
+            yield draft.problem("at", str(draft.at), f"{allowed}{last:g} s of {end_s:g} s")
     elif draft.heal_after_s is not None and draft.heal_after_s >= end_s:
-        yield Problem(f"{draft.key}.heal_after_s", draft.heal_after_s, f"less than {end_s:g} s")
+        yield draft.problem("heal_after_s", draft.heal_after_s, f"less than {end_s:g} s")
     if draft.at.round is not None and budget.samples_per_replicate is not None:
         rounds = -(-budget.samples_per_replicate // swarm.target_batch_size)
-        first = draft.at.round
-        last_round = first if kind is None else kind.last_round(first, draft.args)
-        if last_round >= rounds:
-            yield Problem(
-                f"{draft.key}.at",
-                str(draft.at),
-                f"a round before the last, {rounds}, or with a larger budget.samples_per_replicate",
-            )
+        if kind_of(draft.kind).last_round(draft.at.round, draft.args) >= rounds:
+            allowed = f"a round before the last, {rounds}, or with a larger "
+            yield draft.problem("at", str(draft.at), allowed + "budget.samples_per_replicate")
 
 
 def _check_names(drafts: Sequence[Draft], peers: int) -> Iterator[Problem]:
     """Yield names of peers and nodes that do not exist in the run, and repeated joiners."""
     joins: list[int] = []
     for draft in drafts:
-        if is_join(draft.kind):
-            for name in draft.who:
-                number = _number(name)
-                if number is None or number < peers:
-                    yield Problem(f"{draft.key}.who", name, f"a new peer: peer-{peers} and on")
-                elif number in joins:
-                    yield Problem(f"{draft.key}.who", name, "a peer that joins once")
-                else:
-                    joins.append(number)
+        for name in draft.who if kind_of(draft.kind).joins else ():
+            number = _number(name)
+            if number is None or number < peers:
+                yield draft.problem("who", name, f"a new peer: peer-{peers} and on")
+            elif number in joins:
+                yield draft.problem("who", name, "a peer that joins once")
+            else:
+                joins.append(number)
     missing = sorted(set(range(peers, max(joins, default=0))) - set(joins))
     if missing:
         yield Problem("plan", f"peer-{missing[0]}", "a peer that joins: numbers have no gaps")
     for draft in drafts:
-        for name in draft.who if not is_join(draft.kind) else ():
+        for name in () if kind_of(draft.kind).joins else draft.who:
             number = _number(name)
             if number is not None and number >= peers and number not in joins:
                 allowed = f"one of the {peers} peers, or one that joins before"
-                yield Problem(f"{draft.key}.who", name, allowed)
+                yield draft.problem("who", name, allowed)
 
 
 def _check_in_training(drafts: Sequence[Draft]) -> Iterator[Problem]:
     """Yield in-training faults of peers that are replaced before: replacements do not get them."""
     for draft in drafts:
-        if not is_in_training(draft.kind):
-            continue
-        for other in drafts:
+        for other in drafts if kind_of(draft.kind).in_training else ():
             shared = _numbers(draft.who) & _numbers(other.who)
-            if removes_peers(other.kind) and shared and not _is_later(other.at, draft.at):
-                yield Problem(
-                    f"{draft.key}.who",
-                    f"peer-{min(shared)}",
-                    f"a peer that {other.kind} ({other.at}) does not remove: {draft.kind} is not "
-                    "in the spec of a replacement",
-                )
+            away = kind_of(other.kind).removes_peers()
+            if away and shared and not _is_later(other.at, draft.at):
+                allowed = f"a peer that {other.kind} ({other.at}) does not remove: {draft.kind} is "
+                allowed += "not in the spec of a replacement"
+                yield draft.problem("who", f"peer-{min(shared)}", allowed)
                 break
 
 
@@ -158,16 +131,13 @@ def _check_present(drafts: Sequence[Draft]) -> Iterator[Problem]:
         for before, other in enumerate(drafts):
             first = other.at != draft.at or before < index
             shared = _numbers(draft.who) & _numbers(other.who)
-            if removes_peers(other.kind) and before != index and first and shared:
-                known = other.at.seconds is not None or other.heal_after_s is None
-                if (known or other.at == draft.at) and _is_down(other, draft.at):
-                    yield Problem(
-                        f"{draft.key}.who",
-                        f"peer-{min(shared)}",
-                        f"a peer that is present at {draft.at}: {other.kind} removed it at "
-                        f"{other.at}",
-                    )
-                    break
+            away = kind_of(other.kind).removes_peers()
+            known = other.at == draft.at or other.at.seconds is not None
+            known = known or other.heal_after_s is None
+            if away and first and shared and known and _is_down(other, draft.at):
+                allowed = f"a peer that is present at {draft.at}: {other.kind} removed it at "
+                yield draft.problem("who", f"peer-{min(shared)}", f"{allowed}{other.at}")
+                break
 
 
 def _is_later(one: At, other: At) -> bool:
@@ -182,8 +152,8 @@ def _check_survivors(drafts: Sequence[Draft], peers: int) -> Iterator[Problem]:
     are counted against all faults at the end. A fault addressed by round counts as healed in the
     next round with a fault.
     """
-    away = [draft for draft in drafts if removes_peers(draft.kind)]
-    joins = [draft for draft in drafts if is_join(draft.kind)]
+    away = [draft for draft in drafts if kind_of(draft.kind).removes_peers()]
+    joins = [draft for draft in drafts if kind_of(draft.kind).joins]
     for moment in sorted(
         {draft.at for draft in away}, key=lambda at: (at.seconds or 0.0, at.round or 0)
     ):
@@ -198,7 +168,7 @@ def _check_survivors(drafts: Sequence[Draft], peers: int) -> Iterator[Problem]:
 
 
 def _none_left(draft: Draft, when: str) -> Problem:
-    return Problem(f"{draft.key}.who", list(draft.who), f"fewer: no peer would be left {when}")
+    return draft.problem("who", list(draft.who), f"fewer: no peer would be left {when}")
 
 
 def _reached(at: At, moment: At) -> bool:

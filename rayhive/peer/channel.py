@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import queue
@@ -12,10 +11,22 @@ import socket
 import threading
 import time
 import traceback
-from typing import Any
+from typing import Any, TypeVar
 
 from rayhive.errors import described
 from rayhive.events import dump_event, make_event
+from rayhive.spec.commands import (
+    COMMANDS,
+    Command,
+    GiveNotice,
+    Leave,
+    Shutdown,
+    Stop,
+    WriteCheckpoint,
+)
+from rayhive.spec.model import Model
+
+C = TypeVar("C", bound=Model)
 
 
 class GivenNotice(Exception):
@@ -48,7 +59,7 @@ class Channel:
         self.has_left = self.has_failed = self.checkpoint_asked = False
         self._connection = connection
         self._sending = threading.Lock()
-        self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="rayhive-commands", daemon=True).start()
 
     def emit(self, kind: str, **fields: Any) -> None:
@@ -57,8 +68,8 @@ class Channel:
         with self._sending, contextlib.suppress(OSError):  # the reading thread handles a closed one
             self._connection.sendall(line.encode())
 
-    def wait_for(self, command: str) -> dict[str, Any]:
-        """Return the next command of this name; other commands are dropped.
+    def wait_for(self, kind: type[C]) -> C:
+        """Return the next command of this kind; other commands are dropped.
 
         There is no timeout: the supervisor bounds every phase, and its end ends this process.
 
@@ -66,10 +77,10 @@ class Channel:
             GivenNotice: The peer got a preemption notice meanwhile.
         """
         while True:
-            message = self._commands.get()
-            if message["do"] == command:
-                return message
-            if message["do"] == "leave" and command != "shutdown":
+            command = self._commands.get()
+            if isinstance(command, kind):
+                return command
+            if isinstance(command, Leave) and kind is not Shutdown:
                 raise GivenNotice
 
     def give_notice(self, deadline_s: float | None, fault: str | None = None) -> None:
@@ -82,7 +93,7 @@ class Channel:
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if self.notice is None or deadline < self.notice:
             self.notice = deadline
-            self._commands.put({"do": "leave"})  # ends a wait for a command
+            self._commands.put(Leave())  # ends a wait for a command
             # from a thread: a signal handler may have interrupted this one in the middle of a send
             fields = {"deadline_s": deadline_s, "fault": fault}
             threading.Thread(target=self.emit, args=("notice",), kwargs=fields, daemon=True).start()
@@ -114,15 +125,15 @@ class Channel:
         # a peer that ends with unread events resets the connection
         with contextlib.suppress(OSError), self._connection.makefile(encoding="utf-8") as lines:
             for line in lines:
-                message = json.loads(line)
-                if message["do"] == "stop":
-                    self.stop_reason = str(message.get("reason", "stop"))
-                elif message["do"] == "notice":
-                    self.give_notice(float(message["deadline_s"]), message.get("fault"))
-                elif message["do"] == "leave":
-                    self.give_notice(None, message.get("fault"))
-                elif message["do"] == "checkpoint":
+                command = COMMANDS.validate_json(line)
+                if isinstance(command, Stop):
+                    self.stop_reason = command.reason
+                elif isinstance(command, GiveNotice):
+                    self.give_notice(command.deadline_s, command.fault)
+                elif isinstance(command, Leave):
+                    self.give_notice(None, command.fault)
+                elif isinstance(command, WriteCheckpoint):
                     self.checkpoint_asked = True
                 else:
-                    self._commands.put(message)
+                    self._commands.put(command)
         os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -20,6 +20,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from rayhive.peer.channel import Channel
+from rayhive.spec.commands import Start
 from rayhive.spec.replicate import PeerSpec
 
 if TYPE_CHECKING:
@@ -116,8 +117,8 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     if any(fault.kind == "clock_skew" for fault in spec.faults):
         skew = SkewedClock()
         skew.install()
-    start = channel.wait_for("start")
-    dht = start_on_host(spec.host, start["initial_peers"])
+    start = channel.wait_for(Start)
+    dht = start_on_host(spec.host, start.initial_peers)
     try:
         channel.emit(
             "dht_ready",

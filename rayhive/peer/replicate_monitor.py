@@ -22,6 +22,7 @@ from rayhive.peer.preemption import Preemption, SampleCounts
 from rayhive.peer.process import leave
 from rayhive.peer.training_clock import TrainingClock
 from rayhive.peer.weights_sketch import WeightsSketch
+from rayhive.spec.commands import Shutdown, Train
 from rayhive.spec.replicate import PeerSpec
 from rayhive.strategy.clock_skew import SkewedClock
 from rayhive.workloads.base import Workload
@@ -125,7 +126,7 @@ class ReplicateMonitor:
             processes=optimizer.processes,
             **self.facts,
         )
-        self.channel.wait_for("train")
+        self.channel.wait_for(Train)
         expected = 1 if self.spec.joins else self.spec.peers
         if not optimizer.tracker.wait_for_peers(expected, ANNOUNCE_TIMEOUT):
             raise RuntimeError(
@@ -230,7 +231,7 @@ class ReplicateMonitor:
             pending=self.samples.pending,
             clock_s=self._training_ended,
         )
-        self.channel.wait_for("shutdown")
+        self.channel.wait_for(Shutdown)
 
     def fail(self, round_: int, error: BaseException) -> None:
         """Report an error; a peer that was given notice says goodbye instead.

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rayhive.errors import ConfigError, Problem, nearest
-from rayhive.faults.queries import needs_of
+from rayhive.faults.kind import needs_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.replicate_runner import ReplicateRunner, Watcher

@@ -14,8 +14,8 @@ import rayhive.compression
 import rayhive.faults  # noqa: F401 - both fill registries that the checks use
 from rayhive.cluster.node import capabilities
 from rayhive.errors import ConfigError, Problem, described
-from rayhive.faults.library import label, load_scenario, plan_of
-from rayhive.faults.queries import needs_of
+from rayhive.faults.kind import needs_of
+from rayhive.faults.library import load_scenario, plan_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.registry import SCENARIOS
 from rayhive.spec import (
@@ -23,6 +23,7 @@ from rayhive.spec import (
     apply_overrides,
     is_path,
     read_mapping,
+    scenario_label,
     validate_sweep,
 )
 from rayhive.spec.fault_plan import FaultPlan
@@ -146,7 +147,7 @@ def plan_replicate(
         peers=config.swarm.peers,
         swarm=config.swarm,
         budget=config.budget,
-        args=config.scenario_args.get(label(scenario)),
+        args=config.scenario_args.get(scenario_label(scenario)),
         allows=_allowed_here,
         warnings=warnings,
     )
@@ -174,7 +175,7 @@ def _resolved(
         "scenarios": scenarios,
     }
     nothing: _Plans = (None,) * config.replicates
-    resolved = tuple(ResolvedScenario(label(s), plans.get(s, nothing)) for s in scenarios)
+    resolved = tuple(ResolvedScenario(scenario_label(s), plans.get(s, nothing)) for s in scenarios)
     return ResolvedStudy(
         config=whole.model_copy(update=update),
         workload=workload,
@@ -252,5 +253,5 @@ class _Check:
                     found.update((str(problem), problem) for problem in error.problems)
             self.plans[name] = tuple(plans)
             for problem in found.values():
-                key = f"scenarios.{label(name)}: {problem.key}"
+                key = f"scenarios.{scenario_label(name)}: {problem.key}"
                 yield Problem(key, problem.value, problem.allowed, problem.nearest)

@@ -8,8 +8,8 @@ from typing import Any
 
 import rayhive.compression  # noqa: F401 - fills a registry that the checks use
 from rayhive.errors import Problem
-from rayhive.faults.library import label, load_scenario
-from rayhive.spec import SweepConfig, apply_overrides, read_mapping, validate_sweep
+from rayhive.faults.library import load_scenario
+from rayhive.spec import SweepConfig, apply_overrides, read_mapping, scenario_label, validate_sweep
 
 
 def scenario_config(
@@ -42,7 +42,7 @@ def scenario_config(
     data["scenarios"] = [name]
     arguments = _mapping(data.get("scenario_args"))
     data["scenario_args"] = {
-        each: value for each, value in arguments.items() if each == label(name)
+        each: value for each, value in arguments.items() if each == scenario_label(name)
     }
     apply_overrides(data, overrides, problems)
     if peers is not None:

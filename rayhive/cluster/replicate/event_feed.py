@@ -4,60 +4,61 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from rayhive.events import Event
+from rayhive.events.event import E
 
 
 class EventFeed:
     """The latest events of each replica, and the futures of events to come."""
 
     def __init__(self) -> None:
-        self._latest: dict[tuple[str, str], Event] = {}
+        self._latest: dict[tuple[type[Event], str], Event] = {}
         self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
 
     def put(self, event: Event) -> None:
         """Take an event of a peer."""
         if event.peer is not None:
-            self._latest[event.kind, event.peer.partition(".")[0]] = event
+            self._latest[type(event), event.peer.partition(".")[0]] = event
         for matches, found in self._waiting:
             if not found.done() and matches(event):
                 found.set_result(event)
 
-    def last(self, kind: str, peer: str) -> Event | None:
+    def last(self, record: type[E], peer: str) -> E | None:
         """Return the last event of a kind by any incarnation of a replica, if there is one."""
-        return self._latest.get((kind, peer))
+        return cast(E | None, self._latest.get((record, peer)))
 
     async def wait(
         self,
-        kind: str,
-        peer: str | None,
+        record: type[E],
+        peer: str,
         timeout: float,
         *,
         incarnation: str | None,
         count: int,
-        fields: dict[str, Any],
-    ) -> Event | None:
+        fault: str | None,
+    ) -> E | None:
         """Return a future event; None if it does not come in time.
 
         Args:
-            kind: Kind of the event.
-            peer: Replica that has to send it; None for any.
+            record: Kind of the event.
+            peer: Replica that has to send it.
             timeout: Longest wait [s].
             incarnation: Incarnation that has to send it; None for any.
             count: Number of matching events to wait for; the last one is returned.
-            fields: Values that fields of the event must have.
+            fault: Required value of the field ``fault``; None for any.
         """
         left = count
 
         def matches(event: Event) -> bool:
             nonlocal left
             found = (
-                event.kind == kind
+                isinstance(event, record)
                 and event.peer is not None
                 and incarnation in (None, event.peer)
-                and peer in (None, event.peer.partition(".")[0])
-                and all(event.get(key) == value for key, value in fields.items())
+                and event.peer.partition(".")[0] == peer
+                and fault in (None, getattr(event, "fault", None))
             )
             left -= found
             return found and left == 0
@@ -65,7 +66,7 @@ class EventFeed:
         entry = matches, asyncio.get_running_loop().create_future()
         self._waiting.append(entry)
         try:
-            return await asyncio.wait_for(entry[1], timeout)
+            return cast(E, await asyncio.wait_for(entry[1], timeout))
         except asyncio.TimeoutError:
             return None
         finally:

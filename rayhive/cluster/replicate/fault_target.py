@@ -15,8 +15,10 @@ from rayhive.cluster.replicate.peer_table import PeerRecord, PeerTable
 from rayhive.cluster.replicate.swarm import Started, Swarm
 from rayhive.errors import ClusterError
 from rayhive.events import GROUPED, Event, PeerReady, Round, StateRound
+from rayhive.events.event import E
 from rayhive.faults.node_tools import ArgsT, NodeTool, StateT, Verb
 from rayhive.faults.target import OTHER_NODE, ProcessRole
+from rayhive.spec.commands import FaultCommand, Start, Train
 from rayhive.spec.replicate import ReplicateSpec
 
 #: Id of the fault on whose behalf the running task acts.
@@ -59,7 +61,7 @@ class SwarmTarget:
         if isinstance(event, PeerReady) and event.peer is not None:
             self._ready.append(event.peer)
             if self._peer_table.peers[event.peer].late:
-                self._in_background(self._swarm.command([event.peer], "train"))
+                self._in_background(self._swarm.command([event.peer], Train()))
         self._feed.put(event)
 
     def _in_background(self, job: Coroutine[Any, Any, None]) -> None:
@@ -68,17 +70,23 @@ class SwarmTarget:
         task.add_done_callback(self._commands.discard)
 
     async def event(
-        self, kind: str, peer: str | None, timeout: float, *, count: int = 1, **fields: Any
-    ) -> Event | None:
+        self,
+        record: type[E],
+        peer: str,
+        timeout: float,
+        *,
+        count: int = 1,
+        fault: str | None = None,
+    ) -> E | None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
         incarnation = self.incarnation(peer) if peer in self._incarnations else None
         return await self._feed.wait(
-            kind, peer, timeout, incarnation=incarnation, count=count, fields=fields
+            record, peer, timeout, incarnation=incarnation, count=count, fault=fault
         )
 
-    def last(self, kind: str, peer: str) -> Event | None:
+    def last(self, record: type[E], peer: str) -> E | None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
-        return self._feed.last(kind, peer)
+        return self._feed.last(record, peer)
 
     # -- replicas and nodes --------------------------------------------------------------------
 
@@ -132,13 +140,12 @@ class SwarmTarget:
         """Return whether a peer has averaged with other peers, which a late one has to do first."""
         if not self._record(peer).late:
             return True
-        kind = "state_round" if self._spec.swarm.use_local_updates else "round"
-        last = self._feed.last(kind, peer)
-        return (
-            isinstance(last, (Round, StateRound))
-            and last.peer == self.incarnation(peer)
-            and last.outcome in GROUPED
-        )
+        local, feed = self._spec.swarm.use_local_updates, self._feed
+        last: Round | StateRound | None
+        last = feed.last(StateRound, peer) if local else feed.last(Round, peer)
+        if last is None or last.peer != self.incarnation(peer):
+            return False
+        return last.outcome in GROUPED
 
     def home(self, node: str) -> list[str]:
         """Return the replicas whose latest incarnation is, or was, on a logical node."""
@@ -214,9 +221,10 @@ class SwarmTarget:
         states: dict[int, str] = await self._agent_of(peer, "process_states", pids)
         return states
 
-    async def command(self, peer: str, do: str, **fields: Any) -> None:
+    async def command(self, peer: str, command: FaultCommand) -> None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
-        await self._swarm.command([self.incarnation(peer)], do, fault=CAUSE.get(), **fields)
+        caused = command.model_copy(update={"fault": CAUSE.get()})
+        await self._swarm.command([self.incarnation(peer)], caused)
 
     async def start(self, peer: str, node: str | None = None) -> str:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
@@ -232,7 +240,7 @@ class SwarmTarget:
         self._incarnations[peer] = [*earlier, spec]
         self._peer_table.add(spec.name)
         await self._swarm.spawn_later(spec, at, self._spawned(CAUSE.get()))
-        await self._swarm.command([spec.name], "start", initial_peers=known)
+        await self._swarm.command([spec.name], Start(initial_peers=tuple(known)))
         return spec.name
 
     async def _other_node(self, at: str) -> str:

@@ -34,6 +34,7 @@ from rayhive.events import (
     read_events,
 )
 from rayhive.invariants import InvariantResult, check_all
+from rayhive.spec.commands import Shutdown, Start, Stop, Train
 from rayhive.spec.replicate import LONGEST, ReplicateSpec
 
 
@@ -161,7 +162,7 @@ class Replicate:
         self._released = time.monotonic()
         self._phase = "training"
         recorder.write(BarrierReleased(peers=len(swarm.names)))
-        await swarm.command(swarm.names, "train")
+        await swarm.command(swarm.names, Train())
         if recorder.nemesis is not None:
             recorder.nemesis.start()
         await self._train(self._released + spec.budget.seconds_per_replicate)
@@ -177,7 +178,7 @@ class Replicate:
         await self._start_step(asyncio.wait_for(spawned, timing.study.starting))
 
         first, *others = swarm.names
-        await swarm.command([first], "start", initial_peers=[])
+        await swarm.command([first], Start())
         await self._reach(
             lambda: bool(peer_table.peers[first].addresses),
             startup,
@@ -185,7 +186,7 @@ class Replicate:
         )
         barrier = time.monotonic() + timing.study.barrier
         addresses = peer_table.peers[first].addresses
-        await swarm.command(others, "start", initial_peers=addresses)
+        await swarm.command(others, Start(initial_peers=tuple(addresses)))
         await self._reach(
             peer_table.all_ready,
             barrier,
@@ -256,7 +257,7 @@ class Replicate:
         self._out_of_time = not over
         self._phase = "stopping"
         why = "stop" if waiter.stopped is not None else reason or "seconds"
-        await self._swarm.command(peer_table.running(), "stop", reason=why)
+        await self._swarm.command(peer_table.running(), Stop(reason=why))
         if waiter.stopped is not None:
             patience = self._timing.hurry
         await waiter.until(
@@ -316,9 +317,9 @@ class Replicate:
         if outcome.state in ("failed", "stopped", "lost"):
             # Before the barrier, peers wait for another command and have nothing to save.
             patience = self._timing.hurry if self._released is not None else 0.0
-            await swarm.command(peer_table.running(), "stop", reason=outcome.state)
+            await swarm.command(peer_table.running(), Stop(reason=outcome.state))
         await swarm.kill(peer_table.late_before_training())  # they wait for another command
-        await swarm.command(list(peer_table.peers), "shutdown")
+        await swarm.command(list(peer_table.peers), Shutdown())
         running = [name for name, peer in peer_table.peers.items() if peer.pid is not None]
         await self._waiter.until(
             lambda: all(peer_table.peers[name].exited for name in running),

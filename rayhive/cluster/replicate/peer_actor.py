@@ -31,6 +31,7 @@ from rayhive.events import (
     TrainingStarted,
     load_event,
 )
+from rayhive.spec.commands import Command
 
 #: Kind of the last line that the forkserver writes to a peer's connection.
 _EXITED = "exited"
@@ -206,7 +207,7 @@ class PeerActor:
             self._taken = max(after, self._taken)
             return list(self._items)
 
-    async def command(self, command: Mapping[str, Any], key: str) -> bool:
+    async def command(self, command: Command, key: str) -> bool:
         """Send a command to the peer, once for each key.
 
         Args:
@@ -219,11 +220,11 @@ class PeerActor:
         """
         return await self._calls.do(key, lambda: self._command(command))
 
-    async def _command(self, command: Mapping[str, Any]) -> bool:
+    async def _command(self, command: Command) -> bool:
         if self._writer is None or self._death.is_set():
             return False
         try:
-            self._writer.write(json.dumps(dict(command)).encode() + b"\n")
+            self._writer.write(command.model_dump_json().encode() + b"\n")
             await self._writer.drain()
         except ConnectionError:
             return False

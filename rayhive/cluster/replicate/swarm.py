@@ -24,6 +24,7 @@ from rayhive.cluster.replicate.peer_actor import PeerActor
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.stream import Listener, relay
 from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
+from rayhive.spec.commands import Command
 from rayhive.spec.replicate import PeerSpec, ReplicateSpec
 
 _CLOSE_TIMEOUT = 3.0
@@ -169,13 +170,12 @@ class Swarm:
         several = set(self._reservation.nodes) if self._spec.plan is None else self._addresses
         return "127.0.0.1" if len(several) == 1 else self._addresses[node]
 
-    async def command(self, who: Sequence[str], do: str, **fields: Any) -> None:
+    async def command(self, who: Sequence[str], command: Command) -> None:
         """Send a command to peers. Dead ones are skipped: their death is an event."""
-        key = f"{do}-{next(CALL_NUMBERS)}"
+        key = f"{command.do}-{next(CALL_NUMBERS)}"
 
         async def send(name: str) -> None:
-            send_once = partial(self._actors[name].command.remote, {"do": do, **fields}, key)
-            await self._attempt(send_once)
+            await self._attempt(partial(self._actors[name].command.remote, command, key))
 
         await asyncio.gather(*(send(name) for name in who if name in self._actors))
 

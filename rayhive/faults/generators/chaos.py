@@ -10,19 +10,9 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rayhive.errors import Problem
-from rayhive.faults.generators.base import (
-    Draft,
-    DrawnArgs,
-    Generator,
-    Setting,
-    Span,
-    drawn_args,
-    heal_of,
-    target_type_of,
-)
-from rayhive.faults.queries import is_in_training, is_join, kind_of, removes_peers
-from rayhive.faults.rng import SeededRng
-from rayhive.faults.target_selector import COUNTS
+from rayhive.faults.drawing import DrawnArgs, SeededRng, Span, drawn_args
+from rayhive.faults.generators.base import COUNTS, Draft, Generator, Setting, heal_after_s
+from rayhive.faults.kind import kind_of
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import QUIET_S, At
 
@@ -59,8 +49,8 @@ class ChaosSettings(Model):
         rounds: Rounds of the in-training faults.
         overlap: Whether a second fault may target a peer while a first one lasts. Faults that
             remove the peer never overlap with others.
-        available_only: Leave out kinds that the machine does not allow; the plan then depends on
-            the machine.
+        available_only: Leave out kinds that the target does not allow; the plan then depends on
+            the target.
     """
 
     faults: int = Field(ge=1, le=10_000)
@@ -96,6 +86,11 @@ class Chaos(Generator):
         """Return the kinds of the mix with their parameters."""
         return [(kind, item.args) for kind, item in self.chaos.kinds.items()]
 
+    @property
+    def available_only(self) -> bool:
+        """Whether kinds that the target does not allow are left out."""
+        return self.chaos.available_only
+
     def at_most(self, peers: int) -> int | None:
         """Return a minority; it also holds if peers take longer to come back than planned."""
         return COUNTS["minority"](peers)
@@ -112,9 +107,12 @@ class Chaos(Generator):
             for index in range(chaos.faults if kinds else 0)
         ]
         own = setting.draw("chaos", "insider").below(peers)
-        pool = [n for n in range(peers) if n != own or not any(map(is_in_training, kinds))]
+        inside = [kind for kind in drawn if kind_of(kind).in_training]
+        outside = [kind for kind in drawn if not kind_of(kind).in_training]
+        mixed = any(kind_of(kind).in_training for kind in kinds)
+        pool = [number for number in range(peers) if number != own or not mixed]
         quiet_s = 0.0
-        for draft in self._outside(setting, [k for k in drawn if not is_in_training(k)], pool):
+        for draft in self._outside(setting, outside, pool):
             assert draft.at.seconds is not None
             quiet_s = draft.at.seconds + (draft.heal_after_s or 0.0) + QUIET_S
             yield draft
@@ -122,7 +120,6 @@ class Chaos(Generator):
             text = f"fewer, or with a budget.seconds_per_replicate of at least {quiet_s:.0f}: "
             text += f"the last {QUIET_S:g} s stay free of faults for the invariants about the end"
             self._refuse(setting, "faults", chaos.faults, text)
-        inside = [kind for kind in drawn if is_in_training(kind)]
         low, high = (int(end) for end in chaos.rounds.between)
         rounds = range(low, high + 1)
         if len(inside) > len(rounds):
@@ -131,14 +128,8 @@ class Chaos(Generator):
         chosen = setting.draw("chaos", "rounds").sample(rounds, len(inside))
         for index, (kind, round_) in enumerate(zip(inside, chosen, strict=True)):
             args = self._args(setting, kind, f"inside {index}")
-            yield Draft(
-                kind,
-                (f"peer-{own}",),
-                At(round=round_),
-                None,
-                args,
-                f"plan.chaos.kinds.{kind}",
-            )
+            key = f"plan.chaos.kinds.{kind}"
+            yield Draft(kind, (f"peer-{own}",), At(round=round_), None, args, key)
 
     def _possible(self, setting: Setting) -> bool:
         """Return whether the mix can be planned; record the problems otherwise."""
@@ -146,18 +137,13 @@ class Chaos(Generator):
         peers = setting.swarm.peers
         if COUNTS["minority"](peers) == 0:
             self._refuse(setting, "faults", self.chaos.faults, "given with at least 3 peers")
-        for kind, item in self.chaos.kinds.items():
-            if is_join(kind):
-                self._refuse(setting, f"kinds.{kind}", kind, "a kind without new peers")
-            known_kind = kind_of(kind)
-            lasts = known_kind is not None and (known_kind.removes_peers() or known_kind.heals)
-            if lasts and item.heal_after_s is None:
-                self._refuse(
-                    setting,
-                    f"kinds.{kind}.heal_after_s",
-                    None,
-                    "given: no fault may last",
-                )
+        for name, item in self.chaos.kinds.items():
+            kind = kind_of(name)
+            if kind.joins:
+                self._refuse(setting, f"kinds.{name}", name, "a kind without new peers")
+            if (kind.removes_peers() or kind.heals) and item.heal_after_s is None:
+                key = f"kinds.{name}.heal_after_s"
+                self._refuse(setting, key, None, "given: no fault may last")
         if self.chaos.rounds.between[0] < 1:
             self._refuse(setting, "rounds", self.chaos.rounds.between, "rounds from 1 on")
         return len(setting.problems) == known
@@ -173,12 +159,14 @@ class Chaos(Generator):
             if index:
                 t_s += chaos.spacing_s.seconds(setting.draw("chaos", index, "spacing"))
             size = COUNTS[item.size](setting.swarm.peers)
-            t_s, chosen = self._free(draw, t_s, size, most, pool, busy, removes_peers(kind))
+            away = kind_of(kind).removes_peers()
+            t_s, chosen = self._free(draw, t_s, size, most, pool, busy, away)
             args = self._args(setting, kind, index)
-            heal = heal_of(kind, item.heal_after_s, args, setting.draw("chaos", index, "heal"))
+            draw = setting.draw("chaos", index, "heal")
+            heal = heal_after_s(kind, item.heal_after_s, args, draw)
             until = t_s + (heal or 0.0) + chaos.settle_s
-            busy += [_Busy(number, until, removes_peers(kind)) for number in chosen]
-            names = tuple(f"{target_type_of(kind)}-{number}" for number in chosen)
+            busy += [_Busy(number, until, away) for number in chosen]
+            names = tuple(f"{kind_of(kind).target_type}-{number}" for number in chosen)
             at = At(seconds=round(t_s, 3))
             yield Draft(kind, names, at, heal, args, f"plan.chaos.kinds.{kind}")
 

@@ -1,1 +1,1 @@
-"""Fault kinds, one file each; modules with a leading underscore are shared by several kinds."""
+"""Fault kinds, one file each."""

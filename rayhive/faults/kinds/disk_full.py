@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds._process import Listening, leader_of, require_living, stop_all
+from rayhive.events import Checkpoint, Transition
+from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import SMALL_DISK, DiskArgs, DiskState, ToolHandle
+from rayhive.faults.steps import Listening, for_each, leader_of, require_living, stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
+from rayhive.spec.commands import WriteCheckpoint
 from rayhive.spec.fault_plan import PlannedFault
 
 #: Folder in a peer's temporary directory that its checkpoints are written to.
@@ -24,7 +26,7 @@ _CHECKPOINT_S = 15.0
 _ROUND_S = 30.0
 
 
-class Args(Model):
+class DiskFullArgs(Model):
     """Parameters of :class:`DiskFull`.
 
     Attributes:
@@ -41,11 +43,11 @@ class DiskFull(FaultKind):
     proof each peer writes a checkpoint, which has to fail with ENOSPC, and finishes another round.
     """
 
-    about: ClassVar[str] = "Fills the small file system that a peer's checkpoints go to."
-    group: ClassVar[Group] = "node"
-    needs: ClassVar[tuple[str, ...]] = ("mount",)
-    heals: ClassVar[bool] = True
-    Args: ClassVar[type[Model]] = Args
+    about = "Fills the small file system that a peer's checkpoints go to."
+    group = "node"
+    needs = ("mount",)
+    heals = True
+    Args = DiskFullArgs
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
@@ -75,23 +77,23 @@ class DiskFull(FaultKind):
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check that a write fails, that the peer reports it, and that it trains on."""
-        seen = await asyncio.gather(*(self._check(swarm, peer) for peer in targets))
+        seen = await for_each(targets, lambda peer: self._check(swarm, peer))
         ok = all(
             each["disk"]["error"] == "ENOSPC" and each["checkpoint"] == "ENOSPC" and each["goes_on"]
-            for each in seen
+            for each in seen.values()
         )
-        return Proof(ok, dict(zip(targets, seen, strict=True)))
+        return Proof(ok, seen)
 
     async def _check(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
         state = await self._disks[peer].state()
         disk = {"free": state.free, "error": state.error}
-        checkpoints = Listening(swarm, "checkpoint", [peer])
-        await swarm.command(peer, "checkpoint")
+        checkpoints = Listening(swarm, Checkpoint, [peer])
+        await swarm.command(peer, WriteCheckpoint())
         event = await checkpoints.heard(peer, _CHECKPOINT_S)
         if event is None:
             return {"disk": disk, "checkpoint": None, "goes_on": False}
-        went_on = await swarm.event("transition", peer, _ROUND_S)
-        return {"disk": disk, "checkpoint": event.get("error"), "goes_on": went_on is not None}
+        went_on = await swarm.event(Transition, peer, _ROUND_S)
+        return {"disk": disk, "checkpoint": event.error, "goes_on": went_on is not None}
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Free the space; the file system stays mounted until the end."""
@@ -105,5 +107,4 @@ class DiskFull(FaultKind):
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Unmount the file system."""
-        disks, self._disks = self._disks, {}
-        await stop_all(disks)
+        await stop_all(self._disks)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
+from rayhive.faults.ending import EndsNodes, Preemption
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds._preemption import Notice
-from rayhive.faults.kinds._process import EndsNodes, nodes_gone
+from rayhive.faults.steps import for_each
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 
 
-class Args(Model):
+class DrainNodeArgs(Model):
     """Parameters of :class:`DrainNode`.
 
     Attributes:
@@ -34,9 +33,9 @@ class DrainNode(EndsNodes):
     is ended here. The injection is the notice; the proof waits for the end.
     """
 
-    about: ClassVar[str] = "Announces that a node will be taken away, and does it at the deadline."
-    needs: ClassVar[tuple[str, ...]] = ("node", "drain", "signals")
-    Args: ClassVar[type[Model]] = Args
+    about = "Announces that a node will be taken away, and does it at the deadline."
+    needs = ("node", "drain", "signals")
+    Args = DrainNodeArgs
 
     _drained = False
 
@@ -49,24 +48,21 @@ class DrainNode(EndsNodes):
         """Give the notice to Ray and to the peers."""
         self._peers = {node: list(swarm.peers_on(node)) for node in targets}
         peers = [peer for on_node in self._peers.values() for peer in on_node]
-        self._notice = Notice(swarm, peers, self.args.notice_s, self.args.grace_s)
+        self._preemption = Preemption(swarm, peers, self.args.notice_s, self.args.grace_s)
         self._drained = True
-        await asyncio.gather(*(swarm.drain(node, self.args.notice_s) for node in targets))
-        await self._notice.give()
+        await for_each(targets, lambda node: swarm.drain(node, self.args.notice_s))
+        await self._preemption.give_notice()
         return {"notice_s": self.args.notice_s, "peers": self._peers}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Wait for the end of the peers, end the nodes, and check that no agent answers there."""
-        peers = [peer for on_node in self._peers.values() for peer in on_node]
-        seen = await asyncio.gather(*(self._notice.end(peer) for peer in peers))
-        await self._notice.wait_for_deadline()
+        seen = await self._preemption.end()
+        await self._preemption.wait_for_deadline()
         await self.end(swarm)
         self._drained = False
-        gone = await nodes_gone(swarm, self._peers)
-        noticed = all(each["noticed"] is not False for each in seen)
-        return Proof(
-            gone.ok and noticed, {**gone.what, "peers": dict(zip(peers, seen, strict=True))}
-        )
+        gone = await self.gone(swarm)
+        noticed = all(each["noticed"] is not False for each in seen.values())
+        return Proof(gone.ok and noticed, {**gone.what, "peers": seen})
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Start the nodes that are down, and restart nodes that are still drained."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.faults.kinds._process import poll, stop_all
 from rayhive.faults.node_tools import FLAPPING, FlapArgs, FlapPhase, FlapState, ToolHandle
+from rayhive.faults.steps import for_each, poll, stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
@@ -64,12 +63,13 @@ class Flapping(FaultKind):
             state = await poll(tool.state, lambda state: len(state.phases) >= phases, _PATIENCE_S)
             return state.phases
 
-        logs = await asyncio.gather(*(observed(node) for node in targets))
-        ok = bool(logs) and all(_flaps(log, phases) for log in logs)
-        dumped = [
-            [phase.model_dump(by_alias=True, exclude_none=True) for phase in log] for log in logs
-        ]
-        return Proof(ok, {"phases": dict(zip(targets, dumped, strict=True))})
+        logs = await for_each(targets, observed)
+        ok = bool(logs) and all(_flaps(log, phases) for log in logs.values())
+        dumped = {
+            node: [phase.model_dump(by_alias=True, exclude_none=True) for phase in log]
+            for node, log in logs.items()
+        }
+        return Proof(ok, {"phases": dumped})
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Stop flapping, with the links up."""
@@ -83,8 +83,7 @@ class Flapping(FaultKind):
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Stop the links that were not healed; on a node that is gone the agent's end did it."""
-        flapping, self._flapping = self._flapping, {}
-        await stop_all(flapping)
+        await stop_all(self._flapping)
 
 
 def _flaps(log: Sequence[FlapPhase], phases: int) -> bool:

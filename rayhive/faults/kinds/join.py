@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
-from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds._process import SETTLE_S, wait_for_states
+from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.steps import SETTLE_S, States, for_each, wait_for_states
 from rayhive.faults.target import FaultTarget
 
 
 class Join(FaultKind):
     """Starts a peer that is new to the swarm: a late joiner, or a swarm that grows."""
 
-    about: ClassVar[str] = "Starts a peer that joins the swarm while it trains."
-    group: ClassVar[Group] = "process"
-    needs: ClassVar[tuple[str, ...]] = ()
-    joins: ClassVar[bool] = True
+    about = "Starts a peer that joins the swarm while it trains."
+    group = "process"
+    needs = ()
+    joins = True
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Start the peers."""
-        names = await asyncio.gather(*(swarm.start(peer) for peer in targets))
-        return {"lives": dict(zip(targets, names, strict=True))}
+        return {"lives": await for_each(targets, swarm.start)}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check that each has a running process."""
@@ -33,5 +31,5 @@ class Join(FaultKind):
         return Proof(all(pids.values()), {"pids": pids})
 
 
-def _runs(states: dict[int, str]) -> bool:
+def _runs(states: States) -> bool:
     return "running" in states.values()

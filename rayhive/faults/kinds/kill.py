@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
+from rayhive.faults.ending import EndsPeers
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds._process import (
-    SETTLE_S,
-    EndsPeers,
-    all_are,
-    require_living,
-    wait_for_states,
-)
+from rayhive.faults.steps import SETTLE_S, all_are, end_processes, wait_for_states
 from rayhive.faults.target import FaultTarget
 
 
 class Kill(EndsPeers):
     """Sends SIGKILL to the process groups of all its targets at once."""
 
-    about: ClassVar[str] = "Kills all the processes of a peer at once (SIGKILL)."
+    about = "Kills all the processes of a peer at once (SIGKILL)."
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Send the signal."""
-        require_living(swarm, targets)
-        for peer in targets:
-            swarm.expect_loss(peer)
-        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGKILL) for peer in targets))
-        self._hit = dict(zip(targets, hit, strict=True))
+        self._hit = await end_processes(swarm, targets, signal.SIGKILL)
         return {"pids": self._hit}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
+from rayhive.faults.ending import CHILD_S, ChildProcessKill, EndsPeers, ReplacedArgs
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds._child_process import PATIENCE_S, ChildProcessKill
-from rayhive.faults.kinds._process import EndsPeers, ReplacedArgs
 from rayhive.faults.target import FaultTarget
-from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
 
-class Args(ReplacedArgs):
+class KillAveragerArgs(ReplacedArgs):
     """Parameters of :class:`KillAverager`.
 
     Attributes:
@@ -27,9 +25,9 @@ class Args(ReplacedArgs):
 class KillAverager(EndsPeers):
     """Kills an averager, whose answers the trainer would otherwise wait for without limit."""
 
-    about: ClassVar[str] = "Kills an averaging process of a peer, which has to notice and end."
-    Args: ClassVar[type[Model]] = Args
-    patience_s: ClassVar[float] = PATIENCE_S
+    about = "Kills an averaging process of a peer, which has to notice and end."
+    Args = KillAveragerArgs
+    patience_s = CHILD_S
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
+from rayhive.faults.ending import EndsNodes
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds._process import EndsNodes, nodes_gone
 from rayhive.faults.target import FaultTarget
 
 
 class KillNode(EndsNodes):
     """Ends the raylet of each node and all that runs there, at once and without notice."""
 
-    about: ClassVar[str] = "Ends a node of the testbed with all that runs on it."
-    needs: ClassVar[tuple[str, ...]] = ("node",)
+    about = "Ends a node of the testbed with all that runs on it."
+    needs = ("node",)
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """End the nodes."""
@@ -24,4 +24,4 @@ class KillNode(EndsNodes):
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check that the nodes' agents do not answer and that their peers are gone."""
-        return await nodes_gone(swarm, self._peers)
+        return await self.gone(swarm)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
+from rayhive.faults.ending import CHILD_S, ChildProcessKill, EndsPeers
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds._child_process import PATIENCE_S, ChildProcessKill
-from rayhive.faults.kinds._process import EndsPeers
 from rayhive.faults.target import FaultTarget
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -15,8 +14,8 @@ from rayhive.spec.fault_plan import PlannedFault
 class KillP2pd(EndsPeers):
     """Kills p2pd, which is never restarted."""
 
-    about: ClassVar[str] = "Kills the network daemon of a peer, which has to notice and end."
-    patience_s: ClassVar[float] = PATIENCE_S
+    about = "Kills the network daemon of a peer, which has to notice and end."
+    patience_s = CHILD_S
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)

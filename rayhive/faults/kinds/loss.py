@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rayhive.faults.kinds._link import LinkFault
+from rayhive.faults.link import LinkFault
 from rayhive.faults.node_tools import LinkMeasurement
 from rayhive.spec import Link, Model
 

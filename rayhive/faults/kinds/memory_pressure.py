@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 from pydantic import Field
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds._process import stop_all
+from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import MEMORY_HOG, HeldMemory, MemorySize, ToolHandle
+from rayhive.faults.steps import for_each, stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
@@ -21,7 +20,7 @@ _RESIDENT = 0.95
 _MB = 10**6
 
 
-class Args(Model):
+class MemoryPressureArgs(Model):
     """Parameters of :class:`MemoryPressure`.
 
     Attributes:
@@ -38,12 +37,12 @@ class MemoryPressure(FaultKind):
     at random, would break more than the plan says.
     """
 
-    about: ClassVar[str] = "Holds memory on a node, within what is free besides a reserve."
-    group: ClassVar[Group] = "node"
-    needs: ClassVar[tuple[str, ...]] = ("memory",)
-    target_type: ClassVar[Literal["peer", "node"]] = "node"
-    heals: ClassVar[bool] = True
-    Args: ClassVar[type[Model]] = Args
+    about = "Holds memory on a node, within what is free besides a reserve."
+    group = "node"
+    needs = ("memory",)
+    target_type = "node"
+    heals = True
+    Args = MemoryPressureArgs
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
@@ -75,22 +74,20 @@ class MemoryPressure(FaultKind):
                 raise RayhiveError(f"no peer runs on {node}")
         self._held = {node: MEMORY_HOG.on(swarm, node, node) for node in targets}
         size = MemorySize(size=self.args.megabytes * _MB)
-        done = await asyncio.gather(*(hog.start(size) for hog in self._held.values()))
-        held = [{"pid": each.pid, "rss": each.rss} for each in done]
-        return {"held": dict(zip(targets, held, strict=True))}
+        done = await for_each(targets, lambda node: self._held[node].start(size))
+        return {"held": {node: {"pid": s.pid, "rss": s.rss} for node, s in done.items()}}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check that the memory is resident."""
-        seen = await asyncio.gather(*(self._held[node].state() for node in targets))
+        seen = await for_each(targets, lambda node: self._held[node].state())
         enough = _RESIDENT * self.args.megabytes * _MB
-        rss = {node: each.rss for node, each in zip(targets, seen, strict=True)}
+        rss = {node: state.rss for node, state in seen.items()}
         return Proof(all(held >= enough for held in rss.values()), {"rss": rss})
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Free the memory."""
-        held, self._held = self._held, {}
-        return {"failed": await stop_all(held)}
+        return {"failed": await stop_all(self._held)}
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Free the memory if it was not healed."""
-        await self.heal(swarm, ())
+        await stop_all(self._held)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.faults.kinds._process import stop_all
 from rayhive.faults.node_tools import CUT, Arrived, CutArgs, CutState, ToolHandle
+from rayhive.faults.steps import for_each, stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
@@ -66,8 +65,7 @@ class Partition(FaultKind):
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Send packets both ways between each node and every node that it is cut from, or keeps."""
-        found = await asyncio.gather(*(self._cuts[node].state() for node in targets))
-        states = dict(zip(targets, found, strict=True))
+        states = await for_each(targets, lambda node: self._cuts[node].state())
         arrived = {
             f"{node} {address}": each.model_dump(by_alias=True)
             for node, state in states.items()
@@ -94,8 +92,7 @@ class Partition(FaultKind):
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Mend the cuts that were not healed; the cuts of a node that is gone went with it."""
-        cuts, self._cuts = self._cuts, {}
-        await stop_all(cuts)
+        await stop_all(self._cuts)
 
     @property
     def _direction(self) -> Literal["out", "in", "both"]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from rayhive.errors import RayhiveError
-from rayhive.events.supervisor import FaultEffect
-from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds._process import SETTLE_S, all_are, require_living, wait_for_states
+from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.steps import (
+    SETTLE_S,
+    States,
+    all_are,
+    for_each,
+    require_living,
+    wait_for_states,
+)
 from rayhive.faults.target import FaultTarget
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -23,10 +28,10 @@ class Pause(FaultKind):
     link, looks the same from outside.
     """
 
-    about: ClassVar[str] = "Stops all the processes of a peer (SIGSTOP) until it is healed."
-    group: ClassVar[Group] = "process"
-    effect: ClassVar[FaultEffect] = "stopped"
-    heals: ClassVar[bool] = True
+    about = "Stops all the processes of a peer (SIGSTOP) until it is healed."
+    group = "process"
+    effect = "stopped"
+    heals = True
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
@@ -36,35 +41,35 @@ class Pause(FaultKind):
         """Stop the processes."""
         require_living(swarm, targets)
         self._stopped = list(targets)
-        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGSTOP) for peer in targets))
-        self._hit = dict(zip(targets, hit, strict=True))
+        self._hit = await for_each(targets, lambda peer: swarm.signal(peer, signal.SIGSTOP))
         return {"pids": self._hit}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check in the kernel's state of each process that it is stopped."""
-        ok, seen = True, {}
-        for peer in targets:
+
+        async def check(peer: str) -> dict[str, str]:
             hit = self._hit[peer]
 
-            def stopped(states: dict[int, str], hit: list[int] = hit) -> bool:
-                return bool(hit) and all(states.get(pid) == "stopped" for pid in hit)
+            def stopped(states: States) -> bool:
+                return all(states.get(pid) == "stopped" for pid in hit)
 
             states = await wait_for_states(swarm, peer, stopped, SETTLE_S)
-            ok = ok and stopped(states)
-            seen[peer] = {str(pid): states.get(pid, "gone") for pid in hit}
+            return {str(pid): states.get(pid, "gone") for pid in hit}
+
+        seen = await for_each(targets, check)
+        ok = all(each and set(each.values()) == {"stopped"} for each in seen.values())
         return Proof(ok, {"states": seen})
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Continue the processes."""
-        hit = await asyncio.gather(*(swarm.signal(peer, signal.SIGCONT) for peer in targets))
+        hit = await for_each(targets, lambda peer: swarm.signal(peer, signal.SIGCONT))
         self._stopped = []
-        running = {
-            peer: await wait_for_states(swarm, peer, _none_stopped, SETTLE_S) for peer in targets
-        }
-        return {
-            "pids": dict(zip(targets, hit, strict=True)),
-            "running": {peer: all_are("running")(states) for peer, states in running.items()},
-        }
+
+        async def runs(peer: str) -> bool:
+            states = await wait_for_states(swarm, peer, _none_stopped, SETTLE_S)
+            return all_are("running")(states)
+
+        return {"pids": hit, "running": await for_each(targets, runs)}
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Continue the processes that were not healed: a stopped process does not end by itself."""
@@ -73,5 +78,5 @@ class Pause(FaultKind):
                 await swarm.signal(peer, signal.SIGCONT)
 
 
-def _none_stopped(states: dict[int, str]) -> bool:
+def _none_stopped(states: States) -> bool:
     return "stopped" not in states.values()

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, model_validator
 
 from rayhive.errors import RayhiveError
+from rayhive.faults.ending import EndsPeers, Preemption, ReplacedArgs
 from rayhive.faults.kind import Proof
-from rayhive.faults.kinds._preemption import Notice
-from rayhive.faults.kinds._process import EndsPeers, ReplacedArgs, require_living
+from rayhive.faults.steps import require_living
 from rayhive.faults.target import FaultTarget
-from rayhive.spec import Model
 
 
-class Args(ReplacedArgs):
+class PreemptArgs(ReplacedArgs):
     """Parameters of :class:`Preempt`.
 
     Attributes:
@@ -31,7 +29,7 @@ class Args(ReplacedArgs):
     drain: bool = False
 
     @model_validator(mode="after")
-    def _elsewhere(self) -> Args:
+    def _elsewhere(self) -> PreemptArgs:
         if self.drain and self.where == "same":
             raise ValueError("drain needs where: other, as Ray starts nothing on a drained node")
         return self
@@ -44,8 +42,8 @@ class Preempt(EndsPeers):
     for the end of the peers, which comes at the deadline plus ``grace_s`` at the latest.
     """
 
-    about: ClassVar[str] = "Tells a peer that it will be taken away, and does it at the deadline."
-    Args: ClassVar[type[Model]] = Args
+    about = "Tells a peer that it will be taken away, and does it at the deadline."
+    Args = PreemptArgs
 
     @property
     def patience_s(self) -> float:
@@ -55,8 +53,8 @@ class Preempt(EndsPeers):
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Give the notice."""
         require_living(swarm, targets)
-        self._notice = Notice(swarm, targets, self.args.notice_s, self.args.grace_s)
-        await self._notice.give()
+        self._preemption = Preemption(swarm, targets, self.args.notice_s, self.args.grace_s)
+        await self._preemption.give_notice()
         return {"notice_s": self.args.notice_s, "drained": await self._drain(swarm, targets)}
 
     async def _drain(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, str | None]:
@@ -72,6 +70,6 @@ class Preempt(EndsPeers):
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Wait for the end of each peer, enforce it, and check that nothing is left."""
-        seen = await asyncio.gather(*(self._notice.end(peer) for peer in targets))
-        what = dict(zip(targets, seen, strict=True))
-        return Proof(all(each["gone"] and each["noticed"] is not False for each in seen), what)
+        seen = await self._preemption.end()
+        ok = all(each["gone"] and each["noticed"] is not False for each in seen.values())
+        return Proof(ok, seen)

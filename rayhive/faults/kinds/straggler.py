@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field
 
-from rayhive.faults.kind import FaultKind, Group, Proof
-from rayhive.faults.kinds._process import leader_of, poll, require_living, stop_all
+from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import CPU_LIMIT, CpuQuota, CpuUsage, ToolHandle
+from rayhive.faults.steps import for_each, leader_of, poll, require_living, stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
@@ -20,7 +19,7 @@ _PATIENCE_S = 8.0
 _COUNTERS = ("periods", "throttled", "throttled_s")
 
 
-class Args(Model):
+class StragglerArgs(Model):
     """Parameters of :class:`Straggler`.
 
     Attributes:
@@ -33,16 +32,15 @@ class Args(Model):
 class Straggler(FaultKind):
     """Limits the CPU time of all processes of each peer, until it is healed."""
 
-    about: ClassVar[str] = "Slows a peer down by a quota of CPU time for all of its processes."
-    group: ClassVar[Group] = "node"
-    needs: ClassVar[tuple[str, ...]] = ("cpu_quota",)
-    heals: ClassVar[bool] = True
-    Args: ClassVar[type[Model]] = Args
+    about = "Slows a peer down by a quota of CPU time for all of its processes."
+    group = "node"
+    needs = ("cpu_quota",)
+    heals = True
+    Args = StragglerArgs
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
         self._limits: dict[str, ToolHandle[CpuQuota, CpuUsage]] = {}
-        self._began: dict[str, CpuUsage] = {}
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Set the quota."""
@@ -52,16 +50,14 @@ class Straggler(FaultKind):
             for peer in targets
         }
         quota = CpuQuota(cores=self.args.cores)
-        began = await asyncio.gather(*(limit.start(quota) for limit in self._limits.values()))
-        self._began = dict(zip(targets, began, strict=True))
+        self._began = await for_each(targets, lambda peer: self._limits[peer].start(quota))
         pids = {peer: list(usage.pids) for peer, usage in self._began.items()}
         return {"cores": self.args.cores, "pids": pids}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check that the kernel throttled the processes."""
-        seen = await asyncio.gather(*(self._throttling(peer) for peer in targets))
-        ok = all(each["throttled"] > 0 for each in seen)
-        return Proof(ok, dict(zip(targets, seen, strict=True)))
+        seen = await for_each(targets, self._throttling)
+        return Proof(all(each["throttled"] > 0 for each in seen.values()), seen)
 
     async def _throttling(self, peer: str) -> dict[str, float]:
         """Return the growth of the control group's counters since the injection."""
@@ -72,9 +68,8 @@ class Straggler(FaultKind):
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Remove the quota."""
-        limits, self._limits = self._limits, {}
-        return {"failed": await stop_all(limits)}
+        return {"failed": await stop_all(self._limits)}
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Remove the quota if it was not healed."""
-        await self.heal(swarm, ())
+        await stop_all(self._limits)

@@ -1,45 +1,27 @@
-"""Assembly of a trace from the rows of any format. Every skipped row is reported."""
+"""Cloud availability traces: reading in any format, and folding onto the peers of a swarm.
+
+Every row of a file is in a step of its trace, or reported as skipped with the reason.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import ClassVar
+from typing import Literal
 
 from rayhive.errors import ConfigError, Problem, nearest
-from rayhive.faults.traces import TRACE_FORMATS
+from rayhive.faults.traces.formats import MOST_S, TRACE_FORMATS, Record, RowError
 
 #: Problems of one file that are listed; more mean another format, or no trace.
 LISTED = 20
-#: Greatest time [s] and count of a row; larger values are typing errors, or overflow.
-MOST_S = 1e10
+#: Greatest count of a row; larger values are typing errors.
 MOST_NODES = 10**9
 #: Traces that come with rayhive.
 SHIPPED = Path(__file__).parent / "data"
-
-
-@dataclass(frozen=True)
-class Record:
-    """Content of one row.
-
-    Attributes:
-        row: Number of the row in the file, from 1.
-        t_s: Time on the clock of the file [s].
-        added: Names of the added nodes.
-        removed: Names of the removed nodes.
-        live: Number of live nodes from then on, in formats without names.
-        skipped: Reason why a valid row has no content.
-    """
-
-    row: int
-    t_s: float = 0.0
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    live: int | None = None
-    skipped: str | None = None
+#: Number of nodes that stands for all peers of a swarm; see :func:`fold`.
+Scale = Literal["peak", "start"]
 
 
 @dataclass(frozen=True)
@@ -99,47 +81,6 @@ class Trace:
         return next((step.live for step in reversed(self.steps) if step.t_s <= t_s), 0)
 
 
-class RowError(ValueError):
-    """Invalid row.
-
-    Args:
-        row: Number of the row, from 1.
-        value: Its content.
-        allowed: The allowed content, in words.
-    """
-
-    def __init__(self, row: int, value: object, allowed: str) -> None:
-        super().__init__(f"row {row}: {allowed}")
-        self.row, self.value, self.allowed = row, value, allowed
-
-
-class TraceFormat(ABC):
-    """One format of traces.
-
-    Attributes:
-        about: Description of a row.
-        names: Whether rows name nodes; otherwise they count them.
-    """
-
-    about: ClassVar[str]
-    names: ClassVar[bool] = True
-
-    @classmethod
-    @abstractmethod
-    def recognises(cls, text: str) -> bool:
-        """Return whether a text is in this format."""
-
-    @classmethod
-    @abstractmethod
-    def records(cls, text: str) -> Iterator[Record | RowError]:
-        """Yield the record of each row, or the error of an invalid one."""
-
-
-def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text with their numbers, from 1."""
-    return enumerate((line.strip() for line in text.splitlines()), start=1)
-
-
 def read_trace(path: str | Path, format: str | None = None) -> Trace:
     """Read a trace.
 
@@ -156,21 +97,17 @@ def read_trace(path: str | Path, format: str | None = None) -> Trace:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
+        shipped = [item.name for item in SHIPPED.glob("*/*") if item.name != "LICENSE"]
+        allowed = f"a readable text file ({error})"
         raise ConfigError(
-            Problem("file", str(file), f"a readable text file ({error})", _shipped_like(file))
+            Problem("file", str(file), allowed, nearest(file.name, shipped))
         ) from error
-    name = format or recognise(text)
+    matching = (name for name, reader in TRACE_FORMATS.items() if reader.recognises(text))
+    name = format or next(matching, None)
     if name is None:
-        raise ConfigError(
-            Problem(
-                "file",
-                str(file),
-                "a trace of a known format: "
-                + "; ".join(f"{key} ({item.about})" for key, item in TRACE_FORMATS.items()),
-            )
-        )
-    reader: type[TraceFormat] = TRACE_FORMATS.get(name, "format")
-    return assemble(str(file), name, reader, list(reader.records(text)))
+        known = "; ".join(f"{key} ({item.about})" for key, item in TRACE_FORMATS.items())
+        raise ConfigError(Problem("file", str(file), f"a trace of a known format: {known}"))
+    return assemble(str(file), name, TRACE_FORMATS.get(name, "format").records(text))
 
 
 def find_trace(file: str, folder: Path) -> Path:
@@ -185,36 +122,25 @@ def find_trace(file: str, folder: Path) -> Path:
     return shipped[0] if shipped and not given.exists() else given
 
 
-def _shipped_like(file: Path) -> str | None:
-    return nearest(file.name, [i.name for i in SHIPPED.glob("*/*") if i.name != "LICENSE"])
-
-
-def recognise(text: str) -> str | None:
-    """Return the name of the format of a text; None if no format recognises it."""
-    for name, reader in TRACE_FORMATS.items():
-        if reader.recognises(text):
-            return name
-    return None
-
-
-def assemble(
-    source: str, name: str, reader: type[TraceFormat], rows: Sequence[Record | RowError]
-) -> Trace:
+def assemble(source: str, name: str, rows: Iterable[Record | RowError]) -> Trace:
     """Assemble a trace from its rows.
 
     Args:
         source: The file, for messages.
         name: Name of its format.
-        reader: The format.
         rows: Record or error of each row.
 
     Raises:
         ConfigError: A row is invalid or contradicts another; lists every problem.
     """
     rows = [_bounded(row) for row in rows]
-    errors = [row for row in rows if isinstance(row, RowError)]
-    records = [row for row in rows if isinstance(row, Record) and row.skipped is None]
-    problems = [Problem(f"row {e.row}", e.value, e.allowed) for e in errors]
+    problems = [
+        Problem(f"row {row.row}", row.value, row.allowed)
+        for row in rows
+        if isinstance(row, RowError)
+    ]
+    valid = [row for row in rows if isinstance(row, Record)]
+    records = [row for row in valid if row.skipped is None]
     warnings: list[str] = []
     late = list(_late(records))
     if late:
@@ -222,8 +148,8 @@ def assemble(
     records.sort(key=lambda record: record.t_s)
     steps: list[Step] = []
     if not problems:
-        counts = _named(records, problems) if reader.names else _counted(records, warnings)
-        steps = list(counts)
+        named = TRACE_FORMATS.get(name).names
+        steps = list(_named(records, problems) if named else _counted(records, warnings))
     if not problems and not any(step.live for step in steps):
         problems.append(Problem("file", source, "a trace with a live node"))
     if problems:
@@ -235,14 +161,8 @@ def assemble(
     return Trace(
         source=source,
         format=name,
-        steps=tuple(
-            Step(round(s.t_s - start, 3), s.added, s.removed, s.live, s.rows) for s in steps
-        ),
-        skipped={
-            row.row: row.skipped
-            for row in rows
-            if isinstance(row, Record) and row.skipped is not None
-        },
+        steps=tuple(replace(step, t_s=round(step.t_s - start, 3)) for step in steps),
+        skipped={row.row: row.skipped for row in valid if row.skipped is not None},
         warnings=tuple(warnings),
     )
 
@@ -293,19 +213,80 @@ def _counted(records: Sequence[Record], warnings: list[str]) -> Iterator[Step]:
     for t_s, group in groupby(records, key=lambda record: record.t_s):
         rows = list(group)
         live = rows[-1].live or 0
+        numbers = tuple(record.row for record in rows)
         if any(record.live != live for record in rows):
-            numbers = [record.row for record in rows]
             warnings.append(f"{_rows(numbers)} have the same time; row {numbers[-1]} counts")
-        yield Step(
-            t_s,
-            max(0, live - before),
-            max(0, before - live),
-            live,
-            tuple(record.row for record in rows),
-        )
+        yield Step(t_s, max(0, live - before), max(0, before - live), live, numbers)
         before = live
 
 
 def _rows(numbers: Sequence[int]) -> str:
     listed = ", ".join(str(number) for number in sorted(numbers))
     return f"row{'s' if len(numbers) > 1 else ''} {listed}"
+
+
+@dataclass(frozen=True)
+class Level:
+    """One instant of a folded trace.
+
+    Attributes:
+        t_s: Time in the run [s].
+        gone: Number of replicas that go, before any comes.
+        come: Number of replicas that come.
+        live: Number of live replicas afterwards.
+    """
+
+    t_s: float
+    gone: int
+    come: int
+    live: int
+
+
+def fold(
+    trace: Trace,
+    replicas: int,
+    start_s: float,
+    length_s: float,
+    compression: float,
+    scale: Scale = "peak",
+) -> Iterator[Level]:
+    """Fold a window of a trace onto replicas.
+
+    L live nodes give ``max(1, round(replicas · L / base))`` live replicas (halves up): the fraction
+    of live nodes is kept as far as integers allow, and one replica always lives. At an instant with
+    removals and additions, replicas first go down to the number for the nodes that stayed.
+
+    Args:
+        trace: The trace.
+        replicas: Peers or nodes that start together.
+        start_s: Begin of the window [s of the trace].
+        length_s: Length of the window [s of the trace]; both ends belong to it.
+        compression: Seconds of the trace in one second of the run.
+        scale: The ``base``: ``peak`` is the most live nodes in the window, ``start`` the number at
+            its begin; with ``start`` the count may exceed ``replicas``.
+
+    Yields:
+        Every instant at which the number changes; the first, at 0 s, sets the number for the begin
+        of the window.
+    """
+    end_s = start_s + length_s
+    inside = [step for step in trace.steps if start_s < step.t_s <= end_s]
+    first = trace.live_at(start_s)
+    base = max([first, *(step.live for step in inside)]) if scale == "peak" else first
+    if base == 0:
+        return
+
+    def replicas_of(live: int) -> int:
+        return max(1, (2 * replicas * live + base) // (2 * base))
+
+    live_nodes, live = first, replicas_of(first)
+    if live < replicas:
+        yield Level(0.0, replicas - live, 0, live)
+    for step in inside:
+        low = min(live, replicas_of(max(0, live_nodes - step.removed)))
+        after = replicas_of(step.live)
+        low = min(low, after)
+        if low < live or after > low:
+            t_s = round((step.t_s - start_s) / compression, 3)
+            yield Level(t_s, live - low, after - low, after)
+        live_nodes, live = step.live, after

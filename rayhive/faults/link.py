@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.faults.kinds._process import stop_all
 from rayhive.faults.node_tools import (
     LINK_SHAPING,
     LinkChange,
@@ -17,6 +15,7 @@ from rayhive.faults.node_tools import (
     LinkState,
     ToolHandle,
 )
+from rayhive.faults.steps import for_each, stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Link
 from rayhive.spec.fault_plan import PlannedFault
@@ -65,16 +64,13 @@ class LinkFault(FaultKind):
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Measure every changed link."""
-        found = await asyncio.gather(*(self._shaped[node].state() for node in targets))
-        seen = {
-            node: state.measured
-            for node, state in zip(targets, found, strict=True)
-            if state.measured is not None
-        }
+        found = await for_each(targets, lambda node: self._shaped[node].state())
+        seen = {node: state.measured for node, state in found.items()}
         ok = bool(targets) and all(
-            node in seen and self.proves(seen[node], self._before[node]) for node in targets
+            measured is not None and self.proves(measured, self._before[node])
+            for node, measured in seen.items()
         )
-        measured = {node: each.model_dump() for node, each in seen.items()}
+        measured = {node: each.model_dump() for node, each in seen.items() if each is not None}
         return Proof(ok, {"asked": getattr(self.args, self.key), "measured": measured})
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
@@ -88,8 +84,7 @@ class LinkFault(FaultKind):
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Restore the links that were not healed; a node that is gone comes back with a new one."""
-        shaped, self._shaped = self._shaped, {}
-        await stop_all(shaped)
+        await stop_all(self._shaped)
 
     @abstractmethod
     def worse(self, value: float, present: float | None) -> bool:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import Field
 
 from rayhive.errors import ConfigError, Problem
-from rayhive.faults.generators.base import Draft, Generator, Setting, target_type_of
-from rayhive.faults.queries import kind_of
-from rayhive.faults.traces.folding import Level, Scale, fold
-from rayhive.faults.traces.trace import MOST_S, find_trace, read_trace
+from rayhive.faults.generators.base import Draft, Generator, Setting
+from rayhive.faults.kind import kind_of
+from rayhive.faults.traces.formats import MOST_S
+from rayhive.faults.traces.trace import Level, Scale, find_trace, fold, read_trace
 from rayhive.spec import LONGEST_S, Model
 from rayhive.spec.fault_plan import At
 
@@ -76,14 +76,6 @@ class _Absence:
     came: float | None = None
 
 
-@dataclass
-class _Replay:
-    """Removals and arrivals of replicas in a trace."""
-
-    absences: list[_Absence] = field(default_factory=list)
-    joins: list[tuple[float, str]] = field(default_factory=list)
-
-
 class TraceReplay(Generator):
     """Plans a removal for each replica that goes, with its heal if the replica comes back."""
 
@@ -99,22 +91,21 @@ class TraceReplay(Generator):
         levels = self._levels(setting)
         if levels is None:
             return
-        removal, unit = kind_of(self.trace.remove), target_type_of(self.trace.remove)
-        replay = self._follow(setting, levels, unit)
+        removal = kind_of(self.trace.remove)
+        absences, joins = self._follow(setting, levels, removal.target_type)
         groups: dict[tuple[float, float, float | None], list[str]] = {}
-        for absence in replay.absences:
+        for absence in absences:
             notice = max(absence.since, absence.went - self.trace.notice_s)
             groups.setdefault((notice, absence.went, absence.came), []).append(absence.replica)
         for (notice, went, came), names in groups.items():
             fires = round(notice, 3)
             args = dict(self.trace.args)
-            if self.trace.notice_s or (removal is not None and removal.gives_notice()):
+            if self.trace.notice_s or removal.gives_notice():
                 args["notice_s"] = round(went - fires, 3)
             heal = None if came is None else round(came - fires, 3)
-            yield Draft(
-                self.trace.remove, _ordered(names), At(seconds=fires), heal, args, "plan.trace"
-            )
-        for t_s, name in replay.joins:
+            who = tuple(sorted(names, key=lambda name: int(name.rpartition("-")[2])))
+            yield Draft(self.trace.remove, who, At(seconds=fires), heal, args, "plan.trace")
+        for t_s, name in joins:
             yield Draft("join", (name,), At(seconds=t_s), key="plan.trace")
 
     def _levels(self, setting: Setting) -> list[Level] | None:
@@ -131,22 +122,24 @@ class TraceReplay(Generator):
         start = trace.peak_s if settings.start_s is None else settings.start_s
         rest = trace.length_s - start
         if rest < 0 or trace.live_at(start) == 0:
-            setting.problems.append(
-                Problem(
-                    "plan.trace.start_s",
-                    settings.start_s,
-                    f"a time at which nodes live, within the {trace.length_s:g} s of the trace",
-                )
-            )
+            allowed = f"a time at which nodes live, within the {trace.length_s:g} s of the trace"
+            setting.problems.append(Problem("plan.trace.start_s", settings.start_s, allowed))
             return None
         length = rest if settings.minutes is None else 60.0 * settings.minutes
         return list(
             fold(trace, setting.swarm.peers, start, length, settings.compression, settings.scale)
         )
 
-    def _follow(self, setting: Setting, levels: Iterable[Level], unit: str) -> _Replay:
-        """Choose the replicas that go at each instant. The longest absent one returns first."""
-        replay = _Replay()
+    def _follow(
+        self, setting: Setting, levels: Iterable[Level], unit: str
+    ) -> tuple[list[_Absence], list[tuple[float, str]]]:
+        """Choose the replicas that go at each instant. The longest absent one returns first.
+
+        Returns:
+            The absences, and time and name of each joiner.
+        """
+        absences: list[_Absence] = []
+        joins: list[tuple[float, str]] = []
         replicas = [_Replica(f"{unit}-{number}") for number in range(setting.swarm.peers)]
         away: dict[str, _Absence] = {}
         for level in levels:
@@ -166,16 +159,12 @@ class TraceReplay(Generator):
             for replica in taken:
                 replica.gone = level.t_s
                 away[replica.name] = _Absence(replica.name, max(replica.since, stays), level.t_s)
-                replay.absences.append(away[replica.name])
+                absences.append(away[replica.name])
             back = (absent + taken)[: level.come]
             for replica in back:
                 away.pop(replica.name).came = level.t_s
                 replica.gone, replica.since = None, level.t_s
             for _ in range(level.come - len(back)):
                 replicas.append(_Replica(f"peer-{len(replicas)}", since=level.t_s))
-                replay.joins.append((level.t_s, replicas[-1].name))
-        return replay
-
-
-def _ordered(replicas: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(replicas, key=lambda name: int(name.rpartition("-")[2])))
+                joins.append((level.t_s, replicas[-1].name))
+        return absences, joins

@@ -1,0 +1,64 @@
+"""Commands of a supervisor to a peer: each is one line of JSON, told apart by ``do``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field, TypeAdapter
+
+from rayhive.spec.model import Model
+
+
+class Start(Model):
+    """Join the swarm at these addresses; without any, the peer is the first of its swarm."""
+
+    do: Literal["start"] = "start"
+    initial_peers: tuple[str, ...] = ()
+
+
+class Train(Model):
+    """Begin to train."""
+
+    do: Literal["train"] = "train"
+
+
+class Stop(Model):
+    """Stop training, for the reason that ``peer_finished`` reports."""
+
+    do: Literal["stop"] = "stop"
+    reason: str = "stop"
+
+
+class Shutdown(Model):
+    """End the process, after training."""
+
+    do: Literal["shutdown"] = "shutdown"
+
+
+class Leave(Model):
+    """Hand over the samples in the present round, and leave."""
+
+    do: Literal["leave"] = "leave"
+    fault: str | None = None
+
+
+class GiveNotice(Model):
+    """Leave within ``deadline_s`` seconds."""
+
+    do: Literal["notice"] = "notice"
+    deadline_s: float
+    fault: str | None = None
+
+
+class WriteCheckpoint(Model):
+    """Write a checkpoint between two batches, and report the result."""
+
+    do: Literal["checkpoint"] = "checkpoint"
+    fault: str | None = None
+
+
+#: Commands that a fault sends; ``fault`` is its id.
+FaultCommand: TypeAlias = Leave | GiveNotice | WriteCheckpoint
+Command: TypeAlias = Start | Train | Stop | Shutdown | FaultCommand
+#: Reads a command from its JSON.
+COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
