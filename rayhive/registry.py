@@ -91,10 +91,13 @@ class Registry(Generic[T]):
             self._entries[name] = cast(T, getattr(importlib.import_module(module), attribute))
         return self._entries[name]
 
-    def names(self) -> tuple[str, ...]:
-        """Return every registered name."""
+    def _fill(self) -> None:
         if self._package is not None:
             importlib.import_module(self._package)
+
+    def names(self) -> tuple[str, ...]:
+        """Return every registered name."""
+        self._fill()
         names = {**self._lazy, **self._entries}
         return tuple(names if self._in_order else sorted(names))
 
@@ -103,7 +106,8 @@ class Registry(Generic[T]):
         return tuple((name, self.get(name)) for name in self.names())
 
     def __contains__(self, name: object) -> bool:
-        return name in self.names()
+        self._fill()
+        return name in self._entries or name in self._lazy
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
@@ -117,7 +121,7 @@ class Registry(Generic[T]):
 CODECS: Registry[Any] = Registry("codec")
 AVERAGERS: Registry[Any] = Registry("averager", package="rayhive.averaging")
 WORKLOADS: Registry[Any] = Registry("workload")
-FAULTS: Registry[Any] = Registry("fault")
-SCENARIOS: Registry[Any] = Registry("scenario")
+FAULTS: Registry[Any] = Registry("fault", package="rayhive.faults")
+SCENARIOS: Registry[Any] = Registry("scenario", package="rayhive.faults")
 METRICS: Registry[Any] = Registry("metric group", package="rayhive.metrics")
-INVARIANTS: Registry[Any] = Registry("invariant")
+INVARIANTS: Registry[Any] = Registry("invariant", package="rayhive.invariants")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayhive.events import Event
-from rayhive.invariants.base import Invariant, InvariantResult
+from rayhive.invariants.base import Invariant, InvariantResult, RunLog
 from rayhive.registry import INVARIANTS
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -35,9 +35,9 @@ def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantRes
     Returns:
         One result for each invariant, sorted by name.
     """
-    results = []
+    log, results = RunLog(spec, events), []
     for name, kind in INVARIANTS.items():
         invariant: Invariant = kind()
-        violations = invariant.check(spec, events)
+        violations = invariant.check(log)
         results.append(InvariantResult(name, not violations, invariant.checked, tuple(violations)))
     return results

@@ -5,16 +5,30 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from rayhive.events import APART, Event
+from rayhive.events import (
+    APART,
+    Event,
+    FaultFired,
+    FaultHealed,
+    Left,
+    PeerFailed,
+    PeerFinished,
+    PeerLost,
+    TrainingStarted,
+    of_kind,
+)
+from rayhive.events.event import E
+from rayhive.events.supervisor import FaultEffect
+from rayhive.registry import FAULTS
 from rayhive.spec.replicate import ReplicateSpec
 
 #: Events after which a peer is gone.
-GONE = frozenset({"left", "peer_lost", "peer_failed"})
+GONE: tuple[type[Event], ...] = (Left, PeerLost, PeerFailed)
 #: Time after a fault or a heal in which peers may not have found each other yet [s].
 FAULT_S = 10.0
 
@@ -50,13 +64,8 @@ class Invariant(ABC):
         self.checked = 0
 
     @abstractmethod
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        """Return the violations, one text each, and count the checks.
-
-        Args:
-            spec: The replicate.
-            events: Its events in the order of writing.
-        """
+    def check(self, log: RunLog) -> list[str]:
+        """Return the violations in a replicate, one text each, and count the checks."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +74,16 @@ class FaultWindow:
 
     Attributes:
         fault: Its id.
-        kind: Its kind.
         effect: State of its targets while it lasts.
+        joins: Whether it started its targets.
         incarnations: Names of the targeted incarnations.
         fired: Time of the injection [s, Unix time].
         healed: Time of the heal [s, Unix time]; None without one.
     """
 
     fault: str
-    kind: str
-    effect: str
+    effect: FaultEffect
+    joins: bool
     incarnations: frozenset[str]
     fired: float
     healed: float | None
@@ -102,26 +111,26 @@ class RunLog:
         self.spec = spec
         self.events = tuple(events)
         self.peers: dict[str, list[Event]] = defaultdict(list)
-        self._kinds: dict[tuple[str, str], list[Event]] = defaultdict(list)
+        self._kinds: dict[tuple[str, type[Event]], list[Any]] = defaultdict(list)
         for event in self.events:
-            if event["peer"] is not None:
-                self.peers[event["peer"]].append(event)
-                self._kinds[event["peer"], event["kind"]].append(event)
+            if event.peer is not None:
+                self.peers[event.peer].append(event)
+                self._kinds[event.peer, type(event)].append(event)
 
-    def of(self, peer: str, *kinds: str) -> list[Event]:
+    def of(self, peer: str, *records: type[E]) -> list[E]:
         """Return an incarnation's events of some kinds."""
-        if len(kinds) == 1:
-            return self._kinds.get((peer, kinds[0]), [])
-        return [event for event in self.peers.get(peer, ()) if event["kind"] in kinds]
+        if len(records) == 1:
+            return self._kinds.get((peer, records[0]), [])
+        return [event for event in self.peers.get(peer, ()) if isinstance(event, records)]
 
-    def moment(self, peer: str, *kinds: str) -> float | None:
+    def moment(self, peer: str, *records: type[Event]) -> float | None:
         """Return the time of an incarnation's first event of some kinds; None without one."""
-        return min((event["t"] for event in self.of(peer, *kinds)), default=None)
+        return min((event.t for event in self.of(peer, *records)), default=None)
 
     @cached_property
     def trained(self) -> tuple[str, ...]:
         """Incarnations that began to train."""
-        return tuple(name for name in self.peers if self.of(name, "training_started"))
+        return tuple(name for name in self.peers if self.of(name, TrainingStarted))
 
     @cached_property
     def living(self) -> tuple[str, ...]:
@@ -131,13 +140,13 @@ class RunLog:
     @cached_property
     def end(self) -> float:
         """End of training [s]: the last ``peer_finished``, or else the last event of any peer."""
-        finished = [e["t"] for e in self.events if e["kind"] == "peer_finished"]
-        heard = [e["t"] for e in self.events if e["peer"] is not None]
+        finished = [event.t for event in of_kind(self.events, PeerFinished)]
+        heard = [event.t for event in self.events if event.peer is not None]
         return max(finished or heard, default=0.0)
 
     def ended(self, peer: str) -> float:
         """Return the end of an incarnation, at the latest the end of training [s]."""
-        gone = self.moment(peer, "peer_finished", *GONE)
+        gone = self.moment(peer, PeerFinished, *GONE)
         return self.end if gone is None else gone
 
     def joined(self, peer: str) -> bool:
@@ -148,16 +157,15 @@ class RunLog:
     @cached_property
     def faults(self) -> tuple[FaultWindow, ...]:
         """Faults that fired."""
-        healed = {e["fault"]: e["t"] for e in self.events if e["kind"] == "fault_healed"}
+        healed = {event.fault: event.t for event in of_kind(self.events, FaultHealed)}
         return tuple(
             FaultWindow(
-                e["fault"],
-                e["fault_kind"],
-                e["effect"],
-                frozenset(e.get("lives") or ()),
-                e["t"],
-                healed.get(e["fault"]),
+                fault=event.fault,
+                effect=event.effect,
+                joins=event.fault_kind in FAULTS and FAULTS.get(event.fault_kind).joins,
+                incarnations=frozenset(event.lives or ()),
+                fired=event.t,
+                healed=healed.get(event.fault),
             )
-            for e in self.events
-            if e["kind"] == "fault_fired"
+            for event in of_kind(self.events, FaultFired)
         )

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 
-from rayhive.events import Event
+from rayhive.events import (
+    DHTReady,
+    Evaluation,
+    Event,
+    FaultFailed,
+    FaultFired,
+    FaultHealed,
+    FaultVerified,
+    PeerFinished,
+    PeerLost,
+    PeerReady,
+    PeerSpawned,
+    ReplicateFinished,
+    ReplicateStarted,
+    Round,
+    StateRound,
+    TrainingStarted,
+    Transition,
+    Weights,
+    of_kind,
+)
 from rayhive.invariants.base import GONE, Invariant, RunLog
-from rayhive.spec.replicate import ReplicateSpec
 
 #: Tolerance of the order of events from two threads of a peer [s].
 ORDER_S = 0.5
 #: Time limit of a heal after it was due [s]; it may have to start a node.
 HEAL_S = 60.0
-#: Events about a peer from the supervisor, with its clock.
-_OF_SUPERVISOR = frozenset({"peer_spawned", "peer_lost"})
 #: Events of a peer before it trains, in this order.
-_BEGINNING = ("dht_ready", "peer_ready", "training_started")
-_TRAINING = frozenset({"round", "transition", "state_round", "weights", "evaluation"})
+_BEGINNING: dict[type[Event], str] = {
+    DHTReady: "dht_ready",
+    PeerReady: "peer_ready",
+    TrainingStarted: "training_started",
+}
+_TRAINING = (Round, Transition, StateRound, Weights, Evaluation)
 
 
 class LogComplete(Invariant):
@@ -36,9 +57,8 @@ class LogComplete(Invariant):
 
     about = "The event log is complete and in order."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         """Return the missing and the misplaced events."""
-        log = RunLog(spec, events)
         wrong = list(self._frame(log))
         for name in log.peers:
             self.checked += 1
@@ -48,36 +68,36 @@ class LogComplete(Invariant):
 
     def _frame(self, log: RunLog) -> Iterator[str]:
         self.checked += 1
-        kinds = [event["kind"] for event in log.events]
-        if kinds[:1] != ["replicate_started"] or kinds.count("replicate_started") > 1:
+        begins = [isinstance(event, ReplicateStarted) for event in log.events]
+        if begins[:1] != [True] or any(begins[1:]):
             yield "does not begin with its one replicate_started"
-        if "replicate_finished" in kinds[:-1]:
+        if any(of_kind(log.events[:-1], ReplicateFinished)):
             yield "goes on after replicate_finished"
 
     def _faults(self, log: RunLog) -> Iterator[tuple[str, str]]:
-        said: dict[str, Counter[str]] = {}
+        seen: dict[str, Counter[type[Event]]] = defaultdict(Counter)
         for event in log.events:
-            if event["kind"].startswith("fault_"):
-                said.setdefault(event["fault"], Counter())[event["kind"]] += 1
+            if isinstance(event, (FaultFired, FaultVerified, FaultHealed, FaultFailed)):
+                seen[event.fault][type(event)] += 1
         planned = {} if log.spec.plan is None else {f.id: f for f in log.spec.plan.faults}
         fired = {fault.fault: fault.fired for fault in log.faults}
-        proved = {e["fault"]: e["t"] for e in log.events if e["kind"] == "fault_verified"}
-        for fault, kinds in said.items():
+        proved = {event.fault: event.t for event in of_kind(log.events, FaultVerified)}
+        for fault, counts in seen.items():
             self.checked += 1
             if fault not in planned:
                 yield fault, "is in no plan"
                 continue
-            failed = kinds["fault_failed"] > 0
-            if kinds["fault_fired"] > 1:
-                yield fault, f"fired {kinds['fault_fired']} times"
-            if not kinds["fault_fired"]:
-                if kinds["fault_verified"] or kinds["fault_healed"]:
+            failed = counts[FaultFailed] > 0
+            if counts[FaultFired] > 1:
+                yield fault, f"fired {counts[FaultFired]} times"
+            if not counts[FaultFired]:
+                if counts[FaultVerified] or counts[FaultHealed]:
                     yield fault, "has a proof or a heal and never fired"
                 continue
-            if not kinds["fault_verified"] and not failed:
+            if not counts[FaultVerified] and not failed:
                 yield fault, "was neither verified nor failed"
             after = planned[fault].heal_after_s
-            if after is None or failed or kinds["fault_healed"]:
+            if after is None or failed or counts[FaultHealed]:
                 continue
             if max(fired[fault] + after, proved.get(fault, 0.0)) + HEAL_S < log.end:
                 yield fault, f"was to be healed after {after:g} s and was not"
@@ -100,27 +120,26 @@ def _stopped_s(log: RunLog, name: str, since: float, until: float) -> float:
 
 
 def _incarnation(log: RunLog, name: str) -> Iterator[str]:
-    events = log.peers[name]
-    own = [event for event in events if event["kind"] not in _OF_SUPERVISOR]
-    latest, place = 0.0, {kind: number for number, kind in enumerate(_BEGINNING)}
-    reached = -1
-    for event in own:
-        kind = event["kind"]
-        if event["t"] + _stopped_s(log, name, event["t"], latest) < latest - ORDER_S:
-            yield f"{kind} is {latest - event['t']:.2f} s older than the event before it"
-        latest = max(latest, event["t"])
-        if kind in place:
-            if place[kind] <= reached:
-                yield f"{kind} after {_BEGINNING[reached]}"
-            reached = max(reached, place[kind])
-        elif kind in _TRAINING and reached < len(_BEGINNING) - 1:
-            yield f"{kind} before training_started"
-            reached = len(_BEGINNING) - 1  # reported once
-    if reached == len(_BEGINNING) - 1 and not log.of(name, "peer_ready"):
+    events, stages = log.peers[name], list(_BEGINNING)
+    latest, reached, last = 0.0, -1, len(stages) - 1
+    for event in events:
+        if isinstance(event, (PeerSpawned, PeerLost)):
+            continue  # from the supervisor, with its clock
+        if event.t + _stopped_s(log, name, event.t, latest) < latest - ORDER_S:
+            yield f"{event.kind} is {latest - event.t:.2f} s older than the event before it"
+        latest = max(latest, event.t)
+        if type(event) in _BEGINNING:
+            stage = stages.index(type(event))
+            if stage <= reached:
+                yield f"{event.kind} after {_BEGINNING[stages[reached]]}"
+            reached = max(reached, stage)
+        elif isinstance(event, _TRAINING) and reached < last:
+            yield f"{event.kind} before training_started"
+            reached = last  # reported once
+    if reached == last and not log.of(name, PeerReady):
         yield "training_started without peer_ready"
-    kinds = [event["kind"] for event in events]
-    if "peer_lost" in kinds[:-1]:
-        yield f"{kinds[-1]} after peer_lost"
-    # a late peer that has not begun when training ends is dismissed without an event
-    if "training_started" in kinds and not {"peer_finished", *GONE} & set(kinds):
+    if any(of_kind(events[:-1], PeerLost)):
+        yield f"{events[-1].kind} after peer_lost"
+    # A late peer that has not begun when training ends is dismissed without an event.
+    if log.of(name, TrainingStarted) and not log.of(name, PeerFinished, *GONE):
         yield "its end is missing"

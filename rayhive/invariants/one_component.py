@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from rayhive.events import Event
+from rayhive.events import PeerFinished, Round, TrainingStarted
 from rayhive.invariants.base import GONE, Invariant, RunLog
-from rayhive.spec.replicate import ReplicateSpec
 
 #: Number of last rounds of each peer that are checked.
 ROUNDS = 3
@@ -26,23 +25,22 @@ class OneComponent(Invariant):
 
     about = "All living peers are in one component: they see each other and average together."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         """Return the peers that do not see, or do not average with, all other peers."""
-        log = RunLog(spec, events)
         count = len(log.living)
-        if count < 2 or spec.swarm.use_local_updates:
+        if count < 2 or log.spec.swarm.use_local_updates:
             return []
         begin = max(_settled(log), default=0.0)
-        finished = [log.moment(name, "peer_finished") for name in log.living]
+        finished = [log.moment(name, PeerFinished) for name in log.living]
         until = min((moment for moment in finished if moment is not None), default=log.end)
         wrong = []
         for name in log.living:
-            rounds = [e for e in log.of(name, "round") if begin < e["t"] <= until][-ROUNDS:]
+            rounds = [e for e in log.of(name, Round) if begin < e.t <= until][-ROUNDS:]
             if len(rounds) < ROUNDS:
                 continue
             self.checked += 1
-            seen = max(event["live_peers"] for event in rounds)
-            met = max(event.get("group_size") or 1 for event in rounds)
+            seen = max(event.live_peers or 0 for event in rounds)
+            met = max(event.group_size or 1 for event in rounds)
             if seen < count or met < count:
                 wrong.append(f"{name}: saw {seen} and averaged with {met} of {count} peers")
         return wrong
@@ -52,7 +50,7 @@ def _settled(log: RunLog) -> Iterator[float]:
     for fault in log.faults:
         yield fault.settled
     for name in log.peers:
-        begun = log.moment(name, "training_started") if log.joined(name) else None
+        begun = log.moment(name, TrainingStarted) if log.joined(name) else None
         for moment in (begun, log.moment(name, *GONE)):
             if moment is not None:
                 yield moment + CHANGE_S

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from rayhive.events import Event
-from rayhive.invariants.base import Invariant
-from rayhive.spec.replicate import ReplicateSpec
+from rayhive.events import Evaluation, Weights
+from rayhive.invariants.base import Invariant, RunLog
 
 
 class ParametersFinite(Invariant):
@@ -15,17 +13,17 @@ class ParametersFinite(Invariant):
 
     about = "The parameters of every peer are finite after every round."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         """Return the peers with parameters or a held-out loss that are not finite."""
         wrong = []
-        for event in events:
-            if event["kind"] == "weights":
+        for event in log.events:
+            if isinstance(event, Weights):
                 self.checked += 1
-                if not event["finite"]:
-                    wrong.append(f"{event['peer']}: not finite after round {event['round']}")
-            elif event["kind"] == "evaluation":
+                if not event.finite:
+                    wrong.append(f"{event.peer}: not finite after round {event.round}")
+            elif isinstance(event, Evaluation):
                 self.checked += 1
-                loss = event["values"].get("loss", 0.0)
+                loss = event.values.get("loss", 0.0)
                 if not math.isfinite(loss):
-                    wrong.append(f"{event['peer']}: loss {loss} after round {event['round']}")
+                    wrong.append(f"{event.peer}: loss {loss} after round {event.round}")
         return wrong

@@ -2,44 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rayhive.events import GROUPED, Event
+from rayhive.events import GROUPED, PeerSpawned, Round
 from rayhive.invariants.base import Invariant, RunLog
-from rayhive.spec.replicate import ReplicateSpec
 
 #: Time limit for the first contribution, from the start of the process [s].
 GRACE_S = 20.0
-#: Kind of fault whose targets are the peers that it starts.
-JOIN = "join"
 
 
 class ReplacementContributes(Invariant):
     """Samples of every late peer enter an average with other peers.
 
-    Exempt are peers that another fault targeted, and peers that started less than :data:`GRACE_S`
-    (20) seconds before their end.
+    Exempt are peers that a fault targeted, except for the fault that started them, and peers that
+    started less than :data:`GRACE_S` (20) seconds before their end.
     """
 
     about = "A peer that joins, or replaces one that was lost, contributes to a round."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         """Return the late peers that never contributed."""
-        log = RunLog(spec, events)
-        if spec.swarm.use_local_updates:  # gradients are not averaged
+        if log.spec.swarm.use_local_updates:  # gradients are not averaged
             return []
         wrong = []
         for name in log.peers:
-            spawned = log.moment(name, "peer_spawned")
+            spawned = log.moment(name, PeerSpawned)
             if spawned is None or not log.joined(name):
                 continue
-            if any(e["outcome"] in GROUPED and e["samples"] > 0 for e in log.of(name, "round")):
+            if any(e.outcome in GROUPED and e.samples > 0 for e in log.of(name, Round)):
                 self.checked += 1
                 continue
             lived = log.ended(name) - spawned
-            targeted = any(
-                name in fault.incarnations and fault.kind != JOIN for fault in log.faults
-            )
+            targeted = any(name in f.incarnations and not f.joins for f in log.faults)
             if lived >= GRACE_S and not targeted:
                 self.checked += 1
                 wrong.append(f"{name}: in no average with other peers in {lived:.1f} s")

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from itertools import combinations
+from typing import TypeAlias
 
-from rayhive.events import APART, GROUPED, Event
+from rayhive.events import (
+    APART,
+    GROUPED,
+    Round,
+    StateLoaded,
+    StateRound,
+    TrainingStarted,
+    Weights,
+)
 from rayhive.invariants.base import Invariant, RunLog
 from rayhive.spec.replicate import ReplicateSpec
+
+Averaging: TypeAlias = Round | StateRound
 
 #: Relative distance of two replicas that were averaged without loss, from rounding alone.
 EXACT = 1e-5
@@ -44,11 +55,10 @@ class ReplicasAgree(Invariant):
 
     about = "Replicas agree after every round within the codec's tolerance."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         """Return the pairs of replicas that differ, each with its largest distance."""
-        log, tolerance = RunLog(spec, events), tolerance_of(spec)
-        whole = _whole(log)
-        met = {e["round"] for n in log.trained for e in log.of(n, "state_round") if whole(e)}
+        tolerance, whole = tolerance_of(log.spec), _whole(log)
+        met = {e.round for n in log.trained for e in log.of(n, StateRound) if whole(e)}
         weights = {name: _fingerprints(log, name) for name in log.trained}
         astray = {name: _astray(log, name, whole, met) for name in log.trained}
         wrong = [text for name in log.living for text in self._lasting(log, name, astray[name])]
@@ -70,9 +80,9 @@ class ReplicasAgree(Invariant):
     def _lasting(self, log: RunLog, name: str, astray: frozenset[int]) -> Iterator[str]:
         alone = len(log.living) < 2
         apart = any(fault.settled > log.end for fault in log.faults if fault.effect in APART)
-        others = (log.moment(peer, "training_started") for peer in log.living if peer != name)
+        others = (log.moment(peer, TrainingStarted) for peer in log.living if peer != name)
         company = min((t for t in others if t is not None), default=math.inf)
-        rounds = [event["round"] for event in log.of(name, "weights") if event["t"] >= company]
+        rounds = [event.round for event in log.of(name, Weights) if event.t >= company]
         last = next((at for at, n in enumerate(reversed(rounds)) if n not in astray), len(rounds))
         if not (alone or apart) and rounds:
             self.checked += 1
@@ -89,35 +99,38 @@ def tolerance_of(spec: ReplicateSpec) -> float:
     return tolerance
 
 
-def _fingerprints(log: RunLog, name: str) -> dict[int, Event]:
-    return {event["round"]: event for event in log.of(name, "weights") if event["finite"]}
+def _fingerprints(log: RunLog, name: str) -> dict[int, Weights]:
+    return {event.round: event for event in log.of(name, Weights) if event.finite}
 
 
-def _whole(log: RunLog) -> Callable[[Event], bool]:
+def _averagings(log: RunLog, name: str) -> list[Averaging]:
+    return [*log.of(name, Round), *log.of(name, StateRound)]
+
+
+def _whole(log: RunLog) -> Callable[[Averaging], bool]:
     """Return a test whether a round was averaged completely, by all its peers in one group."""
     grouped = Counter(
-        (event["kind"], event["round"])
+        (event.kind, event.round)
         for name in log.trained
-        for event in log.of(name, "round", "state_round")
-        if event["outcome"] in GROUPED
+        for event in _averagings(log, name)
+        if event.outcome in GROUPED
     )
 
-    def whole(event: Event) -> bool:
-        complete = event["outcome"] == "averaged" and (event.get("fraction") or 1.0) >= 1.0
-        met = event.get("group_size") or 1
-        return bool(complete and met >= grouped[event["kind"], event["round"]])
+    def whole(event: Averaging) -> bool:
+        complete = event.outcome == "averaged" and (event.fraction or 1.0) >= 1.0
+        return complete and (event.group_size or 1) >= grouped[event.kind, event.round]
 
     return whole
 
 
 def _astray(
-    log: RunLog, name: str, whole: Callable[[Event], bool], met: Set[int]
+    log: RunLog, name: str, whole: Callable[[Averaging], bool], met: Set[int]
 ) -> frozenset[int]:
     """Return the rounds after which an incarnation may be astray."""
     lag = 0 if log.spec.configuration.delay == "none" else 1
-    complete = sorted(event["round"] for event in log.of(name, "state_round") if whole(event))
+    complete = sorted(event.round for event in log.of(name, StateRound) if whole(event))
     astray: set[int] = set()
-    last = max((event["round"] for event in log.of(name, "weights")), default=0)
+    last = max((event.round for event in log.of(name, Weights)), default=0)
     for round_ in _strayed(log, name, whole, met):
         back = next((number for number in complete if number >= round_), last + 1)
         astray.update(range(round_, back + lag))
@@ -125,17 +138,17 @@ def _astray(
 
 
 def _strayed(
-    log: RunLog, name: str, whole: Callable[[Event], bool], met: Set[int]
+    log: RunLog, name: str, whole: Callable[[Averaging], bool], met: Set[int]
 ) -> Iterator[int]:
-    for event in log.of(name, "round", "state_round"):
+    for event in _averagings(log, name):
         if not whole(event):
-            yield event["round"]
-    own = {event["round"] for event in log.of(name, "state_round")}
-    yield from (met & {e["round"] for e in log.of(name, "weights")}) - own
-    for event in log.of(name, "state_loaded"):
-        yield event["round"]  # the state may be of an earlier round
+            yield event.round
+    own = {event.round for event in log.of(name, StateRound)}
+    yield from (met & {event.round for event in log.of(name, Weights)}) - own
+    for loaded in log.of(name, StateLoaded):
+        yield loaded.round  # the state may be of an earlier round
 
 
-def _distance(a: Event, b: Event) -> float:
-    scale = max(a["norm"], b["norm"])
-    return math.dist(a["sketch"], b["sketch"]) / scale if scale else 0.0
+def _distance(a: Weights, b: Weights) -> float:
+    scale = max(a.norm or 0.0, b.norm or 0.0)
+    return math.dist(a.sketch, b.sketch) / scale if scale else 0.0

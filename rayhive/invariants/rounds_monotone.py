@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from rayhive.events import Event
+from rayhive.events import PeerSpawned, Round, StateLoaded, Transition, Weights
 from rayhive.invariants.base import Invariant, RunLog
-from rayhive.spec.replicate import ReplicateSpec
 
 
 class RoundsMonotone(Invariant):
@@ -19,38 +18,31 @@ class RoundsMonotone(Invariant):
 
     about = "The rounds of every peer only go up, and a joiner begins at the swarm's round."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         """Return every decrease."""
-        log = RunLog(spec, events)
         return [text for name in log.peers for text in self._of_incarnation(log, name)]
 
     def _of_incarnation(self, log: RunLog, name: str) -> Iterator[str]:
-        for kind in ("round", "transition", "weights"):
-            rounds = [event["round"] for event in log.of(name, kind)]
-            self.checked += len(rounds)
-            for before, after in pairwise(rounds):
-                if after <= before:
-                    yield f"{name}: {kind} {after} after {before}"
-        for event in log.of(name, "state_loaded"):
+        numbered: tuple[Sequence[Round | Transition | Weights], ...]
+        numbered = log.of(name, Round), log.of(name, Transition), log.of(name, Weights)
+        for events in numbered:
+            self.checked += len(events)
+            for before, after in pairwise(events):
+                if after.round <= before.round:
+                    yield f"{name}: {after.kind} {after.round} after {before.round}"
+        for event in log.of(name, StateLoaded):
             self.checked += 1
-            newest = max(event["round_before"], event["round_of_state"])
-            if event["round"] < newest:
-                yield f"{name}: at round {event['round']} with a state, {newest} before"
+            newest = max(event.round_before or 0, event.round_of_state or 0)
+            if event.round < newest:
+                yield f"{name}: at round {event.round} with a state, {newest} before"
         yield from self._beginning(log, name)
 
     def _beginning(self, log: RunLog, name: str) -> Iterator[str]:
-        spawned, steps = log.moment(name, "peer_spawned"), log.of(name, "transition")
+        spawned, steps = log.moment(name, PeerSpawned), log.of(name, Transition)
         if not log.joined(name) or spawned is None or not steps:
             return
         self.checked += 1
-        done = max(
-            (
-                event["round"]
-                for other in log.trained
-                for event in log.of(other, "transition")
-                if event["t"] < spawned
-            ),
-            default=0,
-        )
-        if steps[0]["round"] <= done:
-            yield f"{name}: came when round {done} was done and began with {steps[0]['round']}"
+        others = (event for other in log.trained for event in log.of(other, Transition))
+        done = max((event.round for event in others if event.t < spawned), default=0)
+        if steps[0].round <= done:
+            yield f"{name}: came when round {done} was done and began with {steps[0].round}"

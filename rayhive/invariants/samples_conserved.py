@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 
-from rayhive.events import Event
+from rayhive.events import Left, PeerFinished, Round, StateLoaded, Transition
 from rayhive.invariants.base import Invariant, RunLog
-from rayhive.spec.replicate import ReplicateSpec
 
 
 class SamplesConserved(Invariant):
@@ -26,42 +25,40 @@ class SamplesConserved(Invariant):
 
     about = "Computed samples = committed + lost + pending, of every peer."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         """Return the events at which the sums differ."""
-        if spec.swarm.use_local_updates:
+        if log.spec.swarm.use_local_updates:
             return []  # samples enter no rounds
-        log = RunLog(spec, events)
         return [text for name in log.trained for text in self._of_incarnation(log, name)]
 
     def _of_incarnation(self, log: RunLog, name: str) -> Iterator[str]:
-        entered = {event["round"]: _gone_into(event) for event in log.of(name, "round")}
+        # What each round took from the peer, averaged or lost.
+        entered = {event.round: event.samples + (event.lost or 0) for event in log.of(name, Round)}
         rounds = sorted(entered)
         so_far = dict(zip(rounds, accumulate(entered[n] for n in rounds), strict=True))
         dropped = 0
         for event in log.peers[name]:
-            kind, lost = event["kind"], event.get("lost") or 0
-            if lost < 0 or (kind == "round" and lost and event["samples"]):
-                yield f"{name}, {kind} {event['round']}: {lost} lost, {event.get('samples', 0)} not"
-            if kind in ("state_loaded", "left"):
-                dropped += lost
-            elif kind == "transition" and "computed" in event and event["round"] in entered:
-                known = so_far[event["round"]] + dropped
-                yield from self._equal(name, f"round {event['round']}", event["computed"], known)
-            elif kind == "peer_finished":
+            if isinstance(event, (Round, StateLoaded, Left)):
+                lost = event.lost or 0
+                used = event.samples if isinstance(event, Round) else 0
+                if lost < 0 or (lost and used):
+                    yield f"{name}, {event.kind} {event.round}: {lost} lost, {used} not"
+                if not isinstance(event, Round):
+                    dropped += lost
+            elif isinstance(event, Transition):
+                if event.computed is not None and event.round in entered:
+                    known = so_far[event.round] + dropped
+                    yield from self._equal(name, f"round {event.round}", event.computed, known)
+            elif isinstance(event, PeerFinished):
                 done = sum(entered.values()) + dropped
-                if "pending" in event:
-                    yield from self._equal(name, "end", event["samples"], done + event["pending"])
+                if event.pending is not None:
+                    yield from self._equal(name, "end", event.samples, done + event.pending)
                 else:
                     self.checked += 1
-                    if done > event["samples"]:
-                        yield f"{name}: {done} samples in rounds, {event['samples']} computed"
+                    if done > event.samples:
+                        yield f"{name}: {done} samples in rounds, {event.samples} computed"
 
     def _equal(self, name: str, where: str, computed: int, known: int) -> Iterator[str]:
         self.checked += 1
         if computed != known:
             yield f"{name}, {where}: computed {computed}, committed + lost + pending {known}"
-
-
-def _gone_into(event: Event) -> int:
-    """Return the samples that a round took from its peer, averaged or lost."""
-    return int(event["samples"]) + int(event.get("lost") or 0)

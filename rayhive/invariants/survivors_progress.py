@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
-from rayhive.events import Event
+from rayhive.events import TrainingStarted, Transition
 from rayhive.invariants.base import Invariant, RunLog
-from rayhive.spec.replicate import ReplicateSpec
 
 #: Number of median rounds that the bound allows on top of one averaging.
 ROUNDS = 3
@@ -24,11 +22,10 @@ class SurvivorsProgress(Invariant):
 
     about = "Every peer without a fault finishes a round within a bound."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         """Return every gap between two transitions that is longer than the bound."""
-        log = RunLog(spec, events)
-        bound = spec.swarm.matchmaking_time + spec.swarm.averaging_timeout
-        bound += ROUNDS * _normal_s(log)
+        swarm = log.spec.swarm
+        bound = swarm.matchmaking_time + swarm.averaging_timeout + ROUNDS * _normal_s(log)
         wrong = []
         for name in log.trained:
             for begin, end in pairwise(_moments(log, name)):
@@ -44,7 +41,7 @@ def _normal_s(log: RunLog) -> float:
     gaps = [
         end - begin
         for name in log.trained
-        for begin, end in pairwise(e["t"] for e in log.of(name, "transition"))
+        for begin, end in pairwise(event.t for event in log.of(name, Transition))
         if end <= first
     ]
     return median(gaps) if gaps else 0.0
@@ -52,7 +49,7 @@ def _normal_s(log: RunLog) -> float:
 
 def _moments(log: RunLog, name: str) -> list[float]:
     """Return the times of an incarnation's begin, its transitions and its end."""
-    steps = [event["t"] for event in log.of(name, "training_started", "transition")]
+    steps = [event.t for event in log.of(name, TrainingStarted, Transition)]
     return [*steps, max(steps[-1], log.ended(name))]
 
 

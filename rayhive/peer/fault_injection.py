@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import rayhive.faults  # noqa: F401 - registers the kinds
 from rayhive.averaging.gradient_averager import accumulated
 from rayhive.faults.in_training import InTraining, Tensors, compare
 from rayhive.registry import FAULTS

@@ -13,7 +13,6 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-import rayhive.faults  # noqa: F401 - a study names its scenarios
 from rayhive.errors import ConfigError, Problem
 from rayhive.membership.addresses import initial_peers as resolve_peers
 from rayhive.peer.callback import PeerTraining, swarm_optimizer

@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-import rayhive.compression
-import rayhive.faults  # noqa: F401 - both fill registries that the checks use
+import rayhive.compression  # noqa: F401 - fills a registry that the checks use
 from rayhive.cluster.node import capabilities
 from rayhive.errors import ConfigError, Problem, described
 from rayhive.faults.kind import needs_of

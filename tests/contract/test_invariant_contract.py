@@ -6,15 +6,14 @@ A new invariant needs an entry in ``PLANTED``: changes to a clean log that it ha
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import pytest
 
-from rayhive.events import Event
 from rayhive.invariants import INVARIANTS, Invariant, InvariantResult, check_all
-from rayhive.spec.replicate import ReplicateSpec
+from rayhive.invariants.base import RunLog
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec, records
 
@@ -338,15 +337,15 @@ class CannotFail(Invariant):
 
     about = "Always holds."
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
-        self.checked += len(events)
+    def check(self, log: RunLog) -> list[str]:
+        self.checked += len(log.events)
         return []
 
 
 class ChecksNothing(CannotFail):
     """An invariant that checks nothing."""
 
-    def check(self, spec: ReplicateSpec, events: Sequence[Event]) -> list[str]:
+    def check(self, log: RunLog) -> list[str]:
         return []
 
 
@@ -370,8 +369,9 @@ def test_a_log_that_ends_early_is_no_error(kind: type[Invariant]) -> None:
     story = long_story()
     events = story.timeline.events
     for count in range(0, len(events), 11):
-        kind().check(story.spec, events[:count])
-    assert kind().check(make_spec(), []) in ([], ["does not begin with its one replicate_started"])
+        kind().check(RunLog(story.spec, events[:count]))
+    empty = RunLog(make_spec(), [])
+    assert kind().check(empty) in ([], ["does not begin with its one replicate_started"])
 
 
 @pytest.mark.parametrize("clean", CLEAN)

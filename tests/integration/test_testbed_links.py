@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import rayhive.faults  # noqa: F401  (fills the registry)
 from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.testbed import Testbed, firewall, namespaces
 from rayhive.cluster.testbed.link_probe import measure_link, path

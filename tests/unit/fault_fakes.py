@@ -12,7 +12,6 @@ import errno
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +26,22 @@ from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.toolbox import Toolbox
 from rayhive.errors import RayhiveError
-from rayhive.events import Event
+from rayhive.events import (
+    Checkpoint,
+    Event,
+    Left,
+    Notice,
+    PeerFailed,
+    Spawned,
+    Transition,
+    of_kind,
+)
+from rayhive.events.event import E
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import ArgsT, NodeTool, StateT, Verb
 from rayhive.faults.target import ProcessRole
 from rayhive.registry import FAULTS
+from rayhive.spec.commands import FaultCommand, GiveNotice, WriteCheckpoint
 from rayhive.spec.fault_plan import At, PlannedFault
 
 KINDS = Path(rayhive.faults.kinds.__path__[0])
@@ -70,10 +80,11 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the time limits of proofs that are not going to hold."""
     for module in KINDS.glob("[a-z]*.py"):
         name = f"rayhive.faults.kinds.{module.stem}"
-        for patience in ("SETTLE_S", "_PATIENCE_S", "_NODE_S", "_CHECKPOINT_S", "_ROUND_S"):
+        for patience in ("SETTLE_S", "PATIENCE_S", "CHECKPOINT_S", "ROUND_S"):
             monkeypatch.setattr(f"{name}.{patience}", 0.3, raising=False)
-    monkeypatch.setattr("rayhive.faults.kinds._process.POLL_S", 0.01)
-    monkeypatch.setattr("rayhive.faults.kinds._child_process.PATIENCE_S", 0.3)
+    for patience in ("SETTLE_S", "CHILD_S", "NODE_S"):
+        monkeypatch.setattr(f"rayhive.faults.ending.{patience}", 0.3)
+    monkeypatch.setattr("rayhive.faults.steps.POLL_S", 0.01)
 
 
 @dataclass
@@ -101,7 +112,7 @@ class FakeSwarm:
     busy: bool = False
     runs: Runs = field(default_factory=Runs)
     expected: list[str] = field(default_factory=list)
-    commands: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
+    commands: list[tuple[str, FaultCommand]] = field(default_factory=list)
     signals: list[tuple[str, int]] = field(default_factory=list)
     drained: dict[str, float] = field(default_factory=dict)
     dead_nodes: set[str] = field(default_factory=set)
@@ -112,7 +123,7 @@ class FakeSwarm:
     def __post_init__(self) -> None:
         self.runs.add(RUN, self.folder)
         self.toolbox = Toolbox(self.runs, NodeLink())
-        self._waiting: list[tuple[str, str | None, dict[str, Any], asyncio.Future[Event]]] = []
+        self._waiting: list[tuple[type[Event], str, asyncio.Future[Event]]] = []
         self._watches: list[asyncio.Task[None]] = []
         self._past: list[Incarnation] = []
 
@@ -132,7 +143,7 @@ class FakeSwarm:
             life.process.stdout.close()
 
     def living(self) -> Sequence[str]:
-        return [slot for slot, life in self.lives.items() if life.process.poll() is None]
+        return [replica for replica, life in self.lives.items() if life.process.poll() is None]
 
     def node_of(self, peer: str) -> str:
         return self.lives[peer].node
@@ -168,18 +179,18 @@ class FakeSwarm:
     def _pids(self, life: Incarnation, process: ProcessRole) -> list[int] | None:
         return None if process == "group" else [life.roles[process]]
 
-    async def command(self, peer: str, do: str, **fields: Any) -> None:
-        self.commands.append((peer, do, fields))
+    async def command(self, peer: str, command: FaultCommand) -> None:
+        self.commands.append((peer, command))
         if self.deaf or self.rude:
             return
-        if do == "checkpoint":
+        if isinstance(command, WriteCheckpoint):
             self._checkpoint(peer)
-        if do == "notice":
-            self.say("notice", peer, deadline_s=fields["deadline_s"])
-        if do in ("notice", "leave"):
-            self.say("left", peer, round=7, handed_over=64, lost=0)
-            os.killpg(self.lives[peer].process.pid, signal.SIGKILL)
-            self.lives[peer].process.wait()
+            return
+        if isinstance(command, GiveNotice):
+            self.say(peer, Notice(deadline_s=command.deadline_s))
+        self.say(peer, Left(round=7, handed_over=64, lost=0))
+        os.killpg(self.lives[peer].process.pid, signal.SIGKILL)
+        self.lives[peer].process.wait()
 
     def _checkpoint(self, peer: str) -> None:
         """Play a peer that writes a checkpoint, reports the result, and trains on."""
@@ -190,8 +201,8 @@ class FakeSwarm:
         except OSError as caught:
             error = errno.errorcode[caught.errno or 0]
         loop = asyncio.get_running_loop()
-        loop.call_later(0.02, lambda: self.say("checkpoint", peer, ok=error is None, error=error))
-        loop.call_later(0.05, lambda: self.say("transition", peer, round=8))
+        loop.call_later(0.02, self.say, peer, Checkpoint(ok=error is None, error=error))
+        loop.call_later(0.05, self.say, peer, Transition(round=8, seconds=0.1))
 
     async def start(self, peer: str, node: str | None = None) -> str:
         old = self.lives.get(peer)
@@ -222,7 +233,7 @@ class FakeSwarm:
         owned = OwnedProcesses(leader=process.pid, folder=str(own))
         owned.note()
         owned.save(own.with_suffix(RECORD_SUFFIX))
-        self.say("spawned", peer, pid=process.pid)
+        self.say(peer, Spawned(pid=process.pid))
         self._watches.append(asyncio.create_task(self._watch(peer, self.lives[peer])))
         return name
 
@@ -231,7 +242,7 @@ class FakeSwarm:
         while (code := life.process.poll()) is None:
             await asyncio.sleep(0.01)
         if code == 1:
-            self.say("peer_failed", peer, error="PeerProcessDied('p2pd died')", traceback="")
+            self.say(peer, PeerFailed(error="PeerProcessDied('p2pd died')", traceback=""))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(life.process.pid, signal.SIGKILL)
 
@@ -271,29 +282,34 @@ class FakeSwarm:
             self.restarts.append(node)
 
     async def event(
-        self, kind: str, peer: str | None, timeout: float, *, count: int = 1, **fields: Any
-    ) -> Event | None:
-        assert count == 1, "nothing that is played here comes in numbers"
+        self,
+        record: type[E],
+        peer: str,
+        timeout: float,
+        *,
+        count: int = 1,
+        fault: str | None = None,
+    ) -> E | None:
+        assert count == 1 and fault is None, "the events of one fault are not played here"
         future: asyncio.Future[Event] = asyncio.get_running_loop().create_future()
-        self._waiting.append((kind, peer, fields, future))
-        with contextlib.suppress(asyncio.TimeoutError):
-            return await asyncio.wait_for(future, min(timeout, 0.3) if self.deaf else timeout)
-        return None
+        self._waiting.append((record, peer, future))
+        try:
+            event = await asyncio.wait_for(future, min(timeout, 0.3) if self.deaf else timeout)
+        except asyncio.TimeoutError:
+            return None
+        assert isinstance(event, record)
+        return event
 
-    def last(self, kind: str, peer: str) -> Event | None:
-        for event in reversed(self.log):
-            if event["kind"] == kind and event["peer"].split(".")[0] == peer:
+    def last(self, record: type[E], peer: str) -> E | None:
+        for event in of_kind(reversed(self.log), record):
+            if str(event.peer).partition(".")[0] == peer:
                 return event
         return None
 
-    def say(self, kind: str, peer: str, **fields: Any) -> None:
-        event = {"kind": kind, "t": time.time(), "peer": self.lives[peer].name, **fields}
+    def say(self, peer: str, event: Event) -> None:
+        """Take an event of the present incarnation of a replica."""
+        event = event.of_peer(self.lives[peer].name)
         self.log.append(event)
-        for wanted, slot, values, future in self._waiting:
-            if (
-                wanted == kind
-                and slot in (None, peer)
-                and values.items() <= event.items()
-                and not future.done()
-            ):
+        for wanted, replica, future in self._waiting:
+            if isinstance(event, wanted) and replica == peer and not future.done():
                 future.set_result(event)

@@ -15,7 +15,7 @@ from rayhive.cluster.doctor import doctor
 from rayhive.cluster.node import capabilities, process_group
 from rayhive.cluster.testbed import privilege
 from rayhive.errors import ClusterError
-from rayhive.faults.queries import needs_of
+from rayhive.faults.kind import needs_of
 from rayhive.faults.target import CAPABILITIES
 from tests.unit.fault_fakes import my_groups
 

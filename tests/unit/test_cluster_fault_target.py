@@ -25,6 +25,7 @@ from rayhive.cluster.testbed import firewall
 from rayhive.errors import ClusterError
 from rayhive.events import FaultActed, PeerReady, Round, TrainingStarted
 from rayhive.spec import Link, SwarmConfig
+from rayhive.spec.commands import Command, GiveNotice
 from tests.fixtures.logs import make_spec
 
 PEERS = 3
@@ -35,7 +36,7 @@ class FakeSwarm:
     """Peers on a node each, that remember the commands that they get."""
 
     def __init__(self) -> None:
-        self.commands: list[tuple[list[str], str, dict[str, Any]]] = []
+        self.commands: list[tuple[list[str], Command]] = []
 
     def reserved_node(self, peer: int) -> str:
         return f"id-{peer}"
@@ -43,8 +44,8 @@ class FakeSwarm:
     def node_of(self, name: str) -> str:
         return f"id-{name.partition('.')[0].removeprefix('peer-')}"
 
-    async def command(self, names: list[str], do: str, **fields: Any) -> None:
-        self.commands.append((names, do, fields))
+    async def command(self, names: list[str], command: Command) -> None:
+        self.commands.append((names, command))
 
 
 def target(*training: float | None, swarm: Any = None) -> SwarmTarget:
@@ -75,13 +76,13 @@ def test_a_role_goes_to_a_peer_that_trains(role: str, peer: str) -> None:
 def test_events_are_counted_also_of_a_peer_that_has_not_joined_yet() -> None:
     async def body() -> None:
         peers = target(1)
-        second = asyncio.ensure_future(peers.event("sabotaged", "peer-9", 10, count=2, fault="f0"))
+        second = asyncio.ensure_future(peers.event(FaultActed, "peer-9", 10, count=2, fault="f0"))
         await asyncio.sleep(0)
         for fault, round_ in (("f1", 1), ("f0", 2), ("f0", 3), ("f0", 4)):
             for peer in ("peer-0", "peer-9"):
                 peers.heard(FaultActed(fault=fault, round=round_, peer=peer))
         found = await second
-        assert found is not None and (found["peer"], found["round"]) == ("peer-9", 3)
+        assert found is not None and (found.peer, found.round) == ("peer-9", 3)
 
     asyncio.run(body())
 
@@ -245,7 +246,7 @@ def test_a_command_names_the_fault_on_whose_behalf_it_is_sent() -> None:
 
     async def body() -> None:
         CAUSE.set("f3")
-        await target(1, swarm=swarm).command("peer-0", "notice", deadline_s=2.0)
+        await target(1, swarm=swarm).command("peer-0", GiveNotice(deadline_s=2.0))
 
     asyncio.run(body())
-    assert swarm.commands == [(["peer-0"], "notice", {"fault": "f3", "deadline_s": 2.0})]
+    assert swarm.commands == [(["peer-0"], GiveNotice(deadline_s=2.0, fault="f3"))]

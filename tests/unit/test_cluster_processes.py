@@ -21,6 +21,7 @@ from rayhive.cluster.node.process_group import records, started
 from rayhive.cluster.replicate.peer_actor import Exited, PeerActor, StreamItem
 from rayhive.errors import PeerError
 from rayhive.events import DHTReady, PeerReady, Round
+from rayhive.spec.commands import Shutdown, Start, Train
 from tests.integration.cluster_harness import FAKE_FORKSERVER, replicate
 
 Body = Callable[[str, PeerActor], Coroutine[Any, Any, None]]
@@ -75,17 +76,17 @@ async def until(actor: PeerActor, kind: type[StreamItem], taken: int = 0) -> lis
 def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
     async def body(forkserver: str, actor: PeerActor) -> None:
         assert await actor.next_items(0, 0.05) == []
-        assert await actor.command({"do": "start", "initial_peers": []}, "1")
+        assert await actor.command(Start(), "1")
         first = await until(actor, PeerReady)
         assert isinstance(first[0], DHTReady)
         assert await actor.next_items(len(first), 0.05) == []
         assert await actor.next_items(0, 0.05) == []  # what arrived is forgotten
-        for do in ("train", "shutdown"):
-            await actor.command({"do": do}, do)
+        for command in (Train(), Shutdown()):
+            await actor.command(command, command.do)
         rest = await until(actor, Exited, len(first))
         assert rest[-1].exit_code == 0
         assert [item.round for item in rest if isinstance(item, Round)] == [1, 2, 3]
-        assert not await actor.command({"do": "train"}, "3")
+        assert not await actor.command(Train(), "3")
         status = await actor.status()
         assert (status["running"], status["exit_code"]) == (False, 0)
 
@@ -107,7 +108,7 @@ def test_a_death_is_reported_without_an_exit_code_while_forks_hold_the_line(
     monkeypatch.setenv("FAKE_FORKSERVER_IS_SILENT", "1")
 
     async def body(forkserver: str, actor: PeerActor) -> None:
-        await actor.command({"do": "start", "initial_peers": []}, "4")
+        await actor.command(Start(), "4")
         taken = len(await until(actor, PeerReady))
         pid = (await actor.status())["pid"]
         os.kill(pid, signal.SIGKILL)  # the peer alone: its fork lives on

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import rayhive.faults  # noqa: F401  (fills the registry)
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind
 from rayhive.faults.node_tools import (

@@ -36,7 +36,7 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
 def test_a_straggler_is_held_back_until_it_is_healed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayhive.faults.kinds.straggler._PATIENCE_S", 10.0)
+    monkeypatch.setattr("rayhive.faults.kinds.straggler.PATIENCE_S", 10.0)
 
     async def scene() -> None:
         async with FakeSwarm(tmp_path, busy=True) as swarm:
@@ -129,7 +129,7 @@ def test_more_memory_than_is_free_is_refused_before_training(tmp_path: Path) -> 
 def test_a_full_disk_fails_checkpoints_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("_CHECKPOINT_S", "_ROUND_S"):
+    for name in ("CHECKPOINT_S", "ROUND_S"):
         monkeypatch.setattr(f"rayhive.faults.kinds.disk_full.{name}", 5.0)
 
     async def scene() -> None:
@@ -157,7 +157,7 @@ def test_a_full_disk_fails_checkpoints_and_training_goes_on(
 def test_a_checkpoint_that_is_written_is_no_proof(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayhive.faults.kinds.disk_full._CHECKPOINT_S", 5.0)
+    monkeypatch.setattr("rayhive.faults.kinds.disk_full.CHECKPOINT_S", 5.0)
 
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kinds import _process
+from rayhive.faults.steps import all_are, wait_for_states
+from rayhive.spec.commands import GiveNotice
 from tests.unit.fault_fakes import ROLES, FakeSwarm, planned, run, shorten
 
 
@@ -90,9 +91,7 @@ def test_a_pause_that_is_never_healed_ends_with_the_replicate(tmp_path: Path) ->
             kind = planned("pause")
             await run(kind, swarm)
             await kind.teardown(swarm)
-            states = await _process.wait_for_states(
-                swarm, "peer-1", _process.all_are("running"), timeout=5.0
-            )
+            states = await wait_for_states(swarm, "peer-1", all_are("running"), timeout=5.0)
             assert set(states.values()) == {"running"}
 
     play(scene())
@@ -116,7 +115,7 @@ def test_a_polite_peer_leaves_within_its_notice(tmp_path: Path) -> None:
         async with FakeSwarm(tmp_path) as swarm:
             kind = planned("preempt", notice_s=30)
             proof = await run(kind, swarm)
-            assert swarm.commands == [("peer-1", "notice", {"deadline_s": 30.0})]
+            assert swarm.commands == [("peer-1", GiveNotice(deadline_s=30.0))]
             seen = proof.what["peer-1"]
             assert proof.ok
             assert seen["by"] == "itself"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import rayhive.faults  # noqa: F401 - fills the registries
 from rayhive.errors import ConfigError
 from rayhive.faults.library import PLACES, load_scenario, plan_of, with_members
 from rayhive.faults.scenario import Scenario

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rayhive.errors import ConfigError, Problem
+from rayhive.faults.drawing import SeededRng
+from rayhive.faults.generators.acts import Selector
 from rayhive.faults.library import plan_of
-from rayhive.faults.rng import SeededRng
-from rayhive.faults.target_selector import Selector
 from rayhive.spec import Budget, NodeClass, SwarmConfig
 from rayhive.spec.fault_plan import FaultPlan
 

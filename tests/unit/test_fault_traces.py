@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from rayhive.errors import ConfigError
 from rayhive.faults.library import plan_of
-from rayhive.faults.traces import TRACE_FORMATS
-from rayhive.faults.traces.folding import fold
-from rayhive.faults.traces.trace import SHIPPED, Step, Trace, assemble, read_trace
+from rayhive.faults.traces.formats import TRACE_FORMATS
+from rayhive.faults.traces.trace import SHIPPED, Step, Trace, assemble, fold, read_trace
 from rayhive.spec import Budget, SwarmConfig
 from rayhive.spec.fault_plan import FaultPlan
 from tests.unit.test_fault_plans import write
@@ -355,7 +354,7 @@ def test_folding_adds_up(counts: list[int], slots: int) -> None:
     reader = TRACE_FORMATS.get("skypilot")
     assert len(list(reader.records(json.dumps(data)))) == len(counts)
     live = slots
-    trace = assemble("x", "skypilot", reader, list(reader.records(json.dumps(data))))
+    trace = assemble("x", "skypilot", reader.records(json.dumps(data)))
     for level in fold(trace, slots, 0, trace.length_s, 1.0):
         assert level.gone >= 0 and level.come >= 0 and level.gone + level.come > 0
         live += level.come - level.gone

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rayhive.events import Event, FaultActed
 from rayhive.faults.in_training import RoundsArgs
 from rayhive.faults.kind import Proof
 from rayhive.peer.fault_injection import FaultInjection
@@ -55,12 +56,12 @@ def proof(fault: PlannedFault, events: list[dict[str, Any]]) -> Proof:
 
     class FaultTarget:
         async def event(
-            self, kind: str, peer: str, timeout: float, *, count: int, **fields: Any
-        ) -> Any:
-            assert (kind, fields) == ("sabotaged", {"fault": "f0"})
+            self, record: type[Event], peer: str, timeout: float, *, count: int, fault: str
+        ) -> Event:
+            assert (record, fault) == (FaultActed, "f0")
             if len(events) < count:
                 await asyncio.Event().wait()
-            return events[count - 1]
+            return FaultActed(peer=peer, **events[count - 1])
 
     async def body() -> Proof:
         kind, swarm = FAULTS.get(fault.kind)(fault), FaultTarget()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-import rayhive.faults  # noqa: F401 - a study names its scenarios
 from rayhive.errors import ConfigError
 from rayhive.peer.train import peer_spec, single_configuration, train_file
 from rayhive.spec import Configuration, SweepConfig, validate_sweep

@@ -7,7 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypedDict, TypeVar
 
-import rayhive.faults  # noqa: F401 - fills the registry
 from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.errors import RayhiveError, ReplicateError
 from rayhive.events import Event, FaultFailed, FaultFired, FaultHealed, FaultVerified

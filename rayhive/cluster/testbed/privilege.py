@@ -41,8 +41,6 @@ def require() -> None:
 
 def faults_without_testbed() -> str:
     """Return a text with the kinds of faults that work without a testbed."""
-    import rayhive.faults  # noqa: F401  (fills the registry)
-
     kinds = [name for name, kind in FAULTS.items() if not set(GIVEN) & set(kind.needs)]
     lost = [name for name in FAULTS.names() if name not in kinds]
     text = f"faults that work without one: {', '.join(kinds)}" if kinds else "no fault remains"

@@ -22,8 +22,8 @@ from rayhive.spec.fault_plan import PlannedFault
 FOLDER = "checkpoints"
 _MB = 10**6
 #: Time limits for a peer to write a checkpoint between two batches, and to finish a round [s].
-_CHECKPOINT_S = 15.0
-_ROUND_S = 30.0
+CHECKPOINT_S = 15.0
+ROUND_S = 30.0
 
 
 class DiskFullArgs(Model):
@@ -89,10 +89,10 @@ class DiskFull(FaultKind):
         disk = {"free": state.free, "error": state.error}
         checkpoints = Listening(swarm, Checkpoint, [peer])
         await swarm.command(peer, WriteCheckpoint())
-        event = await checkpoints.heard(peer, _CHECKPOINT_S)
+        event = await checkpoints.heard(peer, CHECKPOINT_S)
         if event is None:
             return {"disk": disk, "checkpoint": None, "goes_on": False}
-        went_on = await swarm.event(Transition, peer, _ROUND_S)
+        went_on = await swarm.event(Transition, peer, ROUND_S)
         return {"disk": disk, "checkpoint": event.error, "goes_on": went_on is not None}
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:

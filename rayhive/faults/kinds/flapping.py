@@ -14,7 +14,7 @@ from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
-_PATIENCE_S = 6.0
+PATIENCE_S = 6.0
 
 
 class FlappingArgs(Model):
@@ -56,11 +56,11 @@ class Flapping(FaultKind):
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check the probes of the first phase, and of the second if it begins soon enough."""
-        phases = 2 if self.args.down_s + 1 < _PATIENCE_S else 1
+        phases = 2 if self.args.down_s + 1 < PATIENCE_S else 1
 
         async def observed(node: str) -> tuple[FlapPhase, ...]:
             tool = self._flapping[node]
-            state = await poll(tool.state, lambda state: len(state.phases) >= phases, _PATIENCE_S)
+            state = await poll(tool.state, lambda state: len(state.phases) >= phases, PATIENCE_S)
             return state.phases
 
         logs = await for_each(targets, observed)

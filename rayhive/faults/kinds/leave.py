@@ -13,8 +13,8 @@ from rayhive.faults.target import FaultTarget
 from rayhive.spec.commands import Leave as LeaveCommand
 
 #: Time limit for the ``left`` event [s]: a peer first finishes or abandons its present round.
-_PATIENCE_S = 30.0
-_EXIT_S = 15.0
+PATIENCE_S = 30.0
+EXIT_S = 15.0
 
 
 class Leave(EndsPeers):
@@ -36,10 +36,10 @@ class Leave(EndsPeers):
         """Check that each peer sent ``left`` and that no process of it remains."""
 
         async def check(peer: str) -> dict[str, Any]:
-            left = handed_over(await self._left.heard(peer, _PATIENCE_S))
+            left = handed_over(await self._left.heard(peer, PATIENCE_S))
             if left is None:
                 return {"left": None, "gone": False}
-            states = await wait_for_states(swarm, peer, all_are("gone"), _EXIT_S)
+            states = await wait_for_states(swarm, peer, all_are("gone"), EXIT_S)
             return {"left": left, "gone": all_are("gone")(states)}
 
         seen = await for_each(targets, check)

@@ -15,7 +15,7 @@ from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
 #: Time limit for the quota to take effect [s]: a peer that waits for others uses no CPU time.
-_PATIENCE_S = 8.0
+PATIENCE_S = 8.0
 _COUNTERS = ("periods", "throttled", "throttled_s")
 
 
@@ -63,7 +63,7 @@ class Straggler(FaultKind):
         """Return the growth of the control group's counters since the injection."""
         before = self._began[peer]
         read = self._limits[peer].state
-        after = await poll(read, lambda now: now.throttled > before.throttled, _PATIENCE_S)
+        after = await poll(read, lambda now: now.throttled > before.throttled, PATIENCE_S)
         return {key: getattr(after, key) - getattr(before, key) for key in _COUNTERS}
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
