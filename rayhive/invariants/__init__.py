@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayhive.events import Event
-from rayhive.invariants.base import Invariant, InvariantResult, RunLog
+from rayhive.events import Event, InvariantChecked
+from rayhive.invariants.base import Invariant, RunLog
 from rayhive.registry import INVARIANTS
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -22,10 +22,8 @@ INVARIANTS.register_lazy("rounds_monotone", f"{_HERE}.rounds_monotone:RoundsMono
 INVARIANTS.register_lazy("samples_conserved", f"{_HERE}.samples_conserved:SamplesConserved")
 INVARIANTS.register_lazy("survivors_progress", f"{_HERE}.survivors_progress:SurvivorsProgress")
 
-__all__ = ["INVARIANTS", "Invariant", "InvariantResult", "check_all"]
 
-
-def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantResult]:
+def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantChecked]:
     """Check every invariant of one replicate.
 
     Args:
@@ -33,11 +31,12 @@ def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantRes
         events: Its events in the order of writing, at least up to the last peer's end.
 
     Returns:
-        One result for each invariant, sorted by name.
+        One event for each invariant, sorted by name.
     """
-    log, results = RunLog(spec, events), []
+    log, found = RunLog(spec, events), []
     for name, kind in INVARIANTS.items():
         invariant: Invariant = kind()
-        violations = invariant.check(log)
-        results.append(InvariantResult(name, not violations, invariant.checked, tuple(violations)))
-    return results
+        wrong = invariant.check(log)
+        ok, checked = not wrong, invariant.checked
+        found.append(InvariantChecked(name=name, ok=ok, checked=checked, violations=wrong))
+    return found

@@ -33,23 +33,6 @@ GONE: tuple[type[Event], ...] = (Left, PeerLost, PeerFailed)
 FAULT_S = 10.0
 
 
-@dataclass(frozen=True)
-class InvariantResult:
-    """Result of one invariant.
-
-    Attributes:
-        name: Its registered name.
-        ok: Whether it holds.
-        checked: Number of checks; 0 if the events contain nothing to check.
-        violations: The violations, one text each.
-    """
-
-    name: str
-    ok: bool
-    checked: int
-    violations: tuple[str, ...]
-
-
 class Invariant(ABC):
     """A property that holds in every replicate, under any faults.
 

@@ -5,27 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from rayhive.events import (
-    DHTReady,
-    Evaluation,
-    Event,
-    FaultFailed,
-    FaultFired,
-    FaultHealed,
-    FaultVerified,
-    PeerFinished,
-    PeerLost,
-    PeerReady,
-    PeerSpawned,
-    ReplicateFinished,
-    ReplicateStarted,
-    Round,
-    StateRound,
-    TrainingStarted,
-    Transition,
-    Weights,
-    of_kind,
-)
+from rayhive import events
 from rayhive.invariants.base import GONE, Invariant, RunLog
 
 #: Tolerance of the order of events from two threads of a peer [s].
@@ -33,12 +13,13 @@ ORDER_S = 0.5
 #: Time limit of a heal after it was due [s]; it may have to start a node.
 HEAL_S = 60.0
 #: Events of a peer before it trains, in this order.
-_BEGINNING: dict[type[Event], str] = {
-    DHTReady: "dht_ready",
-    PeerReady: "peer_ready",
-    TrainingStarted: "training_started",
+_BEGINNING: dict[type[events.Event], str] = {
+    events.DHTReady: "dht_ready",
+    events.PeerReady: "peer_ready",
+    events.TrainingStarted: "training_started",
 }
-_TRAINING = (Round, Transition, StateRound, Weights, Evaluation)
+_TRAINING = (events.Round, events.Transition, events.StateRound, events.Weights, events.Evaluation)
+_OF_FAULT = (events.FaultFired, events.FaultVerified, events.FaultHealed, events.FaultFailed)
 
 
 class LogComplete(Invariant):
@@ -68,36 +49,37 @@ class LogComplete(Invariant):
 
     def _frame(self, log: RunLog) -> Iterator[str]:
         self.checked += 1
-        begins = [isinstance(event, ReplicateStarted) for event in log.events]
+        begins = [isinstance(event, events.ReplicateStarted) for event in log.events]
         if begins[:1] != [True] or any(begins[1:]):
             yield "does not begin with its one replicate_started"
-        if any(of_kind(log.events[:-1], ReplicateFinished)):
+        if any(events.of_kind(log.events[:-1], events.ReplicateFinished)):
             yield "goes on after replicate_finished"
 
     def _faults(self, log: RunLog) -> Iterator[tuple[str, str]]:
-        seen: dict[str, Counter[type[Event]]] = defaultdict(Counter)
+        seen: dict[str, Counter[type[events.Event]]] = defaultdict(Counter)
         for event in log.events:
-            if isinstance(event, (FaultFired, FaultVerified, FaultHealed, FaultFailed)):
+            if isinstance(event, _OF_FAULT):
                 seen[event.fault][type(event)] += 1
         planned = {} if log.spec.plan is None else {f.id: f for f in log.spec.plan.faults}
         fired = {fault.fault: fault.fired for fault in log.faults}
-        proved = {event.fault: event.t for event in of_kind(log.events, FaultVerified)}
+        proofs = events.of_kind(log.events, events.FaultVerified)
+        proved = {event.fault: event.t for event in proofs}
         for fault, counts in seen.items():
             self.checked += 1
             if fault not in planned:
                 yield fault, "is in no plan"
                 continue
-            failed = counts[FaultFailed] > 0
-            if counts[FaultFired] > 1:
-                yield fault, f"fired {counts[FaultFired]} times"
-            if not counts[FaultFired]:
-                if counts[FaultVerified] or counts[FaultHealed]:
+            failed = counts[events.FaultFailed] > 0
+            if counts[events.FaultFired] > 1:
+                yield fault, f"fired {counts[events.FaultFired]} times"
+            if not counts[events.FaultFired]:
+                if counts[events.FaultVerified] or counts[events.FaultHealed]:
                     yield fault, "has a proof or a heal and never fired"
                 continue
-            if not counts[FaultVerified] and not failed:
+            if not counts[events.FaultVerified] and not failed:
                 yield fault, "was neither verified nor failed"
             after = planned[fault].heal_after_s
-            if after is None or failed or counts[FaultHealed]:
+            if after is None or failed or counts[events.FaultHealed]:
                 continue
             if max(fired[fault] + after, proved.get(fault, 0.0)) + HEAL_S < log.end:
                 yield fault, f"was to be healed after {after:g} s and was not"
@@ -120,10 +102,10 @@ def _stopped_s(log: RunLog, name: str, since: float, until: float) -> float:
 
 
 def _incarnation(log: RunLog, name: str) -> Iterator[str]:
-    events, stages = log.peers[name], list(_BEGINNING)
+    own, stages = log.peers[name], list(_BEGINNING)
     latest, reached, last = 0.0, -1, len(stages) - 1
-    for event in events:
-        if isinstance(event, (PeerSpawned, PeerLost)):
+    for event in own:
+        if isinstance(event, (events.PeerSpawned, events.PeerLost)):
             continue  # from the supervisor, with its clock
         if event.t + _stopped_s(log, name, event.t, latest) < latest - ORDER_S:
             yield f"{event.kind} is {latest - event.t:.2f} s older than the event before it"
@@ -136,10 +118,10 @@ def _incarnation(log: RunLog, name: str) -> Iterator[str]:
         elif isinstance(event, _TRAINING) and reached < last:
             yield f"{event.kind} before training_started"
             reached = last  # reported once
-    if reached == last and not log.of(name, PeerReady):
+    if reached == last and not log.of(name, events.PeerReady):
         yield "training_started without peer_ready"
-    if any(of_kind(events[:-1], PeerLost)):
-        yield f"{events[-1].kind} after peer_lost"
+    if any(events.of_kind(own[:-1], events.PeerLost)):
+        yield f"{own[-1].kind} after peer_lost"
     # A late peer that has not begun when training ends is dismissed without an event.
-    if log.of(name, TrainingStarted) and not log.of(name, PeerFinished, *GONE):
+    if log.of(name, events.TrainingStarted) and not log.of(name, events.PeerFinished, *GONE):
         yield "its end is missing"

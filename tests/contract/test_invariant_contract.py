@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from rayhive.invariants import INVARIANTS, Invariant, InvariantResult, check_all
-from rayhive.invariants.base import RunLog
+from rayhive.events import InvariantChecked
+from rayhive.invariants import check_all
+from rayhive.invariants.base import Invariant, RunLog
+from rayhive.registry import INVARIANTS
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec, records
 
@@ -294,7 +296,7 @@ PLANTED: dict[str, list[tuple[str, Plant]]] = {
 }
 
 
-def result_of(story: Story, name: str) -> InvariantResult:
+def result_of(story: Story, name: str) -> InvariantChecked:
     return next(r for r in check_all(story.spec, story.timeline.events) if r.name == name)
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from rayhive.invariants import InvariantResult, check_all
+from rayhive.events import InvariantChecked
+from rayhive.invariants import check_all
 from rayhive.invariants.replicas_agree import tolerance_of
 from rayhive.spec import Configuration, DelayName
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec
 
 
-def result(story: Story, name: str) -> InvariantResult:
+def result(story: Story, name: str) -> InvariantChecked:
     return next(r for r in check_all(story.spec, story.timeline.events) if r.name == name)
 
 
@@ -91,10 +92,10 @@ def test_who_loaded_a_state_may_differ_until_it_is_averaged() -> None:
             event["sketch"] = [9.0, 0.0]
     assert result(story, "replicas_agree").ok
     story.of("weights", "peer-1.1")[1]["sketch"] = [9.0, 0.0]
-    assert result(story, "replicas_agree").violations == (
+    assert result(story, "replicas_agree").violations == [
         "peer-0 and peer-1.1 differ by 0.1 after round 11, at most 1e-05",
         "peer-2 and peer-1.1 differ by 0.1 after round 11, at most 1e-05",
-    )
+    ]
 
 
 @pytest.mark.parametrize(("rounds_in_company", "ok"), [(1, True), (10, True), (11, False)])
@@ -130,7 +131,7 @@ def test_while_peers_may_still_be_finding_each_other_nobody_is_judged() -> None:
     story.rounds(*(15.0 + n for n in range(5)), peers=REST)
     story.finish(20.0, ALL)
     found = result(story, "one_component")
-    assert found.violations == tuple(f"{p}: saw 2 and averaged with 2 of 3 peers" for p in REST)
+    assert found.violations == [f"{p}: saw 2 and averaged with 2 of 3 peers" for p in REST]
 
 
 @pytest.mark.parametrize("healed", [None, 23.0])

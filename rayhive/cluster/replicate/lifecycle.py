@@ -33,7 +33,7 @@ from rayhive.events import (
     TrainingExtended,
     read_events,
 )
-from rayhive.invariants import InvariantResult, check_all
+from rayhive.invariants import check_all
 from rayhive.spec.commands import Shutdown, Start, Stop, Train
 from rayhive.spec.replicate import LONGEST, ReplicateSpec
 
@@ -338,12 +338,6 @@ class Replicate:
             return
         results = check_all(self._spec, list(read_events(self._log.path)))
         nodes = len({peer.host for peer in self._peer_table.peers.values()})
-        for found in (*results, InvariantResult("no_orphans", not left, nodes, tuple(left))):
-            self._recorder.write(
-                InvariantChecked(
-                    name=found.name,
-                    ok=found.ok,
-                    checked=found.checked,
-                    violations=list(found.violations),
-                )
-            )
+        clear = InvariantChecked(name="no_orphans", ok=not left, checked=nodes, violations=left)
+        for found in (*results, clear):
+            self._recorder.write(found)
