@@ -13,12 +13,12 @@ from rayhive.api.story import StoryProgress
 from rayhive.api.studies import Sets, assignments, execute
 from rayhive.cluster.node import capabilities
 from rayhive.errors import Problem
-from rayhive.faults.library import load_scenario, with_members
+from rayhive.faults.library import load_scenario
 from rayhive.faults.scenario import Scenario
 from rayhive.registry import SCENARIOS
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.sweep.replay import recorded_spec, run_again
-from rayhive.sweep.resolve import as_data, plan_replicate, resolve
+from rayhive.sweep.resolve import as_data, fault_needs, plan_replicate, resolve
 from rayhive.sweep.scenario_study import scenario_config
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.target import target_at
@@ -79,18 +79,21 @@ def plan_scenario(
     Raises:
         ConfigError: Bad input, with every mistake.
     """
-    asked = load_scenario(name)
-    planned = []
-    for member in with_members([name]):
+    planned, here = [], capabilities.here()
+    needs: dict[str, frozenset[str]] = {}
+    for member in load_scenario(name).members or (name,):
         scenario = load_scenario(member)
         study = scenario_config(member, config, assignments(set), peers, seed)
         warnings: list[str] = []
-        plan = plan_replicate(study, member, 0, warnings)
+        lacking = capabilities.missing(fault_needs(study, [member], optional=True), here)
+        absent = {str(problem.value) for problem in lacking}
+        plan = plan_replicate(study, member, 0, warnings, absent)
+        needs |= fault_needs(study, [member], optional=False)
         seconds = study.budget.seconds_per_replicate
         planned.append(
             PlannedScenario(scenario.name, scenario.about, plan, seconds, tuple(warnings))
         )
-    return planned, capabilities.missing(asked.needs, capabilities.here())
+    return planned, capabilities.missing(needs, here)
 
 
 def run_scenario(

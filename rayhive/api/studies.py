@@ -13,7 +13,7 @@ from rayhive.api.run import Run, load
 from rayhive.errors import ConfigError, Problem
 from rayhive.sweep.dry_run import Plan, make_plan
 from rayhive.sweep.progress import default_progress
-from rayhive.sweep.resolve import StudyLike, resolve
+from rayhive.sweep.resolve import StudyLike, planned_on, resolve
 from rayhive.sweep.resolved import ResolvedStudy
 from rayhive.sweep.run_folder import SWEEP, writable
 from rayhive.sweep.signals import Interrupted, Interruption
@@ -107,8 +107,9 @@ def plan(study: StudyLike, *, set: Sets = (), address: str | None = None) -> Pla
     """
     from rayhive.sweep.sweep import check_target
 
-    resolved = resolve(study, assignments(set))
-    return replace(make_plan(resolved), unmet=tuple(check_target(resolved, target_at(address))))
+    resolved, target = resolve(study, assignments(set)), target_at(address)
+    resolved = planned_on(resolved, target.refused(resolved.demands.optional))
+    return replace(make_plan(resolved), unmet=tuple(check_target(resolved, target)))
 
 
 def execute(

@@ -105,10 +105,19 @@ class Scenario:
         """Capabilities that each fault kind of :attr:`kinds` needs."""
         return needs_of(self.may_plan())
 
-    def may_plan(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the fault kinds that it may plan, with their parameters as they are written."""
-        for generator in self.generators(self.args):
-            yield from generator.may_plan()
+    def may_plan(
+        self, args: Mapping[str, Any] | None = None, optional: bool | None = None
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the fault kinds that it may plan, with their parameters as they are written.
+
+        Args:
+            args: Parameters that override the scenario's.
+            optional: Whether the plan leaves the kinds out where they are not available; None
+                yields the kinds of both sorts.
+        """
+        for generator in self.generators({**self.args, **(args or {})}):
+            if optional in (None, generator.available_only):
+                yield from generator.may_plan()
 
     @property
     def seconds(self) -> float:

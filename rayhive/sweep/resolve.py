@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
 
 import rayhive.compression  # noqa: F401 - fills a registry that the checks use
-from rayhive.cluster.node import capabilities
 from rayhive.errors import ConfigError, Problem, described
 from rayhive.faults.kind import needs_of
 from rayhive.faults.library import load_scenario, plan_of
@@ -124,18 +123,21 @@ def with_twin(scenarios: Sequence[str]) -> tuple[str, ...]:
 
 
 def plan_replicate(
-    config: SweepConfig, scenario: str, replicate: int, warnings: list[str] | None = None
+    config: SweepConfig,
+    scenario: str,
+    replicate: int,
+    warnings: list[str] | None = None,
+    refused: Collection[str] = (),
 ) -> FaultPlan:
     """Return the fault plan of one replicate of a study.
-
-    Kinds of faults that the machine of the driver cannot commit are left out by scenarios that ask
-    for that (``available_only``).
 
     Args:
         config: The study.
         scenario: One of its scenarios, by name or path.
         replicate: Number of the replicate; the plan of its twin has the same seed.
         warnings: Receives remarks on the files of the scenario.
+        refused: Kinds of faults that the target of the run does not allow. Scenarios with
+            ``available_only`` leave them out.
 
     Raises:
         ConfigError: With every mistake in the scenario or in its use here.
@@ -147,13 +149,58 @@ def plan_replicate(
         swarm=config.swarm,
         budget=config.budget,
         args=config.scenario_args.get(scenario_label(scenario)),
-        allows=_allowed_here,
+        allows=lambda kind: kind not in refused,
         warnings=warnings,
     )
 
 
-def _allowed_here(kind: str) -> bool:
-    return not capabilities.missing(needs_of([(kind, {})]), capabilities.here())
+def planned_on(study: ResolvedStudy, refused: Iterable[Problem]) -> ResolvedStudy:
+    """Return a study without the optional kinds of faults that its target refuses.
+
+    Args:
+        study: The study.
+        refused: A problem for each of the optional kinds that the target does not allow.
+
+    Raises:
+        ConfigError: The scenarios cannot be planned without these kinds.
+    """
+    kinds = {str(problem.value) for problem in refused}
+    if not kinds:
+        return study
+
+    def plan(name: str, number: int) -> FaultPlan | None:
+        found = plan_replicate(study.config, name, number, refused=kinds)
+        return found if found.faults else None
+
+    numbers = range(study.config.replicates)
+    optional = {kind: n for kind, n in study.demands.optional.items() if kind not in kinds}
+    return replace(
+        study,
+        scenarios=tuple(
+            ResolvedScenario(scenario_label(name), tuple(plan(name, n) for n in numbers))
+            for name in study.config.scenarios
+        ),
+        demands=replace(study.demands, optional=optional),
+    )
+
+
+def fault_needs(
+    config: SweepConfig, scenarios: Iterable[str], optional: bool
+) -> dict[str, frozenset[str]]:
+    """Return the capabilities that each kind of fault of some scenarios needs.
+
+    Args:
+        config: The study.
+        scenarios: Some of its scenarios, by name or path.
+        optional: Whether the kinds are returned that a plan leaves out where the target lacks a
+            capability; otherwise those that it does not.
+    """
+    args = config.scenario_args
+    return needs_of(
+        fault
+        for name in scenarios
+        for fault in load_scenario(name).may_plan(args.get(scenario_label(name)), optional)
+    )
 
 
 def _resolved(
@@ -181,7 +228,8 @@ def _resolved(
         scenarios=resolved,
         demands=Demands(
             swarm=config.swarm,
-            needs=needs_of(f for name in scenarios for f in load_scenario(name).may_plan()),
+            needs=fault_needs(whole, scenarios, optional=False),
+            optional=fault_needs(whole, scenarios, optional=True),
             joining=most_joining(plan for scenario in resolved for plan in scenario.plans),
         ),
         twin_added=NO_FAULTS not in config.scenarios and NO_FAULTS in scenarios,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -64,18 +64,20 @@ class Demands:
         swarm: The swarm.
         needs: Kind of fault -> capabilities of :data:`rayhive.faults.target.CAPABILITIES` that a
             node must have for it.
+        optional: The same for kinds that are left out where a node lacks one (``available_only``).
         joining: Most peers that join after the start.
     """
 
     swarm: SwarmConfig
     needs: Mapping[str, frozenset[str]]
     joining: int = 0
+    optional: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def testbed(self) -> bool:
         """Whether nodes with shaped links or CPU shares, or nodes that can be ended, are needed."""
         classes = (self.swarm.node_classes or {}).values()
-        wanted = {need for needs in self.needs.values() for need in needs}
+        wanted = frozenset().union(*self.needs.values(), *self.optional.values())
         return any(item.shaped for item in classes) or bool(wanted & _OF_A_TESTBED)
 
 

@@ -14,6 +14,7 @@ from rayhive.cluster.address import in_job
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.sweep.code_fingerprint import CHOICES, CodeFingerprints, Fingerprint, fingerprint_of
 from rayhive.sweep.driver import Done, Driver, Progress
+from rayhive.sweep.resolve import planned_on
 from rayhive.sweep.resolved import ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder, writable
 from rayhive.sweep.signals import Interruption
@@ -93,11 +94,14 @@ def run_sweep(
         Interrupted: The sweep was interrupted, and nothing of it runs any more.
     """
     target = target or target_at()
+    study = planned_on(study, target.refused(study.demands.optional))
     run = RunFolder(folder)
     preflight(study, run, target, code)
     if in_job():
         progress.note(f"this run is kept in {run.path} on {socket.gethostname()}")
     with target.cluster(study.demands, connected=interruption.install) as cluster:
+        refused = cluster.check_kinds(study.demands.optional, study.demands.swarm)
+        study = planned_on(study, refused)
         now = run.continued(fingerprint(study), accept=code == "accept")
         with writable(run.path), run.opened(study.config, now) as identity:
             driver = Driver(

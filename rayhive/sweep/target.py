@@ -47,6 +47,9 @@ def connect_to_ray(address: str | None) -> AbstractContextManager[ClusterLike]:
 class Target(Protocol):
     """Place of a run."""
 
+    def refused(self, needs: Mapping[str, frozenset[str]]) -> Iterable[Problem]:
+        """Return the kinds of faults that are known to be refused before Ray is started."""
+
     def problems(self, demands: Demands) -> Iterable[Problem]:
         """Return the demands that are known to be unmet before Ray is started."""
 
@@ -83,10 +86,13 @@ class ThisMachine:
     address: str | None
     connect: Connect
 
+    def refused(self, needs: Mapping[str, frozenset[str]]) -> list[Problem]:
+        """Return the kinds of faults that this machine does not allow."""
+        return capabilities.missing(needs, capabilities.here()) if needs else []
+
     def problems(self, demands: Demands) -> Iterator[Problem]:
         """Yield the demands that this machine does not meet."""
-        if demands.needs:
-            yield from capabilities.missing(demands.needs, capabilities.here())
+        yield from self.refused(demands.needs)
         yield from gpu_problems(demands.swarm, [this_machine()])
 
     @contextmanager
@@ -108,6 +114,10 @@ class NamedCluster:
 
     address: str | None
     connect: Connect
+
+    def refused(self, needs: Mapping[str, frozenset[str]]) -> tuple[Problem, ...]:
+        """Return nothing: the machine of the driver does not count."""
+        return ()
 
     def problems(self, demands: Demands) -> tuple[Problem, ...]:
         """Return nothing: the machine of the driver does not count."""
