@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,11 @@ def _scenario(
 _read = cache(read_scenario_file)
 
 
-def load_scenario(name_or_path: str | Path, key: str = "NAME") -> Scenario:
+def load_scenario(name_or_path: str | Path) -> Scenario:
     """Return a scenario of the library, or one from the user's file.
 
     Args:
         name_or_path: A registered name, or the path of a scenario file.
-        key: Configuration key that holds it, for the message.
 
     Raises:
         ConfigError: There is no such scenario, or its file is invalid.
@@ -55,7 +54,7 @@ def load_scenario(name_or_path: str | Path, key: str = "NAME") -> Scenario:
     name = str(name_or_path)
     if is_path(name):
         return Scenario(Path(name).stem, Path(name), read_scenario_file(Path(name)), {})
-    scenario: Scenario = SCENARIOS.get(name, key)()
+    scenario: Scenario = SCENARIOS.get(name, "NAME")()
     return scenario
 
 
@@ -134,13 +133,3 @@ def plan_of(
             for index, (draft, values) in enumerate(zip(drafts, complete, strict=True))
         ),
     )
-
-
-def with_members(names: Sequence[str]) -> tuple[str, ...]:
-    """Return scenarios with each grid replaced by its members."""
-    found: list[str] = []
-    for name in names:
-        by_name = not is_path(name) and name in SCENARIOS
-        members = load_scenario(name).members if by_name else ()
-        found.extend(members or (name,))
-    return tuple(dict.fromkeys(found))

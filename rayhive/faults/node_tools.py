@@ -98,7 +98,7 @@ class ToolHandle(Generic[ArgsT, StateT]):
         Raises:
             ClusterError: The agent does not answer, or the tool refuses.
         """
-        return self._present(await self._use("start", args))
+        return await self._present("start", args)
 
     async def state(self) -> StateT:
         """Return the state, also before ``start`` where the tool has one then.
@@ -106,7 +106,7 @@ class ToolHandle(Generic[ArgsT, StateT]):
         Raises:
             ClusterError: The agent does not answer, or the tool has no state.
         """
-        return self._present(await self._use("state"))
+        return await self._present("state")
 
     async def stop(self) -> StateT | None:
         """Undo the tool's effect; does nothing if the tool was not started.
@@ -117,25 +117,22 @@ class ToolHandle(Generic[ArgsT, StateT]):
         Raises:
             ClusterError: The agent does not answer, or the effect cannot be undone.
         """
-        return await self._use("stop")
+        return await self.target.use_tool(self.node, self.tool, self.subject, "stop")
 
-    async def _use(self, verb: Verb, args: ArgsT | None = None) -> StateT | None:
-        return await self.target.use_tool(self.node, self.tool, self.subject, verb, args)
-
-    @staticmethod
-    def _present(state: StateT | None) -> StateT:
+    async def _present(self, verb: Verb, args: ArgsT | None = None) -> StateT:
+        state = await self.target.use_tool(self.node, self.tool, self.subject, verb, args)
         assert state is not None, "only stop may return no state"
         return state
 
 
 class CpuQuota(Model):
-    """Arguments of :data:`CPU_LIMIT`.
+    """Arguments of :data:`CPU_LIMIT`, and parameters of the fault ``straggler``.
 
     Attributes:
         cores: CPU time that all processes of the peer get together [s/s].
     """
 
-    cores: float = Field(gt=0)
+    cores: float = Field(default=0.2, ge=0.02)
 
 
 class CpuUsage(Model):
@@ -299,17 +296,17 @@ class CutState(Model):
 
 
 class FlapArgs(Model):
-    """Arguments of :data:`FLAPPING`.
+    """Arguments of :data:`FLAPPING`, and parameters of the fault ``flapping``.
 
     Attributes:
-        down_s: Time for which the link is cut [s].
-        up_s: Time for which it works in between [s].
-        times: Number of cuts; None until ``stop``.
+        down_s: Duration of each cut [s].
+        up_s: Time between two cuts [s].
+        times: Number of cuts; None cuts until the fault is healed.
     """
 
-    down_s: float
-    up_s: float
-    times: int | None = None
+    down_s: float = Field(default=2.0, ge=0.1)
+    up_s: float = Field(default=5.0, ge=0.1)
+    times: int | None = Field(default=None, ge=1)
 
 
 class FlapPhase(Model):

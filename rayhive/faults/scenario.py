@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -77,18 +76,16 @@ class Scenario:
     @property
     def members(self) -> tuple[str, ...]:
         """Names of the members of a grid; empty if the scenario is no grid."""
-        if not self.file.grid or self.given:
-            return ()
-        return tuple(member_name(self.path.stem, value) for value in self._grid[1])
+        values = () if self.given else next(iter(self.file.grid.values()), ())
+        return tuple(member_name(self.path.stem, value) for value in values)
 
     @property
     def about(self) -> str:
         """Summary in one sentence."""
+        listed = {}
         if self.members:
-            name, values = self._grid
-            listed = "/".join(str(value) for value in values)
-            return Template(self.file.about).safe_substitute({**self.args, name: listed})
-        return Template(self.file.about).safe_substitute(self.args)
+            listed = {name: "/".join(map(str, found)) for name, found in self.file.grid.items()}
+        return Template(self.file.about).safe_substitute({**self.args, **listed})
 
     @property
     def args(self) -> dict[str, Any]:
@@ -153,26 +150,22 @@ class Scenario:
             ConfigError: The file's ``plan`` is invalid with these values.
         """
         problems: list[Problem] = []
-        found = list(self._generators(args, problems))
-        if problems:
-            raise ConfigError(problems, str(self.path))
-        return found
-
-    def _generators(self, args: Mapping[str, Any], problems: list[Problem]) -> Iterator[Generator]:
+        found: list[Generator] = []
         plan = _filled(self.file.plan, args, "plan", problems)
-        if problems:
-            return
-        for name, value in sorted(plan.items()):
+        for name, value in () if problems else sorted(plan.items()):
             if name not in GENERATORS:
                 problems.append(unknown(f"plan.{name}", name, GENERATORS.names()))
                 continue
             model: type[Generator] = GENERATORS.get(name)
             try:
-                yield model.model_validate({name: value})
+                found.append(model.model_validate({name: value}))
             except ValidationError as error:
                 for item in error.errors():
-                    found_problem = as_problem(item, model)
-                    problems.append(replace(found_problem, key=f"plan.{found_problem.key}"))
+                    problem = as_problem(item, model)
+                    problems.append(replace(problem, key=f"plan.{problem.key}"))
+        if problems:
+            raise ConfigError(problems, str(self.path))
+        return found
 
     def check_args(self, args: Mapping[str, Any]) -> Iterator[Problem]:
         """Yield the names that are no parameters of the scenario."""
@@ -180,10 +173,6 @@ class Scenario:
             if name not in self.file.args:
                 allowed = f"a parameter; known are {', '.join(self.file.args) or 'none'}"
                 yield Problem(f"args.{name}", args[name], allowed, nearest(name, [*self.file.args]))
-
-    @cached_property
-    def _grid(self) -> tuple[str, tuple[Any, ...]]:
-        return next(iter(self.file.grid.items()))
 
 
 def member_name(stem: str, value: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from rayhive.errors import RayhiveError
@@ -18,6 +18,7 @@ POLL_S = 0.1
 SETTLE_S = 5.0
 States = dict[int, str]
 T = TypeVar("T")
+ToolT = TypeVar("ToolT", bound=ToolHandle[Any, Any])
 
 
 async def for_each(names: Iterable[str], step: Callable[[str], Awaitable[T]]) -> dict[str, T]:
@@ -124,19 +125,24 @@ async def leader_of(swarm: FaultTarget, peer: str) -> str:
     raise RayhiveError(f"no trainer process of {peer} runs")
 
 
-async def stop_all(tools: dict[str, ToolHandle[Any, Any]]) -> dict[str, str]:
-    """Stop tools by the name of their target, and forget them.
-
-    The end of an agent or a node has already undone the effect of its tools.
-
-    Returns:
-        The reason of each tool that cannot be stopped.
-    """
+async def failures(
+    tools: Mapping[str, ToolT], step: Callable[[ToolT], Awaitable[object]]
+) -> dict[str, str]:
+    """Take a step with every tool; return the reason of each for which it fails."""
     failed = {}
     for name, tool in tools.items():
         try:
-            await tool.stop()
+            await step(tool)
         except (RayhiveError, asyncio.TimeoutError) as error:
             failed[name] = str(error) or "no answer"
+    return failed
+
+
+async def stop_all(tools: dict[str, ToolHandle[Any, Any]]) -> dict[str, str]:
+    """Stop tools by the name of their target, and forget them; see :func:`failures`.
+
+    The end of an agent or a node has already undone the effect of its tools.
+    """
+    failed = await failures(tools, ToolHandle.stop)
     tools.clear()
     return failed

@@ -118,7 +118,8 @@ def _check_in_training(drafts: Sequence[Draft]) -> Iterator[Problem]:
         for other in drafts if kind_of(draft.kind).in_training else ():
             shared = _numbers(draft.who) & _numbers(other.who)
             away = kind_of(other.kind).removes_peers()
-            if away and shared and not _is_later(other.at, draft.at):
+            later = other.at != draft.at and _reached(draft.at, other.at)
+            if away and shared and not later:
                 allowed = f"a peer that {other.kind} ({other.at}) does not remove: {draft.kind} is "
                 allowed += "not in the spec of a replacement"
                 yield draft.problem("who", f"peer-{min(shared)}", allowed)
@@ -138,10 +139,6 @@ def _check_present(drafts: Sequence[Draft]) -> Iterator[Problem]:
                 allowed = f"a peer that is present at {draft.at}: {other.kind} removed it at "
                 yield draft.problem("who", f"peer-{min(shared)}", f"{allowed}{other.at}")
                 break
-
-
-def _is_later(one: At, other: At) -> bool:
-    return one.round is not None and other.round is not None and one.round > other.round
 
 
 def _check_survivors(drafts: Sequence[Draft], peers: int) -> Iterator[Problem]:

@@ -10,25 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from rayhive.events import (
-    APART,
-    Event,
-    FaultFired,
-    FaultHealed,
-    Left,
-    PeerFailed,
-    PeerFinished,
-    PeerLost,
-    TrainingStarted,
-    of_kind,
-)
+from rayhive import events
 from rayhive.events.event import E
 from rayhive.events.supervisor import FaultEffect
 from rayhive.registry import FAULTS
 from rayhive.spec.replicate import ReplicateSpec
 
 #: Events after which a peer is gone.
-GONE: tuple[type[Event], ...] = (Left, PeerLost, PeerFailed)
+GONE: tuple[type[events.Event], ...] = (events.Left, events.PeerLost, events.PeerFailed)
 #: Time after a fault or a heal in which peers may not have found each other yet [s].
 FAULT_S = 10.0
 
@@ -74,7 +63,7 @@ class FaultWindow:
     @property
     def settled(self) -> float:
         """Time from which peers should have found each other [s]; infinite if they cannot."""
-        if self.healed is None and self.effect in APART:
+        if self.healed is None and self.effect in events.APART:
             return math.inf
         return max(self.fired, self.healed or 0.0) + FAULT_S
 
@@ -84,17 +73,17 @@ class RunLog:
 
     Args:
         spec: The replicate.
-        events: Its events in the order of writing.
+        written: Its events in the order of writing.
 
     Attributes:
         peers: Name of each incarnation -> its events in order.
     """
 
-    def __init__(self, spec: ReplicateSpec, events: Iterable[Event]) -> None:
+    def __init__(self, spec: ReplicateSpec, written: Iterable[events.Event]) -> None:
         self.spec = spec
-        self.events = tuple(events)
-        self.peers: dict[str, list[Event]] = defaultdict(list)
-        self._kinds: dict[tuple[str, type[Event]], list[Any]] = defaultdict(list)
+        self.events = tuple(written)
+        self.peers: dict[str, list[events.Event]] = defaultdict(list)
+        self._kinds: dict[tuple[str, type[events.Event]], list[Any]] = defaultdict(list)
         for event in self.events:
             if event.peer is not None:
                 self.peers[event.peer].append(event)
@@ -106,14 +95,14 @@ class RunLog:
             return self._kinds.get((peer, records[0]), [])
         return [event for event in self.peers.get(peer, ()) if isinstance(event, records)]
 
-    def moment(self, peer: str, *records: type[Event]) -> float | None:
+    def moment(self, peer: str, *records: type[events.Event]) -> float | None:
         """Return the time of an incarnation's first event of some kinds; None without one."""
         return min((event.t for event in self.of(peer, *records)), default=None)
 
     @cached_property
     def trained(self) -> tuple[str, ...]:
         """Incarnations that began to train."""
-        return tuple(name for name in self.peers if self.of(name, TrainingStarted))
+        return tuple(name for name in self.peers if self.of(name, events.TrainingStarted))
 
     @cached_property
     def living(self) -> tuple[str, ...]:
@@ -123,13 +112,13 @@ class RunLog:
     @cached_property
     def end(self) -> float:
         """End of training [s]: the last ``peer_finished``, or else the last event of any peer."""
-        finished = [event.t for event in of_kind(self.events, PeerFinished)]
+        finished = [event.t for event in events.of_kind(self.events, events.PeerFinished)]
         heard = [event.t for event in self.events if event.peer is not None]
         return max(finished or heard, default=0.0)
 
     def ended(self, peer: str) -> float:
         """Return the end of an incarnation, at the latest the end of training [s]."""
-        gone = self.moment(peer, PeerFinished, *GONE)
+        gone = self.moment(peer, events.PeerFinished, *GONE)
         return self.end if gone is None else gone
 
     def joined(self, peer: str) -> bool:
@@ -140,7 +129,7 @@ class RunLog:
     @cached_property
     def faults(self) -> tuple[FaultWindow, ...]:
         """Faults that fired."""
-        healed = {event.fault: event.t for event in of_kind(self.events, FaultHealed)}
+        healed = {event.fault: event.t for event in events.of_kind(self.events, events.FaultHealed)}
         return tuple(
             FaultWindow(
                 fault=event.fault,
@@ -150,5 +139,5 @@ class RunLog:
                 fired=event.t,
                 healed=healed.get(event.fault),
             )
-            for event in of_kind(self.events, FaultFired)
+            for event in events.of_kind(self.events, events.FaultFired)
         )

@@ -8,19 +8,11 @@ from collections.abc import Callable, Iterator, Set
 from itertools import combinations
 from typing import TypeAlias
 
-from rayhive.events import (
-    APART,
-    GROUPED,
-    Round,
-    StateLoaded,
-    StateRound,
-    TrainingStarted,
-    Weights,
-)
+from rayhive import events
 from rayhive.invariants.base import Invariant, RunLog
 from rayhive.spec.replicate import ReplicateSpec
 
-Averaging: TypeAlias = Round | StateRound
+Averaging: TypeAlias = events.Round | events.StateRound
 
 #: Relative distance of two replicas that were averaged without loss, from rounding alone.
 EXACT = 1e-5
@@ -58,7 +50,7 @@ class ReplicasAgree(Invariant):
     def check(self, log: RunLog) -> list[str]:
         """Return the pairs of replicas that differ, each with its largest distance."""
         tolerance, whole = tolerance_of(log.spec), _whole(log)
-        met = {e.round for n in log.trained for e in log.of(n, StateRound) if whole(e)}
+        met = {e.round for n in log.trained for e in log.of(n, events.StateRound) if whole(e)}
         weights = {name: _fingerprints(log, name) for name in log.trained}
         astray = {name: _astray(log, name, whole, met) for name in log.trained}
         wrong = [text for name in log.living for text in self._lasting(log, name, astray[name])]
@@ -79,10 +71,10 @@ class ReplicasAgree(Invariant):
 
     def _lasting(self, log: RunLog, name: str, astray: frozenset[int]) -> Iterator[str]:
         alone = len(log.living) < 2
-        apart = any(fault.settled > log.end for fault in log.faults if fault.effect in APART)
-        others = (log.moment(peer, TrainingStarted) for peer in log.living if peer != name)
+        apart = any(fault.settled > log.end for fault in log.faults if fault.effect in events.APART)
+        others = (log.moment(peer, events.TrainingStarted) for peer in log.living if peer != name)
         company = min((t for t in others if t is not None), default=math.inf)
-        rounds = [event.round for event in log.of(name, Weights) if event.t >= company]
+        rounds = [event.round for event in log.of(name, events.Weights) if event.t >= company]
         last = next((at for at, n in enumerate(reversed(rounds)) if n not in astray), len(rounds))
         if not (alone or apart) and rounds:
             self.checked += 1
@@ -99,12 +91,12 @@ def tolerance_of(spec: ReplicateSpec) -> float:
     return tolerance
 
 
-def _fingerprints(log: RunLog, name: str) -> dict[int, Weights]:
-    return {event.round: event for event in log.of(name, Weights) if event.finite}
+def _fingerprints(log: RunLog, name: str) -> dict[int, events.Weights]:
+    return {event.round: event for event in log.of(name, events.Weights) if event.finite}
 
 
 def _averagings(log: RunLog, name: str) -> list[Averaging]:
-    return [*log.of(name, Round), *log.of(name, StateRound)]
+    return [*log.of(name, events.Round), *log.of(name, events.StateRound)]
 
 
 def _whole(log: RunLog) -> Callable[[Averaging], bool]:
@@ -113,7 +105,7 @@ def _whole(log: RunLog) -> Callable[[Averaging], bool]:
         (event.kind, event.round)
         for name in log.trained
         for event in _averagings(log, name)
-        if event.outcome in GROUPED
+        if event.outcome in events.GROUPED
     )
 
     def whole(event: Averaging) -> bool:
@@ -128,9 +120,9 @@ def _astray(
 ) -> frozenset[int]:
     """Return the rounds after which an incarnation may be astray."""
     lag = 0 if log.spec.configuration.delay == "none" else 1
-    complete = sorted(event.round for event in log.of(name, StateRound) if whole(event))
+    complete = sorted(event.round for event in log.of(name, events.StateRound) if whole(event))
     astray: set[int] = set()
-    last = max((event.round for event in log.of(name, Weights)), default=0)
+    last = max((event.round for event in log.of(name, events.Weights)), default=0)
     for round_ in _strayed(log, name, whole, met):
         back = next((number for number in complete if number >= round_), last + 1)
         astray.update(range(round_, back + lag))
@@ -143,12 +135,12 @@ def _strayed(
     for event in _averagings(log, name):
         if not whole(event):
             yield event.round
-    own = {event.round for event in log.of(name, StateRound)}
-    yield from (met & {event.round for event in log.of(name, Weights)}) - own
-    for loaded in log.of(name, StateLoaded):
+    own = {event.round for event in log.of(name, events.StateRound)}
+    yield from (met & {event.round for event in log.of(name, events.Weights)}) - own
+    for loaded in log.of(name, events.StateLoaded):
         yield loaded.round  # the state may be of an earlier round
 
 
-def _distance(a: Weights, b: Weights) -> float:
+def _distance(a: events.Weights, b: events.Weights) -> float:
     scale = max(a.norm or 0.0, b.norm or 0.0)
     return math.dist(a.sketch, b.sketch) / scale if scale else 0.0

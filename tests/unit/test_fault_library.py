@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rayhive.errors import ConfigError
-from rayhive.faults.library import PLACES, load_scenario, plan_of, with_members
+from rayhive.faults.library import PLACES, load_scenario, plan_of
 from rayhive.faults.scenario import Scenario
 from rayhive.registry import FAULTS, SCENARIOS
 from rayhive.spec import SweepConfig
@@ -114,12 +114,6 @@ def test_a_scenario_is_run_with_its_own_study_unless_told_otherwise(tmp_path: Pa
 
 def test_a_grid_stands_for_its_members_which_differ_in_the_parameter_alone() -> None:
     assert load_scenario("preempt-notice").members == GRID
-    assert with_members(["none", "preempt-notice", "preempt-notice-5", "x.yaml", "no such"]) == (
-        "none",
-        *GRID,
-        "x.yaml",
-        "no such",
-    )
     faults = [plan(name, seed=7).faults[0] for name in GRID]
     assert len({fault.who for fault in faults}) == 1
     assert [fault.args["notice_s"] for fault in faults] == [0, 5, 15, 30]

@@ -11,6 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -36,23 +37,21 @@ _COUNT = re.compile(
 )
 
 
+@dataclass(frozen=True)
 class Selector:
     """Chooses targets among the peers of a swarm.
 
-    Args:
+    Attributes:
         swarm: The swarm.
         key: Configuration key of the words, for problems.
         problems: Receives the problems.
         unit: ``peer`` or ``node``; node N is that of peer N.
     """
 
-    def __init__(
-        self, swarm: SwarmConfig, key: str, problems: list[Problem], unit: str = "peer"
-    ) -> None:
-        self._swarm = swarm
-        self._key = key
-        self._problems = problems
-        self._unit = unit
+    swarm: SwarmConfig
+    key: str
+    problems: list[Problem]
+    unit: str = "peer"
 
     def choose(self, words: Sequence[str], draw: SeededRng, joined: int = 0) -> tuple[str, ...]:
         """Return the names that the words select.
@@ -70,7 +69,7 @@ class Selector:
         names: list[str] = []
         for word in words:
             if word == "new":
-                names.append(f"peer-{self._swarm.peers + joined}")
+                names.append(f"peer-{self.swarm.peers + joined}")
                 joined += 1
             else:
                 names.extend(self._one(word, draw))
@@ -85,16 +84,16 @@ class Selector:
         if name is not None:
             return (f"{name[1]}-{int(name[2])}",)
         if word == "bootstrap":
-            return (f"{self._unit}-0",)
+            return (f"{self.unit}-0",)
         if word == "preemptible":
             word = "all of preemptible"
         found = _COUNT.fullmatch(word)
         if found is None:
             return self._refuse(word, ALLOWED, nearest(word, WORDS))
-        peers = self._swarm.peers
+        peers = self.swarm.peers
         pool = list(range(peers))
         if found["pool"]:
-            classes = self._swarm.peer_classes[:peers]
+            classes = self.swarm.peer_classes[:peers]
             pool = [number for number, (_, item) in enumerate(classes) if item.preemptible]
         if not pool:
             return self._refuse(
@@ -108,10 +107,10 @@ class Selector:
             return self._refuse(word, f"given with more peers: of {peers} it selects none")
         if count > len(pool):
             return self._refuse(word, f"at most {len(pool)} of the {peers} peers")
-        return tuple(f"{self._unit}-{number}" for number in draw.sample(pool, count))
+        return tuple(f"{self.unit}-{number}" for number in draw.sample(pool, count))
 
     def _refuse(self, value: object, allowed: str, close: str | None = None) -> tuple[str, ...]:
-        self._problems.append(Problem(self._key, value, allowed, close))
+        self.problems.append(Problem(self.key, value, allowed, close))
         return ()
 
 

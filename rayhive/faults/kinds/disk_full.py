@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from pydantic import Field
 
-from rayhive.errors import RayhiveError
 from rayhive.events import Checkpoint, Transition
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import SMALL_DISK, DiskArgs, DiskState, ToolHandle
-from rayhive.faults.steps import Listening, for_each, leader_of, require_living, stop_all
+from rayhive.faults.steps import Listening, failures, for_each, leader_of, require_living, stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.commands import WriteCheckpoint
@@ -97,13 +95,8 @@ class DiskFull(FaultKind):
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Free the space; the file system stays mounted until the end."""
-        failed = {}
-        for peer, disk in self._disks.items():
-            try:
-                await disk.start(self._disk(full=False))
-            except (RayhiveError, asyncio.TimeoutError) as error:
-                failed[peer] = str(error) or "no answer"
-        return {"failed": failed}
+        empty = self._disk(full=False)
+        return {"failed": await failures(self._disks, lambda disk: disk.start(empty))}
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Unmount the file system."""

@@ -5,30 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field
-
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import FLAPPING, FlapArgs, FlapPhase, FlapState, ToolHandle
 from rayhive.faults.steps import for_each, poll, stop_all
 from rayhive.faults.target import FaultTarget
-from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
 PATIENCE_S = 6.0
-
-
-class FlappingArgs(Model):
-    """Parameters of :class:`Flapping`.
-
-    Attributes:
-        down_s: Duration of each cut [s].
-        up_s: Time between two cuts [s].
-        times: Number of cuts; None cuts until the fault is healed.
-    """
-
-    down_s: float = Field(default=2.0, ge=0.1)
-    up_s: float = Field(default=5.0, ge=0.1)
-    times: int | None = Field(default=None, ge=1)
 
 
 class Flapping(FaultKind):
@@ -39,7 +22,7 @@ class Flapping(FaultKind):
     needs = ("link",)
     target_type = "node"
     heals = True
-    Args = FlappingArgs
+    Args = FlapArgs
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
@@ -48,11 +31,10 @@ class Flapping(FaultKind):
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Start to flap the links."""
-        given = self.args.model_dump()
         for node in targets:
             self._flapping[node] = FLAPPING.on(swarm, node, self.planned.id)
-            await self._flapping[node].start(FlapArgs.model_validate(given))
-        return dict(given)
+            await self._flapping[node].start(self.args)
+        return dict(self.args.model_dump())
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check the probes of the first phase, and of the second if it begins soon enough."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.faults.steps import SETTLE_S, States, for_each, wait_for_states
+from rayhive.faults.steps import SETTLE_S, for_each, wait_for_states
 from rayhive.faults.target import FaultTarget
 
 
@@ -26,10 +26,8 @@ class Join(FaultKind):
         """Check that each has a running process."""
         pids = {}
         for peer in targets:
-            states = await wait_for_states(swarm, peer, _runs, SETTLE_S, "trainer")
+            states = await wait_for_states(
+                swarm, peer, lambda states: "running" in states.values(), SETTLE_S, "trainer"
+            )
             pids[peer] = [pid for pid, state in states.items() if state == "running"]
         return Proof(all(pids.values()), {"pids": pids})
-
-
-def _runs(states: States) -> bool:
-    return "running" in states.values()

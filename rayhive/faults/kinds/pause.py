@@ -66,7 +66,9 @@ class Pause(FaultKind):
         self._stopped = []
 
         async def runs(peer: str) -> bool:
-            states = await wait_for_states(swarm, peer, _none_stopped, SETTLE_S)
+            states = await wait_for_states(
+                swarm, peer, lambda states: "stopped" not in states.values(), SETTLE_S
+            )
             return all_are("running")(states)
 
         return {"pids": hit, "running": await for_each(targets, runs)}
@@ -76,7 +78,3 @@ class Pause(FaultKind):
         for peer in self._stopped:
             with contextlib.suppress(RayhiveError):
                 await swarm.signal(peer, signal.SIGCONT)
-
-
-def _none_stopped(states: States) -> bool:
-    return "stopped" not in states.values()

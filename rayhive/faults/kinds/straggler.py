@@ -5,28 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field
-
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import CPU_LIMIT, CpuQuota, CpuUsage, ToolHandle
 from rayhive.faults.steps import for_each, leader_of, poll, require_living, stop_all
 from rayhive.faults.target import FaultTarget
-from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
 #: Time limit for the quota to take effect [s]: a peer that waits for others uses no CPU time.
 PATIENCE_S = 8.0
 _COUNTERS = ("periods", "throttled", "throttled_s")
-
-
-class StragglerArgs(Model):
-    """Parameters of :class:`Straggler`.
-
-    Attributes:
-        cores: CPU time that all processes of the peer get together [s/s].
-    """
-
-    cores: float = Field(default=0.2, ge=0.02)
 
 
 class Straggler(FaultKind):
@@ -36,7 +23,7 @@ class Straggler(FaultKind):
     group = "node"
     needs = ("cpu_quota",)
     heals = True
-    Args = StragglerArgs
+    Args = CpuQuota
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)
@@ -49,8 +36,7 @@ class Straggler(FaultKind):
             peer: CPU_LIMIT.on(swarm, swarm.node_of(peer), await leader_of(swarm, peer))
             for peer in targets
         }
-        quota = CpuQuota(cores=self.args.cores)
-        self._began = await for_each(targets, lambda peer: self._limits[peer].start(quota))
+        self._began = await for_each(targets, lambda peer: self._limits[peer].start(self.args))
         pids = {peer: list(usage.pids) for peer, usage in self._began.items()}
         return {"cores": self.args.cores, "pids": pids}
 

@@ -41,18 +41,19 @@ class Record:
     skipped: str | None = None
 
 
-class RowError(ValueError):
-    """Invalid row.
+@dataclass(frozen=True)
+class RowError:
+    """An invalid row.
 
-    Args:
+    Attributes:
         row: Number of the row, from 1.
         value: Its content.
         allowed: The allowed content, in words.
     """
 
-    def __init__(self, row: int, value: object, allowed: str) -> None:
-        super().__init__(f"row {row}: {allowed}")
-        self.row, self.value, self.allowed = row, value, allowed
+    row: int
+    value: object
+    allowed: str
 
 
 class TraceFormat(ABC):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Literal
 
@@ -142,7 +142,8 @@ def assemble(source: str, name: str, rows: Iterable[Record | RowError]) -> Trace
     valid = [row for row in rows if isinstance(row, Record)]
     records = [row for row in valid if row.skipped is None]
     warnings: list[str] = []
-    late = list(_late(records))
+    latest = accumulate((record.t_s for record in records), max)
+    late = [record.row for record, t_s in zip(records, latest, strict=True) if record.t_s < t_s]
     if late:
         warnings.append(f"{source}: out of order, and sorted by time: {_rows(late)}")
     records.sort(key=lambda record: record.t_s)
@@ -176,14 +177,6 @@ def _bounded(row: Record | RowError) -> Record | RowError:
     if row.live is not None and row.live > MOST_NODES:
         return RowError(row.row, row.live, f"at most {MOST_NODES:,} nodes")
     return row
-
-
-def _late(records: Iterable[Record]) -> Iterator[int]:
-    latest = float("-inf")
-    for record in records:
-        if record.t_s < latest:
-            yield record.row
-        latest = max(latest, record.t_s)
 
 
 def _named(records: Sequence[Record], problems: list[Problem]) -> Iterator[Step]:
