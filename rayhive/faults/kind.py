@@ -128,8 +128,8 @@ class FaultKind(ABC):
 
     @property
     def patience_s(self) -> float:
-        """Time limit of each step [s]; exceeding it is an error."""
-        return 60.0
+        """Time limit of each step [s], notice included; exceeding it is an error."""
+        return 60.0 + self.notice_s(self.planned.args)
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Undo the fault; return the record for the ``fault_healed`` event."""

@@ -51,22 +51,20 @@ class ReplicasAgree(Invariant):
         """Return the pairs of replicas that differ, each with its largest distance."""
         tolerance, whole = tolerance_of(log.spec), _whole(log)
         met = {e.round for n in log.trained for e in log.of(n, events.StateRound) if whole(e)}
-        weights = {name: _fingerprints(log, name) for name in log.trained}
+        weights = {
+            name: {event.round: event for event in log.of(name, events.Weights) if event.finite}
+            for name in log.trained
+        }
         astray = {name: _astray(log, name, whole, met) for name in log.trained}
         wrong = [text for name in log.living for text in self._lasting(log, name, astray[name])]
         for a, b in combinations(log.trained, 2):
-            worst, where = 0.0, 0
-            for round_ in weights[a].keys() & weights[b].keys():
-                if round_ not in astray[a] and round_ not in astray[b]:
-                    self.checked += 1
-                    distance = _distance(weights[a][round_], weights[b][round_])
-                    if distance > worst:
-                        worst, where = distance, round_
+            rounds = sorted((weights[a].keys() & weights[b].keys()) - astray[a] - astray[b])
+            self.checked += len(rounds)
+            distances = [_distance(weights[a][n], weights[b][n]) for n in rounds]
+            worst = max(distances, default=0.0)
             if worst > tolerance:
-                wrong.append(
-                    f"{a} and {b} differ by {worst:.2g} after round {where}, "
-                    f"at most {tolerance:.2g}"
-                )
+                where = f"after round {rounds[distances.index(worst)]}, at most {tolerance:.2g}"
+                wrong.append(f"{a} and {b} differ by {worst:.2g} {where}")
         return wrong
 
     def _lasting(self, log: RunLog, name: str, astray: frozenset[int]) -> Iterator[str]:
@@ -89,10 +87,6 @@ def tolerance_of(spec: ReplicateSpec) -> float:
     if swarm.average_state_every > 1 or configuration.delay != "none":
         tolerance += LOSS.get(configuration.codec, EIGHT_BITS)
     return tolerance
-
-
-def _fingerprints(log: RunLog, name: str) -> dict[int, events.Weights]:
-    return {event.round: event for event in log.of(name, events.Weights) if event.finite}
 
 
 def _averagings(log: RunLog, name: str) -> list[Averaging]:
@@ -120,25 +114,19 @@ def _astray(
 ) -> frozenset[int]:
     """Return the rounds after which an incarnation may be astray."""
     lag = 0 if log.spec.configuration.delay == "none" else 1
-    complete = sorted(event.round for event in log.of(name, events.StateRound) if whole(event))
+    averaged = log.of(name, events.StateRound)
+    finished = {event.round for event in log.of(name, events.Weights)}
+    strayed = {event.round for event in _averagings(log, name) if not whole(event)}
+    strayed |= (met & finished) - {event.round for event in averaged}
+    # A loaded state may be of an earlier round.
+    strayed |= {event.round for event in log.of(name, events.StateLoaded)}
+    complete = sorted(event.round for event in averaged if whole(event))
     astray: set[int] = set()
-    last = max((event.round for event in log.of(name, events.Weights)), default=0)
-    for round_ in _strayed(log, name, whole, met):
-        back = next((number for number in complete if number >= round_), last + 1)
+    for round_ in strayed:
+        end = max(finished, default=0) + 1
+        back = next((number for number in complete if number >= round_), end)
         astray.update(range(round_, back + lag))
     return frozenset(astray)
-
-
-def _strayed(
-    log: RunLog, name: str, whole: Callable[[Averaging], bool], met: Set[int]
-) -> Iterator[int]:
-    for event in _averagings(log, name):
-        if not whole(event):
-            yield event.round
-    own = {event.round for event in log.of(name, events.StateRound)}
-    yield from (met & {event.round for event in log.of(name, events.Weights)}) - own
-    for loaded in log.of(name, events.StateLoaded):
-        yield loaded.round  # the state may be of an earlier round
 
 
 def _distance(a: events.Weights, b: events.Weights) -> float:

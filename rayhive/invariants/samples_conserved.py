@@ -32,7 +32,7 @@ class SamplesConserved(Invariant):
         return [text for name in log.trained for text in self._of_incarnation(log, name)]
 
     def _of_incarnation(self, log: RunLog, name: str) -> Iterator[str]:
-        # What each round took from the peer, averaged or lost.
+        # Samples of the peer that each round took, averaged or lost.
         entered = {event.round: event.samples + (event.lost or 0) for event in log.of(name, Round)}
         rounds = sorted(entered)
         so_far = dict(zip(rounds, accumulate(entered[n] for n in rounds), strict=True))

@@ -28,7 +28,8 @@ class SurvivorsProgress(Invariant):
         bound = swarm.matchmaking_time + swarm.averaging_timeout + ROUNDS * _normal_s(log)
         wrong = []
         for name in log.trained:
-            for begin, end in pairwise(_moments(log, name)):
+            steps = [event.t for event in log.of(name, TrainingStarted, Transition)]
+            for begin, end in pairwise([*steps, max(steps[-1], log.ended(name))]):
                 self.checked += 1
                 gap = end - max(begin, _released(log, name, begin, end))
                 if gap > bound:
@@ -45,12 +46,6 @@ def _normal_s(log: RunLog) -> float:
         if end <= first
     ]
     return median(gaps) if gaps else 0.0
-
-
-def _moments(log: RunLog, name: str) -> list[float]:
-    """Return the times of an incarnation's begin, its transitions and its end."""
-    steps = [event.t for event in log.of(name, TrainingStarted, Transition)]
-    return [*steps, max(steps[-1], log.ended(name))]
 
 
 def _released(log: RunLog, name: str, begin: float, end: float) -> float:

@@ -1,4 +1,4 @@
-"""Traces of every format: read to the last row, folded onto few slots, replayed as faults."""
+"""Traces of every format: read to the last row, folded onto few replicas, replayed as faults."""
 
 from __future__ import annotations
 
@@ -50,6 +50,10 @@ def levels(trace: Trace) -> list[tuple[float, int]]:
     return [(step.t_s, step.live) for step in trace.steps]
 
 
+def peak(trace: Trace) -> int:
+    return max(step.live for step in trace.steps)
+
+
 def accounted(trace: Trace, rows: int) -> None:
     """Check that every row is in a step or was skipped for a reason, and in one only."""
     counted = Counter(row for step in trace.steps for row in step.rows)
@@ -90,8 +94,8 @@ def test_the_traces_that_come_with_rayhive_are_read_to_the_last_row() -> None:
     g4dn, parcae = read_trace(G4DN), read_trace(PARCAE)
     accounted(g4dn, len(G4DN.read_text().splitlines()))
     accounted(parcae, len(PARCAE.read_text().splitlines()))
-    assert (g4dn.format, g4dn.peak, g4dn.peak_s, g4dn.steps[-1].live) == ("bamboo", 24, 420, 5)
-    assert (parcae.format, parcae.peak, len(parcae.steps)) == ("parcae", 18, 60)
+    assert (g4dn.format, peak(g4dn), g4dn.peak_s, g4dn.steps[-1].live) == ("bamboo", 24, 420, 5)
+    assert (parcae.format, peak(parcae), len(parcae.steps)) == ("parcae", 18, 60)
     assert (parcae.steps[-1].live, parcae.length_s) == (14, 3540)
     assert not g4dn.warnings and not parcae.warnings
     removed = sum(step.removed for step in g4dn.steps)
@@ -185,8 +189,8 @@ def replayed(folder: Path, trace: str, seed: int, peers: int, **fields: Any) -> 
     )
 
 
-def live_slots(plan: FaultPlan, t_s: float) -> int:
-    """Return how many slots live under a plan, at and after what happens at a time."""
+def live_replicas(plan: FaultPlan, t_s: float) -> int:
+    """Return how many replicas live under a plan, at and after what happens at a time."""
     live = plan.peers
     for fault in plan.faults:
         at = fault.at.seconds or 0.0
@@ -256,10 +260,10 @@ def test_as_many_live_under_the_plan_as_in_the_folded_trace(
     with_notice: dict[str, Any] = {"remove": "kill"} if notice is None else {"notice_s": notice}
     plan = replayed(tmp_path, text, seed, peers, scale=scale, start_s=0, **with_notice)
     trace = read_trace(tmp_path / "trace")
-    base = trace.peak if scale == "peak" else first
+    base = peak(trace) if scale == "peak" else first
     for step in trace.steps:
         expected = max(1, (2 * peers * step.live + base) // (2 * base))
-        assert live_slots(plan, step.t_s) == expected, (step, plan.faults)
+        assert live_replicas(plan, step.t_s) == expected, (step, plan.faults)
     assert plan.joins == tuple(range(peers, peers + len(plan.joins)))
     assert scale == "start" or not plan.joins
     never_twice_at_once(plan)
@@ -277,8 +281,8 @@ def test_the_shipped_traces_fold_onto_any_number(file: Path, peers: int, tmp_pat
     for step in trace.steps:
         if step.t_s >= start:
             t_s = round((step.t_s - start) / 60, 3)
-            counts.append(live_slots(plan, t_s))
-            exact = peers * step.live / trace.peak
+            counts.append(live_replicas(plan, t_s))
+            exact = peers * step.live / peak(trace)
             assert abs(counts[-1] - exact) <= 0.5 or counts[-1] == 1
     assert max(counts) == peers and min(counts) >= 1
     never_twice_at_once(plan)
@@ -347,15 +351,15 @@ def test_warnings_of_a_trace_reach_who_asks(tmp_path: Path) -> None:
     assert len(told) == 1 and "row 3" in told[0]
 
 
-@given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=40), slots=st.integers(1, 60))
-def test_folding_adds_up(counts: list[int], slots: int) -> None:
+@given(counts=st.lists(st.integers(0, 50), min_size=1, max_size=40), replicas=st.integers(1, 60))
+def test_folding_adds_up(counts: list[int], replicas: int) -> None:
     counts = [max(counts[0], 1), *counts[1:]]
     data = {"metadata": {"gap_seconds": 10}, "data": counts}
     reader = TRACE_FORMATS.get("skypilot")
     assert len(list(reader.records(json.dumps(data)))) == len(counts)
-    live = slots
+    live = replicas
     trace = assemble("x", "skypilot", reader.records(json.dumps(data)))
-    for level in fold(trace, slots, 0, trace.length_s, 1.0):
+    for level in fold(trace, replicas, 0, trace.length_s, 1.0):
         assert level.gone >= 0 and level.come >= 0 and level.gone + level.come > 0
         live += level.come - level.gone
         assert live == level.live >= 1
@@ -394,5 +398,5 @@ def test_the_peak_is_found_in_one_pass() -> None:
 
     steps = Counted(Step(float(i), 1, 0, min(i, 400), (i,)) for i in range(1, 500))
     trace = Trace("x", "bamboo", steps, {}, ())
-    assert (trace.peak_s, trace.peak) == (400.0, 400)
+    assert (trace.peak_s, peak(trace)) == (400.0, 400)
     assert Counted.passes == 2

@@ -39,11 +39,6 @@ class DrainNode(EndsNodes):
 
     _drained = False
 
-    @property
-    def patience_s(self) -> float:
-        """Time limit of the proof, which waits for the nodes' end [s]."""
-        return float(60.0 + self.args.notice_s)
-
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Give the notice to Ray and to the peers."""
         self._peers = {node: list(swarm.peers_on(node)) for node in targets}

@@ -45,11 +45,6 @@ class Preempt(EndsPeers):
     about = "Tells a peer that it will be taken away, and does it at the deadline."
     Args = PreemptArgs
 
-    @property
-    def patience_s(self) -> float:
-        """Time limit of the proof, which waits for the peers' end [s]."""
-        return float(60.0 + self.args.notice_s)
-
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Give the notice."""
         require_living(swarm, targets)

@@ -62,11 +62,6 @@ class Trace:
     warnings: tuple[str, ...]
 
     @property
-    def peak(self) -> int:
-        """Greatest number of live nodes."""
-        return max(step.live for step in self.steps)
-
-    @property
     def peak_s(self) -> float:
         """First time with the greatest number of live nodes [s]."""
         return max(self.steps, key=lambda step: step.live).t_s  # the first of several
