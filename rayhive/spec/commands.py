@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from rayhive.spec.model import Model
 
@@ -61,4 +61,4 @@ class WriteCheckpoint(Model):
 FaultCommand: TypeAlias = Leave | GiveNotice | WriteCheckpoint
 Command: TypeAlias = Start | Train | Stop | Shutdown | FaultCommand
 #: Reads a command from its JSON.
-COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="do")])
+COMMANDS: TypeAdapter[Command] = TypeAdapter(Command)
