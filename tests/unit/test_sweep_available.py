@@ -43,6 +43,7 @@ def study(folder: Path, available_only: bool = True) -> dict[str, Any]:
         "workload": {"name": "digits"},
         "swarm": {"peers": 5, "target_batch_size": 160},
         "scenarios": [str(path)],
+        "replicates": 1,
         "scenario_args": {"mix": {"available_only": available_only}},
         "budget": {"trials": 1, "seconds_per_replicate": 900},
     }
