@@ -12,9 +12,7 @@ import pytest
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.events import Event
 from rayhive.spec.fault_plan import QUIET_S, At, FaultPlan, PlannedFault
-from tests.unit.plan_fakes import fakes
 
-__all__ = ["fakes"]
 pytestmark = pytest.mark.usefixtures("fakes")
 
 

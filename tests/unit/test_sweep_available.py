@@ -20,7 +20,6 @@ from rayhive.sweep.resolve import resolve
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
-from tests.unit.plan_fakes import fakes  # noqa: F401
 from tests.unit.sweep_fakes import FakeCluster, Recorder, World
 
 pytestmark = pytest.mark.usefixtures("fakes")
