@@ -1,4 +1,4 @@
-"""Runs a scenario of real averagers in a process of its own and looks after what it leaves."""
+"""Scenarios of real averagers in a process of their own, which may leave no process behind."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "RESULT "
-#: What the scenarios average: matrices, a convolution, vectors, a single element and, last, a
-#: tensor that never gets a gradient; and the size of their parts, so that each peer reduces some.
+#: Shapes of the averaged tensors: matrices, a convolution, vectors, a single element and, last, a
+#: tensor that never gets a gradient. With this size of the parts, each peer reduces some.
 SHAPES = [(48, 40), (48,), (24, 8, 3, 3), (1,), (30, 50), (7,), (11,)]
 PART_SIZE = 2**10
 
 
 def run_scenario(name: str, *, limit: float = 90.0, **arguments: Any) -> Any:
-    """Run ``averager_scenarios.NAME`` in a fresh session; return what it returned.
+    """Run ``averager_scenarios.NAME`` in a new session, and return its result.
 
-    Fails if it fails, or if any of its processes outlives it.
+    Raises:
+        AssertionError: As for :func:`run_module`.
     """
     output = run_module(
         "tests.integration.averager_scenarios", name, json.dumps(arguments), limit=limit
@@ -35,9 +36,10 @@ def run_scenario(name: str, *, limit: float = 90.0, **arguments: Any) -> Any:
 
 
 def run_module(module: str, *arguments: str, limit: float) -> str:
-    """Run a module in a fresh session; return what it printed.
+    """Run a module in a new session, and return its output.
 
-    Fails if it fails or takes longer than ``limit`` [s], or if any of its processes outlives it.
+    Raises:
+        AssertionError: It fails, takes longer than ``limit`` [s], or leaves a process behind.
     """
     name = " ".join([module, *arguments])
     process = subprocess.Popen(
@@ -66,7 +68,7 @@ def run_module(module: str, *arguments: str, limit: float) -> str:
 
 
 def survivors(session: int) -> list[str]:
-    """Return the processes of a session that are still there after a moment of grace."""
+    """Return the processes of a session that still run after five seconds."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):

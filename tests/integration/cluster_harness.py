@@ -1,4 +1,4 @@
-"""Replicates of pretended peers, and a Ray head of one's own for tests of shared clusters."""
+"""Replicates of simulated peers, and a private Ray head for tests of shared clusters."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def groups(spec: ReplicateSpec) -> list[int]:
 
 
 def eventually(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
-    """Return the first truth that ``condition`` returns; fail if there is none in time."""
+    """Return the first true value of ``condition``; fail if there is none in time."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"did not come true within {seconds} s"

@@ -61,7 +61,7 @@ def digits_peers(run_id: str, peers: int, **settings: Any) -> list[PeerSpec]:
 
 
 class PeerLine:
-    """The actor's end of the line to one peer."""
+    """The actor's end of the channel to one peer."""
 
     def __init__(self, socket_path: str, spec: PeerSpec, log: Path) -> None:
         self.spec, self.log = spec, log
@@ -116,7 +116,7 @@ class PeerLine:
 
 @contextlib.contextmanager
 def forkserver() -> Iterator[str]:
-    """Run a forkserver; yield the path of its socket; leave nothing behind."""
+    """Run a forkserver, yield the path of its socket, and end it with all its peers."""
     with tempfile.TemporaryDirectory(prefix="rayhive-z") as folder:
         yield from _forkserver(f"{folder}/z")
 
@@ -186,7 +186,7 @@ def start_swarm(socket_path: str, specs: list[PeerSpec], folder: Path) -> list[P
 
 
 def finish_swarm(lines: list[PeerLine], timeout: float = 60.0) -> None:
-    """Wait until every peer has finished, and let them all go."""
+    """Wait until every peer has finished, and release them all."""
     for line in lines:
         line.wait_for("peer_finished", timeout)
     for line in lines:

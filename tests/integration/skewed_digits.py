@@ -1,4 +1,4 @@
-"""Digits of which each peer has only some classes: honest peers whose data differ."""
+"""The digits workload with different classes on each peer: honest peers with unequal data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class SkewedDigits(Digits):
         self.common = common
 
     def gather(self, peer: int, seed: int) -> Gather:
-        """Return what picks samples among the peer's own classes."""
+        """Return the sampler of the peer's own classes."""
         images, labels = self._splits[0]
         own = torch.nonzero((labels >= RARE) == (peer >= self.common)).squeeze(1)
         images, labels = images[own], labels[own]
@@ -44,7 +44,7 @@ class SkewedDigits(Digits):
     def evaluate(
         self, module: LightningModule, device: torch.device | str | None = None
     ) -> dict[str, float]:
-        """Return what ``digits`` does, and the accuracy on the classes 5-9 as "rare"."""
+        """Return the metrics of ``digits``, and the accuracy on the classes 5-9 as ``rare``."""
         images, labels = self._splits[1]
         rare = labels >= RARE
         with evaluation(module):

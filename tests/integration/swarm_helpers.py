@@ -74,7 +74,7 @@ class Child:
         raise AssertionError(f"no line {start!r}\n{self.end_of_log()}")
 
     def invitation(self) -> dict[str, str]:
-        """Wait for the line with which a first peer invites others; return its variable."""
+        """Wait for the line in which a first peer prints its addresses; return the variable."""
         variable, _, addresses = (
             self.wait_for_line("INITIAL_PEERS=").partition(" ")[0].partition("=")
         )
@@ -93,7 +93,7 @@ class Child:
 
 
 class Server:
-    """The process that forks; see the module."""
+    """The process that forks a child for each call."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="rayhive-swarm-")

@@ -1,4 +1,4 @@
-"""A driver on a testbed's Ray: prints, as JSON lines, what agents and supervisors see there."""
+"""A driver on a testbed's Ray that prints the observations of agents and supervisors as JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Agent(NodeLink):
 
 
 class Supervisor:
-    """What kills and starts nodes: an actor on the head."""
+    """Actor on the head that kills and starts nodes."""
 
     def kill(self, folder: str, index: int) -> int:
         return len(nodes.kill_node(folder, index))

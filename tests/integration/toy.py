@@ -1,4 +1,4 @@
-"""A module so small that a swarm of it is only about the swarm, and what is asked of each peer."""
+"""A small module for tests of swarms, the settings of its peers, and checks of their leftovers."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def flat(module: nn.Module) -> list[float]:
 
 
 def left_behind() -> dict[str, list[str]]:
-    """Return what this process has not cleaned up: its children and their files."""
+    """Return the children of this process that still run, and the files of hivemind and torch."""
     time.sleep(0.1)  # a child that has ended takes a moment to be gone
     children = psutil.Process().children(recursive=True)
     _, alive = psutil.wait_procs(children, timeout=3.0)

@@ -1,4 +1,4 @@
-"""Averagers without a swarm: built, but never started, and a DHT that nobody asks."""
+"""Averagers that are built and never started, on a DHT without a network."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ async def stream_of(*messages: Any) -> AsyncIterator[Any]:
 
 
 async def settle() -> None:
-    """Let everything run that can run without waiting for time."""
+    """Run all callbacks that are due now."""
     for _ in range(20):
         await asyncio.sleep(0)
