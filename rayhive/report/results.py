@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING
 
 import yaml
+from pydantic import BaseModel
 
 from rayhive.columns import Direction, Row
 from rayhive.errors import ConfigError, DamagedError, Problem, nearest
@@ -85,8 +86,8 @@ def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
     study = _study(folder)
     rows, damaged = _rows(folder)
     return Results(
-        name=str(study.get("name") or folder.resolve().name),
-        objectives=dict(study.get("objectives") or {}),
+        name=study.name or folder.resolve().name,
+        objectives=study.objectives or {},
         rows=rows,
         by=tuple(by),
         damaged=damaged,
@@ -111,20 +112,21 @@ def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     return tuple(rows), tuple(damaged)
 
 
-def _study(folder: Path) -> dict[str, Any]:
+class _Study(BaseModel):
+    """Fields of ``sweep.yaml`` that results need."""
+
+    name: str | None = None
+    objectives: dict[str, Direction] | None = None
+
+
+def _study(folder: Path) -> _Study:
     path = folder / "sweep.yaml"
+    if not path.exists():
+        return _Study()
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return _Study.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DamagedError(path, f"not the study of this run: {error}") from error
-    objectives = data.get("objectives") or {} if isinstance(data, dict) else None
-    known = isinstance(objectives, dict) and all(
-        isinstance(name, str) and direction in get_args(Direction)
-        for name, direction in objectives.items()
-    )
-    if not known:
-        raise DamagedError(path, "not the study of this run: its objectives can't be read")
-    return dict(data)
 
 
 def _is_run(folder: Path) -> bool:
