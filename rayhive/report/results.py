@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from rayhive.columns import Direction, Row
 from rayhive.errors import ConfigError, DamagedError, Problem, nearest
@@ -125,6 +125,9 @@ def _study(folder: Path) -> _Study:
         return _Study()
     try:
         return _Study.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        text = "not the study of this run: its name and objectives can't be read"
+        raise DamagedError(path, text) from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DamagedError(path, f"not the study of this run: {error}") from error
 
