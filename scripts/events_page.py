@@ -7,7 +7,7 @@ import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from rayhive.events import KINDS, VERSION, Event, peer, supervisor, training
 
@@ -100,6 +100,8 @@ def type_text(annotation: Any) -> str:
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
         return type_text(next(item for item in inner if item is not type(None)))
+    if origin is Annotated:
+        return type_text(inner[0])
     if origin is Literal:
         return ", ".join(f"`{item}`" for item in inner)
     if origin is list:

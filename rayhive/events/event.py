@@ -6,9 +6,9 @@ import json
 import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from rayhive.errors import NewerVersionError
 
@@ -16,6 +16,15 @@ from rayhive.errors import NewerVersionError
 #: field changes or a required field is added; a new kind or a new optional field leaves it.
 VERSION = 1
 _END_OF_TIME = 253_402_300_800.0  # the year 10000, which no date can represent
+
+
+def _whole(value: Any) -> Any:
+    """Return a whole number that was stored as a float as an integer."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+#: A number of bytes.
+ByteCount = Annotated[int, BeforeValidator(_whole)]
 
 #: Every declared kind of event, and the record that holds it.
 KINDS: dict[str, type[Event]] = {}

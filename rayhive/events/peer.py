@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rayhive.events.event import Event
+from rayhive.events.event import ByteCount, Event
 
 
 class Spawned(Event):
@@ -41,7 +41,8 @@ class PeerReady(Event):
         shapes: Shape of each parameter, in order.
         dense_payload_bytes: Payload of the gradients without compression [bytes].
         dense_state_bytes: Size of all that state averaging averages, as float32 [bytes].
-        predicted_payload_bytes_per_round: Predicted payload that the peer sends in a round [bytes].
+        predicted_payload_bytes_per_round: Predicted payload that a peer sends in a round, as the
+            mean over the peers [bytes].
         payload_exact: Whether the prediction is exact.
         compressed_tensors: Indices of the parameters that PowerSGD compresses.
         batch_size: Samples in a batch.
@@ -55,8 +56,8 @@ class PeerReady(Event):
 
     kind: Literal["peer_ready"] = "peer_ready"
     shapes: list[list[int]] | None = None
-    dense_payload_bytes: float | None = None
-    dense_state_bytes: float | None = None
+    dense_payload_bytes: ByteCount | None = None
+    dense_state_bytes: ByteCount | None = None
     predicted_payload_bytes_per_round: float | None = None
     payload_exact: bool | None = None
     compressed_tensors: list[int] | None = None
@@ -124,7 +125,7 @@ class StateLoaded(Event):
     round_of_state: int | None = None
     round: int
     seconds: float
-    received_bytes: int | float | None = None
+    received_bytes: ByteCount | None = None
     lost: int | None = None
     kept: int | None = None
 
@@ -188,7 +189,7 @@ class Checkpoint(Event):
     round: int | None = None
     path: str | None = None
     ok: bool
-    bytes: int | None = None
+    bytes: ByteCount | None = None
     seconds: float | None = None
     error: str | None = None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rayhive.events.event import Event
+from rayhive.events.event import ByteCount, Event
 
 #: Result of a round for a peer: ``averaged`` with the complete group, ``partial`` with some parts
 #: missing, ``local`` with its own gradients after a failure, ``skipped`` without an optimizer step,
@@ -47,9 +47,9 @@ class AveragingEvent(Event):
     phases: list[Any] | None = None
     banned: list[Any] | None = None
     failures: list[Any] | None = None
-    sent_bytes: int | float | None = None
-    received_bytes: int | float | None = None
-    wasted_bytes: int | float | None = None
+    sent_bytes: ByteCount | None = None
+    received_bytes: ByteCount | None = None
+    wasted_bytes: ByteCount | None = None
     counts_complete: bool | None = None
 
 

@@ -64,19 +64,19 @@ class ReplicateSpec(Model):
         )
 
     @property
-    def slots(self) -> int:
+    def replicas(self) -> int:
         """Number of replicas: peers that start together, and peers that join in the plan."""
         joins = () if self.plan is None else self.plan.joins
         return max((self.swarm.peers, *(number + 1 for number in joins)))
 
-    def peer_spec(self, peer: int, life: int = 0) -> PeerSpec:
+    def peer_spec(self, peer: int, incarnation: int = 0) -> PeerSpec:
         """Return the spec of one incarnation of a peer.
 
         Args:
             peer: Number of the peer.
-            life: Number of the incarnation, from 0.
+            incarnation: Number of the incarnation, from 0.
         """
-        planned = () if self.plan is None or life else self.plan.faults
+        planned = () if self.plan is None or incarnation else self.plan.faults
         budget = self.budget
         if self.plan is not None and self.plan.faults:  # the supervisor ends training earlier
             longest = LONGEST * budget.seconds_per_replicate
@@ -84,9 +84,9 @@ class ReplicateSpec(Model):
         return PeerSpec(
             run_id=self.run_id,
             peer=peer,
-            life=life,
+            incarnation=incarnation,
             peers=self.swarm.peers,
-            slots=self.slots,
+            replicas=self.replicas,
             faults=tuple(fault for fault in planned if f"peer-{peer}" in fault.who),
             seed=self.seed,
             workload=self.workload,
@@ -104,9 +104,9 @@ class PeerSpec(Model):
     Attributes:
         run_id: Prefix of all its DHT keys.
         peer: Number of the peer in the swarm, from 0; peer 0 is the first bootstrap peer.
-        life: Number of the incarnation, from 0.
+        incarnation: Number of the incarnation, from 0.
         peers: Number of peers that start together.
-        slots: Number of replicas, including peers that join later; None if none joins later.
+        replicas: Number of replicas, including peers that join later; None if none joins later.
         faults: Faults that are planned for the peer. The peer injects those inside the training.
         seed: Seed of the parameters (the same on all peers) and, with ``peer``, of the data.
         host: Address on which the peer listens, and which it announces.
@@ -116,9 +116,9 @@ class PeerSpec(Model):
 
     run_id: str
     peer: int = Field(ge=0)
-    life: int = Field(default=0, ge=0)
+    incarnation: int = Field(default=0, ge=0)
     peers: int = Field(ge=1)
-    slots: int | None = Field(default=None, ge=1)
+    replicas: int | None = Field(default=None, ge=1)
     faults: tuple[PlannedFault, ...] = ()
     seed: int = 0
     workload: WorkloadConfig
@@ -136,22 +136,22 @@ class PeerSpec(Model):
 
         Rounds, samples and clock of each incarnation start from zero.
         """
-        return self.slot if self.life == 0 else f"{self.slot}.{self.life}"
+        return f"{self.replica}.{self.incarnation}" if self.incarnation else self.replica
 
     @property
-    def slot(self) -> str:
+    def replica(self) -> str:
         """Name of the replica, for example ``peer-0``, as in fault plans."""
         return f"peer-{self.peer}"
 
     @property
     def joins(self) -> bool:
         """Whether the peer joins a swarm that trains already."""
-        return self.life > 0 or self.peer >= self.peers
+        return self.incarnation > 0 or self.peer >= self.peers
 
     @property
     def data_index(self) -> int:
         """Index of the peer's share of the data; a later incarnation has a share of its own."""
-        return self.peer + self.life * max(self.peers, self.slots or 0)
+        return self.peer + self.incarnation * max(self.peers, self.replicas or 0)
 
     @property
     def rounds(self) -> int | None:

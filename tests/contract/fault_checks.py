@@ -95,7 +95,7 @@ async def check_effect(name: str, kind: type[FaultKind], folder: Path) -> None:
         assert proof.ok, f"{name} did not take effect: {proof.what}"
         healed = await fault.heal(swarm, targets) if kind.heals else {}
         await fault.teardown(swarm)
-        peers = set(swarm.lives)
+        peers = set(swarm.incarnations)
         if kind.heals:
             assert set(swarm.living()) == peers, f"{name} is not healed: a peer is gone"
         states = {s for peer in peers for s in (await swarm.process_states(peer)).values()}

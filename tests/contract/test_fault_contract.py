@@ -113,8 +113,8 @@ def test_a_joiner_that_does_not_run_is_no_proof_either(
             join: type[FaultKind] = FAULTS.get("join")
             fault, targets = join(planned_for("join", join)), [target_of(join)]
             await fault.inject(swarm, targets)
-            swarm.lives["peer-3"].process.kill()
-            swarm.lives["peer-3"].process.wait()
+            swarm.incarnations["peer-3"].process.kill()
+            swarm.incarnations["peer-3"].process.wait()
             return await fault.verify(swarm, targets)
 
     assert not asyncio.run(scene()).ok

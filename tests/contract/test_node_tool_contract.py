@@ -137,7 +137,7 @@ async def check_use(name: str, folder: Path) -> None:
     async with FakeSwarm(folder) as swarm:
         link = FakeLink()
         toolbox = Toolbox(swarm.runs, link)
-        leader = str(swarm.lives["peer-1"].process.pid)
+        leader = str(swarm.incarnations["peer-1"].process.pid)
         subject = leader if case.subject == "leader" else case.subject
         state = NODE_TOOLS.get(name).interface.state
         assert await toolbox.use(RUN, name, subject, "stop") is None

@@ -36,7 +36,8 @@ class Peer:
     def __init__(self, connection: socket.socket, spec: dict[str, Any]) -> None:
         self.connection = connection
         self.spec = spec
-        self.name = f"peer-{spec['peer']}" + (f".{spec['life']}" if spec["life"] else "")
+        later = f".{spec['incarnation']}" if spec["incarnation"] else ""
+        self.name = f"peer-{spec['peer']}{later}"
         given = spec["workload"]["args"].get("fake", {})
         own = given.get("peers", {}).get(str(spec["peer"]), {})
         self.fake = {**DEFAULTS, **given, **own}

@@ -118,7 +118,7 @@ class FakeSwarm:
     dead_nodes: set[str] = field(default_factory=set)
     restarts: list[str] = field(default_factory=list)
     log: list[Event] = field(default_factory=list)
-    lives: dict[str, Incarnation] = field(default_factory=dict)
+    incarnations: dict[str, Incarnation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.runs.add(RUN, self.folder)
@@ -135,18 +135,22 @@ class FakeSwarm:
     async def __aexit__(self, *_: object) -> None:
         for watch in self._watches:
             watch.cancel()
-        for life in [*self._past, *self.lives.values()]:
+        for incarnation in [*self._past, *self.incarnations.values()]:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(life.process.pid, signal.SIGKILL)
-            life.process.wait()
-            assert life.process.stdout is not None
-            life.process.stdout.close()
+                os.killpg(incarnation.process.pid, signal.SIGKILL)
+            incarnation.process.wait()
+            assert incarnation.process.stdout is not None
+            incarnation.process.stdout.close()
 
     def living(self) -> Sequence[str]:
-        return [replica for replica, life in self.lives.items() if life.process.poll() is None]
+        return [
+            replica
+            for replica, incarnation in self.incarnations.items()
+            if incarnation.process.poll() is None
+        ]
 
     def node_of(self, peer: str) -> str:
-        return self.lives[peer].node
+        return self.incarnations[peer].node
 
     async def nodes(self) -> Sequence[str]:
         return [node for node in ("node-0", "node-1") if node not in self.dead_nodes]
@@ -158,26 +162,26 @@ class FakeSwarm:
         return "peer-0"
 
     def expect_loss(self, peer: str) -> None:
-        self.expected.append(self.lives[peer].name)
+        self.expected.append(self.incarnations[peer].name)
 
     async def signal(self, peer: str, signum: int, process: ProcessRole = "group") -> list[int]:
         if self.deaf:
             return list(await self.process_states(peer, process))
-        life = self.lives[peer]
+        incarnation = self.incarnations[peer]
         self.signals.append((peer, signum))
-        if signum in (signal.SIGKILL, signal.SIGTERM) and life.name not in self.expected:
-            raise AssertionError(f"{life.name} is ended, but its loss is not expected")
-        owned = self.runs.peer(RUN, life.process.pid)
-        return processes.signal_processes(owned, signum, self._pids(life, process))
+        if signum in (signal.SIGKILL, signal.SIGTERM) and incarnation.name not in self.expected:
+            raise AssertionError(f"{incarnation.name} is ended, but its loss is not expected")
+        owned = self.runs.peer(RUN, incarnation.process.pid)
+        return processes.signal_processes(owned, signum, self._pids(incarnation, process))
 
     async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
-        life = self.lives[peer]
-        life.process.poll()  # a zombie counts as gone, but let it go
-        owned = self.runs.peer(RUN, life.process.pid)
-        return processes.process_states(owned, self._pids(life, process))
+        incarnation = self.incarnations[peer]
+        incarnation.process.poll()  # a zombie counts as gone, but let it go
+        owned = self.runs.peer(RUN, incarnation.process.pid)
+        return processes.process_states(owned, self._pids(incarnation, process))
 
-    def _pids(self, life: Incarnation, process: ProcessRole) -> list[int] | None:
-        return None if process == "group" else [life.roles[process]]
+    def _pids(self, incarnation: Incarnation, process: ProcessRole) -> list[int] | None:
+        return None if process == "group" else [incarnation.roles[process]]
 
     async def command(self, peer: str, command: FaultCommand) -> None:
         self.commands.append((peer, command))
@@ -189,12 +193,12 @@ class FakeSwarm:
         if isinstance(command, GiveNotice):
             self.say(peer, Notice(deadline_s=command.deadline_s))
         self.say(peer, Left(round=7, handed_over=64, lost=0))
-        os.killpg(self.lives[peer].process.pid, signal.SIGKILL)
-        self.lives[peer].process.wait()
+        os.killpg(self.incarnations[peer].process.pid, signal.SIGKILL)
+        self.incarnations[peer].process.wait()
 
     def _checkpoint(self, peer: str) -> None:
         """Play a peer that writes a checkpoint, reports the result, and trains on."""
-        folder = self.folder / self.lives[peer].name.replace(".", "-") / "checkpoints"
+        folder = self.folder / self.incarnations[peer].name.replace(".", "-") / "checkpoints"
         error = None
         try:
             (folder / "last.ckpt").write_bytes(bytes(65536))
@@ -205,7 +209,7 @@ class FakeSwarm:
         loop.call_later(0.05, self.say, peer, Transition(round=8, seconds=0.1))
 
     async def start(self, peer: str, node: str | None = None) -> str:
-        old = self.lives.get(peer)
+        old = self.incarnations.get(peer)
         if old is not None and old.process.poll() is None:
             raise RayhiveError(f"{peer} lives")
         where = node or (old.node if old else "node-1")
@@ -214,7 +218,9 @@ class FakeSwarm:
             where = min(others, key=lambda n: len(self.peers_on(n)))
         if where in self.dead_nodes:
             raise RayhiveError(f"{where} is dead")
-        number = 1 + sum(life.name.startswith(peer) for life in self._past) if old else 0
+        number = (
+            1 + sum(incarnation.name.startswith(peer) for incarnation in self._past) if old else 0
+        )
         name = f"{peer}.{number}" if number else peer
         if old is not None:
             self._past.append(old)
@@ -227,24 +233,24 @@ class FakeSwarm:
         assert process.stdout is not None
         pids = [int(process.stdout.readline()) for _ in ROLES]
         roles = {"trainer": process.pid, **dict(zip(ROLES, pids, strict=True))}
-        self.lives[peer] = Incarnation(name, process, roles, where)
+        self.incarnations[peer] = Incarnation(name, process, roles, where)
         own = self.folder / name.replace(".", "-")
         own.mkdir()
         owned = OwnedProcesses(leader=process.pid, folder=str(own))
         owned.note()
         owned.save(own.with_suffix(RECORD_SUFFIX))
         self.say(peer, Spawned(pid=process.pid))
-        self._watches.append(asyncio.create_task(self._watch(peer, self.lives[peer])))
+        self._watches.append(asyncio.create_task(self._watch(peer, self.incarnations[peer])))
         return name
 
-    async def _watch(self, peer: str, life: Incarnation) -> None:
+    async def _watch(self, peer: str, incarnation: Incarnation) -> None:
         """Play the peer that sees a process of its own die, and ends."""
-        while (code := life.process.poll()) is None:
+        while (code := incarnation.process.poll()) is None:
             await asyncio.sleep(0.01)
         if code == 1:
             self.say(peer, PeerFailed(error="PeerProcessDied('p2pd died')", traceback=""))
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(life.process.pid, signal.SIGKILL)
+                os.killpg(incarnation.process.pid, signal.SIGKILL)
 
     async def use_tool(
         self,
@@ -272,8 +278,8 @@ class FakeSwarm:
         if self.deaf:
             return
         for peer in self.peers_on(node):
-            os.killpg(self.lives[peer].process.pid, signal.SIGKILL)
-            self.lives[peer].process.wait()
+            os.killpg(self.incarnations[peer].process.pid, signal.SIGKILL)
+            self.incarnations[peer].process.wait()
         self.dead_nodes.add(node)
 
     async def start_node(self, node: str) -> None:
@@ -308,7 +314,7 @@ class FakeSwarm:
 
     def say(self, peer: str, event: Event) -> None:
         """Take an event of the present incarnation of a replica."""
-        event = event.of_peer(self.lives[peer].name)
+        event = event.of_peer(self.incarnations[peer].name)
         self.log.append(event)
         for wanted, replica, future in self._waiting:
             if isinstance(event, wanted) and replica == peer and not future.done():

@@ -59,6 +59,12 @@ def test_numbers_that_json_lacks_are_restored(number: float) -> None:
     assert back == number or (math.isnan(back) and math.isnan(number))
 
 
+@pytest.mark.parametrize("stored", ["44695848", "44695848.0"])
+def test_bytes_are_integers_also_in_a_log_that_holds_floats(stored: str) -> None:
+    line = f'{{"kind":"peer_ready","t":1.0,"peer":"peer-0","dense_payload_bytes":{stored}}}'
+    assert '"dense_payload_bytes":44695848,' in dump_event(load_event(line))
+
+
 def test_fields_are_attributes_and_entries_of_a_mapping() -> None:
     event = round_(7, peer="peer-1", loss=None)
     assert (event.round, event.outcome, event.loss, event.clock_s) == (7, "averaged", None, None)

@@ -41,7 +41,7 @@ def test_a_straggler_is_held_back_until_it_is_healed(
     async def scene() -> None:
         async with FakeSwarm(tmp_path, busy=True) as swarm:
             for peer in ("peer-0", "peer-2"):
-                os.killpg(swarm.lives[peer].process.pid, signal.SIGSTOP)
+                os.killpg(swarm.incarnations[peer].process.pid, signal.SIGSTOP)
             kind = planned("straggler", cores=0.05)
             proof = await run(kind, swarm)
             assert proof.ok
@@ -63,7 +63,7 @@ def test_a_limit_does_not_outlive_its_run_or_its_maker(tmp_path: Path) -> None:
             kind = planned("straggler")
             await kind.inject(swarm, ["peer-1"])
             (group,) = my_groups()
-            leader = str(swarm.lives["peer-1"].process.pid)
+            leader = str(swarm.incarnations["peer-1"].process.pid)
             with pytest.raises(RayhiveError, match="already"):
                 await CPU_LIMIT.on(swarm, "node-1", leader).start(CpuQuota(cores=0.5))
             assert group not in map(Path, cgroups.remove_dead())
@@ -191,7 +191,7 @@ def test_a_mount_does_not_outlive_its_run(tmp_path: Path) -> None:
             assert len(process_group.mounts_below(tmp_path)) == 1
             await swarm.toolbox.release(RUN)
             assert process_group.mounts_below(tmp_path) == []
-            leader = str(swarm.lives["peer-1"].process.pid)
+            leader = str(swarm.incarnations["peer-1"].process.pid)
             with pytest.raises(RayhiveError, match="temporary directory of the peer"):
                 disk = SMALL_DISK.on(swarm, "node-1", leader)
                 await disk.start(DiskArgs(folder="../elsewhere", size=1))

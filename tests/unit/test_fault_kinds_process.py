@@ -102,7 +102,7 @@ def test_a_pause_of_which_one_process_runs_on_is_no_pause(tmp_path: Path) -> Non
         async with FakeSwarm(tmp_path) as swarm:
             kind = planned("pause")
             await kind.inject(swarm, ["peer-1"])
-            os.kill(swarm.lives["peer-1"].roles["p2pd"], signal.SIGCONT)
+            os.kill(swarm.incarnations["peer-1"].roles["p2pd"], signal.SIGCONT)
             proof = await kind.verify(swarm, ["peer-1"])
             assert not proof.ok
             await kind.teardown(swarm)
@@ -154,7 +154,9 @@ def test_a_peer_that_ignores_its_notice_is_ended_and_the_proof_fails(tmp_path: P
 def test_what_survives_sigterm_gets_sigkill(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
-            os.killpg(swarm.lives["peer-1"].process.pid, signal.SIGSTOP)  # SIGTERM stays pending
+            os.killpg(
+                swarm.incarnations["peer-1"].process.pid, signal.SIGSTOP
+            )  # SIGTERM stays pending
             proof = await run(planned("preempt", notice_s=0, grace_s=0.05), swarm)
             assert proof.ok
             assert proof.what["peer-1"]["by"] == "SIGKILL"
@@ -190,7 +192,7 @@ def test_a_peer_that_lost_a_process_ends_and_is_replaced(
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             kind = planned(name, **args)
-            victim = swarm.lives["peer-1"].roles[role]
+            victim = swarm.incarnations["peer-1"].roles[role]
             done = await kind.inject(swarm, ["peer-1"])
             assert done == {"process": role, "pids": {"peer-1": [victim]}}
             proof = await kind.verify(swarm, ["peer-1"])
@@ -205,9 +207,9 @@ def test_a_peer_that_goes_on_without_its_daemon_is_no_proof(tmp_path: Path) -> N
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             kind = planned("kill_p2pd")
-            os.kill(swarm.lives["peer-1"].process.pid, signal.SIGSTOP)  # it can't notice
+            os.kill(swarm.incarnations["peer-1"].process.pid, signal.SIGSTOP)  # it can't notice
             assert not (await run(kind, swarm)).ok
-            os.kill(swarm.lives["peer-1"].process.pid, signal.SIGCONT)
+            os.kill(swarm.incarnations["peer-1"].process.pid, signal.SIGCONT)
 
     play(scene())
 
@@ -218,7 +220,7 @@ def test_a_joiner_runs_and_leaves_again(tmp_path: Path) -> None:
             join = planned("join", who=["peer-3"])
             proof = await run(join, swarm, ["peer-3"])
             assert proof.ok
-            assert proof.what["pids"]["peer-3"] == [swarm.lives["peer-3"].process.pid]
+            assert proof.what["pids"]["peer-3"] == [swarm.incarnations["peer-3"].process.pid]
             proof = await run(planned("leave", who=["peer-3"]), swarm, ["peer-3"])
             assert proof.ok
             assert proof.what["peer-3"]["left"]["handed_over"] == 64

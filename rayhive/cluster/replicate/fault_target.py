@@ -47,7 +47,7 @@ class SwarmTarget:
         self._spec, self._swarm, self._agents = spec, swarm, agents
         self._peer_table, self._spawned = peer_table, spawned
         self._incarnations = {f"peer-{i}": [spec.peer_spec(i)] for i in range(spec.swarm.peers)}
-        self._nodes = {f"node-{i}": swarm.reserved_node(i) for i in range(spec.slots)}
+        self._nodes = {f"node-{i}": swarm.reserved_node(i) for i in range(spec.replicas)}
         self._moved: dict[str, str] = {}  # id of a node -> its id after a restart
         self._feed = EventFeed()
         self._ready: list[str] = []

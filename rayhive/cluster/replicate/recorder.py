@@ -95,8 +95,8 @@ class Recorder:
                     node=str(answer["node"]),
                     host=host,
                     pid=pid,
-                    slot=peer.slot,
-                    life=peer.life,
+                    slot=peer.replica,
+                    life=peer.incarnation,
                     cause=cause,
                 )
             )

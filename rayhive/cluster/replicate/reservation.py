@@ -56,7 +56,7 @@ class Reservation:
             numbers = ", ".join(map(str, down))
             raise ClusterError(f"node {numbers} of the testbed is down: take it down and up again")
         together = self._spec.swarm.peers
-        later, waited = self._spec.slots - together, 0.0
+        later, waited = self._spec.replicas - together, 0.0
         growing = await asyncio.to_thread(grows)
         while not self.bundles:
             present = await asyncio.to_thread(rooms)

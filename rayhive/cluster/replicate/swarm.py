@@ -125,7 +125,7 @@ class Swarm:
             PeerError: Its process did not start.
         """
         self._nodes[peer.name] = node  # may be asked for before the process runs
-        before = [name for name in self._actors if name.partition(".")[0] == peer.slot]
+        before = [name for name in self._actors if name.partition(".")[0] == peer.replica]
         for name in before:  # it holds the room
             await self._close(self._actors.pop(name))
         self._host(peer, node)
