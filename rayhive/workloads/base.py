@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 DataKind = Literal["real", "generated"]
 SchedulerFn = Callable[[Optimizer], LRScheduler]
+Device = torch.device | str | None
 
 
 @dataclass(frozen=True)
@@ -84,9 +85,7 @@ class Workload(ABC):
         """
 
     @abstractmethod
-    def evaluate(
-        self, module: LightningModule, device: torch.device | str | None = None
-    ) -> dict[str, float]:
+    def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
         """Measure ``module`` on the held-out split.
 
         Runs in evaluation mode without gradients, and restores the mode of every submodule. Equal

@@ -1,4 +1,4 @@
-"""Seeded shards, endless loaders, and evaluation without side effects."""
+"""Building blocks of workloads: shards, endless loaders, data sets, and pure evaluation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,13 +17,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset
 
 from rayhive.errors import ConfigError, Problem
-from rayhive.workloads.base import Workload
+from rayhive.workloads.base import Device, Workload
 
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
 Batch = tuple[Tensor, Tensor]
 Gather = Callable[[Sequence[int]], Batch]
+T = TypeVar("T")
 
 
 class SampleStream(IterableDataset[int]):
@@ -85,25 +88,52 @@ class IndexedWorkload(Workload):
         return DataLoader(stream, batch_size=batch_size, collate_fn=gather, generator=generator)
 
 
-def window_count(tokens: Tensor, length: int) -> int:
-    """Return the number of windows of ``length`` inputs with their next-token targets."""
-    return (len(tokens) - 1) // length
+@dataclass(frozen=True)
+class Windows:
+    """Windows of a token stream; one window with its next-token targets is one sample.
 
-
-def windows(tokens: Tensor, index: Sequence[int], length: int) -> Batch:
-    """Return windows of a token stream.
-
-    Args:
+    Attributes:
         tokens: The stream, shape (n,), any integer type.
-        index: Numbers of the windows; window i starts at token ``i * length``.
         length: Tokens in one window.
-
-    Returns:
-        Inputs and targets, both int64 of shape (len(index), length); targets are one token later.
     """
-    start = torch.as_tensor(index).unsqueeze(1) * length
-    span = tokens[start + torch.arange(length + 1)].long()
-    return span[:, :-1].contiguous(), span[:, 1:].contiguous()
+
+    tokens: Tensor
+    length: int
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.length
+
+    def batch(self, index: Sequence[int]) -> Batch:
+        """Return inputs and targets of windows, which are one token later.
+
+        Args:
+            index: Numbers of the windows; window i starts at token ``i * length``.
+
+        Returns:
+            Two int64 tensors of shape (len(index), length).
+        """
+        start = torch.as_tensor(index).unsqueeze(1) * self.length
+        span = self.tokens[start + torch.arange(self.length + 1)].long()
+        return span[:, :-1].contiguous(), span[:, 1:].contiguous()
+
+    def loss(self, module: LightningModule, count: int, batch: int, device: Device) -> float:
+        """Return the mean cross-entropy over evenly spaced windows [nats per token].
+
+        Args:
+            module: Returns logits (n, t, vocabulary) for tokens (n, t).
+            count: Number of windows; all of them if there are fewer.
+            batch: Windows in one forward pass.
+            device: Device of ``module``; None for that of its first parameter.
+        """
+        where = device_of(module, device)
+        total, tokens = 0.0, 0
+        with evaluation(module):
+            for index in spread(len(self), count, batch):
+                inputs, targets = (part.to(where) for part in self.batch(index))
+                logits = module(inputs).float().flatten(0, 1)
+                total += F.cross_entropy(logits, targets.flatten(), reduction="sum").item()
+                tokens += targets.numel()
+        return total / tokens
 
 
 def spread(size: int, count: int, batch: int) -> list[list[int]]:
@@ -113,25 +143,38 @@ def spread(size: int, count: int, batch: int) -> list[list[int]]:
     return [index[first : first + batch] for first in range(0, count, batch)]
 
 
-def next_token_loss(
-    module: LightningModule, batches: Iterable[Batch], device: torch.device | str | None
-) -> float:
-    """Return the mean cross-entropy of ``module``'s next tokens [nats per token].
+def read_published(
+    root: str, folder: str, names: Iterable[str], read: Callable[[Path], T], about: str
+) -> dict[str, T]:
+    """Read the files of a published data set.
 
     Args:
-        module: Returns logits (n, t, vocabulary) for tokens (n, t).
-        batches: Inputs and targets, each of shape (n, t).
-        device: Device of ``module``; None for that of its first parameter.
+        root: The folder ``folder``, or its parent folder.
+        folder: Name of the folder in the published archive.
+        names: Names of the files.
+        read: Returns the content of a file.
+        about: The data set, for the error text.
+
+    Returns:
+        Name of a file -> its content.
+
+    Raises:
+        ConfigError: Files are missing or not in the published format; there is a problem for each.
     """
-    where = device_of(module, device)
-    total, count = 0.0, 0
-    with evaluation(module):
-        for batch in batches:
-            inputs, targets = (part.to(where) for part in batch)
-            logits = module(inputs).float().flatten(0, 1)
-            total += F.cross_entropy(logits, targets.flatten(), reduction="sum").item()
-            count += targets.numel()
-    return total / count
+    path = Path(root)
+    if (path / folder).is_dir():
+        path /= folder
+    found: dict[str, T] = {}
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            found[name] = read(path / name)
+        except (OSError, ValueError) as error:
+            allowed = f"a folder with {about} as published; {name}: {error}"
+            problems.append(Problem("workload.args.root", root, allowed))
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 @contextmanager
@@ -156,6 +199,6 @@ def evaluation(module: LightningModule) -> Iterator[None]:
             part.training = training
 
 
-def device_of(module: LightningModule, device: torch.device | str | None) -> torch.device:
+def device_of(module: LightningModule, device: Device) -> torch.device:
     """Return ``device``, or the device of the first parameter of ``module``."""
     return torch.device(device) if device is not None else next(module.parameters()).device

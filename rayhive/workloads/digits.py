@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim import SGD, Adam, Optimizer
 
 from rayhive.workloads.args import WorkloadArgs, parse_args
-from rayhive.workloads.base import DataKind, Target
+from rayhive.workloads.base import DataKind, Device, Target
 from rayhive.workloads.data import Batch, Gather, IndexedWorkload, device_of, evaluation, seeded
 
 HELD_OUT_EVERY = 5
@@ -100,7 +100,8 @@ class Digits(IndexedWorkload):
         self.target = Target("accuracy", self.args.target, "max")
 
     @cached_property
-    def _splits(self) -> tuple[Batch, Batch]:
+    def splits(self) -> tuple[Batch, Batch]:
+        """Images (n, 1, 8, 8) in [0, 1] and labels (n,), to train on and held out."""
         bunch = load_digits()
         images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
         labels = torch.as_tensor(bunch.target, dtype=torch.int64)
@@ -110,11 +111,11 @@ class Digits(IndexedWorkload):
 
     def train_size(self) -> int:
         """Return the number of images that are not held out."""
-        return len(self._splits[0][1])
+        return len(self.splits[0][1])
 
     def gather(self, peer: int, seed: int) -> Gather:
         """Return a function that returns (images (n, 1, 8, 8), labels (n,)); see the base class."""
-        images, labels = self._splits[0]
+        images, labels = self.splits[0]
         return lambda index: (images[index], labels[index])
 
     def module(self, seed: int) -> LightningModule:
@@ -122,12 +123,10 @@ class Digits(IndexedWorkload):
         with seeded(seed):
             return DigitsModule(self.args)
 
-    def evaluate(
-        self, module: LightningModule, device: torch.device | str | None = None
-    ) -> dict[str, float]:
+    def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
         """Return "loss" [nats] and "accuracy" [fraction] on the held-out images."""
         where = device_of(module, device)
-        images, labels = (tensor.to(where) for tensor in self._splits[1])
+        images, labels = (tensor.to(where) for tensor in self.splits[1])
         with evaluation(module):
             logits = module(images).float()
         return {

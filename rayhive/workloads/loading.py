@@ -7,8 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from types import ModuleType
-from typing import Any, cast, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from rayhive.errors import ConfigError, Problem, nearest, unknown, user_line
 from rayhive.registry import WORKLOADS
@@ -38,45 +37,62 @@ def load_workload(
             ``workload.name``, ``workload.import`` or ``workload.args.NAME``.
     """
     given = dict(args or {})
-    if (name is None) == (import_path is None):
+    if name is not None and import_path is None:
+        registered: Workload = WORKLOADS.get(name, key="workload.name")(**given)
+        return registered
+    if name is not None or import_path is None:
         value = {"name": name, "import": import_path}
         raise ConfigError(Problem("workload", value, "exactly one of name and import"))
-    if import_path is None:
-        maker = WORKLOADS.get(cast(str, name), key="workload.name")
-        return cast(Workload, maker(**given))
-    made = _make(_find(import_path), import_path, given)
-    _check(made, import_path)
-    return cast(Workload, made)
+    maker = _find(import_path)
+    _bind(maker, given)
+    try:
+        made = maker(**given)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's constructor
+        raised = f"{type(error).__name__}: {error}{user_line(error)}"
+        allowed = f"arguments that {import_path} accepts; it raised {raised}"
+        raise ConfigError(Problem(ARGS_KEY, given, allowed)) from error
+    return _checked(made, import_path)
+
+
+def _refused(path: str, allowed: str, hint: str | None = None) -> ConfigError:
+    return ConfigError(Problem(IMPORT_KEY, path, allowed, hint))
 
 
 def _find(path: str) -> Callable[..., object]:
     module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(Problem(IMPORT_KEY, path, FORM))
+    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
+        raise _refused(path, FORM)
     # As with `python -m`: the user's module is beside the study, wherever rayhive is installed.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise ConfigError(Problem(IMPORT_KEY, path, FORM))
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # importing runs the user's code
-        allowed = f"a module that imports; {module_name}: {type(error).__name__}: {error}"
-        allowed += user_line(error)
-        raise ConfigError(Problem(IMPORT_KEY, path, allowed)) from error
+        raised = f"{type(error).__name__}: {error}{user_line(error)}"
+        raise _refused(path, f"a module that imports; {module_name}: {raised}") from error
+    offers = sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and value not in _BASES and _makes_workload(value)
+    )
+    close = nearest(attribute, offers)
+    hint = close and f"{module_name}:{close}"
     if not hasattr(module, attribute):
-        allowed = f"an attribute of {module_name}: {', '.join(_offers(module)) or 'it has none'}"
-        raise ConfigError(Problem(IMPORT_KEY, path, allowed, _nearest(module, attribute)))
+        text = f"an attribute of {module_name}: {', '.join(offers) or 'it has none'}"
+        raise _refused(path, text, hint)
     found = getattr(module, attribute)
     if not _makes_workload(found):
-        allowed = FORM
+        text = FORM
         if inspect.isclass(found) and any(b.__name__ == "LightningModule" for b in found.__mro__):
-            allowed += "; a LightningModule has no target: a Workload of yours returns it"
-        raise ConfigError(Problem(IMPORT_KEY, path, allowed, _nearest(module, attribute)))
+            text += "; a LightningModule has no target: a Workload of yours returns it"
+        raise _refused(path, text, hint)
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ConfigError(Problem(IMPORT_KEY, path, f"a Workload that implements {missing}"))
-    return cast(Callable[..., object], found)
+        raise _refused(path, f"a Workload that implements {missing}")
+    maker: Callable[..., object] = found
+    return maker
 
 
 def _makes_workload(found: object) -> bool:
@@ -93,32 +109,6 @@ def _makes_workload(found: object) -> bool:
     except Exception:  # an annotation may hold an undefined name
         return False
     return inspect.isclass(returned) and issubclass(returned, Workload)
-
-
-def _offers(module: ModuleType) -> list[str]:
-    """Return the public names of the workloads in ``module``."""
-    return sorted(
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and value not in _BASES and _makes_workload(value)
-    )
-
-
-def _nearest(module: ModuleType, attribute: str) -> str | None:
-    hint = nearest(attribute, _offers(module))
-    return hint and f"{module.__name__}:{hint}"
-
-
-def _make(maker: Callable[..., object], path: str, given: dict[str, Any]) -> object:
-    _bind(maker, given)
-    try:
-        return maker(**given)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # the user's constructor
-        allowed = f"arguments that {path} accepts; it raised {type(error).__name__}: {error}"
-        allowed += user_line(error)
-        raise ConfigError(Problem(ARGS_KEY, given, allowed)) from error
 
 
 def _bind(maker: Callable[..., object], given: Mapping[str, Any]) -> None:
@@ -145,17 +135,18 @@ def _bind(maker: Callable[..., object], given: Mapping[str, Any]) -> None:
         raise ConfigError(problems)
 
 
-def _check(made: object, path: str) -> None:
+def _checked(made: object, path: str) -> Workload:
     if not isinstance(made, Workload):
-        raise ConfigError(Problem(IMPORT_KEY, path, f"{FORM}; it returned a {type(made).__name__}"))
-    wanted: list[str] = []
-    if not isinstance(getattr(made, "name", None), str):
-        wanted.append("name, a string")
-    if not isinstance(getattr(made, "target", None), Target):
-        wanted.append("target, a Target")
-    if not isinstance(getattr(made, "default_batch_size", None), int):
-        wanted.append("default_batch_size, a number of samples")
-    if getattr(made, "data", None) not in get_args(DataKind):
-        wanted.append("data, " + " or ".join(repr(kind) for kind in get_args(DataKind)))
-    if wanted:
-        raise ConfigError(Problem(IMPORT_KEY, path, f"a Workload with {'; '.join(wanted)}"))
+        raise _refused(path, f"{FORM}; it returned a {type(made).__name__}")
+    kinds = get_args(DataKind)
+    valid = {
+        "name, a string": isinstance(getattr(made, "name", None), str),
+        "target, a Target": isinstance(getattr(made, "target", None), Target),
+        "default_batch_size, a number of samples": isinstance(
+            getattr(made, "default_batch_size", None), int
+        ),
+        "data, " + " or ".join(map(repr, kinds)): getattr(made, "data", None) in kinds,
+    }
+    if missing := [text for text, is_valid in valid.items() if not is_valid]:
+        raise _refused(path, f"a Workload with {'; '.join(missing)}")
+    return made

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -15,19 +18,9 @@ from torch.optim import SGD, Optimizer
 
 from rayhive.errors import ConfigError, Problem
 from rayhive.workloads.args import WorkloadArgs, parse_args
-from rayhive.workloads.base import DataKind, SchedulerFn, Target
-from rayhive.workloads.data import (
-    Batch,
-    Gather,
-    IndexedWorkload,
-    next_token_loss,
-    seeded,
-    spread,
-    window_count,
-    windows,
-)
+from rayhive.workloads.base import DataKind, Device, SchedulerFn, Target
+from rayhive.workloads.data import Batch, Gather, IndexedWorkload, Windows, read_published, seeded
 from rayhive.workloads.paper import PaperSchedule, rounds_per_pass
-from rayhive.workloads.wikitext2 import Tokens, generate_tokens, read_wikitext2
 
 PAPER_BATCH = 64
 DECAY_PASSES = (60, 80)
@@ -35,6 +28,12 @@ DROPOUT = 0.4
 CLIP_NORM = 0.4
 INIT_RANGE = 0.1
 EVAL_BATCH = 32
+FOLDER = "wikitext-2"
+UNKNOWN = "<unk>"
+END = "<eos>"
+#: Rules of generated tokens, and streams that are generated in parallel.
+RULES = 512
+STREAMS = 64
 TARGETS: dict[DataKind, float] = {"real": 100.0, "generated": 2000.0}
 
 
@@ -158,27 +157,27 @@ class LstmWikitext2(IndexedWorkload):
         self.data: DataKind = "real" if self.args.root is not None else "generated"
         self.target = Target("perplexity", self.args.target or TARGETS[self.data], "min")
         if self.args.root is not None:
-            _ = self._splits  # a bad folder is bad input, which is reported at once
+            _ = self.splits  # a bad folder is bad input, which is reported at once
 
     @cached_property
-    def _splits(self) -> Tokens:
-        args = self.args
-        train_samples, eval_samples = args.train_samples, args.eval_samples
+    def splits(self) -> tuple[Windows, Windows]:
+        """Windows to train on, and those held out."""
+        args, train_samples = self.args, self.args.train_samples
         if args.root is None:
-            train_samples, eval_samples = train_samples or 4096, eval_samples or 256
+            train_samples, eval_samples = train_samples or 4096, args.eval_samples or 256
             size = args.context * max(train_samples, eval_samples) + 1
-            tokens = Tokens(*(generate_tokens(seed, size, args.vocabulary) for seed in (0, 1)))
+            train, held_out = (generate_tokens(seed, size, args.vocabulary) for seed in (0, 1))
+            held_out = held_out[: eval_samples * args.context + 1]
         else:
-            tokens = read_wikitext2(args.root, args.split, args.vocabulary, args.lowercase)
-            shortest = min(len(tokens.train), len(tokens.held_out))
+            # held-out windows are chosen at evaluation, evenly spaced over the whole split
+            train, held_out = read_wikitext2(args.root, args.split, args.vocabulary, args.lowercase)
+            shortest = min(len(train), len(held_out))
             if shortest <= args.context:
                 allowed = f"less than the {shortest} tokens of the shorter split"
                 raise ConfigError(Problem("workload.args.context", args.context, allowed))
-        return Tokens(
-            _first(tokens.train, train_samples, args.context),
-            # Held-out windows are chosen at evaluation, evenly spaced over the whole split.
-            tokens.held_out if args.root else _first(tokens.held_out, eval_samples, args.context),
-        )
+        if train_samples is not None:
+            train = train[: train_samples * args.context + 1]
+        return Windows(train, args.context), Windows(held_out, args.context)
 
     def _schedule(self) -> PaperSchedule:
         rounds = rounds_per_pass(self.train_size(), self.args.workers, PAPER_BATCH)
@@ -186,9 +185,8 @@ class LstmWikitext2(IndexedWorkload):
 
     def module(self, seed: int) -> LightningModule:
         """Return the LSTM; see the base class."""
-        schedule = self._schedule()
         with seeded(seed):
-            return LstmModule(self.args, schedule)
+            return LstmModule(self.args, self._schedule())
 
     def scheduler_fn(self) -> SchedulerFn:
         """Return a factory of the paper's schedule; see the base class."""
@@ -196,22 +194,92 @@ class LstmWikitext2(IndexedWorkload):
 
     def train_size(self) -> int:
         """Return the number of windows that are not held out."""
-        return window_count(self._splits.train, self.args.context)
+        return len(self.splits[0])
 
     def gather(self, peer: int, seed: int) -> Gather:
         """Return a function that returns (inputs (n, context), targets (n, context))."""
-        return partial(windows, self._splits.train, length=self.args.context)
+        return self.splits[0].batch
 
-    def evaluate(
-        self, module: LightningModule, device: torch.device | str | None = None
-    ) -> dict[str, float]:
+    def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
         """Return "loss" [nats per token] and "perplexity" on held-out windows."""
-        tokens, context = self._splits.held_out, self.args.context
-        size = window_count(tokens, context)
-        chosen = spread(size, self.args.eval_samples or size, EVAL_BATCH)
-        loss = next_token_loss(module, (windows(tokens, part, context) for part in chosen), device)
+        held_out = self.splits[1]
+        loss = held_out.loss(module, self.args.eval_samples or len(held_out), EVAL_BATCH, device)
         return {"loss": loss, "perplexity": torch.tensor(loss, dtype=torch.float64).exp().item()}
 
 
-def _first(tokens: Tensor, samples: int | None, context: int) -> Tensor:
-    return tokens if samples is None else tokens[: samples * context + 1]
+def read_wikitext2(
+    root: str, split: str, vocabulary: int, lowercase: bool
+) -> tuple[Tensor, Tensor]:
+    """Read ``wiki.train.tokens`` and ``wiki.SPLIT.tokens``.
+
+    Words are separated by blanks, and each line ends in an end-of-sentence token. The most
+    frequent words of the training split get numbers; other words become "<unk>".
+
+    Args:
+        root: The folder ``wikitext-2``, or its parent folder.
+        split: "valid" or "test".
+        vocabulary: Largest number of different tokens.
+        lowercase: Whether to fold upper case.
+
+    Returns:
+        The training split (n,) and the held-out split (m,), int64.
+
+    Raises:
+        ConfigError: Files are missing, empty or not text; there is a problem for each.
+    """
+    names = [f"wiki.{part}.tokens" for part in ("train", split)]
+    texts = read_published(root, FOLDER, names, partial(_words, lowercase=lowercase), "WikiText-2")
+    numbers = _number_words(texts[names[0]], vocabulary)
+    train, held_out = (
+        torch.from_numpy(np.array([numbers.get(word, numbers[UNKNOWN]) for word in texts[name]]))
+        for name in names
+    )
+    return train, held_out
+
+
+def _words(path: Path, lowercase: bool) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    if not text.strip():
+        raise ValueError("the file is empty")
+    if lowercase:
+        text = text.lower()
+    # Not splitlines: the text has other characters that are line ends in Unicode.
+    lines = text.removesuffix("\n").split("\n")
+    return [word for line in lines for word in (*line.split(), END)]
+
+
+def _number_words(words: list[str], vocabulary: int) -> dict[str, int]:
+    counts = Counter(words)
+    counts.pop(UNKNOWN, None)
+    ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    return {word: number for number, word in enumerate([UNKNOWN, *ranked[: vocabulary - 1]])}
+
+
+def generate_tokens(seed: int, count: int, vocabulary: int) -> Tensor:
+    """Generate a token stream in which half of the tokens can be predicted.
+
+    Token frequencies follow Zipf's law. With probability one half a token is followed by its
+    successor under one of 512 fixed rules, which can be learned from little data; else the next
+    token is drawn independently.
+
+    Args:
+        seed: Determines the stream; the rules depend on the vocabulary alone.
+        count: Tokens to generate.
+        vocabulary: Different tokens.
+
+    Returns:
+        int64, shape (count,).
+    """
+    rules = min(RULES, vocabulary)
+    successor = np.random.default_rng(0).permutation(rules)
+    cumulative = np.cumsum(1.0 / (np.arange(vocabulary) + 2.7))
+    rng = np.random.default_rng([1, seed])
+    length = -(-count // STREAMS)
+    stream = np.empty((STREAMS, length), dtype=np.int64)
+    current = np.zeros(STREAMS, dtype=np.int64)
+    for step in range(length):
+        draw = np.searchsorted(cumulative, rng.random(STREAMS) * cumulative[-1], side="right")
+        fresh = rng.random(STREAMS) < 0.5
+        current = np.where(fresh, np.minimum(draw, vocabulary - 1), successor[current % rules])
+        stream[:, step] = current
+    return torch.from_numpy(stream.reshape(-1)[:count].copy())

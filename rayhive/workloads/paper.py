@@ -12,7 +12,7 @@ from functools import partial
 
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 
 from rayhive.workloads.base import SchedulerFn
 
@@ -47,19 +47,15 @@ class PaperSchedule:
 
     def scheduler_fn(self) -> SchedulerFn:
         """Return a factory of the scheduler of an optimizer."""
-        return partial(_scheduler, schedule=self)
+        return partial(LambdaLR, lr_lambda=self)
 
     def applied_to(self, optimizer: Optimizer) -> OptimizerLRScheduler:
         """Return the result of ``configure_optimizers``: the optimizer, and one step per round."""
-        scheduler = _scheduler(optimizer, self)
+        scheduler = LambdaLR(optimizer, self)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
         }
-
-
-def _scheduler(optimizer: Optimizer, schedule: PaperSchedule) -> LRScheduler:
-    return LambdaLR(optimizer, schedule)
 
 
 def rounds_per_pass(samples: int, workers: int, batch: int) -> int:

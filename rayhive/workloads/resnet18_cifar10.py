@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -16,9 +21,16 @@ from torch.nn import functional as F
 from torch.optim import SGD
 
 from rayhive.workloads.args import WorkloadArgs, parse_args
-from rayhive.workloads.base import DataKind, SchedulerFn, Target
-from rayhive.workloads.cifar10 import CLASSES, Images, generate_images, read_cifar10
-from rayhive.workloads.data import Batch, Gather, IndexedWorkload, device_of, evaluation, seeded
+from rayhive.workloads.base import DataKind, Device, SchedulerFn, Target
+from rayhive.workloads.data import (
+    Batch,
+    Gather,
+    IndexedWorkload,
+    device_of,
+    evaluation,
+    read_published,
+    seeded,
+)
 from rayhive.workloads.paper import PaperSchedule, rounds_per_pass
 
 PAPER_BATCH = 128
@@ -28,6 +40,11 @@ WEIGHT_DECAY = 1e-4
 MEAN = (0.4914, 0.4822, 0.4465)
 SPREAD = (0.2023, 0.1994, 0.2010)
 EVAL_BATCH = 250
+FOLDER = "cifar-10-batches-py"
+TRAIN_FILES = tuple(f"data_batch_{number}" for number in range(1, 6))
+TEST_FILE = "test_batch"
+SHAPE = (3, 32, 32)
+CLASSES = 10
 
 
 class Resnet18Args(WorkloadArgs):
@@ -53,6 +70,19 @@ class Resnet18Args(WorkloadArgs):
     augment: bool = True
     train_samples: int | None = Field(default=None, ge=1)
     eval_samples: int | None = Field(default=None, ge=1)
+
+
+@dataclass(frozen=True)
+class Images:
+    """One split.
+
+    Attributes:
+        pixels: uint8, shape (n, 3, 32, 32).
+        labels: int64, shape (n,), 0 to 9.
+    """
+
+    pixels: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int64]
 
 
 class BasicBlock(nn.Module):
@@ -161,10 +191,11 @@ class Resnet18Cifar10(IndexedWorkload):
         self.target = Target("accuracy", self.args.target, "max")
         self.data: DataKind = "real" if self.args.root is not None else "generated"
         if self.args.root is not None:
-            _ = self._splits  # a bad folder is bad input: say so now
+            _ = self.splits  # a bad folder is bad input, which is reported at once
 
     @cached_property
-    def _splits(self) -> tuple[Images, Images]:
+    def splits(self) -> tuple[Images, Images]:
+        """Images to train on, and those held out."""
         args = self.args
         if args.root is None:
             return (
@@ -180,9 +211,8 @@ class Resnet18Cifar10(IndexedWorkload):
 
     def module(self, seed: int) -> LightningModule:
         """Return the ResNet; see the base class."""
-        schedule = self._schedule()
         with seeded(seed):
-            return Resnet18Module(self.args, schedule)
+            return Resnet18Module(self.args, self._schedule())
 
     def scheduler_fn(self) -> SchedulerFn:
         """Return a factory of the paper's schedule; see the base class."""
@@ -190,11 +220,11 @@ class Resnet18Cifar10(IndexedWorkload):
 
     def train_size(self) -> int:
         """Return the number of images to train on."""
-        return len(self._splits[0].labels)
+        return len(self.splits[0].labels)
 
     def gather(self, peer: int, seed: int) -> Gather:
         """Return a function that returns (images (n, 3, 32, 32), labels (n,))."""
-        images = self._splits[0]
+        images = self.splits[0]
         # One random stream per peer, so that crops differ between peers.
         rng = np.random.default_rng([seed, peer, 1]) if self.args.augment else None
 
@@ -206,12 +236,10 @@ class Resnet18Cifar10(IndexedWorkload):
 
         return gather
 
-    def evaluate(
-        self, module: LightningModule, device: torch.device | str | None = None
-    ) -> dict[str, float]:
+    def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
         """Return "loss" [nats] and "accuracy" [fraction] on the held-out images."""
         where = device_of(module, device)
-        images = self._splits[1]
+        images = self.splits[1]
         count = len(images.labels)
         loss, right = 0.0, 0
         with evaluation(module):
@@ -254,3 +282,100 @@ def crop_and_mirror(pixels: np.ndarray[Any, Any], rng: np.random.Generator) -> A
     # Advanced indices on both sides of a slice: their axes come first, the channels last.
     cropped = padded[image, :, rows[:, :, None], columns[:, None, :]]
     return np.ascontiguousarray(cropped.transpose(0, 3, 1, 2))
+
+
+def read_cifar10(root: str) -> tuple[Images, Images]:
+    """Read the training and the test split.
+
+    Args:
+        root: The folder ``cifar-10-batches-py``, or its parent folder.
+
+    Raises:
+        ConfigError: Files are missing or not in the published format; there is a problem for each.
+    """
+    batches = read_published(root, FOLDER, (*TRAIN_FILES, TEST_FILE), read_batch, FOLDER)
+    train = [batches[name] for name in TRAIN_FILES]
+    pixels = np.concatenate([part.pixels for part in train])
+    labels = np.concatenate([part.labels for part in train])
+    return Images(pixels, labels), batches[TEST_FILE]
+
+
+def read_batch(path: Path) -> Images:
+    """Read one pickled batch: ``data`` (n, 3072) uint8, channel-major, and ``labels``.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is not a batch as published, or unpickling it needs more than arrays.
+    """
+    try:
+        content = _ArrayUnpickler(io.BytesIO(path.read_bytes()), encoding="bytes").load()
+    except OSError:
+        raise
+    except Exception as error:  # a broken pickle can raise nearly anything
+        raise ValueError(f"not a readable pickle ({error})") from None
+    if not isinstance(content, dict) or not {b"data", b"labels"} <= content.keys():
+        raise ValueError("not a dictionary with data and labels")
+    data, labels = content[b"data"], content[b"labels"]
+    columns = SHAPE[0] * SHAPE[1] * SHAPE[2]
+    is_bytes = isinstance(data, np.ndarray) and data.dtype == np.uint8
+    if not (is_bytes and data.shape[1:] == (columns,) and len(data)):
+        raise ValueError(f"data is not an array of bytes with {columns} columns")
+    if not (
+        isinstance(labels, list)
+        and len(labels) == len(data)
+        and all(isinstance(label, int) and 0 <= label < CLASSES for label in labels)
+    ):
+        raise ValueError(f"labels are not {len(data)} numbers from 0 to {CLASSES - 1}")
+    return Images(data.reshape(-1, *SHAPE), np.asarray(labels, dtype=np.int64))
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    # Python 3 writes bytes in the old protocol as latin1 text; no other codec is needed.
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"codec {encoding!r} is not allowed")
+    return text.encode(encoding)
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Unpickler that builds plain values and numpy arrays and refuses everything else."""
+
+    _reconstruct = np.ndarray((0,)).__reduce__()[0]
+    _allowed = {  # noqa: RUF012
+        ("numpy.core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy._core.multiarray", "_reconstruct"): _reconstruct,
+        ("numpy", "ndarray"): np.ndarray,
+        ("numpy", "dtype"): np.dtype,
+        ("_codecs", "encode"): _encode,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return self._allowed[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{module}.{name} is not allowed") from None
+
+
+def generate_images(seed: int, count: int) -> Images:
+    """Generate images whose classes a network can learn.
+
+    An image is the sum of the colour of its class, which cropping and mirroring preserve, a random
+    pattern of 4x4 colour patches of its class, which is harder to learn, and stronger noise. Labels
+    are balanced and in random order.
+
+    Args:
+        seed: Determines the noise and the labels; the patterns are always the same.
+        count: Number of images.
+    """
+    # The noise has three times the spread of the patterns: no single pixel identifies a class.
+    fixed = np.random.default_rng(0)
+    patterns = fixed.normal(0, 20, (CLASSES, 3, 1, 1)) + fixed.normal(0, 20, (CLASSES, 3, 8, 8))
+    patterns = patterns.repeat(4, axis=2).repeat(4, axis=3).astype(np.float32)
+    rng = np.random.default_rng([1, seed])
+    labels = rng.permutation(np.arange(count) % CLASSES)
+    pixels = np.empty((count, *SHAPE), dtype=np.uint8)
+    for first in range(0, count, 1024):
+        part = slice(first, first + 1024)
+        noise = rng.standard_normal((len(labels[part]), *SHAPE), dtype=np.float32)
+        values = 127.5 + patterns[labels[part]] + 60.0 * noise
+        pixels[part] = values.clip(0, 255).astype(np.uint8)
+    return Images(pixels, labels.astype(np.int64))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from functools import cached_property, partial
+import sysconfig
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -13,22 +17,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import AdamW, Optimizer
 
+from rayhive.errors import RayhiveError
 from rayhive.workloads.args import WorkloadArgs, parse_args
-from rayhive.workloads.base import DataKind, Target
-from rayhive.workloads.corpus import MIN_CORPUS_BYTES, read_corpus
-from rayhive.workloads.data import (
-    Batch,
-    Gather,
-    IndexedWorkload,
-    next_token_loss,
-    seeded,
-    spread,
-    window_count,
-    windows,
-)
+from rayhive.workloads.base import DataKind, Device, Target
+from rayhive.workloads.data import Batch, Gather, IndexedWorkload, Windows, seeded
 
 BYTES = 256
 EVAL_BATCH = 64
+MIN_CORPUS_BYTES = 100_000
+HELD_OUT_SHARE = 0.1
+SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"}
+)
+# End of a file in the stream; source text contains no zero byte.
+SEPARATOR = b"\0"
 
 
 class SourceLmArgs(WorkloadArgs):
@@ -148,31 +150,75 @@ class SourceLm(IndexedWorkload):
         self.target = Target("bits_per_byte", self.args.target, "min")
 
     @cached_property
-    def _splits(self) -> tuple[Tensor, Tensor]:
-        corpus = read_corpus(self.args.corpus_bytes)
-        return (
-            torch.frombuffer(bytearray(corpus.train), dtype=torch.uint8),
-            torch.frombuffer(bytearray(corpus.held_out), dtype=torch.uint8),
+    def splits(self) -> tuple[Windows, Windows]:
+        """Windows to train on, and those held out."""
+        train, held_out = (
+            Windows(torch.frombuffer(bytearray(text), dtype=torch.uint8), self.args.context)
+            for text in read_corpus(self.args.corpus_bytes)
         )
+        return train, held_out
 
     def train_size(self) -> int:
         """Return the number of windows that are not held out."""
-        return window_count(self._splits[0], self.args.context)
+        return len(self.splits[0])
 
     def gather(self, peer: int, seed: int) -> Gather:
         """Return a function that returns (inputs (n, context), targets (n, context))."""
-        return partial(windows, self._splits[0], length=self.args.context)
+        return self.splits[0].batch
 
     def module(self, seed: int) -> LightningModule:
         """Return the transformer; see the base class."""
         with seeded(seed):
             return SourceLmModule(self.args)
 
-    def evaluate(
-        self, module: LightningModule, device: torch.device | str | None = None
-    ) -> dict[str, float]:
+    def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
         """Return "loss" [nats per byte] and "bits_per_byte" on evenly spaced held-out windows."""
-        text, context = self._splits[1], self.args.context
-        chosen = spread(window_count(text, context), self.args.eval_windows, EVAL_BATCH)
-        loss = next_token_loss(module, (windows(text, part, context) for part in chosen), device)
+        loss = self.splits[1].loss(module, self.args.eval_windows, EVAL_BATCH, device)
         return {"loss": loss, "bits_per_byte": loss / math.log(2)}
+
+
+def read_corpus(limit: int, folder: Path | None = None) -> tuple[bytes, bytes]:
+    """Read ``*.py`` files until there are ``limit`` bytes.
+
+    Files are read in the order of a hash of their path within the folder. This order mixes
+    packages, and is the same on every machine with the same Python. Another part of the hash
+    determines whether a file is held out, so a larger ``limit`` never moves a file between splits.
+
+    Args:
+        limit: Bytes to read, both splits together. Each split is cut at its share of the limit.
+        folder: Folder to read; by default the standard library of the running interpreter.
+
+    Returns:
+        The training split, and the held-out split of about a tenth of the whole.
+
+    Raises:
+        RayhiveError: The folder holds too little source text, for example because a distribution
+            ships the standard library compiled or zipped.
+    """
+    folder = folder or Path(sysconfig.get_path("stdlib"))
+    room = {False: round(limit * (1 - HELD_OUT_SHARE)), True: round(limit * HELD_OUT_SHARE)}
+    parts: dict[bool, list[bytes]] = {False: [], True: []}
+    for digest, path in sorted(_source_files(folder)):
+        is_held_out = digest[-1] < 256 * HELD_OUT_SHARE
+        if room[is_held_out] <= 0:
+            continue
+        text = (path.read_bytes() + SEPARATOR)[: room[is_held_out]]
+        parts[is_held_out].append(text)
+        room[is_held_out] -= len(text)
+        if room[False] <= 0 and room[True] <= 0:
+            break
+    train, held_out = b"".join(parts[False]), b"".join(parts[True])
+    if min(len(train), 9 * len(held_out)) < MIN_CORPUS_BYTES // 2:
+        raise RayhiveError(
+            f"source_lm found only {len(train)} bytes of Python source to train on and "
+            f"{len(held_out)} to hold out under {folder}"
+        )
+    return train, held_out
+
+
+def _source_files(folder: Path) -> Iterator[tuple[bytes, Path]]:
+    """Yield each source file with the hash of its path."""
+    for path in folder.rglob("*.py"):
+        within = path.relative_to(folder)
+        if not SKIPPED_FOLDERS.intersection(within.parts):
+            yield hashlib.sha256(within.as_posix().encode()).digest(), path

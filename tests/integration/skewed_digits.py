@@ -31,7 +31,7 @@ class SkewedDigits(Digits):
 
     def gather(self, peer: int, seed: int) -> Gather:
         """Return the sampler of the peer's own classes."""
-        images, labels = self._splits[0]
+        images, labels = self.splits[0]
         own = torch.nonzero((labels >= RARE) == (peer >= self.common)).squeeze(1)
         images, labels = images[own], labels[own]
 
@@ -45,7 +45,7 @@ class SkewedDigits(Digits):
         self, module: LightningModule, device: torch.device | str | None = None
     ) -> dict[str, float]:
         """Return the metrics of ``digits``, and the accuracy on the classes 5-9 as ``rare``."""
-        images, labels = self._splits[1]
+        images, labels = self.splits[1]
         rare = labels >= RARE
         with evaluation(module):
             hits = module(images[rare]).argmax(1) == labels[rare]

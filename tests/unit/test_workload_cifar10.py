@@ -12,8 +12,15 @@ import pytest
 import torch
 
 from rayhive.errors import ConfigError
-from rayhive.workloads.cifar10 import TEST_FILE, TRAIN_FILES, generate_images, read_batch
-from rayhive.workloads.resnet18_cifar10 import Resnet18Cifar10, crop_and_mirror, normalise
+from rayhive.workloads.resnet18_cifar10 import (
+    TEST_FILE,
+    TRAIN_FILES,
+    Resnet18Cifar10,
+    crop_and_mirror,
+    generate_images,
+    normalise,
+    read_batch,
+)
 
 ROWS = 12
 
@@ -65,7 +72,7 @@ def test_published_files_are_read_as_they_are(root: Path, inside: bool) -> None:
     given = root / "cifar-10-batches-py" if inside else root
     workload = Resnet18Cifar10(root=str(given), width=2)
     assert workload.data == "real"
-    train, test = workload._splits
+    train, test = workload.splits
     assert train.pixels.shape == (5 * ROWS, 3, 32, 32)
     second = batch_content(1)
     assert train.labels[ROWS : 2 * ROWS].tolist() == second["labels"]
@@ -78,7 +85,7 @@ def test_published_files_are_read_as_they_are(root: Path, inside: bool) -> None:
 
 def test_fewer_samples_can_be_asked_for(root: Path) -> None:
     workload = Resnet18Cifar10(root=str(root), train_samples=7, eval_samples=3)
-    assert [len(split.labels) for split in workload._splits] == [7, 3]
+    assert [len(split.labels) for split in workload.splits] == [7, 3]
 
 
 class Command:

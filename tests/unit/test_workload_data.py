@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rayhive.errors import ConfigError
 from rayhive.workloads.base import Target
-from rayhive.workloads.data import SampleStream, seeded, spread, window_count, windows
+from rayhive.workloads.data import SampleStream, Windows, seeded, spread
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(0, 3), st.integers(0, 2**32))
@@ -36,8 +36,9 @@ def test_more_peers_than_samples_is_refused_before_a_stream_runs_dry() -> None:
 
 def test_windows_are_followed_by_their_targets() -> None:
     tokens = torch.arange(11, dtype=torch.uint8)
-    assert window_count(tokens, 5) == 2
-    inputs, targets = windows(tokens, [1, 0], 5)
+    windows = Windows(tokens, 5)
+    assert len(windows) == 2
+    inputs, targets = windows.batch([1, 0])
     assert inputs.tolist() == [[5, 6, 7, 8, 9], [0, 1, 2, 3, 4]]
     assert targets.tolist() == [[6, 7, 8, 9, 10], [1, 2, 3, 4, 5]]
     assert inputs.dtype == targets.dtype == torch.int64

@@ -32,7 +32,7 @@ def test_plain_training_reaches_the_target(optimizer: str) -> None:
 
 
 def test_the_split_is_stratified_and_loses_no_image() -> None:
-    (_, train), (_, held_out) = Digits()._splits
+    (_, train), (_, held_out) = Digits().splits
     everything, kept = (torch.bincount(labels, minlength=10) for labels in (train, held_out))
     assert len(train) + len(held_out) == 1797
     share = kept / (kept + everything)
@@ -40,7 +40,7 @@ def test_the_split_is_stratified_and_loses_no_image() -> None:
 
 
 def test_no_image_is_in_both_splits_and_values_are_in_range() -> None:
-    (train, _), (held_out, _) = Digits()._splits
+    (train, _), (held_out, _) = Digits().splits
     assert train.min() == 0
     assert train.max() == 1
     apart = torch.cdist(held_out.flatten(1), train.flatten(1))

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from rayhive.errors import RayhiveError
-from rayhive.workloads.corpus import MIN_CORPUS_BYTES, SEPARATOR, read_corpus
-from rayhive.workloads.source_lm import SourceLm
+from rayhive.workloads.source_lm import MIN_CORPUS_BYTES, SEPARATOR, SourceLm, read_corpus
 
 
 @pytest.fixture
@@ -30,8 +29,7 @@ def files_of(text: bytes) -> set[bytes]:
 
 
 def test_the_corpus_is_split_by_whole_files(folder: Path) -> None:
-    corpus = read_corpus(10_000_000, folder)
-    train, held_out = files_of(corpus.train), files_of(corpus.held_out)
+    train, held_out = map(files_of, read_corpus(10_000_000, folder))
     assert not train & held_out
     assert train | held_out == {f"# {number}".encode() for number in range(200)}
     assert 5 <= len(held_out) <= 40
@@ -39,10 +37,8 @@ def test_the_corpus_is_split_by_whole_files(folder: Path) -> None:
 
 def test_a_larger_corpus_contains_the_smaller_one(folder: Path) -> None:
     small, large = read_corpus(150_000, folder), read_corpus(250_000, folder)
-    assert len(small.train) == 135_000
-    assert len(small.held_out) == 15_000
-    assert large.train.startswith(small.train)
-    assert large.held_out.startswith(small.held_out)
+    assert [len(split) for split in small] == [135_000, 15_000]
+    assert all(more.startswith(less) for more, less in zip(large, small, strict=True))
 
 
 def test_too_little_source_is_an_error(tmp_path: Path) -> None:
@@ -52,9 +48,9 @@ def test_too_little_source_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_is_large_enough() -> None:
-    corpus = read_corpus(MIN_CORPUS_BYTES)
-    assert len(corpus.train) + len(corpus.held_out) == MIN_CORPUS_BYTES
-    assert b"import" in corpus.train
+    train, held_out = read_corpus(MIN_CORPUS_BYTES)
+    assert len(train) + len(held_out) == MIN_CORPUS_BYTES
+    assert b"import" in train
 
 
 def test_the_future_is_hidden() -> None:
@@ -80,7 +76,7 @@ def test_it_learns_what_single_bytes_cannot_tell() -> None:
         module.training_step(batch, number).backward()
         optimizer.step()
     end = workload.evaluate(module)
-    counts = torch.bincount(workload._splits[1].long(), minlength=256).double()
+    counts = torch.bincount(workload.splits[1].tokens.long(), minlength=256).double()
     share = counts[counts > 0] / counts.sum()
     single = -(share * share.log2()).sum().item()  # entropy of a byte by itself
     assert start["bits_per_byte"] > 7

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from rayhive.errors import ConfigError
-from rayhive.workloads.lstm_wikitext2 import LstmWikitext2
-from rayhive.workloads.wikitext2 import generate_tokens, read_wikitext2
+from rayhive.workloads.lstm_wikitext2 import LstmWikitext2, generate_tokens, read_wikitext2
 
 TRAIN = " \n = Valkyria Chronicles III = \n \n The game , the <unk> and THE sequel @-@ \n"
 VALID = " \n = Homarus = \n the lobster and the game \n"
@@ -23,16 +22,16 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_lines_become_tokens_and_rare_words_unknown(root: Path) -> None:
-    tokens = read_wikitext2(str(root), "valid", vocabulary=4, lowercase=True)
+    train, held_out = read_wikitext2(str(root), "valid", vocabulary=4, lowercase=True)
     # 0 is <unk>; then by frequency: <eos> 4, the 3, = 2.
-    assert tokens.held_out.tolist() == [1, 3, 0, 3, 1, 2, 0, 0, 2, 0, 1]
-    assert tokens.train.tolist() == [1, 3, 0, 0, 0, 3, 1, 1, 2, 0, 0, 2, 0, 0, 2, 0, 0, 1]
+    assert held_out.tolist() == [1, 3, 0, 3, 1, 2, 0, 0, 2, 0, 1]
+    assert train.tolist() == [1, 3, 0, 0, 0, 3, 1, 1, 2, 0, 0, 2, 0, 0, 2, 0, 0, 1]
 
 
 def test_case_can_be_kept(root: Path) -> None:
-    folded = read_wikitext2(str(root), "test", vocabulary=100, lowercase=True)
-    kept = read_wikitext2(str(root / "wikitext-2"), "test", vocabulary=100, lowercase=False)
-    assert kept.train.max() == folded.train.max() + 2  # The, the and THE are three
+    folded, _ = read_wikitext2(str(root), "test", vocabulary=100, lowercase=True)
+    kept, _ = read_wikitext2(str(root / "wikitext-2"), "test", vocabulary=100, lowercase=False)
+    assert kept.max() == folded.max() + 2  # The, the and THE are three
 
 
 def test_a_workload_trains_on_the_published_files(root: Path) -> None:
@@ -40,8 +39,9 @@ def test_a_workload_trains_on_the_published_files(root: Path) -> None:
     assert workload.data == "real"
     inputs, targets = next(iter(workload.train_loader(peer=0, peers=1, batch_size=3, seed=0)))
     assert inputs.shape == targets.shape == (3, 5)
+    train, _ = workload.splits
     # Three windows of five fit in the 18 tokens, two in the 11 that are held out.
-    assert sorted(inputs[:, 0].tolist()) == sorted(workload._splits.train[[0, 5, 10]].tolist())
+    assert sorted(inputs[:, 0].tolist()) == sorted(train.tokens[[0, 5, 10]].tolist())
     assert workload.evaluate(workload.module(0))["perplexity"] == pytest.approx(16, rel=0.5)
 
 
