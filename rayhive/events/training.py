@@ -5,6 +5,7 @@ The number of a round is that of hivemind's global epoch after the round.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from rayhive.events.event import ByteCount, Event
@@ -136,7 +137,7 @@ class Weights(Event):
         round: Number of the round.
         norm: Norm of all parameters.
         sketch: Random projections of the parameters: 64 numbers, see
-            :mod:`rayhive.peer.weights_sketch`.
+            :mod:`rayhive.peer.measurements`.
         finite: Whether all parameters are finite.
     """
 
@@ -145,6 +146,11 @@ class Weights(Event):
     norm: float | None = None
     sketch: list[float]
     finite: bool
+
+    def distance(self, other: Weights) -> float:
+        """Estimate the distance of two peers' weights, relative to the larger norm."""
+        scale = max(self.norm or 0.0, other.norm or 0.0)
+        return math.dist(self.sketch, other.sketch) / scale if scale else 0.0
 
 
 class Evaluation(Event):

@@ -29,7 +29,7 @@ class ReplicasAgree(Invariant):
     """After every round all replicas are equal, within the codec's tolerance.
 
     The distance of two replicas is estimated from the sketches of their weights after the same
-    round (:mod:`rayhive.peer.weights_sketch`), relative to the larger norm.
+    round (:mod:`rayhive.peer.measurements`), relative to the larger norm.
 
     A replica is *astray* from a round that it did not average completely with other peers
     (gradients or parameters), that several groups averaged, whose parameters other peers averaged

@@ -12,9 +12,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.factory import takes_rules, with_our_averager
-from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import Problem
-from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.spec import Aggregation, OutlierFilterRule
 
 
@@ -32,41 +30,6 @@ class AveragerRules:
     outlier_filter: OutlierFilterRule
     aggregation: Aggregation
     gradient_options: Mapping[str, Any]
-
-
-def make_tracker(
-    optimizer: hivemind.Optimizer,
-    target_batch_size: int,
-    straggler_timeout: float,
-    /,
-    **options: Any,
-) -> LiveProgressTracker:
-    """Return a tracker that is not started: its thread must not hold a lock during a fork."""
-    return LiveProgressTracker(
-        dht=optimizer.dht,
-        prefix=optimizer.run_id,
-        target_batch_size=target_batch_size,
-        client_mode=optimizer.client_mode,
-        straggler_timeout=straggler_timeout,
-        start=False,
-        **options,
-    )
-
-
-def make_state_averager(
-    optimizer: hivemind.Optimizer, rules: AveragerRules, /, **options: Any
-) -> RayhiveStateAverager:
-    """Return a running averager of parameters, optimizer statistics and extra tensors."""
-    return RayhiveStateAverager(
-        **{
-            **_averager_options(optimizer, "state_averager"),
-            "outlier_filter": rules.outlier_filter,
-            "offload_optimizer": optimizer.offload_optimizer,
-            "custom_gradients": optimizer.offload_optimizer,
-            "status_loglevel": optimizer.status_loglevel,
-            **options,
-        }
-    )
 
 
 def make_gradient_averager(
@@ -89,7 +52,7 @@ def make_gradient_averager(
     averager: GradientAverager = factory(
         **{
             **(robust if takes_rules(factory) else {}),
-            **_averager_options(optimizer, "grad_averager"),
+            **averager_options(optimizer, "grad_averager"),
             "parameters": optimizer.state_averager.main_parameters,
             **rules.gradient_options,
             **options,
@@ -109,7 +72,8 @@ def optimized_parameters(averager: TrainingStateAverager) -> list[torch.Tensor]:
     return [parameter for group in groups for parameter in group["params"]]
 
 
-def _averager_options(optimizer: hivemind.Optimizer, name: str) -> dict[str, Any]:
+def averager_options(optimizer: hivemind.Optimizer, name: str) -> dict[str, Any]:
+    """Return the options that both averagers share; ``name`` tells their groups apart."""
     return {
         "dht": optimizer.dht,
         "prefix": f"{optimizer.run_id}_{name}",

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from hivemind.averaging.control import StepControl
 from hivemind.optim.grad_averager import GradientAverager
-from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.utils import get_logger
 
 from rayhive.averaging.gradient_averager import accumulated
@@ -22,12 +21,10 @@ from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import round_fields
 from rayhive.averaging.steps import NOTICE_S
 from rayhive.averaging.tensor_summary import floats, norm_of
-from rayhive.membership.progress_tracker import LiveProgressTracker
-from rayhive.optim.consistency import ParameterConsistency
+from rayhive.events import Fallback, Round
+from rayhive.events.training import RoundOutcome
 from rayhive.optim.factories import optimized_parameters
-from rayhive.optim.partition_history import PartitionHistory
-from rayhive.optim.reporter import EventReporter
-from rayhive.optim.watchdog import ProcessWatchdog
+from rayhive.optim.peer_state import PeerState
 
 logger = get_logger(__name__)
 
@@ -63,17 +60,17 @@ class GradientRound:
     skipped: bool = False
     progress_known: bool = False
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Fields of the round's event, without the outcome."""
-        return {
-            "round": self.number,
-            "samples": self.samples,
-            "live_peers": self.live_peers,
-            "accumulating_s": self.accumulating_s,
-            "background_s": self.background_s,
+    def event(self, outcome: RoundOutcome) -> Round:
+        """Return the event of the round."""
+        return Round(
+            round=self.number,
+            outcome=outcome,
+            samples=self.samples,
+            live_peers=self.live_peers,
+            accumulating_s=self.accumulating_s,
+            background_s=self.background_s,
             **self.measured,
-        }
+        )
 
 
 @dataclass(frozen=True)
@@ -81,29 +78,17 @@ class GradientRounds:
     """Averages a peer's accumulated gradients and hands them to the inner optimizer.
 
     Attributes:
+        peer: The peer.
         averager: The gradient averager.
-        state_averager: Owner of the inner optimizer.
-        tracker: The peer's announcements, and the progress of the swarm.
-        consistency: Whether the peer's gradients count.
-        partitions: Record of the rounds' groups.
-        reporter: Destination of events.
-        watchdog: Ends a wait for a process that died.
         peer_id: The peer's id, as text and as bytes.
-        timeout: Longest time from the start of a round to its result [s].
         on_failure: Gradients to apply if averaging fails: the peer's own, or none.
         delayed: Whether results are awaited in the background.
         offloaded: Whether the inner optimizer's gradients are the averaged buffers themselves.
     """
 
+    peer: PeerState
     averager: GradientAverager
-    state_averager: TrainingStateAverager
-    tracker: LiveProgressTracker
-    consistency: ParameterConsistency
-    partitions: PartitionHistory
-    reporter: EventReporter
-    watchdog: ProcessWatchdog
     peer_id: Any
-    timeout: float
     on_failure: OnFailure
     delayed: bool
     offloaded: bool
@@ -116,10 +101,10 @@ class GradientRounds:
             accumulating_s: Time since the peer went on to this round [s].
             background_s: Share of it that was spent waiting for background work [s].
         """
-        live_peers = self.tracker.swarm.live_peers
+        live_peers = self.peer.tracker.swarm.live_peers
         if live_peers <= 1:
-            self.consistency.note_alone()
-        counts = self.consistency.gradients_count
+            self.peer.consistency.note_alone()
+        counts = self.peer.consistency.gradients_count
         return GradientRound(
             number=number,
             samples=self.averager.local_samples_accumulated if counts else 0,
@@ -146,23 +131,23 @@ class GradientRounds:
 
     def _start(self, round_: GradientRound) -> StepControl | None:
         """Begin to average; return None if there is no other peer, or if that failed."""
-        if self.tracker.swarm.live_peers <= 1:
+        if self.peer.tracker.swarm.live_peers <= 1:
             return None
         round_.own_gradients = self._copy_accumulated()
         try:
             control = self.averager.schedule_step(
                 # group formation compares the round; the flag asks for parameter averaging
-                gather=[round_.number, self.consistency.needs_averaging],
-                timeout=self.timeout,
+                gather=[round_.number, self.peer.consistency.needs_averaging],
+                timeout=self.peer.round_timeout,
             )
             return self.averager.step(
                 control=control,
-                weight=None if self.consistency.gradients_count else STALE_WEIGHT,
+                weight=None if self.peer.consistency.gradients_count else STALE_WEIGHT,
                 reset_accumulators=True,
                 wait=False,
             )
         except Exception as error:
-            self.watchdog.check()
+            self.peer.watchdog.check()
             logger.warning(f"could not begin to average gradients: {error!r}")
             round_.measured["error"] = repr(error)
             return None
@@ -183,25 +168,25 @@ class GradientRounds:
             RuntimeError: The round is skipped, in the background: no step must follow.
         """
         try:
-            result = control.result(self.timeout + NOTICE_S)
+            result = control.result(self.peer.round_timeout + NOTICE_S)
         except NoOtherPeers:
-            if self.tracker.swarm.live_peers > 1:  # they are a round ahead, or cannot be reached
-                self.consistency.note_failure(round_.number)
+            if self.peer.tracker.swarm.live_peers > 1:  # they are a round ahead, or cannot be reached
+                self.peer.consistency.note_failure(round_.number)
             self._restore_own(round_)
             self._end_with_own(round_, "alone")
         except BaseException as error:
-            self.watchdog.check()
+            self.peer.watchdog.check()
             if not control.done():
                 control.cancel()
             round_.measured["error"] = repr(error)
             if isinstance(error, (KeyboardInterrupt, SystemExit)):
                 raise
-            self.reporter.refusals(round_.number, error, "gradients")
+            self.peer.reporter.refusals(round_.number, error, "gradients")
             self._fall_back(round_, refused=isinstance(error, ExcludedRoundFailed))
         else:
             self._apply(round_, result)
         finally:
-            self.tracker.has_ended(
+            self.peer.tracker.has_ended(
                 "averaged",
                 round_.number,
                 met="group_size" in round_.measured,
@@ -212,15 +197,15 @@ class GradientRounds:
 
     def _apply(self, round_: GradientRound, result: Any) -> None:
         round_.measured.update(round_fields(result, time.perf_counter() - round_.began))
-        self.reporter.refusals(round_.number, result, "gradients")
-        self.partitions.note_group(peer.to_bytes() for peer in result)
+        self.peer.reporter.refusals(round_.number, result, "gradients")
+        self.peer.partitions.note_group(peer.to_bytes() for peer in result)
         if getattr(result, "excluded", False):
             round_.samples = 0
         self._hand_over_averaged()
         complete = round_.measured["fraction"] >= 1.0
         if not complete:
-            self.consistency.note_failure(round_.number)
-        self.consistency.request_averaging(any(map(_needs_averaging, result.values())))
+            self.peer.consistency.note_failure(round_.number)
+        self.peer.consistency.request_averaging(any(map(_needs_averaging, result.values())))
         everyone = len(result) == round_.live_peers
         round_.progress_known = complete and everyone and not self.delayed
         self._report(round_, "averaged" if complete else "partial")
@@ -231,42 +216,42 @@ class GradientRounds:
         else:
             self._hand_over_accumulated()
             self._end_with_own(round_, "alone")
-        self.tracker.has_ended("averaged", round_.number, met=False)
+        self.peer.tracker.has_ended("averaged", round_.number, met=False)
 
     def _fall_back(self, round_: GradientRound, refused: bool = False) -> None:
         """Go on after a failure; gradients that other peers refused are not applied here either."""
-        choice = "skip" if refused else self.on_failure
+        choice: OnFailure = "skip" if refused else self.on_failure
         reason = round_.measured["error"]
-        self.consistency.note_failure(round_.number)
+        self.peer.consistency.note_failure(round_.number)
         if refused:
             round_.samples = 0
             round_.measured["excluded"] = True
         logger.warning(f"averaging failed, going on with {choice}: {reason}")
-        self.reporter.emit("fallback", round=round_.number, reason=reason, choice=choice)
+        self.peer.reporter.emit(Fallback(round=round_.number, reason=reason, choice=choice))
         self._restore_own(round_)
         round_.measured["averaging_s"] = time.perf_counter() - round_.began
         self._end_with_own(round_, "local" if choice == "local" else "skipped")
 
-    def _end_with_own(self, round_: GradientRound, outcome: str) -> None:
+    def _end_with_own(self, round_: GradientRound, outcome: RoundOutcome) -> None:
         """Report a round with this peer's own gradients; it is skipped if they are not finite."""
         round_.skipped = outcome == "skipped" or not self._check_own(round_)
         self._report(round_, "skipped" if round_.skipped else outcome)
 
     def _check_own(self, round_: GradientRound) -> bool:
         """Return whether the gradients that this peer would apply alone are finite."""
-        gradients = (parameter.grad for parameter in optimized_parameters(self.state_averager))
+        gradients = (parameter.grad for parameter in optimized_parameters(self.peer.state_averager))
         norm = norm_of(floats([gradient for gradient in gradients if gradient is not None]))
         if math.isfinite(norm):
             return True
         refusal = {"offender": str(self.peer_id), "reason": "not_finite", "norm": norm}
-        self.reporter.refusal(round_.number, "gradients", bound=None, **refusal)
+        self.peer.reporter.refusal(round_.number, "gradients", bound=None, **refusal)
         round_.samples = 0
         return False
 
-    def _report(self, round_: GradientRound, outcome: str) -> None:
+    def _report(self, round_: GradientRound, outcome: RoundOutcome) -> None:
         if outcome in ("alone", "local", "skipped"):
-            self.partitions.note_group({self.peer_id.to_bytes()})
-        self.reporter.emit("round", outcome=outcome, **round_.fields)
+            self.peer.partitions.note_group({self.peer_id.to_bytes()})
+        self.peer.reporter.emit(round_.event(outcome))
 
     # -- hand-over to the inner optimizer ----------------------------------------------------------
 
@@ -282,7 +267,7 @@ class GradientRounds:
     def _hand_over_averaged(self) -> None:
         if not self.offloaded:
             with self.averager.get_tensors() as averaged:
-                parameters = optimized_parameters(self.state_averager)
+                parameters = optimized_parameters(self.peer.state_averager)
                 for parameter, gradient in zip(parameters, averaged, strict=True):
                     if parameter.grad is None:
                         parameter.grad = gradient.clone()
@@ -296,7 +281,7 @@ class GradientRounds:
             self.averager.load_accumulators_into_averager_()
         else:
             gradients, scale = accumulated(self.averager)
-            parameters = optimized_parameters(self.state_averager)
+            parameters = optimized_parameters(self.peer.state_averager)
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 if parameter.grad is None:
                     parameter.grad = torch.empty_like(parameter)

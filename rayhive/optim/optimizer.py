@@ -33,18 +33,16 @@ from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import ConfigError
+from rayhive.events import SteppedOut, Transition
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S, LiveProgressTracker
 from rayhive.membership.view import Member
 from rayhive.optim import factories
-from rayhive.optim.consistency import ParameterConsistency
 from rayhive.optim.gradient_rounds import GradientRound, GradientRounds, OnFailure
 from rayhive.optim.interrupts import DeferredInterrupts
 from rayhive.optim.parameter_rounds import ParameterRounds
-from rayhive.optim.partition_history import PartitionHistory
-from rayhive.optim.peer_processes import PeerProcesses
-from rayhive.optim.reporter import EventReporter, OnEvent
+from rayhive.optim.peer_state import EventReporter, OnEvent, PeerState
 from rayhive.optim.state_sync import StateSync
-from rayhive.optim.watchdog import PeerProcessDied
+from rayhive.optim.watchdog import PeerProcessDied, PeerProcesses
 from rayhive.spec import Aggregation, OutlierFilterRule
 
 #: Longest wait at shutdown for background work of a run that was interrupted or failed [s].
@@ -112,71 +110,63 @@ class RayhiveOptimizer(hivemind.Optimizer):
             next_chunk_timeout=next_chunk_timeout,
             **kwargs,
         )
-        self._reporter = EventReporter(on_event)
-        self._consistency, self._partitions = ParameterConsistency(), PartitionHistory()
         if not self.use_gradient_averaging:
             self.tracker.swarm.comes_first = "synchronised"
         self.tracker.start()
-        averagers = {"gradient_averager": self.grad_averager, "state_averager": self.state_averager}
-        present = {role: made for role, made in averagers.items() if made is not None}
-        self._processes = PeerProcesses(self.dht, present)
+        self._processes = PeerProcesses(
+            self.dht, gradient_averager=self.grad_averager, state_averager=self.state_averager
+        )
         self._watchdog = self._processes.watch(self._on_death)
         self._interrupts = DeferredInterrupts(self._watchdog.interrupt, self._watchdog.resume)
-        self._compose(on_failure, load_state_attempts)
-        self.tracker.follow(self._pass_on_members, self._on_break)
-
-    def _compose(self, on_failure: OnFailure, load_state_attempts: int) -> None:
-        step_timeout = self.averaging_timeout + self._straggler_timeout
-        self._state_sync = StateSync(
+        self._peer = PeerState(
             tracker=self.tracker,
             state_averager=self.state_averager,
             grad_averager=self.grad_averager,
-            consistency=self._consistency,
-            partitions=self._partitions,
-            reporter=self._reporter,
             watchdog=self._watchdog,
-            averaging_timeout=self.averaging_timeout,
-            load_state_timeout=self.load_state_timeout,
-            attempts=load_state_attempts,
+            reporter=EventReporter(on_event),
+            averaging_timeout=averaging_timeout,
+            round_timeout=averaging_timeout + straggler_timeout,
         )
+        self._state_sync = StateSync(self._peer, self.load_state_timeout, load_state_attempts)
         self._parameter_rounds = ParameterRounds(
-            averager=self.state_averager,
-            tracker=self.tracker,
-            consistency=self._consistency,
-            partitions=self._partitions,
-            state_sync=self._state_sync,
-            reporter=self._reporter,
-            watchdog=self._watchdog,
-            timeout=step_timeout,
-            averaging_timeout=self.averaging_timeout,
-            every=self.average_state_every,
+            self._peer, self._state_sync, self.average_state_every
         )
         self._gradient_rounds = None
         if self.grad_averager is not None:
             self._gradient_rounds = GradientRounds(
+                peer=self._peer,
                 averager=self.grad_averager,
-                state_averager=self.state_averager,
-                tracker=self.tracker,
-                consistency=self._consistency,
-                partitions=self._partitions,
-                reporter=self._reporter,
-                watchdog=self._watchdog,
                 peer_id=self.dht.peer_id,
-                timeout=step_timeout,
                 on_failure=on_failure,
                 delayed=self.delay_grad_averaging,
                 offloaded=self.offload_optimizer,
             )
+        self.tracker.follow(self._pass_on_members, self._on_break)
 
     def __del__(self) -> None:
         if hasattr(self, "_gradient_rounds"):  # otherwise construction failed
             super().__del__()
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> LiveProgressTracker:
-        return factories.make_tracker(self, target_batch_size, self._straggler_timeout, **kwargs)
+        return LiveProgressTracker(
+            dht=self.dht,
+            prefix=self.run_id,
+            target_batch_size=target_batch_size,
+            client_mode=self.client_mode,
+            straggler_timeout=self._straggler_timeout,
+            start=False,  # its thread must not hold a lock during a fork
+            **kwargs,
+        )
 
     def _make_state_averager(self, **kwargs: Any) -> RayhiveStateAverager:
-        return factories.make_state_averager(self, self._rules, **kwargs)
+        own: dict[str, Any] = {
+            "outlier_filter": self._rules.outlier_filter,
+            "offload_optimizer": self.offload_optimizer,
+            "custom_gradients": self.offload_optimizer,
+            "status_loglevel": self.status_loglevel,
+        }
+        options = factories.averager_options(self, "state_averager")
+        return RayhiveStateAverager(**{**options, **own, **kwargs})
 
     def _make_gradient_averager(
         self, factory: Callable[..., GradientAverager] | None, **kwargs: Any
@@ -203,7 +193,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             averager.set_members(members, lost)
 
     def _on_break(self) -> None:
-        self._reporter.emit("stepped_out", round=self.local_epoch)
+        self._peer.reporter.emit(SteppedOut(round=self.local_epoch))
 
     def _on_death(self, error: PeerProcessDied) -> None:
         self.tracker.take_part(False)  # if the announcement still reaches other peers
@@ -336,18 +326,19 @@ class RayhiveOptimizer(hivemind.Optimizer):
             averaging_round=control is not None,
             delay_averaging=self.delay_state_averaging and not self.auxiliary,
             averaging_control=control,
-            averaging_opts=(
-                {"timeout": self._parameter_rounds.timeout} if control is not None else None
-            ),
+            averaging_opts=None if control is None else {"timeout": self._peer.round_timeout},
         )
         update_s = time.perf_counter() - before
         aloud = round_ is None or not round_.progress_known
         self.tracker.update_epoch(averager.local_epoch, aloud=aloud)
-        self._state_sync.round_began = time.perf_counter()
+        began, self._state_sync.round_began = self._state_sync.round_began, time.perf_counter()
+        seconds = self._state_sync.round_began - began
         self._state_sync.share_round(self.local_epoch)
         if self.grad_averager is not None and not self.auxiliary:
             self.grad_averager.reset_accumulated_grads_()
-        self._reporter.emit("transition", round=self.local_epoch, update_s=update_s)
+        self._peer.reporter.emit(
+            Transition(round=self.local_epoch, seconds=seconds, update_s=update_s)
+        )
 
     # -- state -------------------------------------------------------------------------------------
 

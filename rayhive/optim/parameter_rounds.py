@@ -8,6 +8,7 @@ import time
 from concurrent import futures
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Literal
 
 from hivemind.averaging.control import StepControl
 from hivemind.utils import get_logger
@@ -16,14 +17,10 @@ from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import round_fields
-from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import PeerError
-from rayhive.membership.progress_tracker import LiveProgressTracker
-from rayhive.optim.consistency import ParameterConsistency
-from rayhive.optim.partition_history import PartitionHistory
-from rayhive.optim.reporter import EventReporter
+from rayhive.events import StateRound
+from rayhive.optim.peer_state import PeerState
 from rayhive.optim.state_sync import StateSync
-from rayhive.optim.watchdog import ProcessWatchdog
 
 logger = get_logger(__name__)
 
@@ -46,28 +43,14 @@ class ParameterRounds:
     """Averages parameters after a round, if it is their turn or a peer asks for it.
 
     Attributes:
-        averager: The state averager.
-        tracker: The peer's announcements, and the progress of the swarm.
-        consistency: Whether the peer's parameters count, and whether they need averaging.
-        partitions: Ends when the parameters of all sides are averaged.
+        peer: The peer.
         state_sync: Source of the values that a group gathers.
-        reporter: Destination of events.
-        watchdog: Ends a wait for a process that died.
-        timeout: Longest time from the start of a round to its result [s].
-        averaging_timeout: Longest time of one averaging [s].
         every: Rounds between two averagings of parameters.
         reported: Set when the outcome of the last averaging is recorded.
     """
 
-    averager: RayhiveStateAverager
-    tracker: LiveProgressTracker
-    consistency: ParameterConsistency
-    partitions: PartitionHistory
+    peer: PeerState
     state_sync: StateSync
-    reporter: EventReporter
-    watchdog: ProcessWatchdog
-    timeout: float
-    averaging_timeout: float
     every: int
     reported: threading.Event = field(default_factory=_set_event)
 
@@ -77,26 +60,26 @@ class ParameterRounds:
         Returns:
             The averaging, which waits for its trigger; None if there is none in this round.
         """
-        requested = self.consistency.take_request()
+        requested = self.peer.consistency.take_request()
         due = (
-            self.tracker.swarm.live_peers > 1
+            self.peer.tracker.swarm.live_peers > 1
             and (requested or round_ % self.every == 0)
-            and not self.averager.averaging_in_progress
+            and not self.peer.state_averager.averaging_in_progress
         )
         if not due:
-            self.tracker.has_ended("synchronised", round_, met=False, aloud=False)
+            self.peer.tracker.has_ended("synchronised", round_, met=False, aloud=False)
             return None
         try:
-            control = self.averager.schedule_step(
-                gather=self.state_sync.gathered(round_), timeout=self.timeout
+            control = self.peer.state_averager.schedule_step(
+                gather=self.state_sync.gathered(round_), timeout=self.peer.round_timeout
             )
         except Exception as error:  # the averager may have been stopped for a while
-            self.watchdog.check()
+            self.peer.watchdog.check()
             logger.warning(f"could not begin to average parameters: {error!r}")
-            self.consistency.note_failure(round_)
-            self.tracker.has_ended("synchronised", round_, met=False)
+            self.peer.consistency.note_failure(round_)
+            self.peer.tracker.has_ended("synchronised", round_, met=False)
             return None
-        if self.consistency.stale:
+        if self.peer.consistency.stale:
             control.weight = STALE_WEIGHT
         self.reported.clear()
         control.add_done_callback(partial(self._end, round_, time.perf_counter()))
@@ -107,10 +90,10 @@ class ParameterRounds:
         try:
             complete = self._report(round_, began, control)
             if complete:
-                self.consistency.note_averaged(round_)
+                self.peer.consistency.note_averaged(round_)
                 group = {peer.to_bytes() for peer in control.result()}
-                self.partitions.note_averaged(group, self.tracker.swarm.any_alive)
-            self.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
+                self.peer.partitions.note_averaged(group, self.peer.tracker.swarm.any_alive)
+            self.peer.tracker.has_ended("synchronised", round_, met=complete, aloud=not complete)
         finally:
             self.reported.set()
 
@@ -121,21 +104,27 @@ class ParameterRounds:
         error = None if cancelled else control.exception()
         if isinstance(error, NoOtherPeers):
             return False
-        self.consistency.diverged |= isinstance(error, ExcludedRoundFailed)
-        self.reporter.refusals(round_, error, "parameters")
+        self.peer.consistency.diverged |= isinstance(error, ExcludedRoundFailed)
+        self.peer.reporter.refusals(round_, error, "parameters")
         if cancelled or error is not None:
-            self.reporter.emit(
-                "state_round", round=round_, outcome="failed", group_size=0, fraction=0.0,
-                sent_bytes=0, received_bytes=0, averaging_s=seconds,
-            )  # fmt: skip
+            failed: dict[str, Any] = {
+                "group_size": 0,
+                "fraction": 0.0,
+                "sent_bytes": 0,
+                "received_bytes": 0,
+            }
+            self.peer.reporter.emit(
+                StateRound(round=round_, outcome="failed", averaging_s=seconds, **failed)
+            )
             return False
         result = control.result()
-        self.reporter.refusals(round_, result, "parameters")
-        self.consistency.diverged |= getattr(result, "excluded", False)
+        self.peer.reporter.refusals(round_, result, "parameters")
+        self.peer.consistency.diverged |= getattr(result, "excluded", False)
         fields = round_fields(result, seconds)
-        outcome = "averaged" if fields["fraction"] >= 1.0 else "partial"
-        self.reporter.emit("state_round", round=round_, outcome=outcome, **fields)
-        return outcome == "averaged"
+        complete: bool = fields["fraction"] >= 1.0
+        outcome: Literal["averaged", "partial"] = "averaged" if complete else "partial"
+        self.peer.reporter.emit(StateRound(round=round_, outcome=outcome, **fields))
+        return complete
 
     def finish_background(self) -> None:
         """Wait for background work, whose buffers the next round would overwrite.
@@ -145,13 +134,15 @@ class ParameterRounds:
         Raises:
             PeerError: The work does not end, or a process of the peer died.
         """
-        for _ in range(BACKGROUND_WAITS * math.ceil(self.timeout / self.averaging_timeout)):
-            self.averager.step(wait_for_delayed_updates=True)
-            if not self.averager.pending_updates:
+        for _ in range(
+            BACKGROUND_WAITS * math.ceil(self.peer.round_timeout / self.peer.averaging_timeout)
+        ):
+            self.peer.state_averager.step(wait_for_delayed_updates=True)
+            if not self.peer.state_averager.pending_updates:
                 # without the outcome, the next round would ask for parameters that are here
                 self.reported.wait(CALLBACK_S)
                 return
-            self.watchdog.check()
+            self.peer.watchdog.check()
         raise PeerError("what runs in the background does not end")
 
     def end(self, patience: float) -> None:
@@ -160,11 +151,11 @@ class ParameterRounds:
         Args:
             patience: Longest wait for its end [s].
         """
-        pending = futures.wait(set(self.averager.pending_updates), patience).not_done
+        pending = futures.wait(set(self.peer.state_averager.pending_updates), patience).not_done
         if pending:
             logger.warning(f"an averaging has not ended after {patience:.0f} s; cancelling it")
-            self.watchdog.interrupt()
+            self.peer.watchdog.interrupt()
             pending = futures.wait(pending, CANCELLED_S).not_done
-            self.watchdog.resume()
+            self.peer.watchdog.resume()
         if not pending:
-            self.averager.step(wait_for_delayed_updates=True)
+            self.peer.state_averager.step(wait_for_delayed_updates=True)

@@ -7,16 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hivemind.averaging import DecentralizedAverager
-from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
 from rayhive.averaging.factory import takes_over_state
-from rayhive.averaging.state_averager import RayhiveStateAverager
-from rayhive.membership.progress_tracker import LiveProgressTracker
-from rayhive.optim.consistency import ParameterConsistency
-from rayhive.optim.partition_history import PartitionHistory
-from rayhive.optim.reporter import EventReporter
-from rayhive.optim.watchdog import ProcessWatchdog
+from rayhive.events import Reunited, StateLoaded, SteppedIn
+from rayhive.optim.peer_state import PeerState
 
 logger = get_logger(__name__)
 
@@ -28,14 +23,7 @@ class StateSync:
     gradients that it has accumulated stay, and enter the round in which it is back.
 
     Args:
-        tracker: The peer's announcements, and the progress of the swarm.
-        state_averager: Owner of parameters, optimizer state and the peer's round.
-        grad_averager: The gradient averager; None with local updates.
-        consistency: Whether the peer's parameters count.
-        partitions: Record of partitions.
-        reporter: Destination of events.
-        watchdog: Ends a wait for a process that died.
-        averaging_timeout: Longest wait for a round that this peer cannot join [s].
+        peer: The peer.
         load_state_timeout: Longest download [s].
         attempts: Downloads to try before the peer keeps its own state.
 
@@ -43,35 +31,17 @@ class StateSync:
         round_began: When the peer went on to its present round [s of ``time.perf_counter``].
     """
 
-    def __init__(
-        self,
-        *,
-        tracker: LiveProgressTracker,
-        state_averager: RayhiveStateAverager,
-        grad_averager: GradientAverager | None,
-        consistency: ParameterConsistency,
-        partitions: PartitionHistory,
-        reporter: EventReporter,
-        watchdog: ProcessWatchdog,
-        averaging_timeout: float,
-        load_state_timeout: float,
-        attempts: int,
-    ) -> None:
-        self._tracker = tracker
-        self._state_averager, self._grad_averager = state_averager, grad_averager
-        self._consistency, self._partitions = consistency, partitions
-        self._reporter, self._watchdog = reporter, watchdog
-        self._averaging_timeout = averaging_timeout
-        self._load_state_timeout, self._attempts = load_state_timeout, attempts
+    def __init__(self, peer: PeerState, load_state_timeout: float, attempts: int) -> None:
+        self._peer, self._load_state_timeout, self._attempts = peer, load_state_timeout, attempts
         self.round_began = time.perf_counter()
 
     @property
     def _round(self) -> int:
-        return int(self._state_averager.local_epoch)
+        return int(self._peer.state_averager.local_epoch)
 
     @property
     def _averagers(self) -> Sequence[DecentralizedAverager]:
-        both = (self._state_averager, self._grad_averager)
+        both = (self._peer.state_averager, self._peer.grad_averager)
         return [averager for averager in both if averager is not None]
 
     # -- decisions ---------------------------------------------------------------------------------
@@ -82,25 +52,25 @@ class StateSync:
         A peer that is one round behind can still take part in the round that the other peers have
         begun. hivemind may make it drop its samples and download the state while they wait for it.
         """
-        if self._consistency.take_divergence():
+        if self._peer.consistency.take_divergence():
             return True
         self.note_reunion()
-        behind = self._round < self._tracker.global_epoch - 1
-        if behind and self._partitions.rounds_apart:
+        behind = self._round < self._peer.tracker.global_epoch - 1
+        if behind and self._peer.partitions.rounds_apart:
             self._join_newest_round()
             return False
-        if behind and self._consistency.settling:  # rounds are shorter than a download
-            self._jump_to_newest(self._round, self._consistency.keeps_gradients)
+        if behind and self._peer.consistency.settling:  # rounds are shorter than a download
+            self._jump_to_newest(self._round, self._peer.consistency.keeps_gradients)
             return False
         return behind
 
     def note_reunion(self) -> None:
         """Note lost peers that are back, and the rounds that this peer committed without them."""
-        reunion = self._tracker.swarm.take_reunion()
+        reunion = self._peer.tracker.swarm.take_reunion()
         if reunion is not None:
             # parameters have to be averaged as soon as all peers are together
-            self._consistency.note_failure(self._round + 1)
-            self._partitions.note_reunion(reunion, self._round)
+            self._peer.consistency.note_failure(self._round + 1)
+            self._peer.partitions.note_reunion(reunion, self._round)
 
     def gathered(self, next_round: int) -> list[Any]:
         """Return this peer's entry for a group that averages parameters.
@@ -110,22 +80,22 @@ class StateSync:
             that it committed there.
         """
         self.note_reunion()  # lost peers may have come back during the round
-        side = [peer.hex() for peer in self._partitions.side]
-        return [next_round, side, self._partitions.rounds_apart]
+        side = [peer.hex() for peer in self._peer.partitions.side]
+        return [next_round, side, self._peer.partitions.rounds_apart]
 
     # -- breaks ------------------------------------------------------------------------------------
 
     def return_from_break(self) -> None:
         """Take part again if this peer stepped out, with the newest state if it missed a round."""
-        seconds = self._tracker.begin_batch()
+        seconds = self._peer.tracker.begin_batch()
         if seconds is None:
             return
         before = self._round
         if self._missed(before + 1):
             self.download(keep_gradients=True)
         else:
-            self._tracker.take_part(True)
-        self._reporter.emit("stepped_in", round_before=before, round=self._round, seconds=seconds)
+            self._peer.tracker.take_part(True)
+        self._peer.reporter.emit(SteppedIn(round_before=before, round=self._round, seconds=seconds))
 
     def take_over_missed_round(self) -> bool:
         """Download the state if other peers have averaged the round that is due.
@@ -139,15 +109,17 @@ class StateSync:
         """
         self.note_reunion()
         due = self._round + 1
-        if self._partitions.rounds_apart is not None or not self._tracker.swarm.was_met(due):
+        if self._peer.partitions.rounds_apart is not None or not self._peer.tracker.swarm.was_met(
+            due
+        ):
             return False
         self._missed(due)  # wait for the end of the round, which may be under way
         self.download(keep_gradients=True)
         return True
 
     def _missed(self, round_: int) -> bool:
-        return self._tracker.swarm.has_missed(
-            round_, self._averaging_timeout, check=self._watchdog.check
+        return self._peer.tracker.swarm.has_missed(
+            round_, self._peer.averaging_timeout, check=self._peer.watchdog.check
         )
 
     # -- downloads ---------------------------------------------------------------------------------
@@ -161,39 +133,40 @@ class StateSync:
             keep_gradients: Keep the accumulated gradients for the next round.
             options: Options of hivemind's ``load_state_from_peers``.
         """
-        self._tracker.take_part(False)  # no round has to wait for this peer
-        self._state_averager.step(wait_for_delayed_updates=True)
+        self._peer.tracker.take_part(False)  # no round has to wait for this peer
+        self._peer.state_averager.step(wait_for_delayed_updates=True)
         began, round_before = time.perf_counter(), self._round
         received = self._downloaded_bytes()
         options.setdefault("timeout", self._load_state_timeout)
-        with self._tracker.pause_updates():
+        with self._peer.tracker.pause_updates():
             for _ in range(self._attempts):
                 try:
                     self._download_once(**options)
                     break
                 except Exception as error:
-                    self._watchdog.check()
+                    self._peer.watchdog.check()
                     logger.warning(f"could not load the state from a peer: {error!r}")
             loaded = self._round
-            self._consistency.note_loaded()
-            self._partitions.reset()
+            self._peer.consistency.note_loaded()
+            self._peer.partitions.reset()
             kept = self._jump_to_newest(loaded, keep_gradients)
-        self._reporter.emit(
-            "state_loaded",
-            round_before=round_before,
-            round_of_state=loaded,
-            round=self._round,
-            seconds=time.perf_counter() - began,
-            received_bytes=self._downloaded_bytes() - received,
-            kept=kept,
+        self._peer.reporter.emit(
+            StateLoaded(
+                round_before=round_before,
+                round_of_state=loaded,
+                round=self._round,
+                seconds=time.perf_counter() - began,
+                received_bytes=self._downloaded_bytes() - received,
+                kept=kept,
+            )
         )
 
     def _download_once(self, **options: Any) -> None:
-        self._state_averager.load_state_from_peers(**options)
-        refused = getattr(self._state_averager, "refused_states", [])
+        self._peer.state_averager.load_state_from_peers(**options)
+        refused = getattr(self._peer.state_averager, "refused_states", [])
         while refused:
-            self._reporter.refusal(self._round, "state", **refused.pop(0))
-        averager = self._grad_averager
+            self._peer.reporter.refusal(self._round, "state", **refused.pop(0))
+        averager = self._peer.grad_averager
         if averager is not None and takes_over_state(type(averager)):
             averager.load_state_from_peers(**options)
 
@@ -211,20 +184,19 @@ class StateSync:
 
     def restore(self, round_: int) -> None:
         """Put the peer at the beginning of a round, as its state was loaded from a checkpoint."""
-        self._state_averager.local_epoch = round_
-        self._tracker.jump_to(round_)
+        self._peer.state_averager.local_epoch = round_
+        self._peer.tracker.jump_to(round_)
         self.share_round(round_)
 
     def _join_newest_round(self) -> None:
         """Go to the newest round, and keep the work of this peer's side of a partition."""
-        self._state_averager.step(wait_for_delayed_updates=True)
-        before, newest = self._round, self._tracker.global_epoch
-        self._state_averager.local_epoch = newest
-        self._tracker.skip_to(newest)
+        self._peer.state_averager.step(wait_for_delayed_updates=True)
+        before, newest = self._round, self._peer.tracker.global_epoch
+        self._peer.state_averager.local_epoch = newest
+        self._peer.tracker.skip_to(newest)
         self.share_round(newest)
-        self._reporter.emit(
-            "reunited", round_before=before, round=newest, apart=self._partitions.rounds_apart
-        )
+        apart = self._peer.partitions.rounds_apart
+        self._peer.reporter.emit(Reunited(round_before=before, round=newest, apart=apart))
 
     def _jump_to_newest(self, loaded: int, keep_gradients: bool) -> int:
         """Go to the newest round with parameters of a round that may be older.
@@ -235,16 +207,16 @@ class StateSync:
         Returns:
             The accumulated samples that are kept.
         """
-        newest = max(loaded, self._tracker.global_epoch)
-        self._state_averager.local_epoch = newest
-        self._consistency.note_jump(behind=newest > loaded, keeps_gradients=keep_gradients)
+        newest = max(loaded, self._peer.tracker.global_epoch)
+        self._peer.state_averager.local_epoch = newest
+        self._peer.consistency.note_jump(behind=newest > loaded, keeps_gradients=keep_gradients)
         kept = 0
-        if self._grad_averager is not None:
+        if self._peer.grad_averager is not None:
             if not keep_gradients:
-                self._grad_averager.reset_accumulated_grads_()
-            kept = self._grad_averager.local_samples_accumulated
-        self._tracker.jump_to(newest, kept)
-        self._tracker.take_part(True)
+                self._peer.grad_averager.reset_accumulated_grads_()
+            kept = self._peer.grad_averager.local_samples_accumulated
+        self._peer.tracker.jump_to(newest, kept)
+        self._peer.tracker.take_part(True)
         self.share_round(newest)
         self.round_began = time.perf_counter()
         return kept

@@ -1,4 +1,4 @@
-"""A thread that ends waits for answers that cannot come, or are no longer wanted.
+"""Processes of one peer, and a thread that ends waits for answers that cannot come.
 
 hivemind's futures are answered by other processes. When such a process dies, its futures are never
 answered, and a wait for one of them never ends.
@@ -12,16 +12,27 @@ import select
 import threading
 from collections.abc import Callable, Mapping
 
+import hivemind
 import psutil
+from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.control import StepControl
 from hivemind.utils import MPFuture, get_logger
 
 from rayhive.errors import PeerError
+from rayhive.optim.child_processes import descendants
 
 logger = get_logger(__name__)
 
 #: Interval between checks of processes without a pidfd, and between failing futures again [s].
 CHECK_S = 0.2
+#: Longest wait for the end of a process that was killed [s].
+JOIN_S = 1.0
+#: Names of the processes in error texts, by role.
+SPOKEN = {
+    "dht": "DHT",
+    "gradient_averager": "gradient averager's process",
+    "state_averager": "state averager's process",
+}
 
 
 class PeerProcessDied(PeerError):
@@ -128,6 +139,43 @@ class ProcessWatchdog:
         logger.error(str(self.error))
         self._on_death(self.error)
         _fail_futures(self.error)
+
+
+class PeerProcesses:
+    """The processes that a peer cannot do without.
+
+    Args:
+        dht: The peer's DHT.
+        averagers: Role -> running averager; None for one that the peer does not have.
+    """
+
+    def __init__(self, dht: hivemind.DHT, **averagers: DecentralizedAverager | None) -> None:
+        self._dht = dht
+        self._averagers = {role: made for role, made in averagers.items() if made is not None}
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Role -> pid."""
+        return {
+            "trainer": os.getpid(),
+            "dht": self._dht.pid,
+            **{child.name(): child.pid for child in descendants(self._dht.pid)},
+            **{role: averager.pid for role, averager in self._averagers.items()},
+        }
+
+    def watch(self, on_death: Callable[[PeerProcessDied], None]) -> ProcessWatchdog:
+        """Return a watchdog of all processes but the trainer."""
+        watched = {role: pid for role, pid in self.pids.items() if role != "trainer"}
+        named = {SPOKEN.get(role, role): pid for role, pid in watched.items()}
+        return ProcessWatchdog(named, on_death)
+
+    def kill_averagers(self) -> None:
+        """Kill the averagers, and release the tensors' locks that they may have held."""
+        for averager in self._averagers.values():
+            averager.kill()
+            averager.join(JOIN_S)
+            with contextlib.suppress(ValueError):  # it was not held
+                averager.lock_averaged_tensors.release()
 
 
 def _alive(pid: int) -> bool:

@@ -14,7 +14,7 @@ import traceback
 from typing import Any, TypeVar
 
 from rayhive.errors import described
-from rayhive.events import dump_event, make_event
+from rayhive.events import Event, Left, Notice, PeerFailed, PeerFinished, dump_event
 from rayhive.spec.commands import (
     COMMANDS,
     Command,
@@ -62,9 +62,9 @@ class Channel:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="rayhive-commands", daemon=True).start()
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Send one event."""
-        line = dump_event(make_event(kind, self.peer, **fields)) + "\n"
+    def emit(self, event: Event) -> None:
+        """Send one event of the peer."""
+        line = dump_event(event.of_peer(self.peer)) + "\n"
         with self._sending, contextlib.suppress(OSError):  # the reading thread handles a closed one
             self._connection.sendall(line.encode())
 
@@ -95,20 +95,25 @@ class Channel:
             self.notice = deadline
             self._commands.put(Leave())  # ends a wait for a command
             # from a thread: a signal handler may have interrupted this one in the middle of a send
-            fields = {"deadline_s": deadline_s, "fault": fault}
-            threading.Thread(target=self.emit, args=("notice",), kwargs=fields, daemon=True).start()
+            event = Notice(deadline_s=deadline_s, fault=fault)
+            threading.Thread(target=self.emit, args=(event,), daemon=True).start()
 
     def fail(self, error: BaseException) -> None:
         """Report the error with which this peer fails; only the first one counts."""
         if not self.has_failed:
             self.has_failed = True
-            lines = traceback.format_exception(type(error), error, error.__traceback__)
-            self.emit("peer_failed", error=described(error), traceback="".join(lines))
+            text = "".join(traceback.format_exception(error))
+            self.emit(PeerFailed(error=described(error), traceback=text))
 
     def say_goodbye(
-        self, *, round_: int, samples: int, clock_s: float, handed_over: int, lost: int
+        self,
+        round_: int = 0,
+        samples: int = 0,
+        clock_s: float = 0.0,
+        handed_over: int = 0,
+        lost: int = 0,
     ) -> None:
-        """Report that this peer left after a notice.
+        """Report that this peer left after a notice, by default before it had begun to train.
 
         Args:
             round_: The last round that it has finished.
@@ -118,8 +123,8 @@ class Channel:
             lost: Samples that no round had.
         """
         self.has_left = True
-        self.emit("left", round=round_, handed_over=handed_over, lost=lost)
-        self.emit("peer_finished", reason="notice", round=round_, samples=samples, clock_s=clock_s)
+        self.emit(Left(round=round_, handed_over=handed_over, lost=lost))
+        self.emit(PeerFinished(reason="notice", round=round_, samples=samples, clock_s=clock_s))
 
     def _read(self) -> None:
         # a peer that ends with unread events resets the connection

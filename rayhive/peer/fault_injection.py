@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from rayhive.averaging.gradient_averager import accumulated
+from rayhive.events import FaultActed
 from rayhive.faults.in_training import InTraining, Tensors, compare
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import PlannedFault
@@ -25,17 +26,22 @@ Change = Callable[[Tensors], Tensors]
 class FaultInjection:
     """The in-training faults of one peer.
 
+    It is the :class:`~rayhive.faults.in_training.TrainingPeer` on which a fault acts.
+
     Args:
         faults: Faults planned for the peer; other than in-training kinds are left out.
         emit: Receives the peer's events.
         seconds: Returns the time since training started [s].
         skew: DHT clock of the peer; needed for ``clock_skew`` only.
+
+    Attributes:
+        gradients: Accumulated gradients of the present round, one tensor a parameter.
     """
 
     def __init__(
         self,
         faults: Sequence[PlannedFault],
-        emit: Callable[..., None],
+        emit: Callable[[FaultActed], None],
         seconds: Callable[[], float],
         skew: SkewedClock | None = None,
     ) -> None:
@@ -46,7 +52,10 @@ class FaultInjection:
         self._times = {fault.planned.id: 0 for fault in self._faults}
         history = max((fault.history for fault in self._faults), default=0)
         self._past: deque[tuple[int, Tensors]] = deque(maxlen=history)
+        self._acting: InTraining | None = None
         self._served: tuple[InTraining, Change] | None = None
+        self.gradients: Tensors = ()
+        self._scale = 1.0
 
     def attach(self, optimizer: Any) -> None:
         """Hook into the peer's optimizer; without faults, do nothing."""
@@ -57,14 +66,14 @@ class FaultInjection:
     @torch.no_grad()
     def before_round(self, round_: int, averager: Any) -> None:
         """Execute the faults that are due in a round whose gradients are accumulated."""
-        gradients, scale = accumulated(averager)
+        self.gradients, self._scale = accumulated(averager)
         due = [fault for fault in self._faults if self._is_due(fault, round_)]
-        kept = [gradient * scale for gradient in gradients] if self._past.maxlen else []
-        for fault in due:
-            what = fault.act(_Round(self, fault, gradients, scale))
+        kept = [grad * self._scale for grad in self.gradients] if self._past.maxlen else []
+        for self._acting in due:
+            what = self._acting.act(self)
             if what is not None:
-                self._times[fault.planned.id] += 1
-                self._report(fault, round_, **what)
+                self._times[self._acting.planned.id] += 1
+                self._report(self._acting, round_, **what)
         if kept:
             self._past.append((round_, kept))
 
@@ -86,43 +95,26 @@ class FaultInjection:
         self._report(fault, None, served=True, **compare(tensors, served))
         return served
 
-    def past(self, age: int) -> tuple[int, Tensors] | None:
-        """Return the round and the mean gradients of ``age`` rounds ago, or of the oldest kept."""
-        age = min(age, len(self._past))
-        return self._past[-age] if age else None
+    def _report(self, fault: InTraining, round_: int | None, **what: Any) -> None:
+        planned = fault.planned
+        self._emit(FaultActed(fault=planned.id, round=round_, what={"act": planned.kind, **what}))
 
-    def change_served_state(self, fault: InTraining, change: Change) -> None:
-        """Pass served states through ``change`` on behalf of a fault; the last fault counts."""
-        self._served = fault, change
+    # -- the peer, as the acting fault sees it -----------------------------------------------------
+
+    def past_gradients(self, age: int) -> tuple[int, Tensors] | None:
+        """Return the gradients of ``age`` rounds ago, or the oldest ones, and their round."""
+        age = min(age, len(self._past))
+        if not age:
+            return None
+        round_, means = self._past[-age]
+        return round_, [mean / (self._scale or 1.0) for mean in means]
 
     def skew_clock(self, seconds: float) -> dict[str, float]:
         """Set the offset of the peer's DHT clock; return the offset before and after [s]."""
         assert self._skew is not None, "a peer with a planned clock_skew has a SkewedClock"
         return self._skew.set(seconds)
 
-    def _report(self, fault: InTraining, round_: int | None, **what: Any) -> None:
-        planned = fault.planned
-        self._emit("sabotaged", fault=planned.id, round=round_, what={"act": planned.kind, **what})
-
-
-class _Round:
-    """:class:`~rayhive.faults.in_training.TrainingPeer` for one fault in one round."""
-
-    def __init__(
-        self, injection: FaultInjection, fault: InTraining, gradients: Tensors, scale: float
-    ) -> None:
-        self._injection, self._fault = injection, fault
-        self.gradients, self._scale = gradients, scale
-
-    def past_gradients(self, age: int) -> tuple[int, Tensors] | None:
-        found = self._injection.past(age)
-        if found is None:
-            return None
-        round_, means = found
-        return round_, [mean / (self._scale or 1.0) for mean in means]
-
-    def skew_clock(self, seconds: float) -> dict[str, float]:
-        return self._injection.skew_clock(seconds)
-
     def change_served_state(self, change: Change) -> None:
-        self._injection.change_served_state(self._fault, change)
+        """Pass served states through ``change``; the last fault that does so counts."""
+        assert self._acting is not None
+        self._served = self._acting, change

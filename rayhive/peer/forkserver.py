@@ -166,8 +166,8 @@ class Forkserver:
         remove the shared memory of the dead processes.
         """
         for pid, deadline in list(self._leaving.items()):
-            if not _group_lives(pid) or time.monotonic() >= deadline:
-                _kill_group(pid)
+            if not _signal_group(pid, 0) or time.monotonic() >= deadline:
+                _signal_group(pid, signal.SIGKILL)
                 del self._leaving[pid]
 
     def _end(self) -> None:
@@ -176,7 +176,7 @@ class Forkserver:
             self._selector.select(0.01)
             self._kill_leftovers()
         for pid in (*self._peers, *self._leaving):
-            _kill_group(pid)
+            _signal_group(pid, signal.SIGKILL)
         for pid in self._peers:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
@@ -184,17 +184,13 @@ class Forkserver:
             Path(self._path).unlink()
 
 
-def _group_lives(pid: int) -> bool:
+def _signal_group(pid: int, number: int) -> bool:
+    """Send a signal to a process group; return whether the group exists."""
     try:
-        os.killpg(pid, 0)
+        os.killpg(pid, number)
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,52 +1,80 @@
-"""Workload, data, trainer and strategy arguments of a peer, from its spec."""
+"""Workload, data, strategy and trainer of a peer, from its spec."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.strategies import Strategy
-from torch.utils.data import DataLoader
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.compression.payload import allreduce_bytes, configuration_payload
 from rayhive.registry import CODECS
 from rayhive.spec import DRAW_ORDER, SwarmConfig
 from rayhive.spec.replicate import PeerSpec
-from rayhive.workloads.base import Workload
+from rayhive.strategy.strategy import HivemindStrategy
 from rayhive.workloads.loading import load_workload
 
 
-def workload_and_data(spec: PeerSpec) -> tuple[Workload, int, DataLoader[Any]]:
-    """Return the workload of a peer, the size of its micro-batches, and their loader.
+class PeerFit:
+    """Workload, module and data of one peer, and its fit.
+
+    Args:
+        spec: The peer.
+
+    Attributes:
+        workload: Its workload.
+        batch_size: Samples in one of its micro-batches.
+        module: The module to train.
 
     Raises:
-        ConfigError: There is no such workload, or it has no sample for this peer.
+        ConfigError: There is no such workload, or no sample for this peer.
     """
-    given = spec.workload
-    workload = load_workload(given.name, given.import_path, given.args)
-    batch_size = spec.swarm.batch_size or workload.default_batch_size
-    loader = workload.train_loader(
-        peer=spec.data_index, peers=spec.peers, batch_size=batch_size, seed=spec.seed
-    )
-    return workload, batch_size, loader
 
+    def __init__(self, spec: PeerSpec) -> None:
+        torch.set_num_threads(spec.swarm.threads_per_peer)
+        given = spec.workload
+        self._spec = spec
+        self.workload = load_workload(given.name, given.import_path, given.args)
+        self.batch_size = spec.swarm.batch_size or self.workload.default_batch_size
+        self._loader = self.workload.train_loader(
+            peer=spec.data_index, peers=spec.peers, batch_size=self.batch_size, seed=spec.seed
+        )
+        self.module: LightningModule = self.workload.module(spec.seed)
 
-def make_trainer(spec: PeerSpec, strategy: Strategy, callback: Callback) -> Trainer:
-    """Return a trainer that runs until ``callback`` ends it, and writes no files."""
-    return Trainer(
-        strategy=strategy,
-        accelerator=spec.accelerator,
-        devices=1,
-        max_epochs=-1,
-        callbacks=[callback],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
+    def strategy(self, **network: Any) -> HivemindStrategy:
+        """Return the strategy of the spec.
+
+        Args:
+            network: Arguments of the strategy that the spec does not hold: a DHT, or addresses,
+                and ``on_event``.
+        """
+        return HivemindStrategy(
+            scheduler_fn=self.workload.scheduler_fn(),
+            extra_tensors=self.workload.extra_tensors,
+            **strategy_arguments(self._spec, self.batch_size),
+            **network,
+        )
+
+    def trainer(self, strategy: HivemindStrategy, callback: Callback) -> Trainer:
+        """Return a trainer that runs until ``callback`` ends it, and writes no files."""
+        return Trainer(
+            strategy=strategy,
+            accelerator=self._spec.accelerator,
+            devices=1,
+            max_epochs=-1,
+            callbacks=[callback],
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+
+    def run(self, trainer: Trainer) -> None:
+        """Train with seeded random numbers until the callback stops the trainer."""
+        torch.manual_seed(self._spec.seed * 1_000_003 + self._spec.data_index)
+        trainer.fit(self.module, self._loader)
 
 
 def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
@@ -105,10 +133,10 @@ def _bandwidth(swarm: SwarmConfig, peer: int) -> float | None:
 
 def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, Any]:
     """Return the fields of ``peer_ready`` that predict the traffic of a round."""
-    shapes = [tuple(parameter.shape) for parameter in parameters]
+    shapes = [list(parameter.shape) for parameter in parameters]
     if spec.swarm.use_local_updates:
         return {"shapes": shapes, "payload_exact": False}
-    predicted = configuration_payload(shapes, spec.configuration)
+    predicted = configuration_payload([tuple(shape) for shape in shapes], spec.configuration)
     return {
         "shapes": shapes,
         "dense_payload_bytes": predicted.dense_bytes,

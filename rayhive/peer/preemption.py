@@ -12,39 +12,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
+from rayhive.events import GROUPED, Event, Round, Transition
 from rayhive.peer.channel import Channel
 
 #: Margin between the planned departure and the deadline [s]: estimates are not exact.
 MARGIN_S = 0.5
 #: Assumed time between SIGTERM and the SIGKILL that follows [s].
 SIGTERM_S = 2.5
-
-
-class SampleCounts:
-    """Counts of a peer's samples: computed = entered + lost + pending, at any time."""
-
-    def __init__(self) -> None:
-        self.computed = self.entered = self.lost = 0
-
-    @property
-    def pending(self) -> int:
-        """Samples that are in no round yet."""
-        return self.computed - self.entered - self.lost
-
-    def enter(self, samples: int, computed: int) -> int:
-        """Note a round that used ``samples`` of ``computed`` ones; return how many were lost."""
-        lost = computed - self.entered - self.lost - samples
-        self.entered += samples
-        self.lost += lost
-        return lost
-
-    def drop(self, kept: int = 0) -> int:
-        """Note that all pending samples but ``kept`` were dropped; return how many were."""
-        dropped = self.pending - kept
-        self.lost += dropped
-        return dropped
 
 
 class Preemption:
@@ -59,7 +34,6 @@ class Preemption:
         self._channel, self._clock = channel, clock
         self._batch_s = self._round_s = self._exchange_s = 0.0
         self._batch_began = clock()
-        self._noticed = False
         self.handed_over = 0
 
     def take_signals(self) -> None:
@@ -71,15 +45,15 @@ class Preemption:
         """Note the start of a batch."""
         self._batch_began = self._clock()
 
-    def on_event(self, kind: str, fields: dict[str, Any]) -> None:
+    def note(self, event: Event) -> None:
         """Measure the times of a round, and the samples handed over, from an optimizer's event."""
-        if kind == "round":
-            self._exchange_s = max(fields.get("waited_s") or 0.0, self._exchange_s / 2)
-            if self._channel.notice is not None and fields["outcome"] in ("averaged", "partial"):
-                self.handed_over += fields["samples"]
-        elif kind == "transition":
-            self._round_s = fields["seconds"]
-            self._exchange_s = max(self._exchange_s, fields["update_s"])
+        if isinstance(event, Round):
+            self._exchange_s = max(event.waited_s or 0.0, self._exchange_s / 2)
+            if self._channel.notice is not None and event.outcome in GROUPED:
+                self.handed_over += event.samples
+        elif isinstance(event, Transition):
+            self._round_s = event.seconds
+            self._exchange_s = max(self._exchange_s, event.update_s or 0.0)
 
     def is_due(self, pending: int, hand_over: Callable[[], None]) -> bool:
         """Return, after a batch, whether this peer has to leave now; hand over its samples first.

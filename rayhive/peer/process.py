@@ -17,14 +17,12 @@ import socket
 import sys
 import traceback
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rayhive.events import DHTReady, Spawned
 from rayhive.peer.channel import Channel
 from rayhive.spec.commands import Start
 from rayhive.spec.replicate import PeerSpec
-
-if TYPE_CHECKING:
-    from lightning.pytorch import LightningModule
 
 _PR_SET_PDEATHSIG = 1
 _PACKAGES = ("rayhive", "torch", "lightning", "hivemind", "ray", "optuna", "numpy")
@@ -44,7 +42,7 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
     sys.setswitchinterval(0.0005)
     os.register_at_fork(after_in_child=_die_with_parent)
     channel = Channel(connection, spec.name)
-    channel.emit("spawned", pid=os.getpid())
+    channel.emit(Spawned(pid=os.getpid()))
     _enter(spec.directory)
     try:
         _train(channel, spec)
@@ -52,7 +50,7 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
         if channel.notice is not None:  # the peer was to end anyway
             traceback.print_exc()
             if not channel.has_left:  # it had not begun to train
-                channel.say_goodbye(round_=0, samples=0, clock_s=0.0, handed_over=0, lost=0)
+                channel.say_goodbye()
             return 0
         channel.fail(error)
         traceback.print_exc()
@@ -75,7 +73,7 @@ def _enter(directory: str | None) -> None:
         print(f"{text}: {error}", file=sys.stderr, flush=True)
 
 
-def _prepare_one_at_a_time(module: LightningModule) -> None:
+def _prepare_one_at_a_time(module: Any) -> None:
     """Run ``prepare_data`` of the peers that share a working directory one after the other.
 
     Each peer is rank 0 of its own trainer, so Lightning runs the hook in all of them.
@@ -92,7 +90,7 @@ def _prepare_one_at_a_time(module: LightningModule) -> None:
         finally:
             os.close(folder)
 
-    module.prepare_data = in_turn  # type: ignore[method-assign]
+    module.prepare_data = in_turn
 
 
 def _die_with_parent() -> None:
@@ -106,7 +104,7 @@ def _die_with_parent() -> None:
 
 def _train(channel: Channel, spec: PeerSpec) -> None:
     from rayhive.peer.callback import PeerTraining
-    from rayhive.peer.fit import PeerFit
+    from rayhive.peer.from_spec import PeerFit
     from rayhive.peer.replicate_monitor import ReplicateMonitor
     from rayhive.strategy.clock_skew import SkewedClock
     from rayhive.strategy.dht import start_on_host
@@ -120,11 +118,8 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     start = channel.wait_for(Start)
     dht = start_on_host(spec.host, start.initial_peers)
     try:
-        channel.emit(
-            "dht_ready",
-            peer_id=str(dht.peer_id),
-            addresses=[str(address) for address in dht.get_visible_maddrs()],
-        )
+        addresses = [str(address) for address in dht.get_visible_maddrs()]
+        channel.emit(DHTReady(peer_id=str(dht.peer_id), addresses=addresses))
         monitor = ReplicateMonitor(spec, fit.workload, channel, _facts(), skew)
         strategy = fit.strategy(dht=dht, on_event=monitor.on_event)
         fit.run(fit.trainer(strategy, PeerTraining(spec, fit.workload, monitor)))

@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
+import tempfile
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
 from rayhive.compression.payload import ELEMENT_BYTES
+from rayhive.events import (
+    Checkpoint,
+    Evaluation,
+    PeerFinished,
+    PeerReady,
+    Progress,
+    Round,
+    StateLoaded,
+    TrainingStarted,
+    Transition,
+    make_event,
+)
 from rayhive.optim.watchdog import PeerProcessDied
 from rayhive.peer.callback import swarm_optimizer
 from rayhive.peer.channel import Channel
-from rayhive.peer.checkpoints import save_checkpoint
 from rayhive.peer.fault_injection import FaultInjection
 from rayhive.peer.from_spec import payload_fields
-from rayhive.peer.preemption import Preemption, SampleCounts
+from rayhive.peer.measurements import SampleCounts, TrainingClock, WeightsSketch
+from rayhive.peer.preemption import Preemption
 from rayhive.peer.process import leave
-from rayhive.peer.training_clock import TrainingClock
-from rayhive.peer.weights_sketch import WeightsSketch
 from rayhive.spec.commands import Shutdown, Train
 from rayhive.spec.replicate import PeerSpec
 from rayhive.strategy.clock_skew import SkewedClock
@@ -75,32 +89,36 @@ class ReplicateMonitor:
 
     def on_event(self, kind: str, fields: dict[str, Any]) -> None:
         """Forward an event of the optimizer, with the clock and the counted samples."""
-        now = self.clock.seconds()
-        if kind == "round":
-            # with delayed gradients it comes late, when the next samples are computed already
-            computed = self._computed.pop(fields["round"], self.samples.computed)
-            outcome = fields["outcome"]
-            in_vain = outcome == "skipped" or (outcome == "local" and self._handing_over)
-            entered = 0 if in_vain else fields["samples"]
-            lost = self.samples.enter(entered, computed)
-            fields = {
-                **fields, "samples": entered, "computed": computed, "lost": lost,
-                "clock_s": now, "loss": self._mean_loss(),
-            }  # fmt: skip
-        elif kind == "transition":
-            if self.spec.configuration.delay == "gradients":
-                self._computed = {fields["round"]: self.samples.computed}
+        event = make_event(kind, **fields)
+        if isinstance(event, Round):
+            event = self._counted(event)
+        elif isinstance(event, Transition):
+            now, computed = self.clock.seconds(), self.samples.computed
+            self._computed = {event.round: computed}
             seconds, self._round_ended = now - self._round_ended, now
-            computed = self.samples.computed
-            fields = {**fields, "clock_s": now, "computed": computed, "seconds": seconds}
-        elif kind == "state_loaded":
-            fields = {**fields, "lost": self.samples.drop(fields["kept"])}
-        self._preemption.on_event(kind, fields)
-        self.channel.emit(kind, **fields)
+            measured = {"clock_s": now, "computed": computed, "seconds": seconds}
+            event = event.model_copy(update=measured)
+        elif isinstance(event, StateLoaded):
+            event = event.model_copy(update={"lost": self.samples.drop(event.kept or 0)})
+        self._preemption.note(event)
+        self.channel.emit(event)
 
-    def _mean_loss(self) -> float | None:
+    def _counted(self, event: Round) -> Round:
+        """Return the event of a round with the counted samples, the clock and the mean loss."""
+        # with delayed gradients it comes late, when the next samples are computed already
+        computed = self._computed.pop(event.round, self.samples.computed)
+        in_vain = event.outcome == "skipped" or (event.outcome == "local" and self._handing_over)
+        entered = 0 if in_vain else event.samples
         losses, self._losses = self._losses, []
-        return sum(losses) / len(losses) if losses else None
+        return event.model_copy(
+            update={
+                "samples": entered,
+                "computed": computed,
+                "lost": self.samples.enter(entered, computed),
+                "clock_s": self.clock.seconds(),
+                "loss": sum(losses) / len(losses) if losses else None,
+            }
+        )
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -114,17 +132,17 @@ class ReplicateMonitor:
         self._faults.attach(optimizer)
         parameters = list(optimizer.state_averager.main_parameters)
         self._sketch = WeightsSketch(parameters)
-        target = self.workload.target
         self.channel.emit(
-            "peer_ready",
-            **payload_fields(self.spec, parameters),
-            dense_state_bytes=ELEMENT_BYTES * optimizer.state_averager.total_size,
-            batch_size=self.batch_size,
-            target={"metric": target.metric, "value": target.value, "mode": target.mode},
-            data=self.workload.data,
-            device=str(module.device),
-            processes=optimizer.processes,
-            **self.facts,
+            PeerReady(
+                **payload_fields(self.spec, parameters),
+                dense_state_bytes=ELEMENT_BYTES * optimizer.state_averager.total_size,
+                batch_size=self.batch_size,
+                target=asdict(self.workload.target),
+                data=self.workload.data,
+                device=str(module.device),
+                processes=optimizer.processes,
+                **self.facts,
+            )
         )
         self.channel.wait_for(Train)
         expected = 1 if self.spec.joins else self.spec.peers
@@ -133,7 +151,7 @@ class ReplicateMonitor:
                 f"saw {optimizer.tracker.swarm.live_peers} of {expected} peers "
                 f"{ANNOUNCE_TIMEOUT:.0f} s after all were ready"
             )
-        self.channel.emit("training_started", round=optimizer.local_epoch)
+        self.channel.emit(TrainingStarted(round=optimizer.local_epoch))
         self.clock.start()
         self._preemption.take_signals()
 
@@ -152,7 +170,7 @@ class ReplicateMonitor:
         now = time.monotonic()
         if now - self._progress_emitted >= PROGRESS_S:
             self._progress_emitted = now
-            self.channel.emit("progress", computed=self.samples.computed)
+            self.channel.emit(Progress(computed=self.samples.computed))
         return None if loss is None or math.isfinite(loss) else "diverged"
 
     @contextlib.contextmanager
@@ -168,21 +186,22 @@ class ReplicateMonitor:
         """Report a fingerprint of the weights."""
         assert self._sketch is not None
         parameters = swarm_optimizer(trainer).state_averager.main_parameters
-        norm, sketch, finite = self._sketch(parameters)
-        self.channel.emit("weights", round=round_, norm=norm, sketch=sketch, finite=finite)
-        return None if finite else "diverged"
+        weights = self._sketch(round_, parameters)
+        self.channel.emit(weights)
+        return None if weights.finite else "diverged"
 
     def after_evaluation(
         self, round_: int, values: dict[str, float], *, clock_s: float, final: bool
     ) -> str | None:
         """Report the values of an evaluation."""
         self.channel.emit(
-            "evaluation",
-            round=round_,
-            samples=self.samples.computed,
-            clock_s=clock_s,
-            values=values,
-            final=final,
+            Evaluation(
+                round=round_,
+                samples=self.samples.computed,
+                clock_s=clock_s,
+                values=values,
+                final=final,
+            )
         )
         return None if math.isfinite(values["loss"]) else "diverged"
 
@@ -195,7 +214,7 @@ class ReplicateMonitor:
         optimizer = swarm_optimizer(trainer)
         if self.channel.checkpoint_asked:
             self.channel.checkpoint_asked = False
-            self.channel.emit("checkpoint", round=optimizer.local_epoch, **save_checkpoint(trainer))
+            self.channel.emit(save_checkpoint(trainer, optimizer.local_epoch))
         if self.channel.stop_reason is not None:
             return self.channel.stop_reason
         averager = optimizer.grad_averager
@@ -224,12 +243,13 @@ class ReplicateMonitor:
             self._say_goodbye(round_)
             return
         self.channel.emit(
-            "peer_finished",
-            reason=reason,
-            round=round_,
-            samples=self.samples.computed,
-            pending=self.samples.pending,
-            clock_s=self._training_ended,
+            PeerFinished(
+                reason=reason,
+                round=round_,
+                samples=self.samples.computed,
+                pending=self.samples.pending,
+                clock_s=self._training_ended,
+            )
         )
         self.channel.wait_for(Shutdown)
 
@@ -241,7 +261,7 @@ class ReplicateMonitor:
         if self.channel.notice is None:
             self.channel.fail(error)
             if isinstance(error, PeerProcessDied):
-                traceback.print_exception(type(error), error, error.__traceback__)
+                traceback.print_exception(error)
                 leave(1)
         elif not self.channel.has_left:
             self._say_goodbye(round_)
@@ -256,3 +276,33 @@ class ReplicateMonitor:
             handed_over=self._preemption.handed_over,
             lost=self.samples.drop(),
         )
+
+
+def save_checkpoint(trainer: Trainer, round_: int) -> Checkpoint:
+    """Write a checkpoint of a peer, and return its event. Training goes on if that fails."""
+    began = time.perf_counter()
+    path = Path(tempfile.gettempdir()) / "checkpoints" / "last.ckpt"
+    error: str | None = None
+    try:
+        path.parent.mkdir(exist_ok=True)
+        trainer.save_checkpoint(path)
+    except Exception as failure:
+        error = _name(failure)
+    return Checkpoint(
+        round=round_,
+        path=str(path),
+        ok=error is None,
+        bytes=path.stat().st_size if error is None else 0,
+        seconds=time.perf_counter() - began,
+        error=error,
+    )
+
+
+def _name(failure: BaseException) -> str:
+    """Return the name of the system error at the root of a failure, such as ENOSPC, or its text."""
+    cause: BaseException | None = failure
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno is not None:
+            return errno.errorcode.get(cause.errno, repr(failure))
+        cause = cause.__cause__ or cause.__context__
+    return repr(failure)

@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from rayhive.errors import ConfigError, Problem
 from rayhive.membership.addresses import initial_peers as resolve_peers
 from rayhive.peer.callback import PeerTraining, swarm_optimizer
-from rayhive.peer.fit import PeerFit
+from rayhive.peer.from_spec import PeerFit
 from rayhive.spec import Axis, Configuration, SweepConfig, load_sweep
 from rayhive.spec.axes import Values
 from rayhive.spec.configuration import decide
@@ -145,10 +145,9 @@ class ConsoleMonitor:
         self._samples += swarm_optimizer(trainer).batch_size_per_step
         return None
 
-    @contextlib.contextmanager
-    def around_round(self, trainer: Trainer) -> Iterator[None]:
+    def around_round(self, trainer: Trainer) -> contextlib.nullcontext[None]:
         """Do nothing: a long evaluation is a break."""
-        yield
+        return contextlib.nullcontext()
 
     def after_round(self, trainer: Trainer, round_: int) -> str | None:
         """Print a line, unless the last one is too recent."""

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rayhive.averaging.outlier_filter import LEANING
-from rayhive.peer.weights_sketch import relative_distance
 from rayhive.spec import Budget
 from rayhive.spec.fault_plan import At, PlannedFault
 from rayhive.spec.replicate import PeerSpec
@@ -72,8 +71,7 @@ def assert_replicas_agree(lines: list[PeerLine], tolerance: float = 1e-5) -> Non
     for a, b in combinations(told, 2):
         for round_ in a.keys() & b.keys():
             assert a[round_]["finite"] and b[round_]["finite"]
-            sketches = [(each[round_]["norm"], each[round_]["sketch"]) for each in (a, b)]
-            distance = relative_distance(*sketches[0], *sketches[1])
+            distance = a[round_].distance(b[round_])
             assert distance <= tolerance, f"round {round_}: {distance}"
 
 
@@ -197,7 +195,4 @@ def test_a_joiner_takes_no_corrupt_state_and_says_whose_it_was(
     told = [{e["round"]: e for e in line.of("weights")} for line in lines]
     last = max(told[0].keys() & told[1].keys() & told[2].keys())
     for each in told[1:]:
-        distance = relative_distance(
-            told[0][last]["norm"], told[0][last]["sketch"], each[last]["norm"], each[last]["sketch"]
-        )
-        assert distance < 1e-5, (last, [line.story() for line in lines])
+        assert told[0][last].distance(each[last]) < 1e-5, (last, [line.story() for line in lines])

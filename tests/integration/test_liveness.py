@@ -11,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-from rayhive.peer.weights_sketch import relative_distance
 from rayhive.spec.replicate import PeerSpec
 from tests.integration.forkserver_harness import (
     PeerLine,
@@ -119,8 +118,7 @@ def assert_equal_weights(lines: list[PeerLine]) -> None:
     newest = max(set(told[0]).intersection(*told[1:]))
     first, *others = (events[newest] for events in told)
     for other in others:
-        distance = relative_distance(first["norm"], first["sketch"], other["norm"], other["sketch"])
-        assert distance < 1e-5, f"round {newest}"
+        assert first.distance(other) < 1e-5, f"round {newest}"
 
 
 @pytest.mark.parametrize("name", ["averager", "DHT", "network daemon"])

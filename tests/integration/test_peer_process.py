@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayhive.peer.weights_sketch import relative_distance
 from rayhive.spec import DelayName, WorkloadConfig
 from rayhive.spec.replicate import PeerSpec
 from tests.integration.forkserver_harness import (
@@ -59,9 +58,7 @@ def assert_replicas_agree(lines: list[PeerLine], tolerance: float) -> None:
     for a, b in combinations(weights, 2):
         assert a.keys() == b.keys() and len(a) == ROUNDS
         for round_ in a:
-            distance = relative_distance(
-                a[round_]["norm"], a[round_]["sketch"], b[round_]["norm"], b[round_]["sketch"]
-            )
+            distance = a[round_].distance(b[round_])
             assert distance <= tolerance, f"round {round_}: {distance}"
 
 

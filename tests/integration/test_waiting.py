@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.peer.weights_sketch import relative_distance
+from rayhive.events import Weights
 from tests.integration.swarm_helpers import call
 from tests.integration.toy import LOOPBACK, Regression, loader
 from tests.integration.toy import trainer as make_trainer
@@ -55,7 +55,7 @@ def peer_that_trains(
     import torch
 
     from rayhive import HivemindStrategy
-    from rayhive.peer.weights_sketch import WeightsSketch
+    from rayhive.peer.measurements import WeightsSketch
     from tests.integration.toy import Together
 
     events: list[dict[str, Any]] = []
@@ -111,8 +111,8 @@ def peer_that_trains(
         event = {"kind": kind, "t": time.time(), **fields}
         if kind == "transition":
             parameters = list(optimizer().state_averager.main_parameters)
-            norm, sketch, _ = WeightsSketch(parameters)(parameters)
-            event.update(norm=norm, sketch=sketch, computed=computed)
+            weights = WeightsSketch(parameters)(fields["round"], parameters)
+            event.update(weights=weights.model_dump(), computed=computed)
         events.append(event)
 
     settings: dict[str, Any] = {
@@ -187,12 +187,9 @@ def assert_equal_parameters(told: list[dict[str, Any]], after: float) -> None:
     common = set(sketches[0]).intersection(*sketches[1:])
     assert len(common) >= 2, story(told)
     for round_ in common:
-        first, *others = (peer[round_] for peer in sketches)
+        first, *others = (Weights(**peer[round_]["weights"]) for peer in sketches)
         for other in others:
-            distance = relative_distance(
-                first["norm"], first["sketch"], other["norm"], other["sketch"]
-            )
-            assert distance < 1e-5, f"round {round_}\n{story(told)}"
+            assert first.distance(other) < 1e-5, f"round {round_}\n{story(told)}"
 
 
 def assert_samples_conserved(told: list[dict[str, Any]]) -> None:

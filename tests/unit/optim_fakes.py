@@ -12,11 +12,9 @@ import torch
 
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Heartbeat
-from rayhive.optim.consistency import ParameterConsistency
 from rayhive.optim.gradient_rounds import GradientRounds
 from rayhive.optim.parameter_rounds import ParameterRounds
-from rayhive.optim.partition_history import PartitionHistory
-from rayhive.optim.reporter import EventReporter
+from rayhive.optim.peer_state import EventReporter, PeerState
 from rayhive.optim.state_sync import StateSync
 from tests.unit.averaging_fakes import OTHER, PEER, unstarted
 
@@ -80,45 +78,31 @@ class Peer:
             self.hear(round=ROUND, averaged=ROUND)
         self.state_averager = Averager()
         self.grad_averager = unstarted(_gradient_averager(), [(2,)])
-        self.consistency, self.partitions = ParameterConsistency(), PartitionHistory()
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.interrupts = 0
         watchdog: Any = SimpleNamespace(
             check=lambda: None, interrupt=self._interrupt, resume=lambda: None
         )
-        shared: dict[str, Any] = {
-            "tracker": self.tracker,
-            "consistency": self.consistency,
-            "partitions": self.partitions,
-            "reporter": EventReporter(lambda kind, fields: self.events.append((kind, fields))),
-            "watchdog": watchdog,
-        }
-        self.sync = StateSync(
+        state = PeerState(
+            tracker=self.tracker,
             state_averager=self.state_averager,  # type: ignore[arg-type]
             grad_averager=self.grad_averager,
+            watchdog=watchdog,
+            reporter=EventReporter(lambda kind, fields: self.events.append((kind, fields))),
             averaging_timeout=1.0,
-            load_state_timeout=1.0,
-            attempts=1,
-            **shared,
+            round_timeout=1.0,
         )
+        self.consistency, self.partitions = state.consistency, state.partitions
+        self.sync = StateSync(state, load_state_timeout=1.0, attempts=1)
         self.gradient_rounds = GradientRounds(
+            peer=state,
             averager=self.grad_averager,
-            state_averager=self.state_averager,
             peer_id=PEER,
-            timeout=1.0,
             on_failure=on_failure,
             delayed=False,
             offloaded=False,
-            **shared,
         )
-        self.parameter_rounds = ParameterRounds(
-            averager=self.state_averager,  # type: ignore[arg-type]
-            state_sync=self.sync,
-            timeout=1.0,
-            averaging_timeout=1.0,
-            every=1,
-            **shared,
-        )
+        self.parameter_rounds = ParameterRounds(state, self.sync, every=1)
 
     def _interrupt(self) -> None:
         self.interrupts += 1

@@ -28,14 +28,12 @@ def planned(kind: str, at: int = 3, **args: Any) -> PlannedFault:
 
 
 class Run:
-    """Rounds in which a peer accumulates the number of the round, twice, and a constant."""
+    """Rounds in which a peer accumulates two gradients: the number of the round, and ones."""
 
     def __init__(self, *faults: PlannedFault, seconds: float = 0.0) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.events: list[FaultActed] = []
         self.seconds = seconds
-        self.sabotage = FaultInjection(
-            faults, lambda kind, **fields: self.events.append(fields), lambda: self.seconds
-        )
+        self.injection = FaultInjection(faults, self.events.append, lambda: self.seconds)
 
     def round(self, number: int) -> list[torch.Tensor]:
         times = 2
@@ -47,11 +45,11 @@ class Run:
             local_samples_accumulated=8 * times,
             _anchor_batch_size=8,
         )
-        self.sabotage.before_round(number, averager)
+        self.injection.before_round(number, averager)
         return [gradient / times for gradient in gradients]
 
 
-def proof(fault: PlannedFault, events: list[dict[str, Any]]) -> Proof:
+def proof(fault: PlannedFault, events: list[FaultActed]) -> Proof:
     """Return the proof of the kind from the reports."""
 
     class FaultTarget:
@@ -61,7 +59,7 @@ def proof(fault: PlannedFault, events: list[dict[str, Any]]) -> Proof:
             assert (record, fault) == (FaultActed, "f0")
             if len(events) < count:
                 await asyncio.Event().wait()
-            return FaultActed(peer=peer, **events[count - 1])
+            return events[count - 1].of_peer(peer)
 
     async def body() -> Proof:
         kind, swarm = FAULTS.get(fault.kind)(fault), FaultTarget()
@@ -83,7 +81,7 @@ def test_only_the_planned_rounds_are_touched_and_the_report_is_the_proof(kind: s
     seen = {number: run.round(number) for number in range(1, 7)}
     for number in (1, 2, 5, 6):
         assert seen[number][0].unique().tolist() == [number]
-    assert [event["round"] for event in run.events] == [3, 4]
+    assert [event.round for event in run.events] == [3, 4]
     expected = {
         "nan_gradient": math.nan,
         "scaled_gradient": 3000.0,
@@ -99,14 +97,14 @@ def test_only_the_planned_rounds_are_touched_and_the_report_is_the_proof(kind: s
 @pytest.mark.parametrize("kind", GRADIENT)
 def test_a_report_of_something_else_is_no_proof(kind: str) -> None:
     what = {"act": kind, "norm_before": 2.0, "norm_after": 2.0, "cosine": 1.0}
-    event = {"fault": "f0", "round": 3, "what": what}
+    event = FaultActed(fault="f0", round=3, what=what)
     assert not proof(planned(kind), [event]).ok
 
 
 def test_a_peer_that_was_not_in_the_planned_round_does_it_in_its_next() -> None:
     run = Run(planned("sign_flip", at=3))
     run.round(2)
-    assert run.round(7)[0][0, 0] == -7 and run.events[0]["round"] == 7
+    assert run.round(7)[0][0, 0] == -7 and run.events[0].round == 7
     assert run.round(8)[0][0, 0] == 8
 
 
@@ -121,25 +119,25 @@ def test_a_fault_may_be_planned_by_time() -> None:
 def test_gradients_older_than_the_peer_are_its_oldest() -> None:
     run = Run(planned("stale_gradient", at=1, age=5))
     assert run.round(1)[0][0, 0] == 1 and not run.events, "there is nothing old yet"
-    assert run.round(2)[0][0, 0] == 1 and run.events[0]["what"]["of_round"] == 1
+    assert run.round(2)[0][0, 0] == 1 and run.events[0].what["of_round"] == 1
 
 
 @pytest.mark.parametrize(("what", "factor"), [("nan", math.nan), ("scaled", 1000.0)])
-def test_a_state_is_corrupt_from_the_planned_round_on_for_whoever_asks(
+def test_a_state_is_corrupt_from_the_planned_round_on_for_every_joiner(
     what: str, factor: float
 ) -> None:
     fault = planned("corrupt_state", what=what)
     run = Run(fault)
     state = [torch.ones(4), torch.tensor([3])]
-    assert run.sabotage.serving(state) is state
+    assert run.injection.serving(state) is state
     run.round(3)
-    served = run.sabotage.serving(state)
+    served = run.injection.serving(state)
     assert served[0][0].item() == pytest.approx(factor, nan_ok=True) and served[1] is state[1]
     assert state[0][0] == 1, "its own is not"
-    assert run.events[1]["what"]["served"] and proof(fault, run.events).ok
+    assert run.events[1].what["served"] and proof(fault, run.events).ok
 
 
-def test_kinds_from_outside_are_left_to_others() -> None:
+def test_kinds_that_act_inside_the_training_need_no_tools() -> None:
     assert {"nan_gradient", "corrupt_state", "clock_skew"} <= set(INSIDE)
     for kind in INSIDE:
         assert FAULTS.get(kind).needs == () and FAULTS.get(kind).about

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from rayhive.peer.preemption import MARGIN_S, Preemption, SampleCounts
+from rayhive.events import Event, Round, Transition
+from rayhive.peer.measurements import SampleCounts
+from rayhive.peer.preemption import MARGIN_S, Preemption
 from rayhive.peer.replicate_monitor import ReplicateMonitor
 from rayhive.spec import Configuration, SwarmConfig, WorkloadConfig
 from rayhive.spec.replicate import PeerSpec
@@ -30,8 +32,8 @@ def leaving(clock: Clock, left_s: float | None) -> tuple[Preemption, list[float]
     """Return a preemption that has seen a round, and a list for the times of hand-overs."""
     channel: Any = SimpleNamespace(notice=None if left_s is None else clock.now + left_s)
     made = Preemption(channel, clock)
-    made.on_event("round", {"waited_s": EXCHANGE_S, "outcome": "averaged", "samples": 3})
-    made.on_event("transition", {"seconds": ROUND_S, "update_s": EXCHANGE_S})
+    made.note(Round(round=1, waited_s=EXCHANGE_S, outcome="averaged", samples=3))
+    made.note(Transition(round=1, seconds=ROUND_S, update_s=EXCHANGE_S))
     return made, []
 
 
@@ -83,32 +85,32 @@ def test_only_samples_averaged_after_the_notice_count_as_handed_over() -> None:
     made, _ = leaving(clock, 5.0)
     before = made.handed_over
     for outcome in ("averaged", "partial", "alone", "skipped", "local"):
-        made.on_event("round", {"waited_s": None, "outcome": outcome, "samples": 10})
+        made.note(Round(round=2, outcome=outcome, samples=10))
     assert made.handed_over - before == 20
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_sample_is_counted_twice_or_forgotten(seed: int) -> None:
-    dice, books = random.Random(seed), SampleCounts()
+    dice, counts = random.Random(seed), SampleCounts()
     for _ in range(200):
-        books.computed += dice.randrange(5)
-        before = books.pending
+        counts.computed += dice.randrange(5)
+        before = counts.pending
         match dice.randrange(3):
             case 0:
                 entered = dice.randint(0, before)
-                assert books.enter(entered, books.computed) == before - entered
-                assert books.pending == 0
+                assert counts.enter(entered, counts.computed) == before - entered
+                assert counts.pending == 0
             case 1:
-                assert books.drop() == before and books.pending == 0
-        assert books.computed == books.entered + books.lost + books.pending
-        assert min(books.entered, books.lost, books.pending) >= 0
+                assert counts.drop() == before and counts.pending == 0
+        assert counts.computed == counts.entered + counts.lost + counts.pending
+        assert min(counts.entered, counts.lost, counts.pending) >= 0
 
 
 def test_a_round_that_ends_late_counts_the_samples_computed_before_its_transition() -> None:
-    books = SampleCounts()
-    books.computed = 32
-    books.computed += 16  # of the next round
-    assert books.enter(32, computed=32) == 0 and books.pending == 16
+    counts = SampleCounts()
+    counts.computed = 32
+    counts.computed += 16  # of the next round
+    assert counts.enter(32, computed=32) == 0 and counts.pending == 16
 
 
 @pytest.mark.parametrize(("handing_over", "lost"), [(True, 32), (False, 0)])
@@ -116,8 +118,8 @@ def test_samples_of_a_local_step_are_lost_when_the_peer_leaves(
     handing_over: bool, lost: int
 ) -> None:
     workload = SimpleNamespace(default_batch_size=32)
-    events: list[dict[str, Any]] = []
-    channel = SimpleNamespace(notice=None, emit=lambda kind, **fields: events.append(fields))
+    events: list[Event] = []
+    channel = SimpleNamespace(notice=None, emit=events.append)
     monitor = ReplicateMonitor(PEER, workload, channel, {})  # type: ignore[arg-type]
     monitor.count_samples()
     if handing_over:
@@ -127,5 +129,6 @@ def test_samples_of_a_local_step_are_lost_when_the_peer_leaves(
         )
         monitor.hand_over(trainer)
     monitor.on_event("round", {"round": 4, "outcome": "local", "samples": 32})
-    assert (events[0]["samples"], events[0]["lost"]) == (32 - lost, lost)
+    (event,) = events
+    assert isinstance(event, Round) and (event.samples, event.lost) == (32 - lost, lost)
     assert monitor.samples.pending == 0

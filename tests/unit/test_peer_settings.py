@@ -1,4 +1,4 @@
-"""What a peer's strategy is told, from its spec."""
+"""Arguments of a peer's strategy, from its spec."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_reducers_are_weighed_by_the_rate_of_their_node_class() -> None:
         "near": {"count": 1, "link": {"delay_ms": 2}},
         "slow": {"count": 1, "link": {"rate_mbit": 20}},
     }
-    # An unlimited link counts as the fastest, and a peer that joins as the last of the others.
+    # An unlimited link counts as the fastest, and a peer that joins as the last of the other peers.
     assert [bandwidth_of(peer, classes) for peer in range(4)] == [100, 100, 20, 20]
 
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rayhive.peer.weights_sketch import WeightsSketch, relative_distance
+from rayhive.events import Weights
+from rayhive.peer.measurements import WeightsSketch
 
 
 def _weights(seed: int) -> list[torch.Tensor]:
@@ -14,15 +15,16 @@ def _weights(seed: int) -> list[torch.Tensor]:
 def test_equal_weights_have_equal_sketches_bit_for_bit() -> None:
     weights = _weights(0)
     first, second = WeightsSketch(weights), WeightsSketch(weights)
-    assert first(weights) == second([tensor.clone() for tensor in weights])
+    one, other = first(1, weights), second(1, [tensor.clone() for tensor in weights])
+    assert (one.norm, one.sketch) == (other.norm, other.sketch) and len(one.sketch) == 64
 
 
 def test_the_norm_is_exact() -> None:
     weights = _weights(1)
-    norm, _, finite = WeightsSketch(weights)(weights)
+    event = WeightsSketch(weights)(1, weights)
     expected = torch.cat([tensor.flatten().double() for tensor in weights]).norm()
-    assert norm == pytest.approx(float(expected), rel=1e-12)
-    assert finite
+    assert event.norm == pytest.approx(float(expected), rel=1e-12)
+    assert event.finite
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 0.1])
@@ -30,30 +32,29 @@ def test_distance_is_estimated_within_the_sketchs_error(scale: float) -> None:
     weights = _weights(2)
     moved = [tensor + scale * torch.randn_like(tensor) for tensor in weights]
     sketch = WeightsSketch(weights)
-    norm_a, sketch_a, _ = sketch(weights)
-    norm_b, sketch_b, _ = sketch(moved)
+    a, b = sketch(1, weights), sketch(1, moved)
     difference = torch.cat([(a - b).flatten() for a, b in zip(weights, moved, strict=True)])
-    true = float(difference.double().norm()) / max(norm_a, norm_b)
+    true = float(difference.double().norm()) / max(a.norm, b.norm)
     # the squared estimate has a relative standard deviation of sqrt(2 / 64) = 0.18
-    assert relative_distance(norm_a, sketch_a, norm_b, sketch_b) == pytest.approx(true, rel=0.4)
+    assert a.distance(b) == pytest.approx(true, rel=0.4)
 
 
 def test_one_changed_element_among_many_is_seen() -> None:
     weights = _weights(3)
     sketch = WeightsSketch(weights)
-    before = sketch(weights)
+    before = sketch(1, weights)
     weights[0][5, 5] += 0.5
-    after = sketch(weights)
-    assert relative_distance(before[0], before[1], after[0], after[1]) == pytest.approx(
-        0.5 / max(before[0], after[0]), rel=1e-6
-    )
+    after = sketch(2, weights)
+    expected = 0.5 / max(before.norm, after.norm)
+    assert before.distance(after) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_nan_is_reported() -> None:
     weights = _weights(4)
     weights[1][0] = float("nan")
-    assert WeightsSketch(weights)(weights)[2] is False
+    assert WeightsSketch(weights)(1, weights).finite is False
 
 
 def test_zero_weights_are_at_no_distance() -> None:
-    assert relative_distance(0.0, [0.0], 0.0, [0.0]) == 0.0
+    zero = Weights(round=1, norm=0.0, sketch=[0.0], finite=True)
+    assert zero.distance(zero) == 0.0

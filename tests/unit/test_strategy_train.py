@@ -1,4 +1,4 @@
-"""Which configuration ``rayhive train`` takes out of a study, and as which peer."""
+"""Configuration and peer of ``rayhive train``, from a study."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import pytest
 from rayhive.averaging.state_averager import weights
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Heartbeat, MembershipView, Reunion
-from rayhive.optim.partition_history import PartitionHistory
+from rayhive.optim.peer_state import PartitionHistory
 from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.clock_fakes import Clock
 

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from rayhive.peer import training_clock as clock_module
-from rayhive.peer.training_clock import TrainingClock
+from rayhive.peer import measurements
+from rayhive.peer.measurements import TrainingClock
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return the time, as a list of one number that a test may change."""
     time = [100.0]
-    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: time[0])
+    monkeypatch.setattr(measurements.time, "perf_counter", lambda: time[0])
     return time
 
 

@@ -1,0 +1,230 @@
+"""State of one peer that its rounds and its state synchronisation share."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hivemind.optim.grad_averager import GradientAverager
+from hivemind.utils import get_logger
+
+from rayhive.averaging.state_averager import RayhiveStateAverager
+from rayhive.events import Event, Rejected
+from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.view import Reunion
+from rayhive.optim.watchdog import ProcessWatchdog
+
+logger = get_logger(__name__)
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+#: Groups of past rounds that are kept, to find the peer's side of a partition afterwards.
+GROUPS_KEPT = 8
+
+
+class ParameterConsistency:
+    """Tracks whether a peer's parameters are those of its round. No network, no clock.
+
+    Attributes:
+        stale: The parameters are of an older round than the peer announces, so they get next to no
+            weight in an average.
+        keeps_gradients: The peer kept its accumulated gradients when it loaded its state. They
+            count although the parameters are stale.
+        settling: A state was loaded, and parameters have not been averaged since.
+        diverged: Other peers refused this peer's parameters; they have to be replaced.
+        unsynchronised_since: The last round after which the parameters may differ between peers,
+            because an averaging failed or was partial; 0 if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.stale = self.keeps_gradients = self.settling = self.diverged = False
+        self.unsynchronised_since = 0
+        self._requested = False
+
+    @property
+    def gradients_count(self) -> bool:
+        """Whether the accumulated gradients may enter an average."""
+        return self.keeps_gradients or not self.stale
+
+    @property
+    def needs_averaging(self) -> bool:
+        """Whether parameters should be averaged in the next round, due or not."""
+        return self.stale or self.unsynchronised_since > 0
+
+    def take_divergence(self) -> bool:
+        """Return whether the parameters were refused since the last call."""
+        diverged, self.diverged = self.diverged, False
+        return diverged
+
+    def request_averaging(self, requested: bool) -> None:
+        """Note whether a peer of the gradients' group needs parameters to be averaged."""
+        self._requested = requested
+
+    def take_request(self) -> bool:
+        """Return whether a peer asked for parameter averaging since the last call."""
+        requested, self._requested = self._requested, False
+        return requested
+
+    def note_alone(self) -> None:
+        """Note that no other peer is left; no parameters are newer than these."""
+        self.stale = False
+
+    def note_failure(self, round_: int) -> None:
+        """Note that parameters may differ between peers from ``round_`` on."""
+        self.unsynchronised_since = round_
+
+    def note_loaded(self) -> None:
+        """Note that a state was downloaded."""
+        self.settling = True
+
+    def note_jump(self, *, behind: bool, keeps_gradients: bool) -> None:
+        """Note that the peer went on to the newest round.
+
+        Args:
+            behind: The parameters are of an older round than that.
+            keeps_gradients: The accumulated gradients were kept.
+        """
+        self.stale |= behind
+        self.keeps_gradients = keeps_gradients
+
+    def note_averaged(self, round_: int) -> None:
+        """Note that the parameters of ``round_`` were averaged completely.
+
+        With delays this may come after a later round has failed, which it does not mend.
+        """
+        self.stale = self.settling = self.keeps_gradients = False
+        if self.unsynchronised_since <= round_:
+            self.unsynchronised_since = 0
+
+
+class PartitionHistory:
+    """Recent groups of a peer, and its latest network partition. Uses neither network nor clock.
+
+    After a partition, the parameters of each side count by the rounds that it committed (see
+    :func:`rayhive.averaging.state_averager.weights`). Each peer announces those rounds and the
+    members of its side.
+
+    Attributes:
+        rounds_apart: Number of rounds that this peer committed during the partition. None without
+            a partition, and after parameters were averaged with all peers that came back.
+        side: Sorted peer ids of this peer's side of the partition.
+        lost: Peer ids of the other sides.
+    """
+
+    def __init__(self) -> None:
+        self.rounds_apart: int | None = None
+        self.side: list[bytes] = []
+        self.lost: frozenset[bytes] = frozenset()
+        self._groups: deque[frozenset[bytes]] = deque(maxlen=GROUPS_KEPT)
+
+    def note_group(self, members: Iterable[bytes]) -> None:
+        """Note the group of a round: the peer ids of its members, this peer among them."""
+        self._groups.append(frozenset(members))
+
+    def note_reunion(self, reunion: Reunion, round_: int) -> None:
+        """Note that lost peers are back.
+
+        Lost peers come back one by one, and some are lost again for a moment while links recover.
+        Rounds therefore count from the loss of the first of them.
+
+        Args:
+            reunion: The peers, and the round after which the first of them was lost.
+            round_: The round that this peer has finished.
+        """
+        before, self.lost = self.rounds_apart, self.lost | reunion.peers
+        self.rounds_apart = max(round_ - reunion.since, before or 0)
+        if self.rounds_apart != before:
+            groups = tuple(self._groups)  # a thread may append meanwhile
+            without = [group for group in groups if not self.lost & group]
+            self.side = sorted(without[-1]) if without else []
+
+    def note_averaged(
+        self, group: Iterable[bytes], any_alive: Callable[[Iterable[bytes]], bool]
+    ) -> None:
+        """Note that parameters were averaged; the partition is over once no lost peer is missing.
+
+        Args:
+            group: Peer ids of the group.
+            any_alive: Returns whether any of some peers is alive.
+        """
+        members = frozenset(group)
+        if self.lost & members and not any_alive(self.lost - members):
+            self.reset()
+
+    def reset(self) -> None:
+        """Forget the partition: the parameters of all sides are the same again."""
+        self.rounds_apart, self.lost = None, frozenset()
+
+
+class EventReporter:
+    """Passes an optimizer's events on to one callback.
+
+    Args:
+        on_event: Called with the kind and the fields of each event, see
+            :data:`rayhive.events.KINDS`. None drops all events.
+    """
+
+    def __init__(self, on_event: OnEvent | None = None) -> None:
+        self._on_event = on_event
+
+    def emit(self, event: Event) -> None:
+        """Report one event."""
+        if self._on_event is not None:
+            self._on_event(event.kind, event.model_dump(exclude_unset=True))
+
+    def refusals(self, round_: int, outcome: Any, tensors: str) -> None:
+        """Report every refusal that the result or the error of an averaging names.
+
+        Args:
+            round_: The round.
+            outcome: A result or an error; its ``rejected`` lists the refusals.
+            tensors: ``gradients``, ``parameters`` or ``state``.
+        """
+        for refusal in getattr(outcome, "rejected", ()):
+            self.refusal(round_, tensors, **refusal)
+
+    def refusal(self, round_: int, tensors: str, **refusal: Any) -> None:
+        """Log and report that the tensors of one peer were refused.
+
+        Args:
+            round_: The round.
+            tensors: ``gradients``, ``parameters`` or ``state``.
+            refusal: Further fields of :class:`rayhive.events.Rejected`.
+        """
+        limit = "" if refusal.get("bound") is None else f" (bound {refusal['bound']:.4g})"
+        value = refusal.get("norm") if refusal.get("lean") is None else refusal["lean"]
+        measured = "" if value is None else f" {value:.4g}"
+        logger.warning(
+            f"round {round_}: the {tensors} of {refusal['offender']} are refused: "
+            f"{refusal['reason']}{measured}{limit}"
+        )
+        self.emit(Rejected(round=round_, tensors=tensors, **refusal))
+
+
+@dataclass(frozen=True)
+class PeerState:
+    """Collaborators of one peer's optimizer, and the state that they share.
+
+    Attributes:
+        tracker: The peer's announcements, and the progress of the swarm.
+        state_averager: Owner of parameters, inner optimizer and the peer's round.
+        grad_averager: The gradient averager; None with local updates.
+        watchdog: Ends a wait for a process that died.
+        reporter: Destination of events.
+        averaging_timeout: Longest time of one averaging [s].
+        round_timeout: Longest time from the start of a round to its result [s].
+        consistency: Whether the peer's parameters count, and whether they need averaging.
+        partitions: Groups of past rounds, and the partition that the peer was in.
+    """
+
+    tracker: LiveProgressTracker
+    state_averager: RayhiveStateAverager
+    grad_averager: GradientAverager | None
+    watchdog: ProcessWatchdog
+    reporter: EventReporter
+    averaging_timeout: float
+    round_timeout: float
+    consistency: ParameterConsistency = field(default_factory=ParameterConsistency)
+    partitions: PartitionHistory = field(default_factory=PartitionHistory)

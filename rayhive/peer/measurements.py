@@ -1,0 +1,101 @@
+"""Measurements of a training: its time, its samples, and a sketch of its weights."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from rayhive.events import Weights
+
+#: Numbers in a sketch.
+BUCKETS = 64
+
+
+class TrainingClock:
+    """Stopwatch that can be paused: evaluation belongs to the measurement, not to training."""
+
+    def __init__(self) -> None:
+        self._started: float | None = None
+        self._paused_s = 0.0
+        self._pause_began: float | None = None
+
+    def start(self) -> None:
+        """Start at zero."""
+        self._started = time.perf_counter()
+        self._paused_s = 0.0
+
+    def seconds(self) -> float:
+        """Return the training time [s]; 0 before the start."""
+        if self._started is None:
+            return 0.0
+        now = self._pause_began if self._pause_began is not None else time.perf_counter()
+        return now - self._started - self._paused_s
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Pause the clock in the body."""
+        self._pause_began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused_s += time.perf_counter() - self._pause_began
+            self._pause_began = None
+
+
+class SampleCounts:
+    """Counts of a peer's samples: computed = entered + lost + pending, at any time."""
+
+    def __init__(self) -> None:
+        self.computed = self.entered = self.lost = 0
+
+    @property
+    def pending(self) -> int:
+        """Samples that are in no round yet."""
+        return self.computed - self.entered - self.lost
+
+    def enter(self, samples: int, computed: int) -> int:
+        """Note a round that used ``samples`` of ``computed`` ones; return how many were lost."""
+        lost = computed - self.entered - self.lost - samples
+        self.entered += samples
+        self.lost += lost
+        return lost
+
+    def drop(self, kept: int = 0) -> int:
+        """Note that all pending samples but ``kept`` were dropped; return how many were."""
+        dropped = self.pending - kept
+        self.lost += dropped
+        return dropped
+
+
+class WeightsSketch:
+    """Function from the values of fixed tensors to their fingerprint.
+
+    A count-sketch (Charikar, Chen and Farach-Colton, 2002, "Finding frequent items in data
+    streams") adds every element, with a random sign, to one of a few buckets. It is linear, and the
+    squared norm of a vector's sketch is an unbiased estimate of the vector's squared norm (relative
+    standard deviation about ``sqrt(2 / buckets)``). So the sketches of two peers give the distance
+    between their weights, and the weights are never sent. Equal weights have equal sketches, bit
+    for bit.
+
+    Args:
+        tensors: The parameters; only their shapes and order matter.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        elements = sum(tensor.numel() for tensor in tensors)
+        generator = torch.Generator().manual_seed(0)  # the same on all peers
+        self._bucket = torch.randint(BUCKETS, (elements,), generator=generator, dtype=torch.int32)
+        self._sign = torch.randint(2, (elements,), generator=generator, dtype=torch.int8) * 2 - 1
+
+    @torch.no_grad()
+    def __call__(self, round_: int, tensors: Sequence[torch.Tensor]) -> Weights:
+        """Return the event with the norm and the sketch after a round."""
+        flat = torch.cat([tensor.detach().reshape(-1).cpu().double() for tensor in tensors])
+        sketch = torch.zeros(BUCKETS, dtype=torch.float64)
+        sketch.index_add_(0, self._bucket, flat * self._sign)
+        norm = float(flat.norm())
+        return Weights(round=round_, norm=norm, sketch=sketch.tolist(), finite=math.isfinite(norm))
