@@ -274,24 +274,21 @@ class RayhiveOptimizer(hivemind.Optimizer):
             if self._gradient_rounds is None:
                 self._advance(grad_scaler, None, None)
                 return
-            round_ = self._open_round(self._gradient_rounds)
+            ready = time.perf_counter()
+            if self.delay_optimizer_step:
+                self._parameter_rounds.finish_background()
+            began = time.perf_counter()
+            round_ = self._gradient_rounds.open(
+                self.local_epoch + 1,
+                accumulating_s=began - self._state_sync.round_began,
+                background_s=began - ready,
+            )
             if grad_scaler is not None:
                 with grad_scaler.running_global_step():
                     assert grad_scaler.unscale_(self)
             if self.before_round is not None:
                 self.before_round(round_.number, self._gradient_rounds.averager)
             self._advance(grad_scaler, round_, self._gradient_rounds.run(round_))
-
-    def _open_round(self, rounds: GradientRounds) -> GradientRound:
-        ready = time.perf_counter()
-        if self.delay_optimizer_step:
-            self._parameter_rounds.finish_background()
-        began = time.perf_counter()
-        return rounds.open(
-            self.local_epoch + 1,
-            accumulating_s=began - self._state_sync.round_began,
-            background_s=began - ready,
-        )
 
     def _advance(
         self,

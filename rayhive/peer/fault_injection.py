@@ -18,7 +18,7 @@ from rayhive.events import FaultActed
 from rayhive.faults.in_training import InTraining, Tensors, compare
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import PlannedFault
-from rayhive.strategy.clock_skew import SkewedClock
+from rayhive.strategy.dht import SkewedClock
 
 Change = Callable[[Tensors], Tensors]
 

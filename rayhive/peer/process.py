@@ -106,8 +106,7 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     from rayhive.peer.callback import PeerTraining
     from rayhive.peer.from_spec import PeerFit
     from rayhive.peer.replicate_monitor import ReplicateMonitor
-    from rayhive.strategy.clock_skew import SkewedClock
-    from rayhive.strategy.dht import start_on_host
+    from rayhive.strategy.dht import SkewedClock, start_on_host
 
     fit = PeerFit(spec)
     _prepare_one_at_a_time(fit.module)
@@ -129,16 +128,12 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
 
 def _facts() -> dict[str, Any]:
     return {
-        "versions": {name: _version(name) for name in _PACKAGES},
+        "versions": {
+            name: next((found.version for found in metadata.distributions(name=name)), None)
+            for name in _PACKAGES
+        },
         "hardware": f"{os.cpu_count()} x {platform.machine()}, Python {platform.python_version()}",
     }
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def leave(code: int) -> None:

@@ -15,19 +15,8 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from rayhive import events
 from rayhive.compression.payload import ELEMENT_BYTES
-from rayhive.events import (
-    Checkpoint,
-    Evaluation,
-    PeerFinished,
-    PeerReady,
-    Progress,
-    Round,
-    StateLoaded,
-    TrainingStarted,
-    Transition,
-    make_event,
-)
 from rayhive.optim.watchdog import PeerProcessDied
 from rayhive.peer.callback import swarm_optimizer
 from rayhive.peer.channel import Channel
@@ -38,7 +27,7 @@ from rayhive.peer.preemption import Preemption
 from rayhive.peer.process import leave
 from rayhive.spec.commands import Shutdown, Train
 from rayhive.spec.replicate import PeerSpec
-from rayhive.strategy.clock_skew import SkewedClock
+from rayhive.strategy.dht import SkewedClock
 from rayhive.workloads.base import Workload
 
 #: Longest wait at the start for the announcements of peers that are ready [s].
@@ -89,21 +78,21 @@ class ReplicateMonitor:
 
     def on_event(self, kind: str, fields: dict[str, Any]) -> None:
         """Forward an event of the optimizer, with the clock and the counted samples."""
-        event = make_event(kind, **fields)
-        if isinstance(event, Round):
+        event = events.make_event(kind, **fields)
+        if isinstance(event, events.Round):
             event = self._counted(event)
-        elif isinstance(event, Transition):
+        elif isinstance(event, events.Transition):
             now, computed = self.clock.seconds(), self.samples.computed
             self._computed = {event.round: computed}
             seconds, self._round_ended = now - self._round_ended, now
             measured = {"clock_s": now, "computed": computed, "seconds": seconds}
             event = event.model_copy(update=measured)
-        elif isinstance(event, StateLoaded):
+        elif isinstance(event, events.StateLoaded):
             event = event.model_copy(update={"lost": self.samples.drop(event.kept or 0)})
         self._preemption.note(event)
         self.channel.emit(event)
 
-    def _counted(self, event: Round) -> Round:
+    def _counted(self, event: events.Round) -> events.Round:
         """Return the event of a round with the counted samples, the clock and the mean loss."""
         # with delayed gradients it comes late, when the next samples are computed already
         computed = self._computed.pop(event.round, self.samples.computed)
@@ -133,7 +122,7 @@ class ReplicateMonitor:
         parameters = list(optimizer.state_averager.main_parameters)
         self._sketch = WeightsSketch(parameters)
         self.channel.emit(
-            PeerReady(
+            events.PeerReady(
                 **payload_fields(self.spec, parameters),
                 dense_state_bytes=ELEMENT_BYTES * optimizer.state_averager.total_size,
                 batch_size=self.batch_size,
@@ -151,7 +140,7 @@ class ReplicateMonitor:
                 f"saw {optimizer.tracker.swarm.live_peers} of {expected} peers "
                 f"{ANNOUNCE_TIMEOUT:.0f} s after all were ready"
             )
-        self.channel.emit(TrainingStarted(round=optimizer.local_epoch))
+        self.channel.emit(events.TrainingStarted(round=optimizer.local_epoch))
         self.clock.start()
         self._preemption.take_signals()
 
@@ -170,7 +159,7 @@ class ReplicateMonitor:
         now = time.monotonic()
         if now - self._progress_emitted >= PROGRESS_S:
             self._progress_emitted = now
-            self.channel.emit(Progress(computed=self.samples.computed))
+            self.channel.emit(events.Progress(computed=self.samples.computed))
         return None if loss is None or math.isfinite(loss) else "diverged"
 
     @contextlib.contextmanager
@@ -195,7 +184,7 @@ class ReplicateMonitor:
     ) -> str | None:
         """Report the values of an evaluation."""
         self.channel.emit(
-            Evaluation(
+            events.Evaluation(
                 round=round_,
                 samples=self.samples.computed,
                 clock_s=clock_s,
@@ -243,7 +232,7 @@ class ReplicateMonitor:
             self._say_goodbye(round_)
             return
         self.channel.emit(
-            PeerFinished(
+            events.PeerFinished(
                 reason=reason,
                 round=round_,
                 samples=self.samples.computed,
@@ -278,7 +267,7 @@ class ReplicateMonitor:
         )
 
 
-def save_checkpoint(trainer: Trainer, round_: int) -> Checkpoint:
+def save_checkpoint(trainer: Trainer, round_: int) -> events.Checkpoint:
     """Write a checkpoint of a peer, and return its event. Training goes on if that fails."""
     began = time.perf_counter()
     path = Path(tempfile.gettempdir()) / "checkpoints" / "last.ckpt"
@@ -288,7 +277,7 @@ def save_checkpoint(trainer: Trainer, round_: int) -> Checkpoint:
         trainer.save_checkpoint(path)
     except Exception as failure:
         error = _name(failure)
-    return Checkpoint(
+    return events.Checkpoint(
         round=round_,
         path=str(path),
         ok=error is None,

@@ -1,18 +1,36 @@
-"""Arguments of the strategy: defaults are resolved, and invalid combinations refused."""
+"""Arguments of :class:`rayhive.strategy.strategy.HivemindStrategy`: defaults and checks.
+
+hivemind finds some of these mistakes at its start, some in the first round, and some never: the
+weights then silently stay as they are.
+"""
 
 from __future__ import annotations
 
+import inspect
+import platform
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rayhive.errors import Problem
+from hivemind.compression import CompressionBase
+from hivemind.optim.optimizer import Optimizer
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+from rayhive.averaging.factory import factory_problems
+from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.membership import addresses
-from rayhive.strategy import validation
-from rayhive.strategy.validation import Delays, StrategyError
+from rayhive.optim.factories import group_size_problems
+from rayhive.optim.optimizer import RayhiveOptimizer
+from rayhive.spec import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 
 #: Default addresses that a DHT listens on.
 HOST_MADDRS = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic")
 
+_DELAYS = (
+    "delay_state_averaging", "delay_optimizer_step", "delay_grad_averaging", "offload_optimizer",
+)  # fmt: skip
 _NETWORK_DEFAULTS: dict[str, Any] = {
     "use_ipfs": False,
     "wait_timeout": 3,
@@ -23,111 +41,299 @@ _NETWORK_DEFAULTS: dict[str, Any] = {
 }
 
 
+class StrategyError(ConfigError, MisconfigurationException, ValueError):
+    """The strategy, its trainer or its module cannot train as configured.
+
+    It derives from Lightning's class for bad input, so that existing handlers catch it.
+    """
+
+    @classmethod
+    def about(cls, key: str, value: object, allowed: str) -> StrategyError:
+        """Return the error of a single problem."""
+        return cls(Problem(key, value, allowed))
+
+
 @dataclass(frozen=True)
 class Settings:
     """Checked settings of a strategy.
 
     Attributes:
-        delays: Parts of a round that run in the background.
-        batch_size: Samples of each batch; None to count them.
         scheduler_fn: A scheduler, or a function that makes one.
         initial_peers: Addresses to join at; None to begin a swarm.
         optimizer: Arguments of the swarm's optimizer.
         network: Arguments of the DHT.
     """
 
-    delays: Delays
-    batch_size: int | None
     scheduler_fn: Any
     initial_peers: list[str] | None
     optimizer: dict[str, Any]
     network: dict[str, Any]
 
 
-def read_arguments(
-    *,
-    run_id: Any,
-    batch_size: Any,
-    delay_state_averaging: bool,
-    delay_optimizer_step: bool | None,
-    delay_grad_averaging: bool,
-    offload_optimizer: bool | None,
-    scheduler_fn: Any,
-    host_maddrs: Any,
-    initial_peers: Any,
-    use_ipfs: bool,
-    wait_timeout: float,
-    bootstrap_timeout: float | None,
-    use_relay: bool,
-    use_auto_relay: bool,
-    identity_path: str | None,
-    dht: Any,
-    global_zero: bool | None,
-    load_initial_state: bool | None,
-    **optimizer: Any,
-) -> Settings:
+def read_arguments(arguments: Mapping[str, Any]) -> Settings:
     """Return the settings for the arguments of the strategy.
 
-    The arguments are those of :class:`rayhive.strategy.strategy.HivemindStrategy`. Those without a
-    name here go to the swarm's optimizer unchanged.
+    Args:
+        arguments: The arguments that concern the network or the swarm's optimizer. Those without a
+            meaning here go to the swarm's optimizer unchanged.
 
     Raises:
         StrategyError: With all mistakes in the arguments.
     """
-    local_updates = bool(optimizer.get("use_local_updates"))
-    delays = validation.resolve_delays(
-        delay_state_averaging=delay_state_averaging,
-        delay_optimizer_step=delay_optimizer_step,
-        delay_grad_averaging=delay_grad_averaging,
-        offload_optimizer=offload_optimizer,
-        use_local_updates=local_updates,
+    optimizer = dict(arguments)
+    dht, batch_size, scheduler_fn, host_maddrs, given_peers = (
+        optimizer.pop(name)
+        for name in ("dht", "batch_size", "scheduler_fn", "host_maddrs", "initial_peers")
     )
-    network: dict[str, Any] = {
-        "use_ipfs": use_ipfs,
-        "wait_timeout": wait_timeout,
-        "bootstrap_timeout": bootstrap_timeout,
-        "use_relay": use_relay,
-        "use_auto_relay": use_auto_relay,
-        "identity_path": identity_path,
-    }
+    network = {name: optimizer.pop(name) for name in _NETWORK_DEFAULTS}
+    local_updates = bool(optimizer.get("use_local_updates"))
+    flags = {name: optimizer.pop(name) for name in _DELAYS}
+    delays = resolve_delays(**flags, use_local_updates=local_updates)
     chosen = {name: value for name, value in network.items() if value != _NETWORK_DEFAULTS[name]}
-    for name, value in (("host_maddrs", host_maddrs), ("initial_peers", initial_peers)):
+    for name, value in (("host_maddrs", host_maddrs), ("initial_peers", given_peers)):
         if value is not None:
             chosen[name] = value
     peers = None
-    if dht is None or initial_peers is not None:
-        peers = addresses.initial_peers(initial_peers)
+    if dht is None or given_peers is not None:
+        peers = addresses.initial_peers(given_peers)
     problems = [
-        *validation.check_delays(delays, local_updates),
-        *validation.check_options(optimizer),
-        *validation.check_numbers({**optimizer, **network, "batch_size": batch_size}),
-        *validation.check_network(
-            run_id=run_id, dht=dht, given=chosen, initial_peers=peers, use_ipfs=use_ipfs
-        ),
+        *check_delays(delays, local_updates),
+        *check_options(optimizer),
+        *check_numbers({**optimizer, **network, "batch_size": batch_size}),
+        *check_network(optimizer["run_id"], dht, chosen, peers, network["use_ipfs"]),
     ]
     if not (scheduler_fn is None or callable(scheduler_fn) or hasattr(scheduler_fn, "step")):
         problems.append(Problem("scheduler_fn", scheduler_fn, "callable(optimizer) -> scheduler"))
     if problems:
         raise StrategyError(problems)
+    network["host_maddrs"] = list(HOST_MADDRS if host_maddrs is None else host_maddrs)
+    network["ensure_bootstrap_success"] = True
     if "client_mode" in optimizer:  # the optimizer follows its DHT
         network["client_mode"] = bool(optimizer["client_mode"])
     return Settings(
-        delays=delays,
-        batch_size=batch_size,
         scheduler_fn=scheduler_fn,
         initial_peers=peers,
-        optimizer={
-            **optimizer,
-            "run_id": run_id,
-            "batch_size_per_step": batch_size,
-            "delay_state_averaging": delays.state,
-            "delay_optimizer_step": delays.optimizer,
-            "delay_grad_averaging": delays.gradients,
-            "offload_optimizer": delays.offload,
-        },
-        network={
-            "host_maddrs": list(HOST_MADDRS if host_maddrs is None else host_maddrs),
-            "ensure_bootstrap_success": True,
-            **network,
-        },
+        optimizer={**optimizer, **delays, "batch_size_per_step": batch_size},
+        network=network,
     )
+
+
+def resolve_delays(
+    *,
+    delay_state_averaging: bool,
+    delay_optimizer_step: bool | None,
+    delay_grad_averaging: bool,
+    offload_optimizer: bool | None,
+    use_local_updates: bool = False,
+) -> dict[str, bool]:
+    """Return the flags by name, with defaults for those that are None.
+
+    ``delay_optimizer_step`` follows ``delay_grad_averaging``. ``offload_optimizer`` is on as soon
+    as anything is delayed, because the delays need it.
+    """
+    step = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
+    offload = offload_optimizer
+    if offload is None:
+        offload = (delay_state_averaging or step or delay_grad_averaging) and not use_local_updates
+    return {
+        "delay_state_averaging": bool(delay_state_averaging),
+        "delay_optimizer_step": bool(step),
+        "delay_grad_averaging": bool(delay_grad_averaging),
+        "offload_optimizer": bool(offload),
+    }
+
+
+def check_delays(flags: Mapping[str, bool], use_local_updates: bool) -> Iterator[Problem]:
+    """Find combinations that hivemind cannot run; each problem names the flag to set."""
+    later = next((n for n in ("delay_grad_averaging", "delay_optimizer_step") if flags[n]), None)
+    if later == "delay_grad_averaging" and not flags["delay_optimizer_step"]:
+        yield Problem("delay_optimizer_step", False, "True (or unset) with delay_grad_averaging")
+    if later and not flags["delay_state_averaging"]:
+        yield Problem("delay_state_averaging", False, f"True with {later}")
+    if later and not flags["offload_optimizer"] and not use_local_updates:
+        yield Problem("offload_optimizer", False, f"True (or unset) with {later}")
+    for name in ("offload_optimizer", "delay_optimizer_step", "delay_grad_averaging"):
+        if use_local_updates and flags[name]:
+            yield Problem(
+                name,
+                True,
+                "False with use_local_updates: no gradients are averaged, and an offloaded "
+                "optimizer would never move the weights",
+            )
+
+
+#: Arguments of hivemind's optimizer that the strategy sets -> their sources.
+_OWN = {
+    "dht": "HivemindStrategy(dht=...)",
+    "params": "configure_optimizers",
+    "optimizer": "configure_optimizers",
+    "scheduler": "HivemindStrategy(scheduler_fn=...)",
+    "batch_size_per_step": "HivemindStrategy(batch_size=...)",
+}
+_AVERAGER_KEYS = (
+    "allreduce_timeout", "auxiliary", "average_opt_statistics", "averaged_grads", "client_mode",
+    "compression", "custom_gradients", "delta_rule_averaging", "dht", "extra_tensors",
+    "min_matchmaking_time", "next_chunk_timeout", "offload_optimizer", "optimizer", "parameters",
+    "params", "performance_ema_alpha", "prefix", "reuse_grad_buffers", "scheduler",
+    "shutdown_timeout", "start", "state_compression", "status_loglevel",
+)  # fmt: skip
+_TRACKER_KEYS = (
+    "client_mode", "dht", "performance_ema_alpha", "prefix", "start", "status_loglevel",
+    "target_batch_size",
+)  # fmt: skip
+_CODECS = ("grad_compression", "state_averaging_compression", "load_state_compression")
+
+
+def argument_names(cls: type) -> set[str]:
+    """Return the keyword arguments of a swarm's optimizer, over all classes in its MRO."""
+    lineage = cls.__mro__[: cls.__mro__.index(Optimizer) + 1]
+    return {
+        name
+        for ancestor in lineage
+        if "__init__" in vars(ancestor)
+        for name, parameter in inspect.signature(vars(ancestor)["__init__"]).parameters.items()
+        if parameter.kind == parameter.KEYWORD_ONLY
+    }
+
+
+def optimizer_options() -> list[str]:
+    """Return the sorted names that ``HivemindStrategy(**optimizer_kwargs)`` takes."""
+    return sorted(argument_names(RayhiveOptimizer) - {"auxiliary", *_OWN})
+
+
+def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find the problems in ``**optimizer_kwargs``."""
+    known = optimizer_options()
+    for name in options:
+        if name in _OWN:
+            yield Problem(name, options[name], f"absent: it comes from {_OWN[name]}")
+        elif name == "auxiliary":
+            yield Problem(name, options[name], "absent: an auxiliary peer does not train")
+        elif name not in known:
+            yield unknown(name, name, known)
+    for name in _CODECS:
+        codec = options.get(name)
+        if codec is not None and not isinstance(codec, CompressionBase):
+            yield Problem(name, codec, "an instance of a codec, for example Float16Compression()")
+    yield from _check_rules(options)
+    for name, keys in (("averager_opts", _AVERAGER_KEYS), ("tracker_opts", _TRACKER_KEYS)):
+        for key in sorted(set(options.get(name) or ()) & set(keys)):
+            yield Problem(
+                f"{name}.{key}", options[name][key], "absent: it is set by an argument of its own"
+            )
+    yield from group_size_problems(options)
+    if options.get("use_local_updates"):
+        if options.get("reuse_grad_buffers"):
+            yield Problem("reuse_grad_buffers", True, "False with use_local_updates")
+        if options.get("grad_averager_factory") is not None:
+            yield Problem(
+                "grad_averager_factory",
+                options["grad_averager_factory"],
+                "absent with use_local_updates: no gradients are averaged",
+            )
+
+
+def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find unknown aggregation rules, and rules that the averager does not support."""
+    rules = {"outlier_filter": OUTLIER_FILTERS, "aggregation": AGGREGATIONS}
+    given = {name: options.get(name, DEFAULT_RULES[name]) for name in rules}
+    unknowns = [unknown(n, v, rules[n]) for n, v in given.items() if v not in rules[n]]
+    yield from unknowns
+    if options.get("use_local_updates") and given["aggregation"] != "mean" and not unknowns:
+        yield Problem(
+            "aggregation",
+            given["aggregation"],
+            "mean with use_local_updates: no gradients are averaged",
+        )
+    elif not unknowns:
+        yield from factory_problems(options.get("grad_averager_factory"), **given)
+
+
+def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Find numbers out of their range, and numbers that contradict each other."""
+    for name in ("target_batch_size", "batch_size", "average_state_every", "load_state_attempts"):
+        value = options.get(name)
+        if value is not None and not (_whole(value) and value >= 1):
+            yield Problem(name, value, "a whole number, at least 1")
+    for name in (
+        "matchmaking_time", "averaging_timeout", "straggler_timeout", "allreduce_timeout",
+        "next_chunk_timeout",
+        "load_state_timeout", "shutdown_timeout", "wait_timeout", "bootstrap_timeout",
+    ):  # fmt: skip
+        value = options.get(name)
+        if value is not None and not (_number(value) and value > 0):
+            yield Problem(name, value, "a number of seconds greater than 0")
+    alpha = options.get("performance_ema_alpha")
+    if alpha is not None and not (_number(alpha) and 0 < alpha <= 1):
+        yield Problem("performance_ema_alpha", alpha, "greater than 0 and at most 1")
+    matchmaking, averaging = options["matchmaking_time"], options["averaging_timeout"]
+    if not (_number(matchmaking) and _number(averaging)):
+        return
+    if 0 < averaging <= matchmaking:
+        yield Problem(
+            "matchmaking_time", matchmaking, f"less than averaging_timeout ({averaging} s)"
+        )
+    request = (options.get("averager_opts") or {}).get("request_timeout")
+    if request is not None and not 0 < request < matchmaking:
+        yield Problem(
+            "averager_opts.request_timeout",
+            request,
+            f"greater than 0 and less than matchmaking_time ({matchmaking} s): otherwise two peers "
+            "that ask each other deadlock",
+        )
+
+
+def check_network(
+    run_id: Any, dht: Any, given: Mapping[str, Any], initial_peers: Any, use_ipfs: bool
+) -> Iterator[Problem]:
+    """Find the problems in the settings of the network.
+
+    Args:
+        run_id: The name of the run.
+        dht: A running DHT, or None.
+        given: Settings of a new DHT that differ from their defaults.
+        initial_peers: The addresses to join at, from the call or the environment.
+        use_ipfs: Whether to find peers over IPFS.
+    """
+    if platform.system() != "Linux":
+        yield Problem("platform", platform.system(), "Linux: hivemind runs nowhere else")
+    if not isinstance(run_id, str) or not run_id or "." in run_id:
+        yield Problem("run_id", run_id, "a name without a dot")
+    if dht is not None:
+        for name, value in given.items():
+            yield Problem(name, value, "absent with dht: it is a setting of that DHT")
+    elif use_ipfs and initial_peers:
+        yield Problem("use_ipfs", True, "False with initial_peers (from the call or INITIAL_PEERS)")
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuse a trainer with settings that have no meaning, or another one, in a swarm.
+
+    Raises:
+        StrategyError: With all such settings.
+    """
+    problems = []
+    scheduled = any(isinstance(item, GradientAccumulationScheduler) for item in trainer.callbacks)
+    if trainer.accumulate_grad_batches != 1 or scheduled:
+        problems.append(
+            Problem(
+                "accumulate_grad_batches",
+                "scheduled" if scheduled else trainer.accumulate_grad_batches,
+                "1: gradients are accumulated up to target_batch_size already",
+            )
+        )
+    if trainer.num_nodes != 1:
+        problems.append(Problem("num_nodes", trainer.num_nodes, "1: each peer is a trainer"))
+    thread = threading.current_thread()
+    if thread is not threading.main_thread():
+        problems.append(Problem("thread", thread.name, "the main thread: hivemind needs it"))
+    if problems:
+        raise StrategyError(problems)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

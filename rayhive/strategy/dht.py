@@ -1,24 +1,28 @@
-"""DHT of a peer, from joining the swarm to leaving it."""
+"""DHT of a peer, from joining the swarm to leaving it, and the clock of its entries."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import multiprocessing
 import os
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hivemind
 from hivemind.p2p import P2P
+from hivemind.utils import timed_storage
 from hivemind.utils.multiaddr import Multiaddr
 
 from rayhive.errors import PeerError, Problem
 from rayhive.membership.addresses import join_message, reachable, same_command
 from rayhive.optim.child_processes import ChildProcesses
-from rayhive.strategy.validation import StrategyError
+from rayhive.strategy.arguments import StrategyError
 
 log = logging.getLogger("rayhive.peer")
 
@@ -61,7 +65,7 @@ class SwarmDHT:
         """Start the DHT unless it runs. After :meth:`leave`, rejoin at the former neighbours."""
         if self._given is not None:
             if not self._given.is_alive():
-                raise StrategyError(Problem("dht", "a DHT that has ended", "a running DHT"))
+                raise StrategyError.about("dht", "a DHT that has ended", "a running DHT")
             return
         if self._finalizer is not None and self._finalizer.alive:
             return
@@ -136,6 +140,33 @@ class SwarmDHT:
             future = self.dht.run_coroutine(_neighbours, return_future=True)
             self._neighbours = future.result(timeout=_NEIGHBOURS_TIMEOUT)
         self._finalizer()
+
+
+class SkewedClock:
+    """Replacement of hivemind's DHT clock with an adjustable offset.
+
+    It has to be installed before any process of the peer is forked.
+    """
+
+    def __init__(self) -> None:
+        self._offset = multiprocessing.get_context("fork").RawValue(ctypes.c_double, 0.0)
+
+    def __call__(self) -> float:
+        """Return this peer's time [s]."""
+        return time.time() + float(self._offset.value)
+
+    def install(self) -> None:
+        """Replace ``get_dht_time`` in all loaded modules."""
+        replaced = timed_storage.get_dht_time
+        for module in list(sys.modules.values()):
+            if getattr(module, "get_dht_time", None) is replaced:
+                module.get_dht_time = self  # type: ignore[attr-defined]
+
+    def set(self, seconds: float) -> dict[str, float]:
+        """Set the offset; return the measured offsets before and after [s]."""
+        before = timed_storage.get_dht_time() - time.time()
+        self._offset.value = seconds
+        return {"off_before_s": before, "off_after_s": timed_storage.get_dht_time() - time.time()}
 
 
 def start_on_host(host: str, initial_peers: Sequence[str]) -> hivemind.DHT:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hivemind
@@ -13,8 +13,7 @@ from torch.optim import LBFGS, Optimizer
 
 from rayhive.errors import Problem
 from rayhive.optim.optimizer import RayhiveOptimizer
-from rayhive.strategy.schedulers import unscheduled
-from rayhive.strategy.validation import StrategyError, argument_names
+from rayhive.strategy.arguments import StrategyError, argument_names
 
 _HIVEMIND_OPTIMIZER = hivemind.Optimizer
 _RAYHIVE_ONLY = argument_names(RayhiveOptimizer) - argument_names(hivemind.Optimizer)
@@ -39,22 +38,20 @@ def check_configured(optimizers: list[Any]) -> Optimizer:
         StrategyError: There is none or more than one, or a swarm cannot run it.
     """
     if len(optimizers) != 1:
-        raise StrategyError(several_optimizers(len(optimizers)))
+        raise several_optimizers(len(optimizers))
     optimizer: Optimizer = optimizers[0]
     if not any(group["params"] for group in optimizer.param_groups):
-        raise StrategyError(
-            Problem("configure_optimizers", None, "one optimizer with parameters to train")
-        )
+        allowed = "one optimizer with parameters to train"
+        raise StrategyError.about("configure_optimizers", None, allowed)
     if isinstance(optimizer, LBFGS):
-        raise StrategyError(
-            Problem("configure_optimizers", "LBFGS", "an optimizer that steps without a closure")
-        )
+        allowed = "an optimizer that steps without a closure"
+        raise StrategyError.about("configure_optimizers", "LBFGS", allowed)
     return optimizer
 
 
-def several_optimizers(count: int | str) -> Problem:
-    """Return the problem of a module with several optimizers."""
-    return Problem(
+def several_optimizers(count: int | str) -> StrategyError:
+    """Return the error of a module with several optimizers."""
+    return StrategyError.about(
         "configure_optimizers",
         f"{count} optimizers",
         "one optimizer. Hivemind only supports training with one optimizer.",
@@ -99,13 +96,11 @@ def recreate(original: Optimizer) -> Callable[[Any], Optimizer]:
         and parameter.name not in defaults
     ]
     if missing:
-        raise StrategyError(
-            Problem(
-                "configure_optimizers",
-                cls.__name__,
-                f"an optimizer that can be re-created; {', '.join(missing)} of this one is not "
-                "among its defaults (without delays and offload_optimizer it is used as it is)",
-            )
+        raise StrategyError.about(
+            "configure_optimizers",
+            cls.__name__,
+            f"an optimizer that can be re-created; {', '.join(missing)} of this one is not among "
+            "its defaults (without delays and offload_optimizer it is used as it is)",
         )
 
     def build(groups: Any) -> Optimizer:
@@ -122,11 +117,6 @@ def recreate(original: Optimizer) -> Callable[[Any], Optimizer]:
         return optimizer
 
     return build
-
-
-def groups_for_recreation(original: Optimizer) -> list[dict[str, Any]]:
-    """Return copies of the parameter groups, with the learning rates from before any scheduler."""
-    return [unscheduled(group) for group in original.param_groups]
 
 
 def extra_tensor_problems(extra: Sequence[Any], device: torch.device) -> list[Problem]:
@@ -162,7 +152,8 @@ def initialise_state(optimizer: Optimizer) -> None:
     hivemind needs them to exist. It creates them by a step with zero gradients, after which Adam
     counts one step too many. Here the parameters and the counters are restored.
     """
-    if any(isinstance(value, torch.Tensor) for value in _state_values(optimizer)):
+    states = optimizer.state.values()
+    if any(isinstance(value, torch.Tensor) for state in states for value in state.values()):
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = [(p, p.grad, p.detach().clone()) for p in parameters]
@@ -175,17 +166,12 @@ def initialise_state(optimizer: Optimizer) -> None:
         for parameter, gradient, value in before:
             parameter.copy_(value)
             parameter.grad = gradient
-        for state in optimizer.state.values():
+        for state in states:
             for name, start in (("step", 0), ("mu_product", 1)):
                 if isinstance(state.get(name), torch.Tensor):
                     state[name].fill_(start)
                 elif name in state:
                     state[name] = start
-
-
-def _state_values(optimizer: Optimizer) -> Iterator[Any]:
-    for state in optimizer.state.values():
-        yield from state.values()
 
 
 class NoDecay:

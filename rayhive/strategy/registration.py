@@ -61,38 +61,18 @@ class _Finder(importlib.abc.MetaPathFinder):
         path: Sequence[str] | None,
         target: ModuleType | None = None,
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own spec, with a loader that registers afterwards."""
+        """Return the module's own spec, whose loader registers afterwards."""
         if fullname != _TABLE:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def execute_and_register(module: ModuleType) -> None:
+                execute(module)
+                register()
+
+            loader.exec_module = execute_and_register
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """Loader that registers the strategy after the module's own loader has run.
-
-    Args:
-        loader: The module's own loader.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Return the module of the own loader."""
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the module, then register."""
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        register()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)

@@ -16,8 +16,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from rayhive.errors import Problem
-from rayhive.strategy.validation import StrategyError
+from rayhive.strategy.arguments import StrategyError
 
 #: A frequency at which Lightning, which counts batches or epochs, never steps a scheduler.
 NEVER = sys.maxsize
@@ -146,14 +145,12 @@ def refuse_plateau(schedulers: Sequence[Any]) -> None:
     """
     for scheduler in schedulers:
         if isinstance(scheduler, ReduceLROnPlateau):
-            raise StrategyError(
-                Problem(
-                    "scheduler",
-                    "ReduceLROnPlateau",
-                    "a scheduler that needs no metric. The `ReduceLROnPlateau` scheduler is not "
-                    "supported with `HivemindStrategy`: peers measure different values, and "
-                    "their learning rates would differ",
-                )
+            raise StrategyError.about(
+                "scheduler",
+                "ReduceLROnPlateau",
+                "a scheduler that needs no metric. The `ReduceLROnPlateau` scheduler is not "
+                "supported with `HivemindStrategy`: peers measure different values, and their "
+                "learning rates would differ",
             )
 
 

@@ -18,14 +18,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager
-from rayhive.errors import Problem
 from rayhive.optim.child_processes import ChildProcesses, end_process
 from rayhive.strategy import optimizer_factory
+from rayhive.strategy.arguments import Settings, StrategyError
 from rayhive.strategy.dht import SwarmDHT
-from rayhive.strategy.grad_clipping import clip_in_rounds, clips, refuse_fused
-from rayhive.strategy.overrides import Overrides
+from rayhive.strategy.gradients import Overrides, clip_in_rounds, clips, refuse_fused
 from rayhive.strategy.schedulers import RoundSchedule, refuse_plateau, unscheduled, wrapped_config
-from rayhive.strategy.validation import StrategyError
 
 log = logging.getLogger("rayhive.peer")
 
@@ -39,9 +37,7 @@ class Session:
         module: The trained module, on its device.
         configured: The optimizer of ``configure_optimizers``.
         configs: Lightning's records of the schedulers of ``configure_optimizers``.
-        scheduler_fn: A scheduler, or a function that makes one, in place of those.
-        recreates: Whether hivemind has to re-create the optimizer.
-        arguments: Further arguments of the swarm's optimizer.
+        settings: The strategy's settings.
 
     Attributes:
         optimizer: The swarm's optimizer.
@@ -59,13 +55,11 @@ class Session:
         module: LightningModule,
         configured: Optimizer,
         configs: list[LRSchedulerConfig],
-        scheduler_fn: Any,
-        recreates: bool,
-        arguments: Mapping[str, Any],
+        settings: Settings,
     ) -> None:
         self._swarm, self._children = swarm, ChildProcesses()
         self._trainer, self._module = trainer, module
-        self._scheduler_fn = scheduler_fn
+        self._scheduler_fn = settings.scheduler_fn
         self._overrides = Overrides(module)
         self._clip_handle: Any = None
         self._errors: list[Exception] = []
@@ -74,6 +68,8 @@ class Session:
         clipping = clips(trainer, module)
         if clipping:
             refuse_fused(trainer, configured)
+        arguments = settings.optimizer
+        recreates = arguments["offload_optimizer"]
         if recreates:
             self._check_recreation(configs)
         optimizer_factory.leave_out_frozen(configured)
@@ -113,28 +109,23 @@ class Session:
     # -- construction ------------------------------------------------------------------------------
 
     def _check_recreation(self, configs: list[LRSchedulerConfig]) -> None:
+        if isinstance(self._scheduler_fn, LRScheduler):
+            raise StrategyError.about(
+                "scheduler_fn",
+                type(self._scheduler_fn).__name__,
+                "callable(optimizer) -> scheduler: the optimizer is re-created, and an existing "
+                "scheduler would schedule the old one",
+            )
         if self._scheduler_fn is not None:
-            if isinstance(self._scheduler_fn, LRScheduler):
-                raise StrategyError(
-                    Problem(
-                        "scheduler_fn",
-                        type(self._scheduler_fn).__name__,
-                        "callable(optimizer) -> scheduler: the optimizer is re-created, and an "
-                        "existing scheduler would schedule the old one",
-                    )
-                )
             return
         if configs:
-            raise StrategyError(
-                Problem(
-                    "scheduler_fn",
-                    None,
-                    "callable(optimizer) -> scheduler. `delay_optimizer_step`, "
-                    "`delay_state_averaging` or `offload_optimizer` requires a `scheduler_fn` to "
-                    "be passed to the strategy: the optimizer is re-created, and the scheduler "
-                    f"of configure_optimizers ({type(configs[0].scheduler).__name__}) would be "
-                    "dropped",
-                )
+            raise StrategyError.about(
+                "scheduler_fn",
+                None,
+                "callable(optimizer) -> scheduler. `delay_optimizer_step`, `delay_state_averaging` "
+                "or `offload_optimizer` requires a `scheduler_fn` to be passed to the strategy: "
+                "the optimizer is re-created, and the scheduler of configure_optimizers "
+                f"({type(configs[0].scheduler).__name__}) would be dropped",
             )
         rank_zero_warn(
             "The optimizer is re-created by hivemind: enabling `delay_optimizer_step`, "
@@ -150,7 +141,7 @@ class Session:
                 return self._schedule_of(optimizer, [self._scheduler_fn(optimizer)])
 
         return {
-            "params": optimizer_factory.groups_for_recreation(configured),
+            "params": [unscheduled(group) for group in configured.param_groups],
             "optimizer": optimizer_factory.recreate(configured),
             "scheduler": scheduler,
         }
@@ -160,13 +151,11 @@ class Session:
         given = self._scheduler_fn
         if isinstance(given, LRScheduler):
             if getattr(given, "optimizer", None) is not configured:
-                raise StrategyError(
-                    Problem(
-                        "scheduler_fn",
-                        type(given).__name__,
-                        "callable(optimizer) -> scheduler, or a scheduler of the optimizer that "
-                        "configure_optimizers returns",
-                    )
+                raise StrategyError.about(
+                    "scheduler_fn",
+                    type(given).__name__,
+                    "callable(optimizer) -> scheduler, or a scheduler of the optimizer that "
+                    "configure_optimizers returns",
                 )
             schedulers = [given]
         elif given is not None:

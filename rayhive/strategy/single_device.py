@@ -9,8 +9,7 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies import Strategy
 
-from rayhive.errors import Problem
-from rayhive.strategy.validation import StrategyError
+from rayhive.strategy.arguments import StrategyError
 
 
 class ReusableStrategy(Strategy):
@@ -22,18 +21,9 @@ class ReusableStrategy(Strategy):
 
     #: Set by each trainer.
     num_nodes: int = 1
+    accelerator: Accelerator | None = None
     _device: torch.device | None = None
-    _handed_accelerator: Accelerator | None = None
     _handed_precision: Precision | None = None
-
-    @property
-    def accelerator(self) -> Accelerator | None:
-        """The accelerator of the present trainer."""
-        return self._handed_accelerator
-
-    @accelerator.setter
-    def accelerator(self, accelerator: Accelerator) -> None:
-        self._handed_accelerator = accelerator
 
     @property
     def precision_plugin(self) -> Precision:
@@ -52,12 +42,10 @@ class ReusableStrategy(Strategy):
     @parallel_devices.setter
     def parallel_devices(self, devices: list[Any]) -> None:
         if len(devices) != 1:
-            raise StrategyError(
-                Problem(
-                    "devices",
-                    [str(device) for device in devices],
-                    "one device a peer: Trainer(devices=1), and one process for each device",
-                )
+            raise StrategyError.about(
+                "devices",
+                [str(device) for device in devices],
+                "one device a peer: Trainer(devices=1), and one process for each device",
             )
         self._device = torch.device(devices[0])
 

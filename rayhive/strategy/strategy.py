@@ -14,16 +14,14 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
-from rayhive.errors import Problem
 from rayhive.membership.progress_tracker import STRAGGLER_TIMEOUT_S
 from rayhive.strategy import optimizer_factory
-from rayhive.strategy.arguments import read_arguments
+from rayhive.strategy.arguments import StrategyError, check_trainer, read_arguments
 from rayhive.strategy.dht import SwarmDHT
-from rayhive.strategy.grad_scaler import swarm_scaler
+from rayhive.strategy.gradients import swarm_scaler
 from rayhive.strategy.schedulers import HiveMindScheduler
 from rayhive.strategy.session import Session
 from rayhive.strategy.single_device import ReusableStrategy
-from rayhive.strategy.validation import StrategyError, check_trainer
 
 __all__ = ["HiveMindScheduler", "HivemindStrategy", "StrategyError"]
 
@@ -127,10 +125,10 @@ class HivemindStrategy(ReusableStrategy):
         straggler_timeout: float = STRAGGLER_TIMEOUT_S,
         **optimizer_kwargs: Any,
     ) -> None:
-        arguments = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        own = ("self", "__class__", "global_zero", "load_initial_state", "optimizer_kwargs")
+        arguments = {name: value for name, value in locals().items() if name not in own}
         super().__init__()
-        settings = read_arguments(**arguments.pop("optimizer_kwargs"), **arguments)
-        self.settings = settings
+        self.settings = settings = read_arguments({**arguments, **optimizer_kwargs})
         self._session: Session | None = None
         self._running = False
         self._caught_up = False
@@ -228,7 +226,7 @@ class HivemindStrategy(ReusableStrategy):
         except RuntimeError as error:
             if "multiple optimizers" not in str(error):
                 raise
-            raise StrategyError(optimizer_factory.several_optimizers("several")) from error
+            raise optimizer_factory.several_optimizers("several") from error
 
     def _take_part(self, trainer: Trainer) -> None:
         module = self.lightning_module
@@ -243,9 +241,7 @@ class HivemindStrategy(ReusableStrategy):
             module=module,
             configured=optimizer_factory.check_configured(self.optimizers),
             configs=self.lr_scheduler_configs,
-            scheduler_fn=self.settings.scheduler_fn,
-            recreates=self.settings.delays.offload,
-            arguments=self.settings.optimizer,
+            settings=self.settings,
         )
         self._running, self._caught_up = True, False
         self.optimizers = [self.optimizer]
@@ -288,17 +284,15 @@ class HivemindStrategy(ReusableStrategy):
             StrategyError: The samples cannot be counted.
         """
         self._begin_batch()
-        if self.settings.batch_size is None:
+        if self.settings.optimizer["batch_size_per_step"] is None:
             try:
                 self.optimizer.batch_size_per_step = extract_batch_size(batch)
             except (MisconfigurationException, RecursionError) as error:
-                raise StrategyError(
-                    Problem(
-                        "batch_size",
-                        None,
-                        "a number, as the samples of a batch could not be counted. Please provide "
-                        "the batch size to the Strategy. It is HivemindStrategy(batch_size=...)",
-                    )
+                raise StrategyError.about(
+                    "batch_size",
+                    None,
+                    "a number, as the samples of a batch could not be counted. Please provide "
+                    "the batch size to the Strategy. It is HivemindStrategy(batch_size=...)",
                 ) from error
         if self._session is not None:
             self._session.expect_batch()
@@ -354,7 +348,7 @@ class HivemindStrategy(ReusableStrategy):
         """
         states = checkpoint["optimizer_states"]
         if len(states) != 1:
-            raise StrategyError(optimizer_factory.several_optimizers(len(states)))
+            raise optimizer_factory.several_optimizers(len(states))
         assert self._session is not None
         self._session.restore(states[0])
 

@@ -14,13 +14,13 @@ from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from rayhive.errors import ConfigError
-from rayhive.strategy.strategy import HivemindStrategy
-from rayhive.strategy.validation import (
+from rayhive.strategy.arguments import (
     StrategyError,
     check_delays,
     optimizer_options,
     resolve_delays,
 )
+from rayhive.strategy.strategy import HivemindStrategy
 
 
 def refused(**arguments: Any) -> dict[str, str]:
@@ -71,7 +71,7 @@ def test_the_documented_combinations_are_accepted() -> None:
     ):
         with mock.patch("hivemind.DHT", autospec=True):
             strategy = HivemindStrategy(64, **arguments)  # type: ignore[arg-type]
-        assert strategy.settings.delays.offload is offload
+        assert strategy.settings.optimizer["offload_optimizer"] is offload
 
 
 def test_local_updates_go_with_nothing_that_needs_gradients() -> None:
@@ -92,7 +92,7 @@ def test_local_updates_go_with_nothing_that_needs_gradients() -> None:
     }
     with mock.patch("hivemind.DHT", autospec=True):
         local = HivemindStrategy(64, use_local_updates=True, delay_state_averaging=True)
-    assert not local.settings.delays.offload
+    assert not local.settings.optimizer["offload_optimizer"]
 
 
 def test_rules_of_aggregation_go_with_averagers_that_know_them() -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import nn, optim
 
 from rayhive.strategy import optimizer_factory
-from rayhive.strategy.overrides import Overrides
-from rayhive.strategy.validation import StrategyError
+from rayhive.strategy.arguments import StrategyError
+from rayhive.strategy.gradients import Overrides
+from rayhive.strategy.schedulers import unscheduled
 
 MAKERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "sgd": lambda p: optim.SGD(p, lr=0.1, weight_decay=0.1),
@@ -69,7 +70,7 @@ def test_a_recreated_optimizer_is_equal(name: str) -> None:
     module = model()
     original = MAKERS[name](groups(module, weight_decay=0.2))
     optim.lr_scheduler.LinearLR(original, start_factor=0.1)
-    given = optimizer_factory.groups_for_recreation(original)
+    given = [unscheduled(group) for group in original.param_groups]
     others = [torch.zeros_like(p).requires_grad_() for p in module.parameters()]
     moved = [dict(group, params=[others.pop(0) for _ in group["params"]]) for group in given]
     made = optimizer_factory.recreate(original)(moved)
@@ -98,7 +99,9 @@ def test_what_cannot_be_made_again_is_refused() -> None:
 def test_a_cuda_graph_is_left_behind_on_the_way_to_the_host() -> None:
     original = optim.Adam(model().parameters(), lr=0.1)
     original.defaults["capturable"] = original.param_groups[0]["capturable"] = True
-    made = optimizer_factory.recreate(original)(optimizer_factory.groups_for_recreation(original))
+    made = optimizer_factory.recreate(original)(
+        [unscheduled(group) for group in original.param_groups]
+    )
     assert made.param_groups[0]["capturable"] is False
 
 

@@ -8,8 +8,8 @@ import hivemind
 import pytest
 import torch
 
-from rayhive.strategy.grad_scaler import BatchScaler, RoundScaler, swarm_scaler
-from rayhive.strategy.validation import StrategyError
+from rayhive.strategy.arguments import StrategyError
+from rayhive.strategy.gradients import BatchScaler, RoundScaler, swarm_scaler
 
 
 def scaler(**options: Any) -> torch.amp.GradScaler:

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
+from rayhive.strategy.arguments import StrategyError
 from rayhive.strategy.schedulers import (
     NEVER,
     HiveMindScheduler,
@@ -28,7 +29,6 @@ from rayhive.strategy.schedulers import (
     unscheduled,
     wrapped_config,
 )
-from rayhive.strategy.validation import StrategyError
 
 
 def sgd() -> Optimizer:
