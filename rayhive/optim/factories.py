@@ -1,9 +1,8 @@
-"""Construction of the tracker and the averagers of the optimizer."""
+"""Construction of the averagers of the optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import hivemind
@@ -13,29 +12,12 @@ from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.factory import takes_rules, with_our_averager
 from rayhive.errors import Problem
-from rayhive.spec import Aggregation, OutlierFilterRule
-
-
-@dataclass(frozen=True)
-class AveragerRules:
-    """Settings of the averagers that hivemind does not have.
-
-    Attributes:
-        outlier_filter: Rule by which a group refuses tensors, see
-            :func:`rayhive.averaging.outlier_filter.judge`.
-        aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
-        gradient_options: Further options of the gradient averager.
-    """
-
-    outlier_filter: OutlierFilterRule
-    aggregation: Aggregation
-    gradient_options: Mapping[str, Any]
 
 
 def make_gradient_averager(
     optimizer: hivemind.Optimizer,
     factory: Callable[..., GradientAverager] | None,
-    rules: AveragerRules,
+    rules: Mapping[str, Any],
     /,
     **options: Any,
 ) -> GradientAverager:
@@ -44,17 +26,15 @@ def make_gradient_averager(
     Args:
         optimizer: The optimizer; its state averager exists already.
         factory: The user's factory; hivemind's own averagers in it are replaced by rayhive's.
-        rules: Settings that hivemind does not have; a factory of the user's own class gets none.
-        options: Options of hivemind's optimizer.
+        rules: ``outlier_filter`` and ``aggregation``; a factory of the user's own class gets none.
+        options: Further options of the averager.
     """
     factory = with_our_averager(factory)
-    robust = {"outlier_filter": rules.outlier_filter, "aggregation": rules.aggregation}
     averager: GradientAverager = factory(
         **{
-            **(robust if takes_rules(factory) else {}),
+            **(rules if takes_rules(factory) else {}),
             **averager_options(optimizer, "grad_averager"),
             "parameters": optimizer.state_averager.main_parameters,
-            **rules.gradient_options,
             **options,
         }
     )

@@ -97,7 +97,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
             factories.group_size_problems({**kwargs, "averager_opts": averager_opts})
         ):
             raise ConfigError(problems)
-        self._rules = factories.AveragerRules(outlier_filter, aggregation, averager_opts or {})
+        self._rules = {"outlier_filter": outlier_filter, "aggregation": aggregation}
+        self._averager_opts = averager_opts or {}
         self._straggler_timeout = straggler_timeout
         if next_chunk_timeout is None:
             next_chunk_timeout = max(matchmaking_time, averaging_timeout / 3)
@@ -160,7 +161,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
 
     def _make_state_averager(self, **kwargs: Any) -> RayhiveStateAverager:
         own: dict[str, Any] = {
-            "outlier_filter": self._rules.outlier_filter,
+            "outlier_filter": self._rules["outlier_filter"],
             "offload_optimizer": self.offload_optimizer,
             "custom_gradients": self.offload_optimizer,
             "status_loglevel": self.status_loglevel,
@@ -171,7 +172,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
     def _make_gradient_averager(
         self, factory: Callable[..., GradientAverager] | None, **kwargs: Any
     ) -> GradientAverager:
-        return factories.make_gradient_averager(self, factory, self._rules, **kwargs)
+        options = {**self._averager_opts, **kwargs}
+        return factories.make_gradient_averager(self, factory, self._rules, **options)
 
     # -- the peer ----------------------------------------------------------------------------------
 

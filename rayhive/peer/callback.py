@@ -30,11 +30,12 @@ class TrainingMonitor(Protocol):
     def after_batch(self, trainer: Trainer, loss: float | None) -> str | None:
         """Note the end of a batch, with its loss if it has one."""
 
-    def after_round(self, trainer: Trainer, round_: int) -> str | None:
-        """Note that the peer went on to a round."""
+    def after_round(self, trainer: Trainer, round_: int) -> AbstractContextManager[str | None]:
+        """Note that the peer went on to a round.
 
-    def around_round(self, trainer: Trainer) -> AbstractContextManager[None]:
-        """Return a context for :meth:`after_round` and the evaluation after it."""
+        Returns:
+            A context for the evaluation that may follow. Its value is a reason to stop, or None.
+        """
 
     def after_evaluation(
         self, round_: int, values: dict[str, float], *, clock_s: float, final: bool
@@ -105,8 +106,8 @@ class PeerTraining(Callback):
         before, self._round = self._round, swarm_optimizer(trainer).local_epoch
         if self._round != before:
             every = self.spec.evaluate_every_rounds
-            with self.monitor.around_round(trainer):
-                self._stop(trainer, self.monitor.after_round(trainer, self._round))
+            with self.monitor.after_round(trainer, self._round) as reason:
+                self._stop(trainer, reason)
                 if self._round // every > before // every:
                     self._evaluate(trainer, pl_module)
             if self.spec.rounds is not None and self._round >= self.spec.rounds:

@@ -163,21 +163,19 @@ class ReplicateMonitor:
         return None if loss is None or math.isfinite(loss) else "diverged"
 
     @contextlib.contextmanager
-    def around_round(self, trainer: Trainer) -> Iterator[None]:
-        """Keep measurements out of the clock, and out of the breaks that other peers notice."""
+    def after_round(self, trainer: Trainer, round_: int) -> Iterator[str | None]:
+        """Report a fingerprint of the weights.
+
+        Measurements do not count on the clock, and are no break for the other peers.
+        """
+        assert self._sketch is not None
         optimizer = swarm_optimizer(trainer)
         optimizer.begin_batch()
         with self.clock.paused():
-            yield
+            weights = self._sketch(round_, optimizer.state_averager.main_parameters)
+            self.channel.emit(weights)
+            yield None if weights.finite else "diverged"
         optimizer.end_batch()
-
-    def after_round(self, trainer: Trainer, round_: int) -> str | None:
-        """Report a fingerprint of the weights."""
-        assert self._sketch is not None
-        parameters = swarm_optimizer(trainer).state_averager.main_parameters
-        weights = self._sketch(round_, parameters)
-        self.channel.emit(weights)
-        return None if weights.finite else "diverged"
 
     def after_evaluation(
         self, round_: int, values: dict[str, float], *, clock_s: float, final: bool

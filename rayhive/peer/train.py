@@ -145,12 +145,9 @@ class ConsoleMonitor:
         self._samples += swarm_optimizer(trainer).batch_size_per_step
         return None
 
-    def around_round(self, trainer: Trainer) -> contextlib.nullcontext[None]:
-        """Do nothing: a long evaluation is a break."""
-        return contextlib.nullcontext()
-
-    def after_round(self, trainer: Trainer, round_: int) -> str | None:
-        """Print a line, unless the last one is too recent."""
+    @contextlib.contextmanager
+    def after_round(self, trainer: Trainer, round_: int) -> Iterator[str | None]:
+        """Print a line, unless the last one is too recent; a long evaluation is a break."""
         now = time.monotonic()
         if now - self._printed >= LINE_EVERY_S:
             rate = self._samples / (now - self._printed)
@@ -161,7 +158,7 @@ class ConsoleMonitor:
                 flush=True,
             )
             self._samples, self._printed = 0, now
-        return None
+        yield None
 
     def after_evaluation(
         self, round_: int, values: dict[str, float], *, clock_s: float, final: bool

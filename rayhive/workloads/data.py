@@ -125,9 +125,8 @@ class Windows:
             batch: Windows in one forward pass.
             device: Device of ``module``; None for that of its first parameter.
         """
-        where = device_of(module, device)
         total, tokens = 0.0, 0
-        with evaluation(module):
+        with evaluation(module, device) as where:
             for index in spread(len(self), count, batch):
                 inputs, targets = (part.to(where) for part in self.batch(index))
                 logits = module(inputs).float().flatten(0, 1)
@@ -143,7 +142,7 @@ def spread(size: int, count: int, batch: int) -> list[list[int]]:
     return [index[first : first + batch] for first in range(0, count, batch)]
 
 
-def read_published(
+def read_files(
     root: str, folder: str, names: Iterable[str], read: Callable[[Path], T], about: str
 ) -> dict[str, T]:
     """Read the files of a published data set.
@@ -187,18 +186,21 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def evaluation(module: LightningModule) -> Iterator[None]:
-    """Run the body in evaluation mode without gradients; restore the mode of every submodule."""
+def evaluation(module: LightningModule, device: Device = None) -> Iterator[torch.device]:
+    """Run the body in evaluation mode without gradients; restore the mode of every submodule.
+
+    Args:
+        module: The module.
+        device: Device of ``module``; None for that of its first parameter.
+
+    Yields:
+        The device.
+    """
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
         with torch.no_grad():
-            yield
+            yield next(module.parameters()).device if device is None else torch.device(device)
     finally:
         for part, training in modes:
             part.training = training
-
-
-def device_of(module: LightningModule, device: Device) -> torch.device:
-    """Return ``device``, or the device of the first parameter of ``module``."""
-    return torch.device(device) if device is not None else next(module.parameters()).device

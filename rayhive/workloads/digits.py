@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, Optimizer
 
 from rayhive.workloads.args import WorkloadArgs, parse_args
 from rayhive.workloads.base import DataKind, Device, Target
-from rayhive.workloads.data import Batch, Gather, IndexedWorkload, device_of, evaluation, seeded
+from rayhive.workloads.data import Batch, Gather, IndexedWorkload, evaluation, seeded
 
 HELD_OUT_EVERY = 5
 LEARNING_RATES = {"adam": 0.002, "sgd": 0.05}
@@ -125,9 +125,8 @@ class Digits(IndexedWorkload):
 
     def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
         """Return "loss" [nats] and "accuracy" [fraction] on the held-out images."""
-        where = device_of(module, device)
-        images, labels = (tensor.to(where) for tensor in self.splits[1])
-        with evaluation(module):
+        with evaluation(module, device) as where:
+            images, labels = (tensor.to(where) for tensor in self.splits[1])
             logits = module(images).float()
         return {
             "loss": F.cross_entropy(logits, labels).item(),

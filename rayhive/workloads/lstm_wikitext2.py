@@ -19,7 +19,7 @@ from torch.optim import SGD, Optimizer
 from rayhive.errors import ConfigError, Problem
 from rayhive.workloads.args import WorkloadArgs, parse_args
 from rayhive.workloads.base import DataKind, Device, SchedulerFn, Target
-from rayhive.workloads.data import Batch, Gather, IndexedWorkload, Windows, read_published, seeded
+from rayhive.workloads.data import Batch, Gather, IndexedWorkload, Windows, read_files, seeded
 from rayhive.workloads.paper import PaperSchedule, rounds_per_pass
 
 PAPER_BATCH = 64
@@ -96,13 +96,8 @@ class LstmModule(LightningModule):
         self.schedule = schedule
         width = args.width
         self.embed = nn.Embedding(args.vocabulary, width)
-        self.lstm = nn.LSTM(
-            width,
-            width,
-            args.layers,
-            batch_first=True,
-            dropout=DROPOUT if args.layers > 1 else 0.0,
-        )
+        dropout = DROPOUT if args.layers > 1 else 0.0
+        self.lstm = nn.LSTM(width, width, args.layers, batch_first=True, dropout=dropout)
         self.drop = nn.Dropout(DROPOUT)
         self.decode_bias = nn.Parameter(torch.zeros(args.vocabulary))
         nn.init.uniform_(self.embed.weight, -INIT_RANGE, INIT_RANGE)
@@ -228,7 +223,7 @@ def read_wikitext2(
         ConfigError: Files are missing, empty or not text; there is a problem for each.
     """
     names = [f"wiki.{part}.tokens" for part in ("train", split)]
-    texts = read_published(root, FOLDER, names, partial(_words, lowercase=lowercase), "WikiText-2")
+    texts = read_files(root, FOLDER, names, partial(_words, lowercase=lowercase), "WikiText-2")
     numbers = _number_words(texts[names[0]], vocabulary)
     train, held_out = (
         torch.from_numpy(np.array([numbers.get(word, numbers[UNKNOWN]) for word in texts[name]]))

@@ -22,15 +22,7 @@ from torch.optim import SGD
 
 from rayhive.workloads.args import WorkloadArgs, parse_args
 from rayhive.workloads.base import DataKind, Device, SchedulerFn, Target
-from rayhive.workloads.data import (
-    Batch,
-    Gather,
-    IndexedWorkload,
-    device_of,
-    evaluation,
-    read_published,
-    seeded,
-)
+from rayhive.workloads.data import Batch, Gather, IndexedWorkload, evaluation, read_files, seeded
 from rayhive.workloads.paper import PaperSchedule, rounds_per_pass
 
 PAPER_BATCH = 128
@@ -238,11 +230,10 @@ class Resnet18Cifar10(IndexedWorkload):
 
     def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
         """Return "loss" [nats] and "accuracy" [fraction] on the held-out images."""
-        where = device_of(module, device)
         images = self.splits[1]
         count = len(images.labels)
         loss, right = 0.0, 0
-        with evaluation(module):
+        with evaluation(module, device) as where:
             for first in range(0, count, EVAL_BATCH):
                 part = slice(first, first + EVAL_BATCH)
                 labels = torch.from_numpy(images.labels[part]).to(where)
@@ -293,7 +284,7 @@ def read_cifar10(root: str) -> tuple[Images, Images]:
     Raises:
         ConfigError: Files are missing or not in the published format; there is a problem for each.
     """
-    batches = read_published(root, FOLDER, (*TRAIN_FILES, TEST_FILE), read_batch, FOLDER)
+    batches = read_files(root, FOLDER, (*TRAIN_FILES, TEST_FILE), read_batch, FOLDER)
     train = [batches[name] for name in TRAIN_FILES]
     pixels = np.concatenate([part.pixels for part in train])
     labels = np.concatenate([part.labels for part in train])
