@@ -103,7 +103,7 @@ class GradientRounds:
         """
         live_peers = self.peer.tracker.swarm.live_peers
         if live_peers <= 1:
-            self.peer.consistency.note_alone()
+            self.peer.consistency.stale = False  # no other peer has newer parameters
         counts = self.peer.consistency.gradients_count
         return GradientRound(
             number=number,
@@ -205,7 +205,7 @@ class GradientRounds:
         complete = round_.measured["fraction"] >= 1.0
         if not complete:
             self.peer.consistency.note_failure(round_.number)
-        self.peer.consistency.request_averaging(any(map(_needs_averaging, result.values())))
+        self.peer.consistency.requested = any(map(_needs_averaging, result.values()))
         everyone = len(result) == round_.live_peers
         round_.progress_known = complete and everyone and not self.delayed
         self._report(round_, "averaged" if complete else "partial")

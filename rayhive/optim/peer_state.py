@@ -34,6 +34,7 @@ class ParameterConsistency:
             count although the parameters are stale.
         settling: A state was loaded, and parameters have not been averaged since.
         diverged: Other peers refused this peer's parameters; they have to be replaced.
+        requested: A peer of the gradients' group needs parameters to be averaged.
         unsynchronised_since: The last round after which the parameters may differ between peers,
             because an averaging failed or was partial; 0 if there is none.
     """
@@ -41,7 +42,7 @@ class ParameterConsistency:
     def __init__(self) -> None:
         self.stale = self.keeps_gradients = self.settling = self.diverged = False
         self.unsynchronised_since = 0
-        self._requested = False
+        self.requested = False
 
     @property
     def gradients_count(self) -> bool:
@@ -58,26 +59,14 @@ class ParameterConsistency:
         diverged, self.diverged = self.diverged, False
         return diverged
 
-    def request_averaging(self, requested: bool) -> None:
-        """Note whether a peer of the gradients' group needs parameters to be averaged."""
-        self._requested = requested
-
     def take_request(self) -> bool:
         """Return whether a peer asked for parameter averaging since the last call."""
-        requested, self._requested = self._requested, False
+        requested, self.requested = self.requested, False
         return requested
-
-    def note_alone(self) -> None:
-        """Note that no other peer is left; no parameters are newer than these."""
-        self.stale = False
 
     def note_failure(self, round_: int) -> None:
         """Note that parameters may differ between peers from ``round_`` on."""
         self.unsynchronised_since = round_
-
-    def note_loaded(self) -> None:
-        """Note that a state was downloaded."""
-        self.settling = True
 
     def note_jump(self, *, behind: bool, keeps_gradients: bool) -> None:
         """Note that the peer went on to the newest round.

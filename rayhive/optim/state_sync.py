@@ -147,7 +147,7 @@ class StateSync:
                     self._peer.watchdog.check()
                     logger.warning(f"could not load the state from a peer: {error!r}")
             loaded = self._round
-            self._peer.consistency.note_loaded()
+            self._peer.consistency.settling = True
             self._peer.partitions.reset()
             kept = self._jump_to_newest(loaded, keep_gradients)
         self._peer.reporter.emit(

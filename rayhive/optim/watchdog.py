@@ -78,7 +78,7 @@ class ProcessWatchdog:
             raise WaitInterrupted("interrupted while waiting for another process")
 
     def interrupt(self) -> None:
-        """Fail all futures, and those that are made from now on, until :meth:`resume`.
+        """Fail all futures, present and later ones, until :meth:`resume`.
 
         It takes no lock, so a signal handler may call it.
         """

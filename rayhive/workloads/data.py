@@ -51,10 +51,6 @@ class SampleStream(IterableDataset[int]):
         # that it does not repeat the order of a peer that still trains.
         self.generation, self.offset = divmod(peer, peers)
 
-    def samples_per_pass(self) -> int:
-        """Return the number of samples of one pass that this peer takes."""
-        return len(range(self.offset, self.size, self.peers))
-
     def __iter__(self) -> Iterator[int]:
         for number in itertools.count():
             rng = np.random.default_rng([self.seed, self.generation, number])

@@ -123,7 +123,7 @@ def test_parameters_averaged_before_a_round_failed_do_not_repair_it(failed: int,
     """With delays the averaging of one round ends in the middle of the next."""
     peer = Peer()
     peer.state_averager.control = control = Future()
-    peer.consistency.note_loaded()
+    peer.consistency.settling = True
     assert peer.parameter_rounds.begin(NEXT) is control
     assert not peer.parameter_rounds.reported.is_set()
     peer.consistency.note_failure(failed)

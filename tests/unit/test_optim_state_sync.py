@@ -71,7 +71,7 @@ def test_a_peer_far_behind_needs_a_download_unless_it_settles() -> None:
     assert not peer.sync.needs_download(), "one round behind, it can still take part"
     peer.hear(round=ROUND + 2, averaged=ROUND + 2)
     assert peer.sync.needs_download()
-    peer.consistency.note_loaded()
+    peer.consistency.settling = True
     assert not peer.sync.needs_download()
     assert peer.state_averager.local_epoch == ROUND + 2
 
