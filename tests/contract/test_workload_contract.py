@@ -1,4 +1,4 @@
-"""What every registered workload keeps. A new one is tested as soon as it is registered."""
+"""Rules for every registered workload. A new one is tested as soon as it is registered."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def equal(one: list[list[torch.Tensor]], other: list[list[torch.Tensor]]) -> boo
     )
 
 
-def test_it_says_what_it_is(workload: Workload) -> None:
+def test_name_batch_size_target_and_data_are_declared(workload: Workload) -> None:
     assert WORKLOADS.get(workload.name) is type(workload)
     assert workload.data in ("real", "generated")
     assert isinstance(workload.target, Target)

@@ -1,4 +1,4 @@
-"""A replica whose parameters are no numbers any more harms nobody, and is replaced."""
+"""A replica whose parameters are not finite is refused by the other peers, and replaced."""
 
 from __future__ import annotations
 

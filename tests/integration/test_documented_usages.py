@@ -1,4 +1,4 @@
-"""Each documented way to use the strategy, as its documentation spells it, on two real peers.
+"""Each documented way to use the strategy, on two real peers.
 
 The second peer joins with the line that the first one prints.
 """

@@ -1,4 +1,4 @@
-"""Real peers that come and go, and deaths of their processes: no peer hangs, none is lost."""
+"""Real peers that join, leave and lose processes: no other peer hangs or is lost."""
 
 from __future__ import annotations
 

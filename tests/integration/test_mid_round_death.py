@@ -1,4 +1,4 @@
-"""A peer that dies in the middle of an all-reduce costs the others that round at most."""
+"""A peer that dies in the middle of an all-reduce costs the other peers at most that round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Halves of a swarm that lose sight of each other go on, find each other again and lose nothing.
+"""Halves of a partitioned swarm train on, and lose no work when they reunite.
 
 The peers live in network namespaces of their own, between which the routes are cut for real.
 """

@@ -1,4 +1,4 @@
-"""What one fit on one real peer does with batches and gradients: counts, precision, clipping."""
+"""Batches and gradients in one fit on one real peer: counts, precision, clipping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a strategy begins and ends on real peers: joining, leaving, errors, signals, second fits."""
+"""Begin and end of a strategy on real peers: joining, leaving, errors, signals, second fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one fit on one real peer does with the optimizer: schedulers, buffers, a new one made."""
+"""The optimizer in one fit on one real peer: schedulers, buffers, re-creation."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def frozen_and_recreated() -> dict[str, Any]:
     }
 
 
-def test_a_recreated_optimizer_is_the_same_but_for_its_tensors() -> None:
+def test_a_recreated_optimizer_differs_only_in_its_tensors() -> None:
     result = call(frozen_and_recreated).result()
     assert result["class"] == "AdamW"
     assert result["groups"] == [

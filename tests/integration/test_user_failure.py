@@ -1,4 +1,4 @@
-"""A failure in the user's code, as its user meets it: on real peers, by the command line."""
+"""A failure in the user's code, on real peers of a sweep by the command line."""
 
 from __future__ import annotations
 

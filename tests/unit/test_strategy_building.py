@@ -87,7 +87,7 @@ def test_a_recreated_optimizer_is_equal(name: str) -> None:
     }
 
 
-def test_what_cannot_be_made_again_is_refused() -> None:
+def test_an_optimizer_that_cannot_be_recreated_is_refused() -> None:
     class Needy(optim.SGD):
         def __init__(self, params: Any, model_size: int) -> None:
             super().__init__(params, lr=0.1)
@@ -96,7 +96,7 @@ def test_what_cannot_be_made_again_is_refused() -> None:
         optimizer_factory.recreate(Needy(model().parameters(), model_size=3))
 
 
-def test_a_cuda_graph_is_left_behind_on_the_way_to_the_host() -> None:
+def test_a_recreated_optimizer_is_not_capturable() -> None:
     original = optim.Adam(model().parameters(), lr=0.1)
     original.defaults["capturable"] = original.param_groups[0]["capturable"] = True
     made = optimizer_factory.recreate(original)(

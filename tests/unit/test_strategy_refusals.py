@@ -163,7 +163,7 @@ def test_extra_tensors_that_cannot_be_averaged(swarm: mock.Mock, extra: Any, tol
     assert told in str(error)
 
 
-def test_a_trainer_that_only_evaluates_is_let_be() -> None:
+def test_a_trainer_that_only_evaluates_is_accepted() -> None:
     class Evaluated(Module):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             self.log("seen", 1.0)
@@ -182,7 +182,7 @@ def test_a_trainer_that_only_evaluates_is_let_be() -> None:
     assert strategy.global_rank == 0
 
 
-def test_one_of_several_trainers_does_not_decide_for_the_next() -> None:
+def test_each_trainer_of_a_strategy_sets_its_own_device_and_precision() -> None:
     strategy = HivemindStrategy(8)
     assert strategy.root_device == torch.device("cpu")
     first = pl.Trainer(strategy=strategy, accelerator="cpu", precision="bf16-mixed", logger=False)

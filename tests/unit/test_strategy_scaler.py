@@ -29,7 +29,7 @@ def test_the_scale_goes_on_where_it_was() -> None:
     assert not swarm_scaler(scaler(enabled=False), True).is_enabled()
 
 
-def test_a_scaler_of_ones_own_is_only_used_where_it_can_be() -> None:
+def test_a_users_own_scaler_is_used_only_where_it_can_unscale_rounds() -> None:
     class Own(torch.amp.GradScaler):
         pass
 

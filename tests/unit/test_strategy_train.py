@@ -38,11 +38,13 @@ def test_the_first_enqueued_configuration_is_taken() -> None:
         ),
     ],
 )
-def test_else_the_constants_of_the_space(space: dict[str, Any], expected: Configuration) -> None:
+def test_without_an_enqueued_one_the_constants_of_the_space_are_taken(
+    space: dict[str, Any], expected: Configuration
+) -> None:
     assert single_configuration(study(space=space)) == expected
 
 
-def test_a_choice_is_not_made_for_the_user() -> None:
+def test_an_axis_with_several_values_is_refused() -> None:
     space = {
         "codec": "size_adaptive",
         "threshold": {"low": 256, "high": 1024},

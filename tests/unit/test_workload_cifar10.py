@@ -106,7 +106,7 @@ class Command:
         ([1, 2], "not a dictionary"),
     ],
 )
-def test_what_is_not_a_batch_is_refused(
+def test_a_file_that_is_not_a_batch_is_refused(
     content: object, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

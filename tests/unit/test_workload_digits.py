@@ -47,7 +47,7 @@ def test_no_image_is_in_both_splits_and_values_are_in_range() -> None:
     assert apart.min() > 0
 
 
-def test_the_model_is_as_big_as_it_says_and_keeps_no_statistics() -> None:
+def test_the_model_has_the_documented_size_and_no_buffers() -> None:
     module = Digits().module(seed=0)
     assert sum(parameter.numel() for parameter in module.parameters()) == 151_498
     assert list(module.buffers()) == []
