@@ -1,7 +1,7 @@
 """Summaries of many tensors in a few numbers, each at the cost of one read.
 
 A sketch tells the direction of tensors. Like a count-sketch (see
-:mod:`rayhive.peer.weights_sketch`) it is linear and keeps inner products in expectation. All
+:mod:`rayhive.peer.measurements`) it is linear and keeps inner products in expectation. All
 elements are written in rows of :data:`COLUMNS`, and the random sign of an element is the product of
 a sign of its row and one of its column. One matrix-vector product therefore adds up the rows, and
 no sign is stored per element. A digest is a norm and a sketch: peers compare their states by

@@ -21,7 +21,7 @@ from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import round_fields
 from rayhive.averaging.steps import NOTICE_S
 from rayhive.averaging.tensor_summary import floats, norm_of
-from rayhive.events import Fallback, Round
+from rayhive.events import Fallback, Rejected, Round
 from rayhive.events.training import RoundOutcome
 from rayhive.optim.factories import optimized_parameters
 from rayhive.optim.peer_state import PeerState
@@ -243,8 +243,16 @@ class GradientRounds:
         norm = norm_of(floats([gradient for gradient in gradients if gradient is not None]))
         if math.isfinite(norm):
             return True
-        refusal = {"offender": str(self.peer_id), "reason": "not_finite", "norm": norm}
-        self.peer.reporter.refusal(round_.number, "gradients", bound=None, **refusal)
+        self.peer.reporter.refusal(
+            Rejected(
+                round=round_.number,
+                offender=str(self.peer_id),
+                tensors="gradients",
+                reason="not_finite",
+                norm=norm,
+                bound=None,
+            )
+        )
         round_.samples = 0
         return False
 

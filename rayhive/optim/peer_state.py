@@ -172,24 +172,18 @@ class EventReporter:
             tensors: ``gradients``, ``parameters`` or ``state``.
         """
         for refusal in getattr(outcome, "rejected", ()):
-            self.refusal(round_, tensors, **refusal)
+            self.refusal(Rejected(round=round_, tensors=tensors, **refusal))
 
-    def refusal(self, round_: int, tensors: str, **refusal: Any) -> None:
-        """Log and report that the tensors of one peer were refused.
-
-        Args:
-            round_: The round.
-            tensors: ``gradients``, ``parameters`` or ``state``.
-            refusal: Further fields of :class:`rayhive.events.Rejected`.
-        """
-        limit = "" if refusal.get("bound") is None else f" (bound {refusal['bound']:.4g})"
-        value = refusal.get("norm") if refusal.get("lean") is None else refusal["lean"]
+    def refusal(self, event: Rejected) -> None:
+        """Log and report that the tensors of one peer were refused."""
+        limit = "" if event.bound is None else f" (bound {event.bound:.4g})"
+        value = event.norm if event.lean is None else event.lean
         measured = "" if value is None else f" {value:.4g}"
         logger.warning(
-            f"round {round_}: the {tensors} of {refusal['offender']} are refused: "
-            f"{refusal['reason']}{measured}{limit}"
+            f"round {event.round}: the {event.tensors} of {event.offender} are refused: "
+            f"{event.reason}{measured}{limit}"
         )
-        self.emit(Rejected(round=round_, tensors=tensors, **refusal))
+        self.emit(event)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.utils import get_logger
 
 from rayhive.averaging.factory import takes_over_state
-from rayhive.events import Reunited, StateLoaded, SteppedIn
+from rayhive.events import Rejected, Reunited, StateLoaded, SteppedIn
 from rayhive.optim.peer_state import PeerState
 
 logger = get_logger(__name__)
@@ -165,7 +165,8 @@ class StateSync:
         self._peer.state_averager.load_state_from_peers(**options)
         refused = getattr(self._peer.state_averager, "refused_states", [])
         while refused:
-            self._peer.reporter.refusal(self._round, "state", **refused.pop(0))
+            refusal = Rejected(round=self._round, tensors="state", **refused.pop(0))
+            self._peer.reporter.refusal(refusal)
         averager = self._peer.grad_averager
         if averager is not None and takes_over_state(type(averager)):
             averager.load_state_from_peers(**options)
