@@ -85,7 +85,7 @@ class Swarm:
         self.module = self.workload.module(seed)
         self.optimizer = self.module.configure_optimizers()
         self.parameters = list(self.module.parameters())
-        (images, labels), self.held_out = self.workload._splits
+        (images, labels), self.held_out = self.workload.splits
         self.weights = [1.0] * peers
         if skew == "sizes":
             self.weights[0] = 8.0
