@@ -108,10 +108,8 @@ class StateSync:
             Whether they have averaged it.
         """
         self.note_reunion()
-        due = self._round + 1
-        if self._peer.partitions.rounds_apart is not None or not self._peer.tracker.swarm.was_met(
-            due
-        ):
+        due, swarm = self._round + 1, self._peer.tracker.swarm
+        if self._peer.partitions.rounds_apart is not None or not swarm.was_met(due):
             return False
         self._missed(due)  # wait for the end of the round, which may be under way
         self.download(keep_gradients=True)
