@@ -27,6 +27,9 @@ __all__ = ["HiveMindScheduler", "HivemindStrategy", "StrategyError"]
 
 T = TypeVar("T")
 
+#: Local names in ``HivemindStrategy.__init__`` that are no settings of the swarm.
+_OWN = {"self", "__class__", "global_zero", "load_initial_state", "optimizer_kwargs"}
+
 # hivemind makes torch share tensors through files in /dev/shm, which a killed process leaves
 # behind. File descriptors, torch's own default on Linux, vanish with the process.
 torch.multiprocessing.set_sharing_strategy(  # type: ignore[no-untyped-call]
@@ -125,8 +128,7 @@ class HivemindStrategy(ReusableStrategy):
         straggler_timeout: float = STRAGGLER_TIMEOUT_S,
         **optimizer_kwargs: Any,
     ) -> None:
-        own = ("self", "__class__", "global_zero", "load_initial_state", "optimizer_kwargs")
-        arguments = {name: value for name, value in locals().items() if name not in own}
+        arguments = {name: value for name, value in locals().items() if name not in _OWN}
         super().__init__()
         self.settings = settings = read_arguments({**arguments, **optimizer_kwargs})
         self._session: Session | None = None
