@@ -170,7 +170,7 @@ class GradientRounds:
         try:
             result = control.result(self.peer.round_timeout + NOTICE_S)
         except NoOtherPeers:
-            if self.peer.tracker.swarm.live_peers > 1:  # they are a round ahead, or cannot be reached
+            if self.peer.tracker.swarm.live_peers > 1:  # a round ahead, or out of reach
                 self.peer.consistency.note_failure(round_.number)
             self._restore_own(round_)
             self._end_with_own(round_, "alone")
