@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 import traceback
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rayhive.errors import described
 from rayhive.events import Event, Left, Notice, PeerFailed, PeerFinished, dump_event
