@@ -1,4 +1,4 @@
-"""What every registered codec keeps, tested the moment it is registered."""
+"""Contract of every registered codec, tested from its registration on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """PowerSGD's factors on a GPU: the same as on the CPU, for the averager of a trainer that uses it.
 
 ``python -m tests.gpu.test_powersgd_gpu DEVICE`` runs rounds between two peers whose factors are
-computed there, and prints what was seen.
+computed there, and prints a report.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def test_factors_are_where_the_gradients_are() -> None:
 
 
 def play(device: str) -> dict[str, Any]:
-    """Let two peers, whose trainer uses CUDA, do rounds; return what was seen."""
+    """Let two peers, whose trainer uses CUDA, do rounds; return a report."""
     from rayhive.averaging.gradient_averager import RayhivePowerSGDAverager
     from tests.integration import averager_scenarios as scenes
 
     used = torch.ones(1000, device="cuda").sum()  # from here on, no fork can use CUDA
-    told: dict[str, Any] = {"used": float(used)}
+    report: dict[str, Any] = {"used": float(used)}
     before = torch.cuda.memory_allocated()
     found: list[list[torch.Tensor]] = []
     with scenes.swarm(2) as dhts:
@@ -101,26 +101,26 @@ def play(device: str) -> dict[str, Any]:
             options = {"prefix": "gpu", "device": where, **RANK}
             with scenes.averagers(dhts, RayhivePowerSGDAverager, **options) as group:
                 results = [scenes.one_round(group) for _ in range(3)]
-                told.setdefault("sizes", [len(r) for round_ in results for r in round_])
-                told.setdefault("apart", scenes.spread(group))
-                told.setdefault("bytes on the GPU", torch.cuda.memory_allocated() - before)
+                report.setdefault("sizes", [len(r) for round_ in results for r in round_])
+                report.setdefault("apart", scenes.spread(group))
+                report.setdefault("bytes on the GPU", torch.cuda.memory_allocated() - before)
                 found.append(scenes.averaged_by(group[0]))
     pairs = zip(*found, strict=True)
-    told["from the CPU's"] = max(float((a - b).abs().max()) for a, b in pairs)
-    return told
+    report["from the CPU's"] = max(float((a - b).abs().max()) for a, b in pairs)
+    return report
 
 
 @pytest.mark.swarm
 def test_an_averager_has_its_factors_from_the_gpu_of_its_trainer() -> None:
     output = run_module("tests.gpu.test_powersgd_gpu", "cuda:0", limit=180)
     (line,) = [line for line in output.splitlines() if line.startswith(MARK)]
-    told = json.loads(line.removeprefix(MARK))
-    assert told["used"] == 1000
-    assert told["sizes"] == [2] * 6
-    assert told["apart"] < 1e-5
+    report = json.loads(line.removeprefix(MARK))
+    assert report["used"] == 1000
+    assert report["sizes"] == [2] * 6
+    assert report["apart"] < 1e-5
     dense = 4 * sum(math.prod(shape) for shape in SWARM_SHAPES if len(shape) > 1)
-    assert told["bytes on the GPU"] >= 2 * dense, "the error feedback of two peers"
-    assert told["from the CPU's"] < 1e-3
+    assert report["bytes on the GPU"] >= 2 * dense, "the error feedback of two peers"
+    assert report["from the CPU's"] < 1e-3
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What happens between real averagers; each function runs in a process of its own.
+"""Scenarios between real averagers; each function runs in a process of its own.
 
 Every peer has a DHT and a p2pd. ``python -m tests.integration.averager_scenarios NAME ARGS``
-prints what the function returns.
+prints the result of the function.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def averagers(
 
 
 def one_round(peers: Sequence[Any], timeout: float = 40.0, gather: Any = None) -> list[RoundResult]:
-    """Let every peer contribute its gradients once; return what each was told."""
+    """Let every peer contribute its gradients once; return the results."""
     controls = []
     for averager in peers:
         averager.accumulate_grads_(batch_size=1)
@@ -114,8 +114,8 @@ def spread(peers: Sequence[Any]) -> float:
 
 
 def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) -> Any:
-    """Run some rounds for each case; return what every peer measured."""
-    told = []
+    """Run some rounds for each case; return the measurements of every peer."""
+    report = []
     with swarm(peers) as dhts:
         for number, case in enumerate(cases):
             codec = CODECS.get(case["codec"])()
@@ -129,7 +129,7 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
             with averagers(dhts, make, **options) as group:
                 expected = mean_gradients(group)
                 measured = [[r.summary() for r in one_round(group)] for _ in range(rounds)]
-                told.append(
+                report.append(
                     {
                         "rounds": measured,
                         "error": worst_error(group[0], expected),
@@ -137,11 +137,11 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
                         "compressed": list(getattr(group[0].payload, "compressed", [])),
                     }
                 )
-    return told
+    return report
 
 
 class Mute(RayhiveGradientAverager):
-    """Joins a group and then neither sends nor reduces."""
+    """Averager that joins a group and then neither sends nor reduces."""
 
     async def run_allreduce(self, *_: Any, **__: Any) -> None:
         await asyncio.Event().wait()
@@ -162,7 +162,7 @@ def partial_round(dhts: Sequence[hivemind.DHT]) -> Any:
 
 
 class Stumbling(RayhivePowerSGDAverager):
-    """Loses its first round after everything was sent."""
+    """Averager whose first round fails after all parts were sent."""
 
     stumbled = False
 
@@ -196,14 +196,14 @@ def growing_group(dhts: Sequence[hivemind.DHT]) -> Any:
         tell(first, first)
         before = one_round(first, gather=1)
         with averagers(dhts[2:], RayhiveGradientAverager, **options) as late:
-            everybody = (*first, *late)
-            tell(everybody, everybody)
-            after = one_round(everybody, gather=2)
+            together = (*first, *late)
+            tell(together, together)
+            after = one_round(together, gather=2)
     return [[r.summary() for r in results] for results in (before, after)]
 
 
 class Watched(RayhiveGradientAverager):
-    """Says in shared memory that somebody follows it."""
+    """Averager that signals in shared memory that a peer follows it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.followed = multiprocessing.Event()
@@ -219,7 +219,7 @@ class Watched(RayhiveGradientAverager):
 
 
 def shrinking_group(dhts: Sequence[hivemind.DHT]) -> Any:
-    """Let two peers wait for a third that never comes, then say that it is gone."""
+    """Let two peers wait for a third that never comes, then remove it from the members."""
     absent = SimpleNamespace(dht=dhts[2])
     with averagers(dhts[:2], Watched, prefix="shrink") as group:
         tell(group, [*group, absent])
@@ -307,8 +307,8 @@ def plain_peer(dhts: Sequence[hivemind.DHT]) -> Any:
 
 
 def rounds_of_averagers() -> Any:
-    """Let the scenarios of one swarm happen one after the other; a failed one tells why."""
-    told: dict[str, Any] = {}
+    """Run the scenarios of one swarm one after the other; a failed one reports its error."""
+    report: dict[str, Any] = {}
     with swarm(3) as dhts:
         for scenario in (
             partial_round,
@@ -320,10 +320,10 @@ def rounds_of_averagers() -> Any:
             plain_peer,
         ):
             try:
-                told[scenario.__name__] = scenario(dhts)
+                report[scenario.__name__] = scenario(dhts)
             except Exception:
-                told[scenario.__name__] = {"failure": traceback.format_exc()}
-    return told
+                report[scenario.__name__] = {"failure": traceback.format_exc()}
+    return report
 
 
 def main() -> None:

@@ -19,31 +19,31 @@ def scenarios() -> dict[str, Any]:
 
 
 @pytest.fixture
-def told(request: pytest.FixtureRequest, scenarios: dict[str, Any]) -> Any:
-    """What the scenario that a test is named after told."""
-    told = scenarios[request.node.name.removeprefix("test_")]
-    assert "failure" not in told, told["failure"]
-    return told
+def report(request: pytest.FixtureRequest, scenarios: dict[str, Any]) -> Any:
+    """Report of the scenario after which a test is named."""
+    report = scenarios[request.node.name.removeprefix("test_")]
+    assert "failure" not in report, report["failure"]
+    return report
 
 
-def test_partial_round(told: Any) -> None:
-    """A member that joins and keeps silent is named, and the round is not called complete."""
-    for result in told["rounds"]:
+def test_partial_round(report: Any) -> None:
+    """A silent member is reported, and the round is not complete."""
+    for result in report["rounds"]:
         assert result["group_size"] == 3
         # As a sender a peer loses what the mute one should have reduced, as a reducer a third.
         assert 0.4 < result["fraction"] < 0.7
-        assert result["banned"] == [told["mute"]]
+        assert result["banned"] == [report["mute"]]
         assert len(result["failures"]) == 1
-        assert told["mute"] in result["failures"][0]
+        assert report["mute"] in result["failures"][0]
         assert result["sent_bytes"] > result["received_bytes"]
 
 
-def test_retried_round(told: Any) -> None:
-    """What a failed attempt cost is told with the next result, and only once."""
+def test_retried_round(report: Any) -> None:
+    """The cost of a failed attempt is reported with the next result, and only once."""
     one = payload(
         SHAPES, powersgd_rank=2, min_compression_ratio=0.3, part_size_bytes=PART_SIZE
     ).bytes_per_transfer
-    first, second = told
+    first, second = report
     for result in first:
         assert (result["attempts"], result["fraction"], result["sent_bytes"]) == (2, 1.0, one)
         # A peer that fails as soon as its own tensors are averaged does not wait until it has
@@ -55,37 +55,37 @@ def test_retried_round(told: Any) -> None:
         assert (result["attempts"], result["wasted_bytes"]) == (1, 0)
 
 
-def test_growing_group(told: Any) -> None:
-    """Rounds begin when those who take part are there: the window would outlast the scenario."""
-    before, after = told
+def test_growing_group(report: Any) -> None:
+    """Rounds begin when all members are there: the window would outlast the scenario."""
+    before, after = report
     assert [result["group_size"] for result in before] == [2, 2]
     assert [result["group_size"] for result in after] == [3, 3, 3]
     assert all(result["fraction"] == 1.0 for result in (*before, *after))
 
 
-def test_shrinking_group(told: Any) -> None:
+def test_shrinking_group(report: Any) -> None:
     """A group that waits for a lost peer begins when that peer is given up."""
-    assert told["too_early"] == [False, False]
-    assert told["sizes"] == [2, 2]
-    assert told["alone"] == "NoOtherPeers"
+    assert report["too_early"] == [False, False]
+    assert report["sizes"] == [2, 2]
+    assert report["alone"] == "NoOtherPeers"
 
 
-def test_state_averaging(told: Any) -> None:
+def test_state_averaging(report: Any) -> None:
     """Rounds are measured, downloads are whole, and dead averagers are harmless."""
-    for result in told["rounds"]:
+    for result in report["rounds"]:
         assert result["group_size"] == 2
         assert result["fraction"] == 1.0
-    assert told["loaded"]
-    assert told["alive"] == [False, False]
+    assert report["loaded"]
+    assert report["alive"] == [False, False]
 
 
-def test_shutdown_while_searching(told: Any) -> None:
+def test_shutdown_while_searching(report: Any) -> None:
     """hivemind leaves the search running; its messages crash the DHT, whose p2pd stays behind."""
-    assert told == {"ended": "cancelled", "exit codes": [0, 0]}
+    assert report == {"ended": "cancelled", "exit codes": [0, 0]}
 
 
-def test_plain_peer(told: Any) -> None:
+def test_plain_peer(report: Any) -> None:
     """A peer that runs hivemind's own class finds ours and averages with it."""
-    assert told["sizes"] == [2, 2]
-    assert told["error"] < 1e-6
-    assert told["ours"]["fraction"] == 1.0
+    assert report["sizes"] == [2, 2]
+    assert report["error"] < 1e-6
+    assert report["ours"]["fraction"] == 1.0

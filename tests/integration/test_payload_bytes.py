@@ -43,8 +43,8 @@ def swarm(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
 def test_measured_bytes_are_the_predicted_bytes(
     swarm: tuple[int, list[dict[str, Any]]], index: int
 ) -> None:
-    peers, told = swarm
-    case, seen = CASES[index], told[index]
+    peers, reports = swarm
+    case, seen = CASES[index], reports[index]
     predicted = payload(SHAPES, part_size_bytes=PART_SIZE, **case)
     assert predicted.exact
     assert seen["compressed"] == list(predicted.compressed)
@@ -64,8 +64,8 @@ def test_measured_bytes_are_the_predicted_bytes(
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=NAMES)
 def test_rounds_are_complete(swarm: tuple[int, list[dict[str, Any]]], index: int) -> None:
-    peers, told = swarm
-    for result in (result for results in told[index]["rounds"] for result in results):
+    peers, reports = swarm
+    for result in (result for results in reports[index]["rounds"] for result in results):
         assert result["group_size"] == peers
         assert result["fraction"] == 1.0
         assert result["counts_complete"]
@@ -78,16 +78,16 @@ def test_rounds_are_complete(swarm: tuple[int, list[dict[str, Any]]], index: int
 @pytest.mark.parametrize("index", range(len(FIXED)), ids=FIXED)
 def test_the_average_is_the_average(swarm: tuple[int, list[dict[str, Any]]], index: int) -> None:
     """Encoded twice, on the way to the reducer and back as a difference, for every peer."""
-    _, told = swarm
+    _, reports = swarm
     bound = 4 * CODECS.get(CASES[index]["codec"]).relative_error + 1e-6
-    assert told[index]["error"] <= bound
+    assert reports[index]["error"] <= bound
 
 
 def test_peers_agree_bit_for_bit_under_powersgd(
     swarm: tuple[int, list[dict[str, Any]]],
 ) -> None:
-    """What is factorised is multiplied out of the same factors; the rest differs by rounding."""
-    _, told = swarm
-    for case, seen in zip(CASES, told, strict=True):
+    """Factorised gradients are products of the same factors; the rest differs by rounding."""
+    _, reports = swarm
+    for case, seen in zip(CASES, reports, strict=True):
         if case["codec"] == "none":
             assert seen["spread"] < 1e-5

@@ -1,6 +1,6 @@
-"""PowerSGD between real peers: iterations, dense rounds first, one that joins, a plain one.
+"""PowerSGD between real peers: iterations, dense rounds first, a joining peer, a plain one.
 
-``python -m tests.integration.test_powersgd_rounds`` plays it and prints what was seen.
+``python -m tests.integration.test_powersgd_rounds`` plays it and prints a report.
 """
 
 from __future__ import annotations
@@ -52,24 +52,26 @@ def play() -> dict[str, Any]:
         with averager.get_tensors() as tensors:
             return [tensors[index].clone() for index in (0, 2, 4)]
 
-    told: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     options = {"prefix": "options", "part_size_bytes": PART_SIZE, **OPTIONS, **RANK}
     with scenes.swarm(3) as dhts:
         with scenes.averagers(dhts[:2], RayhivePowerSGDAverager, **options) as first:
-            told["rounds"] = [one_round(first, number) for number in (1, 2, 3)]
+            report["rounds"] = [one_round(first, number) for number in (1, 2, 3)]
             with scenes.averagers(dhts[2:], RayhivePowerSGDAverager, **options) as late:
-                told["q before"] = apart(first[0].payload.factors.qs, late[0].payload.factors.qs)
-                told["loaded"] = late[0].load_state_from_peers(timeout=20)
-                told["q after"] = apart(first[0].payload.factors.qs, late[0].payload.factors.qs)
-                told["joined"] = one_round([*first, *late], 4)
-                told["q together"] = apart(first[0].payload.factors.qs, late[0].payload.factors.qs)
+                report["q before"] = apart(first[0].payload.factors.qs, late[0].payload.factors.qs)
+                report["loaded"] = late[0].load_state_from_peers(timeout=20)
+                report["q after"] = apart(first[0].payload.factors.qs, late[0].payload.factors.qs)
+                report["joined"] = one_round([*first, *late], 4)
+                report["q together"] = apart(
+                    first[0].payload.factors.qs, late[0].payload.factors.qs
+                )
         options = {"prefix": "mixed", "min_matchmaking_time": 2.0, "target_group_size": 2, **RANK}
         with (
             scenes.averagers(dhts[:1], RayhivePowerSGDAverager, **options) as ours,
             scenes.averagers(dhts[1:2], PlainPowerSGD, **options, request_timeout=1.0) as theirs,
         ):
-            told["plain"] = [len(r) for r in scenes.one_round([*ours, *theirs])]
-            told["apart"] = apart(large(ours[0]), large(theirs[0]))
+            report["plain"] = [len(r) for r in scenes.one_round([*ours, *theirs])]
+            report["apart"] = apart(large(ours[0]), large(theirs[0]))
         averaged, owed = [], []
         # computed as on a GPU: by the trainer's process, for the averager's
         served = mock.patch.object(powersgd_payload, "Factors", ServedFactors)
@@ -86,21 +88,21 @@ def play() -> dict[str, Any]:
                 owed.append(
                     sum(float(tensor.norm()) for tensor in group[1].payload.factors.error_feedback)
                 )
-        told["served"] = apart(*averaged)
-        told["owed in the trainer's process"] = owed
-        told["threads"] = [t.name for t in threading.enumerate() if t.name == "powersgd"]
-    return told
+        report["served"] = apart(*averaged)
+        report["owed in the trainer's process"] = owed
+        report["threads"] = [t.name for t in threading.enumerate() if t.name == "powersgd"]
+    return report
 
 
 @pytest.fixture(scope="module")
-def told() -> Any:
-    """What was seen, by a process that leaves nothing behind."""
+def report() -> Any:
+    """Report of a process that leaves nothing behind."""
     output = run_module("tests.integration.test_powersgd_rounds", limit=150)
     (line,) = [line for line in output.splitlines() if line.startswith(MARK)]
     return json.loads(line.removeprefix(MARK))
 
 
-def test_rounds_are_dense_at_first_and_iterate_later(told: Any) -> None:
+def test_rounds_are_dense_at_first_and_iterate_later(report: Any) -> None:
     dense = payload(SHAPES, part_size_bytes=PART_SIZE)
     low_rank = payload(
         SHAPES,
@@ -110,7 +112,7 @@ def test_rounds_are_dense_at_first_and_iterate_later(told: Any) -> None:
         part_size_bytes=PART_SIZE,
     )
     assert [phase.name for phase in low_rank.phases] == ["P", "Q", "P2", "Q2"]
-    for results, predicted in zip(told["rounds"], (dense, dense, low_rank), strict=True):
+    for results, predicted in zip(report["rounds"], (dense, dense, low_rank), strict=True):
         for result in results:
             names = [phase["name"] for phase in result["phases"]]
             assert names == [phase.name for phase in predicted.phases]
@@ -118,27 +120,27 @@ def test_rounds_are_dense_at_first_and_iterate_later(told: Any) -> None:
             assert result["fraction"] == 1.0
 
 
-def test_a_joining_peer_has_the_q_of_the_group(told: Any) -> None:
-    assert told["q before"] > 0.1, "they had moved on"
-    assert told["loaded"] and told["q after"] < 1e-5
-    for result in told["joined"]:
+def test_a_joining_peer_has_the_q_of_the_group(report: Any) -> None:
+    assert report["q before"] > 0.1, "they had moved on"
+    assert report["loaded"] and report["q after"] < 1e-5
+    for result in report["joined"]:
         assert [phase["name"] for phase in result["phases"]] == ["P", "Q", "P2", "Q2"]
         assert (result["group_size"], result["fraction"]) == (3, 1.0)
-    assert told["q together"] < 1e-5
+    assert report["q together"] < 1e-5
 
 
-def test_a_plain_peer_factorises_with_ours(told: Any) -> None:
+def test_a_plain_peer_factorises_with_ours(report: Any) -> None:
     """hivemind's own class, with a first Q of its own: both get the same matrices."""
-    assert told["plain"] == [2, 2]
-    assert told["apart"] < 1e-4
+    assert report["plain"] == [2, 2]
+    assert report["apart"] < 1e-4
 
 
-def test_the_trainer_multiplies_for_its_averager(told: Any) -> None:
-    """As it must on a GPU: then nothing is different, but where the dense matrices are."""
-    assert told["served"] < 1e-5
-    elsewhere, here = told["owed in the trainer's process"]
+def test_the_trainer_multiplies_for_its_averager(report: Any) -> None:
+    """As on a GPU; only the place of the dense matrices differs."""
+    assert report["served"] < 1e-5
+    elsewhere, here = report["owed in the trainer's process"]
     assert elsewhere == 0 < here
-    assert told["threads"] == [], "they end with their averagers"
+    assert report["threads"] == [], "they end with their averagers"
 
 
 if __name__ == "__main__":

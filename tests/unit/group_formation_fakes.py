@@ -26,7 +26,7 @@ class JumpingSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> Any:
         if timeout is None:
-            raise RuntimeError("everybody waits and nothing will happen")
+            raise RuntimeError("all tasks wait and no event is due")
         self.loop.now += max(0.0, timeout)
         return super().select(0)
 
@@ -95,12 +95,12 @@ class Swarm:
     ) -> Member:
         return Member(self.ids[name].to_bytes(), False, round_, averaged, averaged, entered)
 
-    def everybody_sees(self, names: list[str]) -> None:
+    def all_see(self, names: list[str]) -> None:
         for peer in self.peers.values():
             peer.set_members([self.member(name) for name in names])
 
-    def everybody_sees_come(self, names: list[str], here: str) -> None:
-        """Let all see that those in ``here`` have come to round 1, and that the others compute."""
+    def all_see_arrivals(self, names: list[str], here: str) -> None:
+        """Show all peers that those in ``here`` have reached round 1 and the rest computes."""
         for peer in self.peers.values():
             peer.set_members([self.member(name, entered=int(name in here)) for name in names])
 

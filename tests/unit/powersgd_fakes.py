@@ -14,18 +14,18 @@ from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 
 
 class Room:
-    """Where the all-reduces of a group meet.
+    """Place in which the all-reduces of a group meet.
 
     Args:
         size: Peers of the group.
-        trouble: What happens, by peer and phase: ``before`` and ``after`` fail before and after
+        trouble: Failures, by peer and phase: ``before`` and ``after`` fail before and after
             the tensors were averaged, ``hang`` never ends, ``partial`` keeps every second tensor
             from being averaged.
         weights: Weights of the peers in the averages, by default equal.
-        codec: What encoding and decoding make of a tensor on its way, both there and back.
+        codec: Effect of encoding and decoding on a tensor, on the way there and on the way back.
 
     Attributes:
-        given: What entered the average of a phase, by peer.
+        given: Tensors that entered the average of a phase, by peer.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Room:
         return [torch.tensordot(weights.to(column.dtype), column, 1) for column in columns]
 
     async def allreduce(self, peer: int, phase: str, tensors: Sequence[torch.Tensor]) -> float:
-        """Average in place among all who are still there; return the fraction."""
+        """Average in place among the remaining peers; return the fraction."""
         what = self.trouble.get((peer, phase))
         if what == "before":
             raise RuntimeError("the network is gone")
@@ -85,8 +85,8 @@ class Room:
                 tensor.copy_(self.codec(mean))
         if what == "after":
             raise RuntimeError("the network is gone")
-        everybody = len(self.given[phase]) == self.size
-        return 1.0 if everybody and what != "partial" else 0.5
+        complete = len(self.given[phase]) == self.size
+        return 1.0 if complete and what != "partial" else 0.5
 
 
 class InMemory:

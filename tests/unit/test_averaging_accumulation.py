@@ -1,4 +1,4 @@
-"""What a peer contributes to a round: the mean of its gradients over samples."""
+"""Contribution of a peer to a round: the mean of its gradients over samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregation rules against their definitions: what one part can do to the result."""
+"""Aggregation rules against their definitions, and the effect of a single part on the result."""
 
 from __future__ import annotations
 

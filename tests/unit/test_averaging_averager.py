@@ -130,7 +130,7 @@ def test_a_group_larger_than_its_target_gets_a_key() -> None:
 
 def test_waiting_counts_from_the_trigger() -> None:
     trace = StepTrace(searches=[(10.0, 14.0), (20.0, 21.0)])
-    assert trace.waited() == 0.0, "nobody wanted the round yet"
+    assert trace.waited() == 0.0, "the round was not triggered yet"
     for triggered, waited in ((9.0, 5.0), (12.0, 3.0), (20.5, 0.5), (30.0, 0.0)):
         trace.triggered = triggered
         assert trace.waited() == waited
@@ -242,7 +242,7 @@ def test_a_lost_member_of_the_group_gets_a_cancellation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is back, which this peer does not know yet, and would wait for its parts."""
-    told, ran = [], []
+    sent, ran = [], []
 
     async def run(*args: Any, **kwargs: Any) -> None:
         ran.append((args[3], kwargs["absent"]))
@@ -256,22 +256,22 @@ def test_a_lost_member_of_the_group_gets_a_cancellation(
 
     monkeypatch.setattr(DecentralizedAverager, "_run_allreduce_inplace_", run)
     averager = unstarted(RayhiveGradientAverager, SHAPES)
-    averager.cancellations = SimpleNamespace(send=lambda *what: told.append(what))
+    averager.cancellations = SimpleNamespace(send=lambda *what: sent.append(what))
     asyncio.run(body())
     lost = frozenset({OTHER.to_bytes()})
-    nobody = frozenset()
-    assert ran == [(b"group", nobody), (b"groupQ", nobody), (b"group", lost), (b"groupQ", lost)]
-    assert told[:2] == [([], [b"group"]), ([], [b"groupQ"])]
-    assert told[2:] == [([OTHER], [b"group"]), ([OTHER], [b"groupQ"])]
+    none = frozenset()
+    assert ran == [(b"group", none), (b"groupQ", none), (b"group", lost), (b"groupQ", lost)]
+    assert sent[:2] == [([], [b"group"]), ([], [b"groupQ"])]
+    assert sent[2:] == [([OTHER], [b"group"]), ([OTHER], [b"groupQ"])]
 
 
 def test_a_cancellation_reaches_every_peer_for_every_all_reduce() -> None:
     async def body() -> None:
-        told = []
+        sent = []
 
         def stub_of(peer: Any) -> Any:
             async def rpc_aggregate_part(stream: Any) -> Any:
-                told.extend([(peer, m.group_id, m.code) async for m in stream])
+                sent.extend([(peer, m.group_id, m.code) async for m in stream])
                 return stream_of(averaging_pb2.AveragingData())
 
             return SimpleNamespace(rpc_aggregate_part=rpc_aggregate_part)
@@ -279,6 +279,6 @@ def test_a_cancellation_reaches_every_peer_for_every_all_reduce() -> None:
         Cancellations(stub_of).send([OTHER, PEER], [b"P", b"Q"])
         await settle()
         code = averaging_pb2.CANCELLED
-        assert sorted(told) == sorted((p, k, code) for p in (OTHER, PEER) for k in (b"P", b"Q"))
+        assert sorted(sent) == sorted((p, k, code) for p in (OTHER, PEER) for k in (b"P", b"Q"))
 
     asyncio.run(body())

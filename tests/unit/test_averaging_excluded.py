@@ -1,4 +1,4 @@
-"""What becomes of the tensors of a peer that its group excluded, whatever becomes of the round."""
+"""Tensors of a peer that its group excluded, in rounds that succeed and rounds that fail."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def offloaded(values: Iterable[float]) -> Any:
 def group(norm: float) -> GroupInfo:
     """Return a group in which the peer has announced such a norm, and another one norm 1."""
     dumps = MSGPackSerializer.dumps
-    told = [attached(dumps(7), Announcement(n, 1.0)) for n in (norm, 1.0)]
-    return GroupInfo(b"group", (PEER, OTHER), tuple(dumps([1.0, 0, each]) for each in told))
+    announced = [attached(dumps(7), Announcement(n, 1.0)) for n in (norm, 1.0)]
+    return GroupInfo(b"group", (PEER, OTHER), tuple(dumps([1.0, 0, each]) for each in announced))
 
 
 def run_round(averager: Any, monkeypatch: Any, norm: float, trouble: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""Extra tensors: what is averaged of them, what is each peer's own, and what a joiner gets."""
+"""Extra tensors: averaged ones, those of each peer alone, and those of a joining peer."""
 
 from __future__ import annotations
 
@@ -113,12 +113,12 @@ def test_a_failed_round_leaves_the_extra_tensors_of_an_offloaded_optimizer() -> 
 def test_a_joining_peer_takes_over_all_extra_tensors(
     offload: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    donor, joiner = module(), module()
+    source, joiner = module(), module()
     with torch.no_grad():
-        for buffer in donor.buffers():
+        for buffer in source.buffers():
             buffer.copy_(torch.ones_like(buffer) * 3)
-    donor.own0.fill_(2**40 + 1)  # float32 has no such number
-    metadata, tensors, infos = averager(donor, offload).get_current_state()
+    source.own0.fill_(2**40 + 1)  # float32 has no such number
+    metadata, tensors, infos = averager(source, offload).get_current_state()
     taking = averager(joiner, offload, state_compression=Float16Compression())
     sent = [
         taking.state_compression.compress(tensor, info)
@@ -127,7 +127,7 @@ def test_a_joining_peer_takes_over_all_extra_tensors(
     state = ({**metadata, "epoch": 1}, [deserialize_torch_tensor(each) for each in sent])
     monkeypatch.setattr(MeasuredAverager, "load_state_from_peers", lambda *_, **__: state)
     taking.load_state_from_peers()
-    for (name, theirs), ours in zip(donor.named_buffers(), joiner.buffers(), strict=True):
+    for (name, theirs), ours in zip(source.named_buffers(), joiner.buffers(), strict=True):
         assert torch.equal(theirs, ours) and theirs.dtype == ours.dtype, name
 
 

@@ -1,4 +1,4 @@
-"""Which averagers a peer uses, and which of them take over what another peer has."""
+"""Averagers that take over the state of another peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rayhive.averaging.gradient_averager import RayhiveGradientAverager, Rayhive
 
 
 class KeepsMomentum(RayhiveGradientAverager):
-    """A user's own, with something that a joiner needs."""
+    """Averager of a user, with a state that a joining peer needs."""
 
     def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
         return super().load_state_from_peers(wait, timeout)

@@ -1,4 +1,4 @@
-"""Groups form among peers that come, go and see different things; messages take random time.
+"""Group formation among peers that come, go and have different views; messages take random time.
 
 The simulation runs the real group_formation of every peer on one event loop whose clock jumps to
 the next event, so minutes pass in milliseconds.
@@ -34,7 +34,7 @@ def test_all_members_form_one_group_at_once(run: Any, size: int) -> None:
     async def body() -> None:
         names = [f"peer{index}" for index in range(size)]
         swarm = Swarm(names, seed=size)
-        swarm.everybody_sees(names)
+        swarm.all_see(names)
 
         async def late(name: str) -> GroupInfo:
             await asyncio.sleep(swarm.random.uniform(0, 1.0))
@@ -55,7 +55,7 @@ def test_all_members_form_one_group_at_once(run: Any, size: int) -> None:
 def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> None:
     """Views change at random while peers search, and differ until a moment after the last change.
 
-    Whatever happens, a round has one group; all who live and are seen by all are in it.
+    Whatever happens, a round has one group; all live peers that all other peers see are in it.
     """
 
     async def body() -> None:
@@ -80,7 +80,7 @@ def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> 
             see(name, here)
         tasks |= {name: asyncio.ensure_future(swarm.meet(name)) for name in here}
 
-        told: list[Any] = []
+        telling: list[Any] = []
         # one keeps away, so that the group stays open while views change
         absent = draw.choice(sorted(here)) if len(here) > 2 else None
         if absent is not None:
@@ -99,12 +99,14 @@ def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> 
                 here.discard(name := draw.choice(running))
                 swarm.dead.add(name)
                 tasks.pop(name).cancel()
-            told += [tell(observer, set(here)) for observer in names if observer not in swarm.dead]
-            told = [asyncio.ensure_future(item) for item in told]
-        await asyncio.gather(*told)
+            telling += [
+                tell(observer, set(here)) for observer in names if observer not in swarm.dead
+            ]
+            telling = [asyncio.ensure_future(item) for item in telling]
+        await asyncio.gather(*telling)
         if absent is not None:
             here.discard(absent)
-        for name in here:  # what everybody knows in the end
+        for name in here:  # the final view of every peer
             see(name, here)
         results = await asyncio.gather(*tasks.values(), return_exceptions=True)
         groups = [result for result in results if isinstance(result, GroupInfo)]
@@ -113,7 +115,7 @@ def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> 
         assert all(isinstance(other, (NoOtherPeers, RoundIsOver)) for other in others), others
         if absent is not None and len(here) > 1:
             assert {name for group in groups for name in names_of(group)} >= here
-        assert asyncio.get_running_loop().time() < WINDOW, "nobody waited out the window"
+        assert asyncio.get_running_loop().time() < WINDOW, "no peer waited for the whole window"
 
     run(body())
 
@@ -121,12 +123,12 @@ def test_a_swarm_never_splits_however_peers_come_and_go(run: Any, seed: int) -> 
 def test_a_group_begins_when_the_death_of_a_member_is_noticed(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b", "c", "d"])
-        swarm.everybody_sees(["a", "b", "c", "d"])
+        swarm.all_see(["a", "b", "c", "d"])
         tasks = [asyncio.ensure_future(swarm.meet(name)) for name in "bcd"]
         await asyncio.sleep(2.0)
         assert not any(task.done() for task in tasks)
         swarm.dead.add("a")  # the leader
-        swarm.everybody_sees(["b", "c", "d"])
+        swarm.all_see(["b", "c", "d"])
         groups = await asyncio.gather(*tasks)
         assert all(names_of(group) == {"b", "c", "d"} for group in groups)
         assert len({group.group_id for group in groups}) == 1
@@ -138,7 +140,7 @@ def test_a_group_begins_when_the_death_of_a_member_is_noticed(run: Any) -> None:
 def test_an_absent_member_is_awaited_for_its_window_and_misses_the_round(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b", "c"])
-        swarm.everybody_sees(["a", "b", "c"])
+        swarm.all_see(["a", "b", "c"])
         groups = await asyncio.gather(swarm.meet("a"), swarm.meet("b"))
         assert all(names_of(group) == {"a", "b"} for group in groups)
         assert WINDOW <= asyncio.get_running_loop().time() < WINDOW + 10 * LATENCY
@@ -154,7 +156,7 @@ def test_an_absent_leader_is_awaited_no_longer_than_a_follower(run: Any, names: 
 
     async def body() -> None:
         swarm = Swarm(["a", *names])
-        swarm.everybody_sees(["a", *names])
+        swarm.all_see(["a", *names])
         groups = await asyncio.gather(*map(swarm.meet, names))
         assert all(names_of(group) == set(names) for group in groups)
         assert len({group.group_id for group in groups}) == 1
@@ -166,7 +168,7 @@ def test_an_absent_leader_is_awaited_no_longer_than_a_follower(run: Any, names: 
 def test_a_late_leader_leads(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b", "c"])
-        swarm.everybody_sees(["a", "b", "c"])
+        swarm.all_see(["a", "b", "c"])
         tasks = [asyncio.ensure_future(swarm.meet(name)) for name in "bc"]
         await asyncio.sleep(WINDOW - 1)
         groups = await asyncio.gather(swarm.meet("a"), *tasks)
@@ -183,13 +185,13 @@ def test_a_computing_peer_is_awaited_beyond_the_window(run: Any, late: str) -> N
     async def body() -> None:
         swarm, names = Swarm(["a", "b", "c", "d"]), ["a", "b", "c", "d"]
         early = [name for name in names if name not in (late, "d")]
-        swarm.everybody_sees_come(names, "".join(early))
+        swarm.all_see_arrivals(names, "".join(early))
         tasks = [asyncio.ensure_future(swarm.meet(name)) for name in early]
         await asyncio.sleep(3 * WINDOW)
         tasks.append(asyncio.ensure_future(swarm.meet(late)))
-        swarm.everybody_sees_come(names, "abc")
+        swarm.all_see_arrivals(names, "abc")
         await asyncio.sleep(3 * WINDOW)
-        swarm.everybody_sees_come(names, "abcd")
+        swarm.all_see_arrivals(names, "abcd")
         groups = await asyncio.gather(*tasks, swarm.meet("d"))
         assert len({group.group_id for group in groups}) == 1
         assert names_of(groups[0]) == set(names)
@@ -205,10 +207,10 @@ def test_a_former_member_is_not_awaited(run: Any, stuck: str) -> None:
     async def body() -> None:
         names = ["a", "b", "c", "d"]
         swarm, others = Swarm(names), [name for name in names if name != stuck]
-        swarm.everybody_sees_come(names, "".join(others))
+        swarm.all_see_arrivals(names, "".join(others))
         tasks = [asyncio.ensure_future(swarm.meet(name)) for name in others]
         await asyncio.sleep(2 * WINDOW)
-        swarm.everybody_sees_come(others, "".join(others))
+        swarm.all_see_arrivals(others, "".join(others))
         groups = await asyncio.gather(*tasks)
         assert all(names_of(group) == set(others) for group in groups)
         assert asyncio.get_running_loop().time() < 2 * WINDOW + 10 * LATENCY
@@ -217,12 +219,12 @@ def test_a_former_member_is_not_awaited(run: Any, stuck: str) -> None:
 
 
 def test_a_missing_leader_is_asked_again_after_news_of_it(run: Any) -> None:
-    """It had come to the round, and answered nobody; another one computes all the time."""
+    """It had reached the round and answered no peer; another peer computes all the time."""
 
     async def body() -> None:
         names = ["a", "b", "c", "d"]
         swarm = Swarm(names)
-        swarm.everybody_sees_come(names, "abc")
+        swarm.all_see_arrivals(names, "abc")
         tasks = [asyncio.ensure_future(swarm.meet(name)) for name in "bc"]
         await asyncio.sleep(WINDOW + 1)
         assert not any(task.done() for task in tasks)
@@ -231,7 +233,7 @@ def test_a_missing_leader_is_asked_again_after_news_of_it(run: Any) -> None:
             a = swarm.member("a", round_=-1, entered=1)
             peer.set_members([a, *(swarm.member(n, entered=int(n != "d")) for n in "bcd")])
         await asyncio.sleep(1)
-        swarm.everybody_sees_come(names, "abcd")
+        swarm.all_see_arrivals(names, "abcd")
         groups = await asyncio.gather(*tasks, swarm.meet("d"))
         assert all(names_of(group) == set(names) for group in groups)
 
@@ -241,7 +243,7 @@ def test_a_missing_leader_is_asked_again_after_news_of_it(run: Any) -> None:
 def test_a_search_for_a_peer_that_computes_for_ever_ends_at_its_limit(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
-        swarm.everybody_sees_come(["a", "b"], "a")
+        swarm.all_see_arrivals(["a", "b"], "a")
         with pytest.raises(asyncio.TimeoutError):
             await swarm.meet("a")
         assert LONGEST <= asyncio.get_running_loop().time() < LONGEST + 1
@@ -252,7 +254,7 @@ def test_a_search_for_a_peer_that_computes_for_ever_ends_at_its_limit(run: Any) 
 def test_a_search_without_other_peers_ends_with_the_window(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
-        swarm.everybody_sees(["a", "b"])
+        swarm.all_see(["a", "b"])
         with pytest.raises(asyncio.TimeoutError, match="did not reach round 1"):
             await swarm.meet("b")
         assert WINDOW <= asyncio.get_running_loop().time() < WINDOW + 10 * LATENCY
@@ -300,7 +302,7 @@ def test_a_client_follows_and_never_leads(run: Any) -> None:
 def test_a_leader_with_other_tensors_is_reported(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
-        swarm.everybody_sees(["a", "b"])
+        swarm.all_see(["a", "b"])
         swarm.peers["a"].schema_hash = b"other"
         leading = asyncio.ensure_future(swarm.meet("a"))
         with pytest.raises(DifferentTensors, match="other shapes or types"):
@@ -313,7 +315,7 @@ def test_a_leader_with_other_tensors_is_reported(run: Any) -> None:
 def test_an_early_request_is_held_until_its_round(run: Any) -> None:
     async def body() -> None:
         swarm = Swarm(["a", "b"])
-        swarm.everybody_sees(["a", "b"])
+        swarm.all_see(["a", "b"])
         early = asyncio.ensure_future(swarm.meet("b", 1))
         await asyncio.sleep(3.0)
         asked = asyncio.get_running_loop().time()

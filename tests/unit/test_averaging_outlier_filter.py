@@ -1,4 +1,4 @@
-"""Who is refused in a group, by numbers that all of its members have."""
+"""Refusals of a group, derived from the announcements of its members."""
 
 from __future__ import annotations
 
@@ -76,8 +76,12 @@ def test_the_bound_is_a_multiple_of_the_usual_norm() -> None:
 
 
 def test_a_usual_norm_that_is_not_finite_is_ignored() -> None:
-    told = {0: Announcement(1000.0, math.inf), 1: Announcement(1.0, 1.0), 2: Announcement(1.0, 1.0)}
-    assert set(judge(told)) == {0}
+    announced = {
+        0: Announcement(1000.0, math.inf),
+        1: Announcement(1.0, 1.0),
+        2: Announcement(1.0, 1.0),
+    }
+    assert set(judge(announced)) == {0}
 
 
 # -- what a peer remembers -------------------------------------------------------------------------
@@ -86,15 +90,17 @@ def test_a_usual_norm_that_is_not_finite_is_ignored() -> None:
 def rounds_of(
     filters: list[OutlierFilter], norms: Callable[[int], Sequence[float]], rounds: int
 ) -> list[dict[int, Any]]:
-    """Run rounds without a network; return who was refused in each."""
+    """Run rounds without a network; return the refused peers of each."""
     verdicts = []
     for number in range(rounds):
         each = zip(filters, norms(number), strict=True)
-        told = {peer: f.announce([torch.tensor([norm])]) for peer, (f, norm) in enumerate(each)}
-        verdicts.append(filters[0].judge(told))
-        assert all(f.judge(told).keys() == verdicts[-1].keys() for f in filters), "one verdict"
+        announced = {
+            peer: f.announce([torch.tensor([norm])]) for peer, (f, norm) in enumerate(each)
+        }
+        verdicts.append(filters[0].judge(announced))
+        assert all(f.judge(announced).keys() == verdicts[-1].keys() for f in filters), "one verdict"
         for peer, each_filter in enumerate(filters):
-            each_filter.learn(told, peer)
+            each_filter.learn(announced, peer)
     return verdicts
 
 
@@ -172,10 +178,10 @@ def test_the_direction_of_an_honest_outlier_is_refused_by_option_only(
     gradients.append(-torch.stack(gradients).sum(0))
     filters, verdicts = [OutlierFilter(rule) for _ in range(4)], []
     for _ in range(2 * LEANING):
-        told = {p: f.announce([gradients[p]]) for p, f in enumerate(filters)}
-        verdicts.append(filters[0].judge(told))
+        announced = {p: f.announce([gradients[p]]) for p, f in enumerate(filters)}
+        verdicts.append(filters[0].judge(announced))
         for peer, each in enumerate(filters):
-            each.learn(told, peer)
+            each.learn(announced, peer)
     assert refused_rounds(verdicts, 3) == (list(range(LEANING, 2 * LEANING)) if refused else [])
 
 
@@ -216,15 +222,17 @@ def test_sketches_keep_norms_and_angles() -> None:
 def test_directions_show_the_peer_with_the_opposite_gradient() -> None:
     sketcher = Sketcher([1000])
     common = torch.ones(1000)
-    told = {}
+    announced = {}
     for peer, sign in enumerate((1, 1, 1, -1)):
         noise = torch.randn(1000, generator=torch.Generator().manual_seed(peer))
         own = [sign * (common + 0.5 * noise)]
         direction = sketcher(own) / norm_of(own)
-        told[peer] = Announcement(norm_of(own), None, direction.half().numpy().tobytes())
-    found = directions(told)
+        announced[peer] = Announcement(norm_of(own), None, direction.half().numpy().tobytes())
+    found = directions(announced)
     assert found[3] < -0.7 and min(found[peer] for peer in range(3)) > 0.3
-    assert directions({0: told[0], 1: told[3], 2: Announcement(0.0)}) == {}, "of two, which?"
+    assert directions({0: announced[0], 1: announced[3], 2: Announcement(0.0)}) == {}, (
+        "of two, which?"
+    )
 
 
 @pytest.mark.parametrize(
@@ -234,20 +242,20 @@ def test_directions_show_the_peer_with_the_opposite_gradient() -> None:
         ((0.3, 0.2, LEAST_LEAN - 0.01), {2}),
         ((0.3, None, LEAST_LEAN - 0.01), {2}),
         ((-0.5, -0.5), set()),
-        ((0.3, 0.3, -0.5, -0.5), set()),  # nobody can tell which half is wrong
+        ((0.3, 0.3, -0.5, -0.5), set()),  # undecidable which half is wrong
     ],
 )
 def test_a_minority_with_a_lasting_opposite_direction_is_refused(
     leans: tuple[float | None, ...], refused: set[int]
 ) -> None:
-    told = {peer: Announcement(1.0, 1.0, b"", lean) for peer, lean in enumerate(leans)}
-    assert not judge(told), "honest peers whose data differ lean so, too"
-    found = judge(told, "direction")
+    announced = {peer: Announcement(1.0, 1.0, b"", lean) for peer, lean in enumerate(leans)}
+    assert not judge(announced), "honest peers whose data differ lean so, too"
+    found = judge(announced, "direction")
     assert set(found) == refused
     assert all((r.reason, r.lean) == ("direction", leans[peer]) for peer, r in found.items())
 
 
-# -- what a reducer does with those who say one thing and send another -----------------------------
+# -- reducers, and senders whose parts do not match their announcements ----------------------------
 
 
 def average(parts: list[torch.Tensor], weights: list[float], **settings: Any) -> list[Any]:

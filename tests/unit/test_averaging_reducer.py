@@ -1,4 +1,4 @@
-"""A sender that dies while its part waits does not stop the others' parts from being averaged."""
+"""A sender that dies while its part waits does not stop the averaging of the other parts."""
 
 from __future__ import annotations
 

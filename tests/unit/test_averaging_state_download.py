@@ -1,4 +1,4 @@
-"""Which states a joiner takes over, with and without the opinion of other donors."""
+"""States that a joining peer takes over, with and without digests of other peers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = tuple[dict[str, Any], list[torch.Tensor]]
 
 
 def trained(seed: int = 0, factor: float = 1.0) -> list[torch.Tensor]:
-    """Return parameters of a run, the same but for what a few rounds make of them."""
+    """Return parameters of a run, equal but for the changes of a few rounds."""
     common = torch.Generator().manual_seed(7)
     own = torch.Generator().manual_seed(seed)
     shapes = [(40, 30), (40,)]
@@ -29,16 +29,16 @@ def trained(seed: int = 0, factor: float = 1.0) -> list[torch.Tensor]:
     ]
 
 
-def state(tensors: list[torch.Tensor], told: list[torch.Tensor] | None = None) -> State:
-    """Return a state with optimizer statistics, whose digest is of ``told``."""
-    return with_digest({}, told or tensors), [*tensors, torch.full((5,), 1e9)]
+def state(tensors: list[torch.Tensor], announced: list[torch.Tensor] | None = None) -> State:
+    """Return a state with optimizer statistics, whose digest is of ``announced``."""
+    return with_digest({}, announced or tensors), [*tensors, torch.full((5,), 1e9)]
 
 
 class Sources:
-    """Other peers, of which only the digests are there.
+    """Other peers, of which only the digests are known.
 
     Args:
-        opinions: What each of them has; None if it does not answer.
+        opinions: Tensors of each of them; None if it does not answer.
     """
 
     received_bytes = 0
@@ -59,7 +59,7 @@ class Sources:
 
 
 def verdict(sources: Sources, offered: State) -> str | None:
-    """Return why a joiner refuses a state, if it does."""
+    """Return the reason why a joining peer refuses a state; None if it does not."""
     others: Any = list(range(len(sources.opinions)))
     return asyncio.run(StateDownload(sources, trained(99)).fault_in(offered, others))
 
@@ -84,7 +84,11 @@ def test_the_first_sound_state_is_taken_and_refused_ones_are_reported() -> None:
         async def state(self, peer: Any) -> State | None:
             if peer == 0:
                 raise TimeoutError("gone")
-            return state(trained(factor=1000.0), told=trained()) if peer == 1 else state(trained())
+            return (
+                state(trained(factor=1000.0), announced=trained())
+                if peer == 1
+                else state(trained())
+            )
 
     download = StateDownload(Offering(*[trained(seed) for seed in range(4)]), trained(99))
     asyncio.run(download.run())
@@ -112,7 +116,7 @@ def test_a_state_that_is_not_finite_anywhere_is_refused(bad: float) -> None:
 
 
 def test_a_state_that_differs_from_its_digest_is_refused() -> None:
-    assert verdict(Sources(), state(trained(factor=1000.0), told=trained())) == "checksum"
+    assert verdict(Sources(), state(trained(factor=1000.0), announced=trained())) == "checksum"
     assert verdict(Sources(), state(trained())) is None
 
 
@@ -128,7 +132,7 @@ def test_of_two_states_the_one_nearer_to_the_joining_peer_is_taken() -> None:
     wrong, right = trained(factor=1000.0), trained()
     assert verdict(Sources(right), state(wrong)) == "disagrees"
     assert verdict(Sources(wrong), state(right)) is None
-    assert verdict(Sources(None), state(right)) is None, "nobody else has an opinion"
+    assert verdict(Sources(None), state(right)) is None, "no other digest is known"
 
 
 def test_at_most_two_digests_are_requested_and_states_without_one_are_taken() -> None:

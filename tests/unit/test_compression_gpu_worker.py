@@ -1,6 +1,6 @@
-"""PowerSGD's factors, computed by the process that made them for one that asks.
+"""PowerSGD's factors, computed by the process that made them, for another one.
 
-The device is the CPU here: what is different about a GPU is in ``tests/gpu``.
+The device is the CPU here: differences of a GPU are in ``tests/gpu``.
 """
 
 from __future__ import annotations

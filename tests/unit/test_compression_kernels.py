@@ -56,7 +56,7 @@ def test_passes_compute_their_definitions(
 @BOTH
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_values_that_are_not_finite_reach_p_and_q(how: ModuleType, bad: float) -> None:
-    """A gradient that blew up has to be seen in P and in Q, or it would be remembered."""
+    """A gradient that diverged must show in P and in Q; otherwise it enters the error feedback."""
     new, total, p = normal(9, 33), torch.empty(9, 33), torch.empty(4, 9)
     new[5, 20] = bad
     zeros = torch.zeros(9, 4), torch.zeros(4, 33)

@@ -170,7 +170,7 @@ def test_bad_input_names_its_key(options: dict[str, Any], keys: list[str]) -> No
 
 
 def behaviour(shapes: list[tuple[int, ...]], configuration: Configuration) -> Any:
-    """Return all that peers can tell apart: codec of every tensor sent, in order, and delay."""
+    """Return all observable effects: codec of every tensor sent, in order, and delay."""
     rank = configuration.powersgd_rank
     sent = payload(
         shapes,

@@ -1,4 +1,4 @@
-"""PowerSGD's factors, and what a failed round leaves behind: nothing."""
+"""PowerSGD's factors; a failed round changes none of them."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SHAPES = [(20, 30), (7,), (12, 3, 3, 3)]
 
 @pytest.fixture(params=[kernels, kernels_numba], autouse=True)
 def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways to pass over dense matrices have to do."""
+    """Run every test with both implementations of the passes."""
     monkeypatch.setattr(factors, "host_passes", lambda: request.param)
 
 
 class Breakable:
-    """Averages with nobody, and fails in the all-reduces of the phases in ``breaks``."""
+    """All-reduce of a lone peer that fails in the all-reduces of the phases in ``breaks``."""
 
     def __init__(self) -> None:
         self.breaks: list[str] = []
@@ -209,7 +209,7 @@ def test_the_last_round_can_be_undone_bit_by_bit() -> None:
 
 
 def test_error_feedback_can_be_read_and_written_at_any_time() -> None:
-    """It is put together only when somebody asks, which changes nothing for later rounds."""
+    """It is computed when it is read, which changes nothing for later rounds."""
     asked, left_alone = Ours(), Ours()
     for seed in range(4):
         for mine, other in zip(

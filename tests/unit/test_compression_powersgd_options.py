@@ -312,29 +312,31 @@ def test_a_joining_peer_takes_over_the_q_of_the_group() -> None:
     group = peers(2, SHAPES, **options)
     rounds(group, range(5))
     (joiner,) = peers(1, SHAPES, **options)
-    donor, own = group[0].payload, joiner.payload
-    assert not any(torch.equal(a, b) for a, b in zip(own.factors.qs, donor.factors.qs, strict=True))
+    source, own = group[0].payload, joiner.payload
+    assert not any(
+        torch.equal(a, b) for a, b in zip(own.factors.qs, source.factors.qs, strict=True)
+    )
     feedback = [each.clone() for each in own.factors.error_feedback]
-    assert own.restore(*donor.snapshot())
-    assert all(torch.equal(a, b) for a, b in zip(own.factors.qs, donor.factors.qs, strict=True))
+    assert own.restore(*source.snapshot())
+    assert all(torch.equal(a, b) for a, b in zip(own.factors.qs, source.factors.qs, strict=True))
     assert all(torch.equal(a, b) for a, b in zip(own.factors.error_feedback, feedback, strict=True))
     phases = rounds([*group, joiner], range(5, 7))
     assert phases == [["P", "Q"]] * 2, "it counts the rounds that it has missed"
-    for a, b in zip(own.factors.qs, donor.factors.qs, strict=True):
+    for a, b in zip(own.factors.qs, source.factors.qs, strict=True):
         assert torch.equal(a, b)
 
 
 def test_an_averager_serves_and_takes_over_q(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DecentralizedAverager, "get_group_bits", lambda self: "")
-    donor, joiner = (unstarted(RayhivePowerSGDAverager, SHAPES, **RANK) for _ in range(2))
-    for q in donor.payload.factors.qs:
+    source, joiner = (unstarted(RayhivePowerSGDAverager, SHAPES, **RANK) for _ in range(2))
+    for q in source.payload.factors.qs:
         q.normal_()
-    metadata, tensors, infos = donor.get_current_state()
+    metadata, tensors, infos = source.get_current_state()
     assert len(infos) == len(tensors) == 3
     state = (metadata, tensors)
     monkeypatch.setattr(MeasuredAverager, "load_state_from_peers", lambda *_, **__: state)
     assert joiner.load_state_from_peers(timeout=1.0)
-    for own, other in zip(joiner.payload.factors.qs, donor.payload.factors.qs, strict=True):
+    for own, other in zip(joiner.payload.factors.qs, source.payload.factors.qs, strict=True):
         assert torch.equal(own, other)
 
 

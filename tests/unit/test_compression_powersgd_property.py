@@ -117,9 +117,9 @@ async def play(played: list[dict[str, Any]], iterations: int, seed: int) -> None
 async def joiner(swarm: dict[int, Owed], iterations: int) -> Owed:
     """Return a peer that has downloaded Q, and owes nothing."""
     (averager,) = peers(1, SHAPES, num_iters_per_step=iterations, **RANK)
-    for donor in list(swarm.values())[:1]:
+    for source in list(swarm.values())[:1]:
         for own, new in zip(
-            averager.payload.factors.qs, donor.averager.payload.factors.qs, strict=True
+            averager.payload.factors.qs, source.averager.payload.factors.qs, strict=True
         ):
             own.copy_(new)
     return Owed(averager)
@@ -135,7 +135,7 @@ def add(owed: Owed, weight: float, own: list[torch.Tensor], put: list[torch.Tens
 def check_average(
     applied: list[torch.Tensor], entered: dict[int, list[torch.Tensor]], weights: dict[int, float]
 ) -> None:
-    """Hold what a peer applied against the weighted mean of what everybody put in."""
+    """Hold what a peer applied against the weighted mean of the contributions of all peers."""
     for at, index in enumerate(LARGE):
         total = sum(weights[one] * put[at] for one, put in entered.items())
         mean = total / (sum(weights.values()) or 1.0)
@@ -171,7 +171,7 @@ def test_contributions_and_error_feedback_add_up_to_all_samples(
 
     With the weights w, the feedback M that is in the weight v of an earlier round, and the
     product C of P and the peer's own Q, each peer that is in a round keeps
-    w C + w M' = v M + w g, and everybody applies the mean of C with the weights w.
+    w C + w M' = v M + w g, and every peer applies the mean of C with the weights w.
     """
     asyncio.run(play(played, iterations, seed))
 
@@ -186,7 +186,7 @@ def test_a_round_applies_and_owes_the_gradients_of_all_samples(
 ) -> None:
     """The swarm as a whole: W a + sum of w M' = sum of v M + sum of w g, with W the sum of w.
 
-    Peers come and go; who is not in a round keeps what it owes.
+    Peers come and go; a peer that is not in a round keeps its error feedback.
     """
     generator = torch.Generator().manual_seed(seed)
     swarm = peers(3, SHAPES, **RANK)
@@ -217,7 +217,7 @@ def test_a_round_applies_and_owes_the_gradients_of_all_samples(
 @pytest.mark.parametrize("what", ["before", "after", "hang", "partial"])
 @pytest.mark.parametrize("phase", PHASES)
 def test_each_kind_of_trouble_has_its_effect(what: str, phase: str) -> None:
-    """Else the property above would hold of nothing: who fails, and who goes on."""
+    """Otherwise the property above would hold trivially: failing peers and continuing ones."""
     group = peers(3, SHAPES, **RANK)
     for averager, seed in zip(group, range(3), strict=True):
         give(averager, gradients(torch.Generator().manual_seed(seed)))
@@ -251,7 +251,7 @@ def test_a_partial_p_fails_the_round_and_the_retry_is_clean() -> None:
             give(averager, new)
     troubled = asyncio.run(attempt(group, {(0, "P"): "partial", (1, "P"): "partial"}))
     assert troubled.succeeded == [False, False]
-    assert troubled.phases == ["P"], "nobody goes on to Q"
+    assert troubled.phases == ["P"], "no peer goes on to Q"
     for team in (group, steady):
         assert asyncio.run(attempt(team)).succeeded == [True, True]
     for one, other in zip(group, steady, strict=True):

@@ -1,4 +1,4 @@
-"""Where our codecs differ from hivemind's, and that elsewhere the bytes are the same."""
+"""Codecs against hivemind's: the intended differences, and equal bytes otherwise."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_quantiles_have_threads_of_their_own_process(plain_table: None) -> None:
 
 @pytest.mark.parametrize("codec", [eight_bit.UniformEightBit, eight_bit.QuantileEightBit])
 def test_a_codebook_that_is_too_short_is_an_error(codec: Callable[[], CompressionBase]) -> None:
-    """Nothing beyond the end of it is read."""
+    """No memory beyond its end is read."""
     whole = encoded(codec(), torch.linspace(-1, 1, 5000) ** 7)  # up to the last bucket
     length, entry = 255, 4
     rest = whole.buffer[8 + 256 * entry :]

@@ -62,7 +62,7 @@ def normal(elements: int) -> torch.Tensor:
 
 
 def error(codec: CompressionBase, part: torch.Tensor) -> float:
-    """Return the L2 error over the L2 norm, or what is missing if the norm is zero."""
+    """Return the L2 error over the L2 norm, or the error itself if the norm is zero."""
     got = codec.extract(encoded(codec, part.clone())).double()
     return float((got - part.double()).norm() / (part.double().norm() or 1.0))
 
