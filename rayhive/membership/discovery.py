@@ -102,20 +102,20 @@ class Dialer:
         Raises:
             OSError: There is no route.
         """
-        if self._is_alive(peer):
+        if peer in self.view.alive_ids():
             return True
         with self.view.lock:
             own, addresses = self.view.own, self.view.addresses_of(peer)
         try:
             await asyncio.wait_for(self.probe(addresses), patience)
         except (OSError, asyncio.TimeoutError):
-            if not self._is_alive(peer):
+            if peer not in self.view.alive_ids():
                 await self.hang_up(peer)
             raise
         deadline = time.monotonic() + patience + self.grace
         while True:
             arrival = self.arrivals.next_change()
-            if self._is_alive(peer):
+            if peer in self.view.alive_ids():
                 return True
             left = deadline - time.monotonic()
             if own.client_mode or own.peer_id < peer or left <= 0:
@@ -159,10 +159,6 @@ class Dialer:
             request.cancel()
         await asyncio.gather(*requests, return_exceptions=True)
 
-    def _is_alive(self, peer: bytes) -> bool:
-        with self.view.lock:
-            return self.view.is_alive(peer)
-
 
 def _without_id(address: str, peer: PeerID) -> str:
     """Return an address of a peer without the peer's own id; a relay's id in it stays."""
@@ -176,9 +172,8 @@ class Discovery:
     Attributes:
         dht: A running DHT of the peer.
         key: Key of the run's entries.
-        view: The peer's membership view.
-        dialer: Connects to peers that are known by address only.
-        arrivals: Notified when a peer has come; the next search begins at once.
+        dialer: Connects to peers that are known by address only. When one of its arrivals is
+            notified, the next search begins at once.
         call: Sends this peer's heartbeat to a peer and receives the answer.
         expiration: How long an entry in the DHT is valid [s].
         patience: Longest time of a call [s].
@@ -186,9 +181,7 @@ class Discovery:
 
     dht: DHT
     key: str
-    view: MembershipView
     dialer: Dialer
-    arrivals: Notifier
     call: Callable[[bytes], Awaitable[None]]
     expiration: float
     patience: float
@@ -197,7 +190,7 @@ class Discovery:
         """Renew the entry and search for peers until cancelled."""
         declared = -float("inf")
         while True:
-            arrival = self.arrivals.next_change()  # an arrival during the search counts, too
+            arrival = self.dialer.arrivals.next_change()  # an arrival during the search counts, too
             try:
                 if get_dht_time() - declared > self.expiration / 3:
                     declared = get_dht_time()
@@ -209,14 +202,14 @@ class Discovery:
                 raise
             except Exception as error:
                 logger.debug(f"could not look for peers: {error!r}")
-            alone = len(self.view.alive_ids()) == 1
+            alone = len(self.dialer.view.alive_ids()) == 1
             await wait_at_most(arrival, SEARCH_ALONE_S if alone else SEARCH_S)
 
     async def declare(self, takes_part: bool) -> None:
         """Write this peer's entry."""
         await self.dht.store(
             self.key,
-            subkey=self.view.own.peer_id,
+            subkey=self.dialer.view.own.peer_id,
             value=takes_part,
             expiration_time=get_dht_time() + self.expiration,
             return_future=True,
@@ -228,12 +221,13 @@ class Discovery:
         Lost peers are left to the :class:`Dialer`: a dial in vain would delay the next one beyond
         the return of the link.
         """
+        view = self.dialer.view
         found = await self.dht.get(self.key, latest=True, return_future=True)
         entries = getattr(found, "value", None)
         for peer, entry in entries.items() if isinstance(entries, dict) else ():
-            if entry.value and peer != self.view.own.peer_id and not self.view.knows(peer):
+            if entry.value and peer != view.own.peer_id and not view.knows(peer):
                 with contextlib.suppress(Exception):  # an entry outlives its peer
-                    await asyncio.wait_for(self.call(peer), self.view.silence)
+                    await asyncio.wait_for(self.call(peer), view.silence)
 
     async def _search_initial_peers(self) -> None:
         """Call the peers at whose addresses this peer was to join: they may take part, too.
@@ -241,7 +235,7 @@ class Discovery:
         Peers that began with the same list of addresses may be in two networks that do not know
         each other.
         """
-        alive = self.view.alive_ids()
+        alive = self.dialer.view.alive_ids()
         for address in map(str, self.dht.initial_peers or ()):
             peer = PeerID.from_base58(address.rpartition("/p2p/")[2])
             if peer.to_bytes() in alive or peer == self.dht.peer_id:
@@ -253,9 +247,9 @@ class Discovery:
 
     async def _merge_networks(self) -> None:
         """Introduce all live peers to the DHT, which a partition may have split in two."""
-        peers = sorted(self.view.alive_ids() - {self.view.own.peer_id})
+        peers = sorted(self.dialer.view.alive_ids() - {self.dialer.view.own.peer_id})
         introduction = self.dht.run_coroutine(partial(_introduce, peers), return_future=True)
-        await asyncio.wait_for(introduction, self.view.silence)
+        await asyncio.wait_for(introduction, self.dialer.view.silence)
 
 
 async def _introduce(peers: list[bytes], dht: DHT, node: DHTNode) -> None:

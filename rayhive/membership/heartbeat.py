@@ -73,9 +73,7 @@ class HeartbeatService:
         self._discovery = Discovery(
             dht,
             f"{prefix}_heartbeat",
-            view,
             self._dialer,
-            self._arrivals,
             self._call,
             expiration=expiration,
             patience=self._patience,

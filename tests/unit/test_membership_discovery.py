@@ -33,13 +33,10 @@ def test_only_peers_that_are_not_known_are_called() -> None:
     async def call(peer: bytes) -> None:
         called.append(peer)
 
-    arrivals = Notifier()
     discovery = Discovery(
         Entries(own=True, lost=True, unknown=True, gone=False),  # type: ignore[arg-type]
         "run_heartbeat",
-        view,
-        Dialer(view, arrivals, 1.0),
-        arrivals,
+        Dialer(view, Notifier(), 1.0),
         call,
         expiration=60.0,
         patience=1.0,
