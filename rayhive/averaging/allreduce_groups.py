@@ -118,6 +118,9 @@ class AllReduceGroups:
             return None
         return future.result()
 
+    def _all_started(self) -> list[MeasuredAllReduce]:
+        return [found for key in self.running if (found := self._started(key))]
+
     def unfinished(self, group_id: bytes) -> list[bytes]:
         """Return the ids of a group's all-reduces in which this peer's part is not over."""
         keys = self._ids.get(group_id, {}).values()
@@ -126,15 +129,12 @@ class AllReduceGroups:
     async def set_absent(self, absent: frozenset[bytes]) -> None:
         """Replace the ids of lost peers; running all-reduces stop waiting for the new ones."""
         gone, self.absent = absent - self.absent, absent
-        for key in list(self.running) if gone else ():
-            runner = self._started(key)
-            if runner is not None:
-                await runner.forget(gone)
+        for runner in self._all_started() if gone else ():
+            await runner.forget(gone)
 
     def cancel(self) -> None:
         """End all running all-reduces."""
-        for key, future in self.running.items():
-            runner = self._started(key)
-            if runner is not None:
-                runner.finalize(cancel=True)
+        for runner in self._all_started():
+            runner.finalize(cancel=True)
+        for future in self.running.values():
             future.cancel()
