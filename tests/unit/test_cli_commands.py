@@ -1,3 +1,5 @@
+"""Commands of the command line, on a cluster without processes."""
+
 from __future__ import annotations
 
 import json
@@ -71,7 +73,9 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
         "doctor",
     ],
 )
-def test_every_command_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_a_help_text_with_an_example(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([command, "--help"]) == 0
     said = capsys.readouterr().out
     assert "Usage" in said and len(said) > 200
@@ -100,7 +104,7 @@ def test_a_sweep_prints_its_table_and_writes_parquet(
     assert sum(world.starts.values()) == 4
 
 
-def test_a_sweep_of_which_everything_failed_exits_with_1(
+def test_a_sweep_without_a_successful_trial_exits_with_1(
     place: Path, world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.log = lambda spec: Log(spec, state="failed")
@@ -110,7 +114,7 @@ def test_a_sweep_of_which_everything_failed_exits_with_1(
     assert main(["sweep", "study.yaml", "--out", "elsewhere", "--set", "storage=null"]) == 0
 
 
-def test_an_interrupted_sweep_says_how_to_go_on(
+def test_an_interrupted_sweep_prints_the_command_that_resumes_it(
     place: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = FakeHandle.wait
@@ -137,7 +141,7 @@ def test_an_interrupted_sweep_says_how_to_go_on(
     assert sorted(world.starts.values()) == [1, 2]
 
 
-def test_a_job_on_a_cluster_keeps_its_run_in_the_home(
+def test_a_submitted_job_has_its_run_folder_in_the_home(
     place: Path, world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
@@ -194,7 +198,7 @@ def test_a_plan_starts_and_writes_nothing(place: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize("command", ["plan", "sweep"])
-def test_what_this_machine_lacks_is_refused_before_anything_starts(
+def test_missing_capabilities_are_refused_before_anything_starts(
     command: str, place: Path, world: World, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -213,7 +217,7 @@ def test_what_this_machine_lacks_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize("command", ["plan", "sweep"])
-def test_with_an_address_the_cluster_counts_and_not_the_machine_of_the_driver(
+def test_with_an_address_the_machine_of_the_driver_is_not_checked(
     command: str, place: Path, world: World, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -242,7 +246,7 @@ RUNNING = {
 }
 
 
-def test_status_shows_what_the_cluster_says(
+def test_status_shows_the_running_replicates_and_their_peers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(control, "cluster_status", lambda address: [RUNNING])
@@ -263,7 +267,7 @@ def test_status_shows_what_the_cluster_says(
     assert capsys.readouterr().out == "no replicate is running\n"
 
 
-def test_stop_says_what_it_stopped(
+def test_stop_names_the_stopped_replicates(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[str | None, str]] = []
@@ -280,7 +284,7 @@ def test_stop_says_what_it_stopped(
     assert asked == [("a:1", "tiny"), (None, "other")]
 
 
-def test_doctor_exits_with_1_if_something_needed_is_missing(
+def test_doctor_exits_with_1_if_a_requirement_is_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checks = [doctor.Check("python", True, "3.11"), doctor.Check("tc", False, "none", "x", False)]
@@ -307,14 +311,14 @@ def test_doctor_exits_with_1_if_something_needed_is_missing(
         (["study.yaml", "--set", "a=b"], True),
     ],
 )
-def test_the_script_runs_the_quickstart_unless_told_otherwise(
+def test_the_script_runs_the_quickstart_if_no_study_is_given(
     arguments: list[str], given: bool
 ) -> None:
     found = with_default_file(arguments, Path("quick.yaml"))
     assert found == (arguments if given else ["quick.yaml", *arguments])
 
 
-def test_the_module_runs_too() -> None:
+def test_python_m_rayhive_is_the_command_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rayhive", "scenario", "show", "no such"],
         capture_output=True,

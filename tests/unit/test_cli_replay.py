@@ -68,7 +68,7 @@ def test_results_read_the_folder_of_one_replicate(
     assert "again: 1 row of 1 replicate" in results_text(again)
 
 
-def test_a_replay_says_what_recovered_and_when_the_replacement_came_back(
+def test_a_replay_prints_the_times_of_recovery_and_rejoin(
     tmp_path: Path, replayed: list[ReplicateSpec], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "run", [])

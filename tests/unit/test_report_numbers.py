@@ -1,3 +1,5 @@
+"""Numbers and intervals as text."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""Results tables in every output format."""
+
 from __future__ import annotations
 
 import csv

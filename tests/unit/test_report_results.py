@@ -1,3 +1,5 @@
+"""Results of a run folder: rows, data frames, Parquet files and the Pareto front."""
+
 from __future__ import annotations
 
 import json
@@ -198,7 +200,7 @@ def test_maximised_objectives_are_compared_by_their_direction() -> None:
     assert front(rows, {"goodput": "maximize"}) == [False, True]
 
 
-def test_a_row_without_an_objective_neither_joins_nor_dominates_the_front() -> None:
+def test_a_row_without_an_objective_is_not_on_the_front() -> None:
     assert front([row(None, 0.1, reached=0), row(2.0, 5.0)]) == [False, True]
     censored = row(0.1, 0.1, reached=1)
     assert front([censored, row(2.0, 5.0)]) == [False, True]
