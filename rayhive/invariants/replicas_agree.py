@@ -60,7 +60,7 @@ class ReplicasAgree(Invariant):
         for a, b in combinations(log.trained, 2):
             rounds = sorted((weights[a].keys() & weights[b].keys()) - astray[a] - astray[b])
             self.checked += len(rounds)
-            distances = [_distance(weights[a][n], weights[b][n]) for n in rounds]
+            distances = [weights[a][n].distance(weights[b][n]) for n in rounds]
             worst = max(distances, default=0.0)
             if worst > tolerance:
                 where = f"after round {rounds[distances.index(worst)]}, at most {tolerance:.2g}"
@@ -127,8 +127,3 @@ def _astray(
         back = next((number for number in complete if number >= round_), end)
         astray.update(range(round_, back + lag))
     return frozenset(astray)
-
-
-def _distance(a: events.Weights, b: events.Weights) -> float:
-    scale = max(a.norm or 0.0, b.norm or 0.0)
-    return math.dist(a.sketch, b.sketch) / scale if scale else 0.0

@@ -15,15 +15,7 @@ from typing import TypeVar
 
 from rayhive.errors import described
 from rayhive.events import Event, Left, Notice, PeerFailed, PeerFinished, dump_event
-from rayhive.spec.commands import (
-    COMMANDS,
-    Command,
-    GiveNotice,
-    Leave,
-    Shutdown,
-    Stop,
-    WriteCheckpoint,
-)
+from rayhive.spec import commands
 from rayhive.spec.model import Model
 
 C = TypeVar("C", bound=Model)
@@ -59,7 +51,7 @@ class Channel:
         self.has_left = self.has_failed = self.checkpoint_asked = False
         self._connection = connection
         self._sending = threading.Lock()
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[commands.Command] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="rayhive-commands", daemon=True).start()
 
     def emit(self, event: Event) -> None:
@@ -80,7 +72,7 @@ class Channel:
             command = self._commands.get()
             if isinstance(command, kind):
                 return command
-            if isinstance(command, Leave) and kind is not Shutdown:
+            if isinstance(command, commands.Leave) and kind is not commands.Shutdown:
                 raise GivenNotice
 
     def give_notice(self, deadline_s: float | None, fault: str | None = None) -> None:
@@ -93,7 +85,7 @@ class Channel:
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if self.notice is None or deadline < self.notice:
             self.notice = deadline
-            self._commands.put(Leave())  # ends a wait for a command
+            self._commands.put(commands.Leave())  # ends a wait for a command
             # from a thread: a signal handler may have interrupted this one in the middle of a send
             event = Notice(deadline_s=deadline_s, fault=fault)
             threading.Thread(target=self.emit, args=(event,), daemon=True).start()
@@ -130,14 +122,14 @@ class Channel:
         # a peer that ends with unread events resets the connection
         with contextlib.suppress(OSError), self._connection.makefile(encoding="utf-8") as lines:
             for line in lines:
-                command = COMMANDS.validate_json(line)
-                if isinstance(command, Stop):
+                command = commands.COMMANDS.validate_json(line)
+                if isinstance(command, commands.Stop):
                     self.stop_reason = command.reason
-                elif isinstance(command, GiveNotice):
+                elif isinstance(command, commands.GiveNotice):
                     self.give_notice(command.deadline_s, command.fault)
-                elif isinstance(command, Leave):
+                elif isinstance(command, commands.Leave):
                     self.give_notice(None, command.fault)
-                elif isinstance(command, WriteCheckpoint):
+                elif isinstance(command, commands.WriteCheckpoint):
                     self.checkpoint_asked = True
                 else:
                     self._commands.put(command)
