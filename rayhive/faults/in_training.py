@@ -97,6 +97,13 @@ class InTraining(FaultKind):
     def took_effect(self, what: dict[str, Any]) -> bool:
         """Return whether the measurements that :meth:`act` returned show the fault."""
 
+    @staticmethod
+    def measured(gradients: Tensors, change: Callable[[Tensors], object]) -> dict[str, float]:
+        """Change gradients in place and return the measurements of :func:`compare`."""
+        before = [gradient.detach().clone() for gradient in gradients]
+        change(gradients)
+        return compare(before, gradients)
+
     @property
     def history(self) -> int:
         """Past rounds whose gradients :meth:`act` needs."""
@@ -150,13 +157,6 @@ class InTraining(FaultKind):
             report.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await report
-
-
-def measured_change(gradients: Tensors, change: Callable[[Tensors], object]) -> dict[str, float]:
-    """Change gradients in place and return the measurements of :func:`compare`."""
-    before = [gradient.detach().clone() for gradient in gradients]
-    change(gradients)
-    return compare(before, gradients)
 
 
 def compare(before: Tensors, after: Tensors) -> dict[str, float]:

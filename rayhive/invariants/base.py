@@ -31,9 +31,7 @@ class Invariant(ABC):
     """
 
     about: ClassVar[str]
-
-    def __init__(self) -> None:
-        self.checked = 0
+    checked: int = 0
 
     @abstractmethod
     def check(self, log: RunLog) -> list[str]:

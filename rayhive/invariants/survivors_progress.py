@@ -31,7 +31,7 @@ class SurvivorsProgress(Invariant):
             steps = [event.t for event in log.of(name, TrainingStarted, Transition)]
             for begin, end in pairwise([*steps, max(steps[-1], log.ended(name))]):
                 self.checked += 1
-                gap = end - max(begin, _released(log, name, begin, end))
+                gap = end - _released(log, name, begin, end)
                 if gap > bound:
                     wrong.append(f"{name}: no round for {gap:.1f} s, at most {bound:.1f} s")
         return wrong
@@ -50,9 +50,5 @@ def _normal_s(log: RunLog) -> float:
 
 def _released(log: RunLog, name: str, begin: float, end: float) -> float:
     """Return the end of the last fault on an incarnation in a window without a round."""
-    until = begin
-    for fault in log.faults:
-        healed = end if fault.healed is None else fault.healed
-        if name in fault.incarnations and fault.fired < end and healed > begin:
-            until = max(until, min(healed, end))
-    return until
+    targeting = (fault for fault in log.faults if name in fault.incarnations and fault.fired < end)
+    return max([begin, *(min(fault.healed or end, end) for fault in targeting)])

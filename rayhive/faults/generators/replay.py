@@ -88,11 +88,8 @@ class TraceReplay(Generator):
 
     def drafts(self, setting: Setting) -> Iterator[Draft]:
         """Yield removals and joins; removals with equal begin and end are one fault."""
-        levels = self._levels(setting)
-        if levels is None:
-            return
         removal = kind_of(self.trace.remove)
-        absences, joins = self._follow(setting, levels, removal.target_type)
+        absences, joins = self._follow(setting, self._levels(setting), removal.target_type)
         groups: dict[tuple[float, float, float | None], list[str]] = {}
         for absence in absences:
             notice = max(absence.since, absence.went - self.trace.notice_s)
@@ -108,7 +105,7 @@ class TraceReplay(Generator):
         for t_s, name in joins:
             yield Draft("join", (name,), At(seconds=t_s), key="plan.trace")
 
-    def _levels(self, setting: Setting) -> list[Level] | None:
+    def _levels(self, setting: Setting) -> Iterator[Level]:
         settings = self.trace
         try:
             trace = read_trace(find_trace(settings.file, setting.folder), settings.format)
@@ -117,18 +114,17 @@ class TraceReplay(Generator):
                 Problem(f"plan.trace.{p.key}", p.value, p.allowed, p.nearest)
                 for p in error.problems
             )
-            return None
+            return
         setting.warnings.extend(trace.warnings)
         start = trace.peak_s if settings.start_s is None else settings.start_s
         rest = trace.length_s - start
         if rest < 0 or trace.live_at(start) == 0:
             allowed = f"a time at which nodes live, within the {trace.length_s:g} s of the trace"
             setting.problems.append(Problem("plan.trace.start_s", settings.start_s, allowed))
-            return None
+            return
         length = rest if settings.minutes is None else 60.0 * settings.minutes
-        return list(
-            fold(trace, setting.swarm.peers, start, length, settings.compression, settings.scale)
-        )
+        peers = setting.swarm.peers
+        yield from fold(trace, peers, start, length, settings.compression, settings.scale)
 
     def _follow(
         self, setting: Setting, levels: Iterable[Level], unit: str

@@ -5,13 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rayhive.faults.in_training import (
-    InTraining,
-    RoundsArgs,
-    Tensors,
-    TrainingPeer,
-    measured_change,
-)
+from rayhive.faults.in_training import InTraining, RoundsArgs, Tensors, TrainingPeer
 
 
 class NanGradient(InTraining):
@@ -22,7 +16,7 @@ class NanGradient(InTraining):
 
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
         """Fill one tensor, as an overflow in one layer does."""
-        return measured_change(peer.gradients, _fill_largest)
+        return self.measured(peer.gradients, _fill_largest)
 
     def took_effect(self, what: dict[str, Any]) -> bool:
         """Return whether a norm that was finite is not finite any more."""

@@ -9,14 +9,7 @@ from typing import Any
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
-from rayhive.faults.steps import (
-    SETTLE_S,
-    States,
-    all_are,
-    for_each,
-    require_living,
-    wait_for_states,
-)
+from rayhive.faults.steps import SETTLE_S, all_are, for_each, require_living, wait_for_states
 from rayhive.faults.target import FaultTarget
 from rayhive.spec.fault_plan import PlannedFault
 
@@ -50,7 +43,7 @@ class Pause(FaultKind):
         async def check(peer: str) -> dict[str, str]:
             hit = self._hit[peer]
 
-            def stopped(states: States) -> bool:
+            def stopped(states: dict[int, str]) -> bool:
                 return all(states.get(pid) == "stopped" for pid in hit)
 
             states = await wait_for_states(swarm, peer, stopped, SETTLE_S)

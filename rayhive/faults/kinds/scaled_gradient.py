@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rayhive.faults.in_training import InTraining, RoundsArgs, TrainingPeer, measured_change
+from rayhive.faults.in_training import InTraining, RoundsArgs, TrainingPeer
 
 
 class Scaling(RoundsArgs):
@@ -27,7 +27,7 @@ class ScaledGradient(InTraining):
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
         """Multiply by ``factor``."""
         factor = self.args.factor
-        return measured_change(peer.gradients, lambda tensors: [t.mul_(factor) for t in tensors])
+        return self.measured(peer.gradients, lambda tensors: [t.mul_(factor) for t in tensors])
 
     def took_effect(self, what: dict[str, Any]) -> bool:
         """Return whether the norm grew by the factor."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayhive.faults.in_training import InTraining, RoundsArgs, TrainingPeer, measured_change
+from rayhive.faults.in_training import InTraining, RoundsArgs, TrainingPeer
 
 
 class SignFlip(InTraining):
@@ -15,7 +15,7 @@ class SignFlip(InTraining):
 
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
         """Negate the gradients."""
-        return measured_change(peer.gradients, lambda tensors: [t.neg_() for t in tensors])
+        return self.measured(peer.gradients, lambda tensors: [t.neg_() for t in tensors])
 
     def took_effect(self, what: dict[str, Any]) -> bool:
         """Return whether the gradient is opposite to its original."""

@@ -6,13 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rayhive.faults.in_training import (
-    InTraining,
-    RoundsArgs,
-    Tensors,
-    TrainingPeer,
-    measured_change,
-)
+from rayhive.faults.in_training import InTraining, RoundsArgs, Tensors, TrainingPeer
 
 
 class Staleness(RoundsArgs):
@@ -48,7 +42,7 @@ class StaleGradient(InTraining):
             for gradient, past in zip(gradients, old, strict=True):
                 gradient.copy_(past)
 
-        return {"of_round": of_round, **measured_change(peer.gradients, replace)}
+        return {"of_round": of_round, **self.measured(peer.gradients, replace)}
 
     def took_effect(self, what: dict[str, Any]) -> bool:
         """Return whether the gradient is another one, of an earlier round."""
