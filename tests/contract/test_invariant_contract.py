@@ -314,7 +314,7 @@ def check_planted(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", INVARIANT_KINDS)
-def test_it_says_what_holds(kind: type[Invariant]) -> None:
+def test_it_has_a_summary_and_a_docstring(kind: type[Invariant]) -> None:
     assert kind.about.endswith(".") and kind.__doc__
 
 
@@ -377,7 +377,7 @@ def test_a_log_that_ends_early_is_no_error(kind: type[Invariant]) -> None:
 
 
 @pytest.mark.parametrize("clean", CLEAN)
-def test_whatever_is_missing_there_is_an_answer(clean: str) -> None:
+def test_logs_with_missing_events_are_checked_without_an_error(clean: str) -> None:
     story = CLEAN[clean]()
     for seed in range(20):
         chance = Random(seed)

@@ -59,7 +59,7 @@ def spans(plan: FaultPlan) -> Iterator[tuple[float, float, bool, set[str]]]:
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_never_more_than_a_minority_at_once(
+def test_at_most_a_minority_is_faulted_at_once(
     tmp_path: Path, seed: int, peers: int, overlap: bool
 ) -> None:
     plan = chaos(tmp_path, seed, peers, overlap=overlap)
@@ -82,7 +82,7 @@ def test_never_more_than_a_minority_at_once(
     assert not any(doers & who for *_, who in listed)
 
 
-def test_overlaps_come_where_they_are_asked_for(tmp_path: Path) -> None:
+def test_faults_overlap_only_with_the_option(tmp_path: Path) -> None:
     slow = {"straggler": {"heal_after_s": 60}}
     for overlap in (False, True):
         plan = chaos(tmp_path, 0, 3, kinds=slow, faults=20, overlap=overlap)
@@ -91,7 +91,7 @@ def test_overlaps_come_where_they_are_asked_for(tmp_path: Path) -> None:
         assert bool(together) == overlap
 
 
-def test_the_mix_has_every_kind_about_as_often_as_it_weighs(tmp_path: Path) -> None:
+def test_kinds_are_drawn_in_proportion_to_their_weights(tmp_path: Path) -> None:
     plan = chaos(tmp_path, 0, 9, faults=700, rounds={"between": [1, 500]})
     counts = {kind: sum(fault.kind == kind for fault in plan.faults) for kind in MIX}
     assert sum(counts.values()) == 700
@@ -99,7 +99,7 @@ def test_the_mix_has_every_kind_about_as_often_as_it_weighs(tmp_path: Path) -> N
     assert all(counts[kind] == pytest.approx(87, abs=40) for kind in MIX if kind != "kill")
 
 
-def test_only_what_the_machine_allows_if_so_asked(tmp_path: Path) -> None:
+def test_kinds_that_the_target_refuses_are_left_out_with_the_option(tmp_path: Path) -> None:
     def allows(kind: str) -> bool:
         return kind not in ("kill_node", "nan_gradient")
 
@@ -122,7 +122,7 @@ def test_only_what_the_machine_allows_if_so_asked(tmp_path: Path) -> None:
         (5, {"kinds": {"join": {}}}, "plan.chaos.kinds.join"),
     ],
 )
-def test_a_mix_that_would_not_be_survived_is_refused(
+def test_a_mix_that_no_peer_would_survive_is_refused(
     tmp_path: Path, peers: int, fields: dict[str, Any], key: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:

@@ -16,7 +16,7 @@ def result(story: Story, name: str) -> InvariantChecked:
     return next(r for r in check_all(story.spec, story.timeline.events) if r.name == name)
 
 
-def test_all_are_checked_by_name() -> None:
+def test_every_invariant_is_checked_in_the_order_of_names() -> None:
     results = check_all(kill_and_restart().spec, kill_and_restart().timeline.events)
     assert [r.name for r in results] == sorted(r.name for r in results)
     assert len(results) == 8
@@ -37,7 +37,7 @@ def test_all_are_checked_by_name() -> None:
         ("size_adaptive", "none", 2, "float16", 0.32),
     ],
 )
-def test_the_tolerance_is_the_codecs(
+def test_the_tolerance_follows_the_codecs(
     codec: str, delay: DelayName, every: int, state_codec: str, tolerance: float
 ) -> None:
     swarm = make_spec().swarm.model_copy(
@@ -54,7 +54,7 @@ def apart(story: Story, distance: float, *rounds: int) -> None:
 
 
 @pytest.mark.parametrize(("distance", "ok"), [(0.9e-5, True), (1.1e-5, False)])
-def test_what_rounding_does_is_no_difference(distance: float, ok: bool) -> None:
+def test_a_difference_from_rounding_is_tolerated(distance: float, ok: bool) -> None:
     story = Story()
     story.rounds(1.0, 2.0, peers=ALL)
     apart(story, distance, 2)
@@ -62,7 +62,7 @@ def test_what_rounding_does_is_no_difference(distance: float, ok: bool) -> None:
 
 
 @pytest.mark.parametrize("outcome", ["partial", "local", "skipped"])
-def test_replicas_may_differ_from_a_bad_round_to_the_next_averaging(outcome: str) -> None:
+def test_replicas_may_differ_between_a_failed_round_and_the_next_averaging(outcome: str) -> None:
     story = Story()
     story.rounds(1.0, 2.0, 3.0, 4.0, peers=ALL)
     story.of("round", "peer-2")[1]["outcome"] = outcome  # round 2
@@ -74,7 +74,7 @@ def test_replicas_may_differ_from_a_bad_round_to_the_next_averaging(outcome: str
     assert not result(story, "replicas_agree").ok
 
 
-def test_with_delays_the_averaging_shows_a_round_later() -> None:
+def test_with_delays_an_averaging_takes_effect_one_round_later() -> None:
     story = Story(configuration=Configuration(delay="state"))
     story.rounds(1.0, 2.0, 3.0, 4.0, 5.0, peers=ALL)
     story.of("round", "peer-2")[1]["outcome"] = "partial"
@@ -84,7 +84,7 @@ def test_with_delays_the_averaging_shows_a_round_later() -> None:
     assert not result(story, "replicas_agree").ok
 
 
-def test_who_loaded_a_state_may_differ_until_it_is_averaged() -> None:
+def test_a_replica_that_loaded_a_state_may_differ_until_its_next_averaging() -> None:
     story = kill_and_restart()
     story.of("state_round", "peer-1.1")[0]["outcome"] = "failed"  # round 10
     for event in story.of("weights", "peer-1.1"):
@@ -118,7 +118,7 @@ def test_a_lone_survivor_is_astray_only_once_a_replacement_trains(
 # -- components --------------------------------------------------------------------------------
 
 
-def test_while_peers_may_still_be_finding_each_other_nobody_is_judged() -> None:
+def test_no_component_is_checked_while_peers_may_still_find_each_other() -> None:
     story = Story([planned(kind="partition", heal_after_s=2.0)])
     story.rounds(1.0, 2.0, peers=ALL)
     story.fire(2.5, 0, ["peer-1"])
@@ -135,7 +135,7 @@ def test_while_peers_may_still_be_finding_each_other_nobody_is_judged() -> None:
 
 
 @pytest.mark.parametrize("healed", [None, 23.0])
-def test_who_is_still_cut_off_at_the_end_is_not_blamed_for_it(healed: float | None) -> None:
+def test_a_partition_that_lasts_to_the_end_is_no_violation(healed: float | None) -> None:
     half, other = ("peer-0", "peer-1"), ("peer-2", "peer-3")
     story = Story([planned(kind="partition", who=other, heal_after_s=healed)], peers=4)
     story.rounds(1.0, 2.0, peers=(*half, *other))
@@ -153,7 +153,7 @@ def test_who_is_still_cut_off_at_the_end_is_not_blamed_for_it(healed: float | No
         assert result(story, name).ok, result(story, name).violations
 
 
-def test_one_late_round_is_no_second_component() -> None:
+def test_one_smaller_group_is_no_second_component() -> None:
     story = Story()
     story.rounds(*(10.0 + n for n in range(5)), peers=ALL)
     for event in story.of("round"):
@@ -190,7 +190,7 @@ def test_the_bound_is_one_averaging_with_all_its_timeouts() -> None:
 # -- joiners ---------------------------------------------------------------------------------
 
 
-def test_who_had_no_time_to_contribute_is_not_blamed() -> None:
+def test_a_peer_without_time_to_contribute_is_exempt() -> None:
     story = Story()
     story.rounds(1.0, 2.0, peers=ALL)
     story.spawn(3.0, "peer-3")
@@ -204,7 +204,7 @@ def test_who_had_no_time_to_contribute_is_not_blamed() -> None:
 # -- the log -----------------------------------------------------------------------------------
 
 
-def test_who_is_told_to_go_before_it_trained_leaves_without_a_beginning() -> None:
+def test_a_peer_that_leaves_before_training_may_lack_its_first_events() -> None:
     story = Story()
     story.rounds(1.0, 2.0, peers=ALL)
     story.spawn(3.0, "peer-3")
@@ -216,7 +216,7 @@ def test_who_is_told_to_go_before_it_trained_leaves_without_a_beginning() -> Non
 
 
 @pytest.mark.parametrize(("left", "ok"), [(59.9, True), (60.2, False)])
-def test_a_heal_is_missed_only_when_there_was_time_for_it(left: float, ok: bool) -> None:
+def test_a_heal_is_missing_only_if_there_was_time_for_it(left: float, ok: bool) -> None:
     story = Story([planned(kind="pause", heal_after_s=2.0)])
     story.rounds(1.0, peers=ALL)
     story.fire(1.5, 0, ["peer-1"])
@@ -226,7 +226,7 @@ def test_a_heal_is_missed_only_when_there_was_time_for_it(left: float, ok: bool)
     assert result(story, "log_complete").ok
 
 
-def test_two_threads_of_a_peer_may_hand_over_in_either_order() -> None:
+def test_events_of_two_threads_may_come_in_either_order() -> None:
     story = Story()
     story.rounds(1.0, peers=ALL)
     story.finish(1.0, ALL)

@@ -167,13 +167,13 @@ def test_a_fault_is_proved_and_healed(kind: str, args: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "args"), KINDS)
-def test_tools_that_did_nothing_prove_nothing(kind: str, args: dict[str, Any]) -> None:
+def test_tools_without_effect_are_no_proof(kind: str, args: dict[str, Any]) -> None:
     seen = asyncio.run(run(fault(kind, **args), Agents(idle=True)))
     assert not seen["ok"], seen
 
 
 @pytest.mark.parametrize(("kind", "args"), KINDS)
-def test_what_is_not_healed_ends_with_the_replicate(kind: str, args: dict[str, Any]) -> None:
+def test_an_unhealed_fault_ends_with_the_replicate(kind: str, args: dict[str, Any]) -> None:
     async def go() -> None:
         swarm = Agents()
         made = fault(kind, **args)
@@ -198,7 +198,7 @@ def test_a_link_that_is_as_bad_already_is_refused(kind: str, args: dict[str, Any
         asyncio.run(run(fault(kind, **args), Agents()))
 
 
-def test_everybody_on_one_side_is_no_partition() -> None:
+def test_a_partition_needs_peers_on_both_sides() -> None:
     with pytest.raises(RayhiveError, match="no node"):
         asyncio.run(run(fault("partition", tuple(ADDRESSES), mode="halves"), Agents()))
 

@@ -216,7 +216,7 @@ def test_a_killed_node_comes_back_with_its_peers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["kill_node", "drain_node"])
 @pytest.mark.parametrize("proved", [True, False])
-def test_a_node_is_there_again_at_the_end_though_nobody_healed_it(
+def test_a_node_that_was_not_healed_is_started_at_the_end(
     tmp_path: Path, kind: str, proved: bool
 ) -> None:
     async def scene() -> None:

@@ -26,7 +26,7 @@ def play(scene: Coroutine[Any, Any, None]) -> None:
     asyncio.run(scene)
 
 
-def test_a_killed_peer_is_gone_whole_and_replaced_where_it_was(tmp_path: Path) -> None:
+def test_all_processes_of_a_killed_peer_end_and_it_is_replaced_on_its_node(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             kind = planned("kill")
@@ -58,7 +58,7 @@ def test_a_replacement_may_start_on_another_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kill", "preempt", "pause", "kill_p2pd", "leave"])
-def test_what_is_not_there_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_fault_on_a_peer_that_does_not_run_is_refused(name: str, tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             with pytest.raises(RayhiveError, match="no process of peer-9 runs"):
@@ -110,7 +110,7 @@ def test_a_pause_of_which_one_process_runs_on_is_no_pause(tmp_path: Path) -> Non
     play(scene())
 
 
-def test_a_polite_peer_leaves_within_its_notice(tmp_path: Path) -> None:
+def test_a_peer_may_leave_by_itself_within_its_notice(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             kind = planned("preempt", notice_s=30)
@@ -126,7 +126,7 @@ def test_a_polite_peer_leaves_within_its_notice(tmp_path: Path) -> None:
     play(scene())
 
 
-def test_without_notice_there_is_only_the_end(tmp_path: Path) -> None:
+def test_without_a_notice_the_peer_gets_sigterm_at_once(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             proof = await run(planned("preempt", notice_s=0), swarm)
@@ -151,7 +151,7 @@ def test_a_peer_that_ignores_its_notice_is_ended_and_the_proof_fails(tmp_path: P
     play(scene())
 
 
-def test_what_survives_sigterm_gets_sigkill(tmp_path: Path) -> None:
+def test_a_peer_that_survives_sigterm_gets_sigkill(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
             os.killpg(

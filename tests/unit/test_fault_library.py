@@ -41,14 +41,14 @@ def plan(name: str, seed: int = 0, peers: int | None = None) -> FaultPlan:
     return plan_of(name, seed=seed, peers=count, swarm=study.swarm, budget=study.budget)
 
 
-def test_what_was_asked_for_is_there() -> None:
+def test_the_library_has_the_documented_scenarios() -> None:
     assert set(FILES) >= ASKED
     assert set(SCENARIOS.names()) == {*FILES, *GRID}
     assert PLACES[1] == FOLDER
 
 
 @pytest.mark.parametrize("name", CONCRETE)
-def test_a_scenario_plans_what_there_is_within_its_budget(name: str) -> None:
+def test_plans_fit_the_budget_of_their_scenario(name: str) -> None:
     """Every kind is registered, takes these parameters, and comes early enough to recover."""
     scenario = load_scenario(name)
     for seed in range(4):
@@ -71,7 +71,7 @@ def test_every_group_of_kinds_is_in_a_scenario() -> None:
 
 
 @pytest.mark.parametrize("name", CONCRETE)
-def test_a_scenario_says_what_it_does_and_needs(name: str) -> None:
+def test_a_scenario_declares_its_summary_kinds_and_needs(name: str) -> None:
     scenario = load_scenario(name)
     assert scenario.about.endswith(".") and "$" not in scenario.about
     assert set(scenario.kinds) <= set(FAULTS.names())
@@ -82,7 +82,7 @@ def test_a_scenario_says_what_it_does_and_needs(name: str) -> None:
         assert f"${parameter}" in text.partition("plan:")[2], "a parameter that does nothing"
 
 
-def test_a_scenario_is_run_with_its_own_study_unless_told_otherwise(tmp_path: Path) -> None:
+def test_settings_of_the_user_replace_those_of_the_scenario(tmp_path: Path) -> None:
     study = study_of("preempt-notice-15")
     assert study.scenarios == ("preempt-notice-15",)
     assert (study.workload.name, study.swarm.peers, study.replicates) == ("digits", 4, 1)
@@ -139,7 +139,7 @@ def test_the_window_of_a_trace_is_a_parameter() -> None:
     assert last(30) <= 30 < last(100) <= 100
 
 
-def test_a_name_that_is_none_names_the_nearest() -> None:
+def test_an_unknown_name_gets_the_nearest_name() -> None:
     with pytest.raises(ConfigError) as caught:
         load_scenario("kill-on")
     assert caught.value.problems[0].nearest == "kill-one"
@@ -147,7 +147,7 @@ def test_a_name_that_is_none_names_the_nearest() -> None:
         load_scenario("./kill-one.yml")
 
 
-def test_ones_own_scenario_is_found_by_its_path(tmp_path: Path) -> None:
+def test_a_scenario_of_the_user_is_found_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     shutil.copy(FOLDER / "kill-one.yaml", path)
     scenario = load_scenario(path)

@@ -55,7 +55,7 @@ def problems(path: Path, **more: Any) -> dict[str, Problem]:
     return {problem.key: problem for problem in caught.value.problems}
 
 
-def test_a_plan_is_what_its_acts_say(tmp_path: Path) -> None:
+def test_a_plan_has_the_faults_of_its_acts(tmp_path: Path) -> None:
     acts = [
         {"kind": "pause", "who": ["peer-1", "peer-3"], "at": {"seconds": 9}, "heal_after_s": 4},
         {"kind": "kill", "who": "bootstrap", "at": {"round": 7}, "args": {"where": "other"}},
@@ -123,7 +123,7 @@ def test_seeds_differ(tmp_path: Path) -> None:
 
 @given(place=st.integers(0, len(ACTS)), seed=st.integers(0, 10**6), data=st.data())
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_one_act_more_leaves_the_others_alone(
+def test_a_further_act_does_not_change_the_other_choices(
     tmp_path: Path, place: int, seed: int, data: st.DataObject
 ) -> None:
     more: dict[str, Any] = data.draw(
@@ -147,7 +147,7 @@ def test_one_act_more_leaves_the_others_alone(
     assert len(left) == 1
 
 
-def test_parameters_of_a_kind_leave_the_choices_alone(tmp_path: Path) -> None:
+def test_parameters_of_a_kind_do_not_change_the_choices(tmp_path: Path) -> None:
     act = {"kind": "preempt", "at": {"round": {"between": [5, 50]}}, "heal_after_s": 2}
     plan = {"acts": [{**act, "args": {"notice_s": "$notice_s"}}]}
     path = write(tmp_path, plan, args={"notice_s": 15})
@@ -179,7 +179,7 @@ def test_parameters_of_a_kind_leave_the_choices_alone(tmp_path: Path) -> None:
         (["bootstrap", "peer-3"], 5, 2),
     ],
 )
-def test_selectors_choose_as_many_as_they_say(
+def test_a_selector_chooses_the_stated_number_of_targets(
     words: list[str], peers: int, size: int | None
 ) -> None:
     classes = {"a": NodeClass(count=3), "b": NodeClass(count=2, preemptible=True)}
@@ -200,7 +200,7 @@ def test_selectors_choose_as_many_as_they_say(
             assert "peer-2" not in names
 
 
-def test_a_choice_reaches_everybody() -> None:
+def test_every_peer_can_be_chosen() -> None:
     swarm = SwarmConfig(peers=4)
     seen = {Selector(swarm, "who", []).choose(["one"], SeededRng(seed)) for seed in range(60)}
     assert seen == {("peer-0",), ("peer-1",), ("peer-2",), ("peer-3",)}
@@ -237,7 +237,7 @@ def test_a_choice_reaches_everybody() -> None:
         ({"args": {"where": "$place"}}, "plan.acts.0.args.where", "none"),
     ],
 )
-def test_each_mistake_is_told_under_its_key(
+def test_each_mistake_is_reported_under_its_key(
     tmp_path: Path, act: dict[str, Any], key: str, text: str
 ) -> None:
     path = write(tmp_path, {"acts": [{"kind": "kill", "who": "one", "at": {"round": 3}, **act}]})
@@ -246,7 +246,7 @@ def test_each_mistake_is_told_under_its_key(
     assert text in str(found[key])
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     acts = [
         {"kind": "kill", "who": "peer-9", "at": {"seconds": 70}},
         {"kind": "pausee", "who": "som", "at": {"seconds": 1}},
@@ -279,13 +279,13 @@ def test_the_last_round_of_a_fault_is_in_the_budget_too(tmp_path: Path) -> None:
     assert set(found) == {"plan.acts.0.at"}
 
 
-def test_a_peer_that_averages_no_gradients_has_none_to_spoil(tmp_path: Path) -> None:
+def test_faults_in_gradients_need_averaged_gradients(tmp_path: Path) -> None:
     path = write(tmp_path, {"acts": [{"kind": "nan_gradient", "who": "one", "at": {"round": 3}}]})
     found = problems(path, swarm=SwarmConfig(peers=5, use_local_updates=True))
     assert "use_local_updates" in found["plan.acts.0.kind"].allowed
 
 
-def test_nobody_left_is_found_over_several_faults(tmp_path: Path) -> None:
+def test_faults_that_together_leave_no_peer_are_refused(tmp_path: Path) -> None:
     def acts(*faults: tuple[str, float, float | None]) -> Path:
         listed = [
             {"kind": "kill", "who": who, "at": {"seconds": at}}
@@ -309,7 +309,7 @@ def test_nobody_left_is_found_over_several_faults(tmp_path: Path) -> None:
     planned(write(tmp_path, {"acts": [*joined, {**mixed[1], "at": {"seconds": 9}}]}), peers=2)
 
 
-def test_a_replacement_does_not_know_what_its_predecessor_was_told(tmp_path: Path) -> None:
+def test_in_training_faults_of_a_replaced_peer_are_refused(tmp_path: Path) -> None:
     nan = {"kind": "nan_gradient", "who": "peer-1", "at": {"round": 9}}
     kill = {"kind": "kill", "who": "peer-1", "heal_after_s": 1}
     for at in ({"round": 5}, {"seconds": 30}):
@@ -318,7 +318,7 @@ def test_a_replacement_does_not_know_what_its_predecessor_was_told(tmp_path: Pat
     planned(write(tmp_path, {"acts": [nan, {**kill, "at": {"round": 10}}]}))
 
 
-def test_nobody_is_struck_who_was_taken_away(tmp_path: Path) -> None:
+def test_faults_on_an_absent_peer_are_refused(tmp_path: Path) -> None:
     kill = {"kind": "kill", "who": "peer-1", "at": {"seconds": 5}, "heal_after_s": 4}
     pause = {"kind": "pause", "who": ["peer-1", "peer-2"], "heal_after_s": 1}
     for seconds in (5, 6, 8.9):
@@ -333,7 +333,7 @@ def test_nobody_is_struck_who_was_taken_away(tmp_path: Path) -> None:
     planned(write(tmp_path, {"acts": [slow, {**pause, "at": {"seconds": 6}}]}))
 
 
-def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
+def test_mistakes_in_a_scenario_file_are_reported(tmp_path: Path) -> None:
     bad = write(tmp_path, {}, peers={"least": 5}, abuot="x", grid={"n": []}, study={"storge": 1})
     with pytest.raises(ConfigError) as caught:
         planned(bad)
@@ -345,7 +345,7 @@ def test_files_say_what_is_wrong_with_them(tmp_path: Path) -> None:
     assert "readable YAML file" in str(problems(missing)["FILE"])
 
 
-def test_use_is_checked_against_the_file(tmp_path: Path) -> None:
+def test_arguments_and_peers_are_checked_against_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, {}, peers={"least": 3}, args={"size": 1})
     found = problems(path, peers=2, args={"siez": 2})
     assert found["args.siez"].nearest == "size"

@@ -66,7 +66,7 @@ def test_every_format_has_a_sample() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SAMPLES))
-def test_a_format_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+def test_a_format_is_recognised_by_its_content(tmp_path: Path, name: str) -> None:
     trace = trace_of(tmp_path, SAMPLES[name])
     assert trace.format == name
     assert trace_of(tmp_path, SAMPLES[name], name).steps == trace.steps
@@ -108,7 +108,7 @@ def test_the_traces_that_come_with_rayhive_are_read_to_the_last_row() -> None:
 
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_order_does_not_matter_and_is_told(tmp_path: Path, seed: int) -> None:
+def test_rows_out_of_order_are_sorted_with_a_warning(tmp_path: Path, seed: int) -> None:
     rows = G4DN.read_text().splitlines()
     shuffled = random.Random(seed).sample(rows, len(rows))
     trace = trace_of(tmp_path, "\n".join(shuffled))
@@ -162,14 +162,14 @@ def test_a_file_of_another_kind_is_refused_with_the_formats(tmp_path: Path) -> N
     assert "with a live node" in refused(tmp_path, "2024-01-01, 00:00:00, 0\n")["file"]
 
 
-def test_what_says_nothing_is_skipped_with_a_reason(tmp_path: Path) -> None:
+def test_a_row_without_content_is_skipped_with_a_reason(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, "date, time, live_count\n" + COUNTS)
     assert trace.skipped == {1: "a header", 5: "blank"}
     accounted(trace, 5)
     assert trace.warnings[0].endswith("sorted by time: row 4")
 
 
-def test_of_two_counts_at_one_moment_the_last_holds_and_that_is_told(tmp_path: Path) -> None:
+def test_of_two_counts_at_one_instant_the_last_counts_with_a_warning(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, "2024-01-01, 00:00:00, 3\n2024-01-01, 00:00:00, 2\n")
     assert levels(trace) == [(0, 2)]
     assert trace.warnings[0].endswith("rows 1, 2 have the same time; row 2 counts")
@@ -234,7 +234,7 @@ churn = st.lists(
 @settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_as_many_live_under_the_plan_as_in_the_folded_trace(
+def test_a_plan_keeps_as_many_peers_as_the_folded_trace(
     tmp_path: Path,
     first: int,
     changes: list[tuple[int, int, int]],
@@ -288,7 +288,7 @@ def test_the_shipped_traces_fold_onto_any_number(file: Path, peers: int, tmp_pat
     never_twice_at_once(plan)
 
 
-def test_what_happens_in_one_instant_stays_together(tmp_path: Path) -> None:
+def test_removals_with_the_same_return_are_one_fault(tmp_path: Path) -> None:
     rows = [f"0,add,n{n}" for n in range(8)]
     rows += [f"10000,remove,n{n}" for n in range(4)]
     rows += [f"10000,add,m{n}" for n in range(2)]
@@ -318,7 +318,7 @@ def test_a_window_is_cut_and_compressed(tmp_path: Path) -> None:
         replayed(tmp_path, text, 0, 4, start_s=400)
 
 
-def test_nodes_are_taken_by_kinds_that_take_nodes(tmp_path: Path) -> None:
+def test_kinds_on_nodes_remove_nodes(tmp_path: Path) -> None:
     plan = replayed(tmp_path, SAMPLES["skypilot"], 0, 4, remove="kill_node")
     assert {name[:5] for fault in plan.faults for name in fault.who} == {"node-"}
 
@@ -337,7 +337,7 @@ def test_a_missing_trace_names_the_nearest(tmp_path: Path) -> None:
     assert (problem.key, problem.nearest) == ("plan.trace.file", "g4dn-trace.csv")
 
 
-def test_warnings_of_a_trace_reach_who_asks(tmp_path: Path) -> None:
+def test_warnings_of_a_trace_reach_the_caller(tmp_path: Path) -> None:
     (tmp_path / "trace").write_text(COUNTS)
     told: list[str] = []
     plan_of(
@@ -380,9 +380,7 @@ def test_folding_adds_up(counts: list[int], replicas: int) -> None:
         ("skypilot", "[" * 100_000),
     ],
 )
-def test_a_number_that_would_become_infinite_is_a_row_that_is_wrong(
-    tmp_path: Path, format: str, text: str
-) -> None:
+def test_a_row_with_an_infinite_number_is_invalid(tmp_path: Path, format: str, text: str) -> None:
     assert refused(tmp_path, text, format)
 
 

@@ -101,7 +101,7 @@ def test_a_report_of_something_else_is_no_proof(kind: str) -> None:
     assert not proof(planned(kind), [event]).ok
 
 
-def test_a_peer_that_was_not_in_the_planned_round_does_it_in_its_next() -> None:
+def test_a_peer_absent_in_the_planned_round_acts_in_its_next() -> None:
     run = Run(planned("sign_flip", at=3))
     run.round(2)
     assert run.round(7)[0][0, 0] == -7 and run.events[0].round == 7

@@ -98,7 +98,7 @@ def test_kinds_that_a_cluster_lacks_are_left_out_although_the_driver_has_them(
     assert kinds == ALL - {"straggler"}
 
 
-def test_this_machine_leaves_out_what_it_lacks_and_refuses_nothing(
+def test_this_machine_leaves_out_the_kinds_that_it_lacks(
     tmp_path: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capabilities, "here", without_quota)
