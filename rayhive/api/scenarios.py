@@ -33,7 +33,7 @@ class PlannedScenario:
 
     Attributes:
         name: Name of the scenario.
-        about: What it does.
+        about: Summary in one sentence.
         plan: The plan of replicate 0.
         seconds: Duration of a replicate [s].
         warnings: Warnings about the trace that the plan was made from.

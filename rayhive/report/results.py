@@ -95,7 +95,7 @@ def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
 
 
 def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
-    """Return one row for each replicate, and the errors of those that cannot be read."""
+    """Return one row for each replicate, and the error of each unreadable one."""
     best: dict[str, Attempt] = {}
     damaged: list[str] = []
     places = sorted((folder / "trials").glob("*/*/")) if _is_run(folder) else [folder]
