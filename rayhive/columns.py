@@ -7,10 +7,11 @@ declarations.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from rayhive.registry import METRICS
 
@@ -58,17 +59,18 @@ class Replicates:
     finished: Sequence[Row]
 
 
-class Fold(Protocol):
-    """Rule by which the values of several replicates become one value."""
+class Fold(ABC):
+    """Rule by which the values of several replicates become one value.
 
-    @property
-    def interval(self) -> bool:
-        """Whether ``NAME_low`` and ``NAME_high`` bound a 95 % interval."""
+    Attributes:
+        interval: Whether ``NAME_low`` and ``NAME_high`` bound a 95 % interval.
+        type: Type of the folded value; None if it is that of the replicates' values.
+    """
 
-    @property
-    def type(self) -> ColumnType | None:
-        """Type of the folded value; None if it is that of the replicates' values."""
+    interval: bool = False
+    type: ColumnType | None = None
 
+    @abstractmethod
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the folded value under the column's name, and its bounds."""
 
@@ -89,6 +91,8 @@ class Column:
         exact: Whether shapes and settings determine the value. Equal replicates then have an
             interval of length 0; otherwise their equality may be by chance, and they have none.
         tells_apart: Whether replicates that differ in it belong to different rows.
+        condition: Whether rows that differ in it are not compared, and replicates that differ in
+            it are never folded together.
         in_table: Whether tables show it as a column of their own.
         group: Group of columns, one of :data:`GROUPS`.
     """
@@ -102,6 +106,7 @@ class Column:
     stage: Stage = "replicate"
     exact: bool = False
     tells_apart: bool = False
+    condition: bool = False
     in_table: bool = True
     group: str = "export"
 
@@ -176,6 +181,12 @@ def group_columns(group: str) -> tuple[Column, ...]:
 def objectives() -> dict[str, Direction]:
     """Return the columns that a study can optimise, and the direction of each."""
     return {column.name: column.better for column in all_columns() if column.better is not None}
+
+
+@lru_cache(maxsize=1)
+def conditions() -> tuple[str, ...]:
+    """Return the names of the columns that are conditions of a measurement, in order."""
+    return tuple(column.name for column in all_columns() if column.condition)
 
 
 def replicate_columns() -> tuple[Column, ...]:

@@ -17,8 +17,8 @@ class Registry(Generic[T]):
 
     Args:
         kind: Name of an entry's kind, in the singular, for error messages.
-        package: Package that registers the entries, imported at the first lookup; None if the
-            program imports it itself.
+        package: Package that registers the entries, imported at the first look-up; None if the
+            module of the registry does.
         in_order: Whether names keep the order of registration; by default they are sorted.
     """
 
@@ -26,8 +26,7 @@ class Registry(Generic[T]):
         self.kind = kind
         self._package = package
         self._in_order = in_order
-        self._entries: dict[str, T] = {}
-        self._lazy: dict[str, str] = {}
+        self._loaders: dict[str, Callable[[], T]] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
         """Return a decorator that registers its argument under ``name``.
@@ -37,8 +36,7 @@ class Registry(Generic[T]):
         """
 
         def enter(entry: T) -> T:
-            self._refuse_duplicate(name)
-            self._entries[name] = entry
+            self._enter(name, lambda: entry)
             return entry
 
         return enter
@@ -54,8 +52,13 @@ class Registry(Generic[T]):
         Raises:
             ValueError: ``name`` is taken.
         """
-        self._refuse_duplicate(name)
-        self._lazy[name] = target
+        module, _, attribute = target.partition(":")
+        self._enter(name, lambda: cast(T, getattr(importlib.import_module(module), attribute)))
+
+    def _enter(self, name: str, loader: Callable[[], T]) -> None:
+        if name in self._loaders:
+            raise ValueError(f"{self.kind} {name!r} is registered twice; known: {self.names()}")
+        self._loaders[name] = loader
 
     @contextlib.contextmanager
     def replaced(self, name: str, entry: T) -> Iterator[None]:
@@ -63,16 +66,12 @@ class Registry(Generic[T]):
 
         It hides an entry of the same name.
         """
-        before = dict(self._entries)
-        self._entries[name] = entry
+        before = dict(self._loaders)
+        self._loaders[name] = lambda: entry
         try:
             yield
         finally:
-            self._entries = before
-
-    def _refuse_duplicate(self, name: str) -> None:
-        if name in self._entries or name in self._lazy:
-            raise ValueError(f"{self.kind} {name!r} is registered twice; known: {self.names()}")
+            self._loaders = before
 
     def get(self, name: str, key: str | None = None) -> T:
         """Return the entry called ``name``.
@@ -86,10 +85,7 @@ class Registry(Generic[T]):
         """
         if name not in self:
             raise ConfigError(unknown(key or self.kind, name, self.names()))
-        if name not in self._entries:
-            module, _, attribute = self._lazy[name].partition(":")
-            self._entries[name] = cast(T, getattr(importlib.import_module(module), attribute))
-        return self._entries[name]
+        return self._loaders[name]()
 
     def _fill(self) -> None:
         if self._package is not None:
@@ -98,8 +94,7 @@ class Registry(Generic[T]):
     def names(self) -> tuple[str, ...]:
         """Return every registered name."""
         self._fill()
-        names = {**self._lazy, **self._entries}
-        return tuple(names if self._in_order else sorted(names))
+        return tuple(self._loaders if self._in_order else sorted(self._loaders))
 
     def items(self) -> tuple[tuple[str, T], ...]:
         """Return every (name, entry) pair, in the order of :meth:`names`."""
@@ -107,20 +102,14 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         self._fill()
-        return name in self._entries or name in self._lazy
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names())
-
-    def __len__(self) -> int:
-        return len(self.names())
+        return name in self._loaders
 
 
-# The registries are filled by the packages with the implementations. They are defined here so that
-# the configuration can check a name without importing these packages.
-CODECS: Registry[Any] = Registry("codec")
+# Each registry is filled by the package with the implementations. They are defined here so that the
+# layers below these packages can look names up.
+CODECS: Registry[Any] = Registry("codec", package="rayhive.compression")
 AVERAGERS: Registry[Any] = Registry("averager", package="rayhive.averaging")
-WORKLOADS: Registry[Any] = Registry("workload")
+WORKLOADS: Registry[Any] = Registry("workload", package="rayhive.workloads")
 FAULTS: Registry[Any] = Registry("fault", package="rayhive.faults")
 SCENARIOS: Registry[Any] = Registry("scenario", package="rayhive.faults")
 METRICS: Registry[Any] = Registry("metric group", package="rayhive.metrics")

@@ -1,16 +1,18 @@
-"""Base of all event records, and their form as a line of JSON."""
+"""Base of all event records, their form as a line of JSON, and the log that holds the lines."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from collections.abc import Iterable, Iterator, KeysView, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from rayhive.errors import NewerVersionError
+from rayhive.errors import DamagedError, NewerVersionError
 
 #: Version of the event schema, the key ``v`` of every line. It grows when the meaning of a stored
 #: field changes or a required field is added; a new kind or a new optional field leaves it.
@@ -47,7 +49,6 @@ class Event(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
-    _mapping_keys: ClassVar[tuple[str, ...]] = ("kind", "t", "peer")
 
     kind: str
     t: float = Field(default_factory=time.time, ge=0, lt=_END_OF_TIME)
@@ -74,36 +75,24 @@ class Event(BaseModel):
 
     # -- reading as a mapping ------------------------------------------------------------------
 
-    def keys(self) -> list[str]:
-        """Return the names of the stored fields."""
-        first = self._mapping_keys
-        stored = (
-            name
-            for name in type(self).model_fields
-            if name in self.model_fields_set and name not in (*first, "extra")
-        )
-        return [*first, *stored, *self.extra]
+    def stored(self) -> dict[str, Any]:
+        """Return the stored fields by name."""
+        names = {"kind", "t", "peer", *self.model_fields_set} - {"extra"}
+        return {name: value for name, value in vars(self).items() if name in names} | self.extra
 
-    def items(self) -> list[tuple[str, Any]]:
-        """Return names and values of the stored fields."""
-        return [(name, self[name]) for name in self.keys()]
+    def keys(self) -> KeysView[str]:
+        """Return the names of the stored fields."""
+        return self.stored().keys()
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a stored field, or ``default`` if it is not stored."""
-        try:
-            return self[name]
-        except KeyError:
-            return default
+        return self.stored().get(name, default)
 
     def __contains__(self, name: object) -> bool:
-        return self._is_stored(name) or name in self.extra
+        return name in self.stored()
 
     def __getitem__(self, name: str) -> Any:
-        return getattr(self, name) if self._is_stored(name) else self.extra[name]
-
-    def _is_stored(self, name: object) -> bool:
-        stored = name in self.model_fields_set or name in self._mapping_keys
-        return stored and name != "extra"
+        return self.stored()[name]
 
 
 E = TypeVar("E", bound=Event)
@@ -129,8 +118,8 @@ def make_event(kind: str, peer: str | None = None, **fields: Any) -> Event:
 
 def dump_event(event: Event | Mapping[str, Any]) -> str:
     """Return one line of JSON, without the line end; non-finite numbers become objects."""
-    stored = {**_plain(dict(event)), "v": VERSION}
-    return json.dumps(stored, separators=(",", ":"), allow_nan=False)
+    stored = event.stored() if isinstance(event, Event) else event
+    return json.dumps({**_plain(stored), "v": VERSION}, separators=(",", ":"), allow_nan=False)
 
 
 def load_event(line: str) -> Event:
@@ -146,9 +135,7 @@ def load_event(line: str) -> Event:
         stored = json.loads(line, object_hook=_restore)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if not isinstance(stored, dict) or not isinstance(stored.get("kind"), str):
-        raise ValueError("an event is an object with kind and t")
-    if "t" not in stored:
+    if not isinstance(stored, dict) or "t" not in stored or not isinstance(stored.get("kind"), str):
         raise ValueError("an event is an object with kind and t")
     version = stored.pop("v", 1)
     if not isinstance(version, int):
@@ -166,10 +153,9 @@ def _record(stored: dict[str, Any]) -> Event:
     """
     record = KINDS.get(stored["kind"], Event)
     declared = record.model_fields.keys() - {"extra"}
-    extra = {name: value for name, value in stored.items() if name not in declared}
-    given = {name: value for name, value in stored.items() if name in declared}
+    extra = {name: stored.pop(name) for name in list(stored) if name not in declared}
     try:
-        return record(**given, extra=extra)
+        return record(**stored, extra=extra)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -197,3 +183,58 @@ def _plain(value: Any) -> Any:
 
 def _restore(value: dict[str, Any]) -> Any:
     return float(value["float"]) if value.keys() == {"float"} else value
+
+
+class EventLog:
+    """An append-only file of events that survives the death of its writer.
+
+    Args:
+        path: The file; created with its folder, appended to if it exists. An incomplete last
+            line, left by a writer that died, is removed: the next event would be joined to it.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a", encoding="utf-8")
+        if self.path.stat().st_size:  # 0 for a device, which may be endless
+            written = self.path.read_bytes()
+            if not written.endswith(b"\n"):
+                self._file.truncate(written.rfind(b"\n") + 1)
+
+    def append(self, event: Event) -> None:
+        """Write one event and hand it to the operating system."""
+        self._file.write(dump_event(event) + "\n")
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Return when everything written is on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Sync and close."""
+        if not self._file.closed:
+            self.sync()
+            self._file.close()
+
+
+def read_events(path: str | Path) -> Iterator[Event]:
+    """Yield the events of a log in the order of writing.
+
+    An incomplete last line, left by a writer that died, is left out.
+
+    Raises:
+        DamagedError: A complete line is not an event; the line number is named.
+        NewerVersionError: A newer rayhive wrote the log.
+    """
+    with Path(path).open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield load_event(line.decode("utf-8"))
+            except ValueError as error:
+                raise DamagedError(path, f", line {number}: not an event: {error}") from error
+            except NewerVersionError as error:
+                raise NewerVersionError(str(path), error.found, error.known) from None

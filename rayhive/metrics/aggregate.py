@@ -12,6 +12,7 @@ from rayhive.columns import (
     Replicates,
     Row,
     all_columns,
+    conditions,
     configuration_columns,
     find_column,
     in_group,
@@ -21,9 +22,9 @@ from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import FINISHED, LOST, UNCOUNTED
 from rayhive.registry import METRICS
 
-#: Columns that always separate rows: rows under different conditions are not compared, and
-#: ``--by`` does not fold them.
-CONDITIONS: tuple[str, ...] = ("scenario", "workload", "code", "peers", "link")
+
+def _number(name: str, about: str, fold: Count) -> Column:
+    return Column(name, about, type="count", stage="fold", fold=fold)
 
 
 class Replication(MetricGroup):
@@ -38,30 +39,22 @@ class Replication(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = (
         *in_group(
             "replication",
-            Column(
-                "n", "Replicates that finished", type="count", stage="fold", fold=Count(FINISHED)
-            ),
-            Column(
+            _number("n", "Replicates that finished", Count(FINISHED)),
+            _number(
                 "n_failed",
                 "Replicates that diverged, failed or were invalid",
-                type="count",
-                stage="fold",
-                fold=Count(FINISHED | {LOST}, other=True),
+                Count(FINISHED | {LOST}, other=True),
             ),
-            Column(
+            _number(
                 "n_lost",
                 "Replicates that the infrastructure lost in every attempt",
-                type="count",
-                stage="fold",
-                fold=Count(frozenset({LOST})),
+                Count(frozenset({LOST})),
             ),
         ),
-        Column(
+        _number(
             "n_timed_out",
             "Replicates among the n that the time limit ended",
-            type="count",
-            stage="fold",
-            fold=Count(frozenset({"timed_out"})),
+            Count(frozenset({"timed_out"})),
         ),
     )
 
@@ -79,13 +72,14 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
 
     Args:
         rows: Rows of :func:`rayhive.metrics.rows.timeline_row`, each replicate once.
-        by: Configuration columns: replicates that agree in these and in :data:`CONDITIONS` make
-            one row, whatever their other settings. By default all settings.
+        by: Configuration columns: replicates that agree in these and in the conditions
+            (:func:`rayhive.columns.conditions`) make one row, whatever their other settings. By
+            default all settings.
 
     Returns:
         Rows in the order in which their first replicate appears.
     """
-    key = tuple(dict.fromkeys((*by, *CONDITIONS))) if by else row_key()
+    key = tuple(dict.fromkeys((*by, *conditions()))) if by else row_key()
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         if row["state"] not in UNCOUNTED:
@@ -138,4 +132,4 @@ def objectives_known(row: Row, objectives: Iterable[str]) -> bool:
 
 def comparable(a: Row, b: Row) -> bool:
     """Return whether two rows were measured under the same conditions."""
-    return all(a.get(name) == b.get(name) for name in CONDITIONS)
+    return all(a.get(name) == b.get(name) for name in conditions())

@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from itertools import groupby, zip_longest
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from rayhive.columns import Column, Row, in_group
+from rayhive.events import (
+    GROUPED,
+    Event,
+    Left,
+    PeerFinished,
+    Round,
+    StateLoaded,
+    StateRound,
+    SteppedIn,
+    Transition,
+    of_kind,
+)
 from rayhive.metrics.folds import Mean
 from rayhive.metrics.group import MetricGroup
-from rayhive.metrics.incarnations import Incarnation
-from rayhive.metrics.live_capacity import Window, fault_windows
-from rayhive.metrics.round_time import incarnation_time
-from rayhive.metrics.timeline import Timeline
+from rayhive.metrics.live_capacity import Window, fault_windows, overlap
+from rayhive.metrics.timeline import Incarnation, Timeline
+
+PRODUCTIVE = "productive_s"
+MATCHMAKING = "badput_matchmaking_s"
+AVERAGING = "badput_averaging_s"
+TRANSFER = "badput_state_transfer_s"
+RETRY = "badput_retry_s"
+STALLED = "badput_stalled_s"
+DOWN = "badput_down_s"
+EVALUATION = "evaluation_s"
+
+#: A class, and its seconds.
+Part = tuple[str, float]
+E = TypeVar("E", bound=Event)
 
 
 def _seconds(name: str, about: str) -> Column:
@@ -48,14 +72,14 @@ class Badput(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = in_group(
         "time",
         _seconds("peer_seconds", "Wall time x peers, the sum of the columns below"),
-        _seconds("productive_s", "Computing committed samples"),
-        _seconds("badput_matchmaking_s", "Waiting for a group"),
-        _seconds("badput_averaging_s", "Waiting for an all-reduce"),
-        _seconds("badput_state_transfer_s", "Loading the state from other peers"),
-        _seconds("badput_retry_s", "Failed attempts and lost computation"),
-        _seconds("badput_stalled_s", "Stopped, or waiting for other peers"),
-        _seconds("badput_down_s", "No process for the replica"),
-        _seconds("evaluation_s", "Evaluating, outside the training clock"),
+        _seconds(PRODUCTIVE, "Computing committed samples"),
+        _seconds(MATCHMAKING, "Waiting for a group"),
+        _seconds(AVERAGING, "Waiting for an all-reduce"),
+        _seconds(TRANSFER, "Loading the state from other peers"),
+        _seconds(RETRY, "Failed attempts and lost computation"),
+        _seconds(STALLED, "Stopped, or waiting for other peers"),
+        _seconds(DOWN, "No process for the replica"),
+        _seconds(EVALUATION, "Evaluating, outside the training clock"),
     )
 
     def compute(self, timeline: Timeline) -> Row:
@@ -78,11 +102,14 @@ def time_spent(timeline: Timeline) -> tuple[dict[str, float], float]:
     total, stops = 0.0, fault_windows(timeline, ["stopped"])
     for _, group in groupby(timeline.incarnations.values(), key=lambda each: each.replica):
         incarnations = list(group)
-        begin, end = _window(timeline, incarnations[0])
+        begin, end = timeline.span
+        if incarnations[0].joined(timeline.spec.swarm.peers):
+            begin = _when(incarnations[0], begin, end)
         total += end - begin
         for item, following in zip_longest(incarnations, incarnations[1:]):
             until = end if following is None else _when(following, begin, end)
-            for name, seconds in incarnation_time(timeline, item, stops, (begin, until)).items():
+            account = _TimeAccount(timeline, item, stops.get(item.name, ()), (begin, until))
+            for name, seconds in account.spent.items():
                 spent[name] += seconds
             begin = until
     added = math.fsum(spent.values())
@@ -90,14 +117,154 @@ def time_spent(timeline: Timeline) -> tuple[dict[str, float], float]:
     return spent, total
 
 
-def _window(timeline: Timeline, first: Incarnation) -> Window:
-    assert timeline.span is not None
-    begin, end = timeline.span
-    late = first.joined(timeline.spec.swarm.peers)
-    return (_when(first, begin, end) if late else begin), end
-
-
 def _when(incarnation: Incarnation, begin: float, end: float) -> float:
     """Return the first known Unix time of an incarnation [s], clamped to a window."""
     moments = (incarnation.spawned, incarnation.started, incarnation.ended)
     return min(max(next((at for at in moments if at is not None), end), begin), end)
+
+
+class _TimeAccount:
+    """Division of the time of one incarnation into classes, from event to event.
+
+    Time that no event explains belongs to a class that depends on the surrounding events.
+
+    Args:
+        timeline: The replicate.
+        incarnation: The incarnation. After its end the replica is down, or waits for the other
+            peers to finish.
+        stops: Windows during which a fault stopped it.
+        window: Begin and end of the time of the replica that belongs to it [s, Unix time].
+
+    Attributes:
+        spent: Class -> seconds; they add up to the window.
+    """
+
+    def __init__(
+        self, timeline: Timeline, incarnation: Incarnation, stops: Sequence[Window], window: Window
+    ) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+        self._timeline, self._incarnation, self._stops = timeline, incarnation, stops
+        self._delay = timeline.spec.configuration.delay
+        self._at, until = window
+        ended = incarnation.ended
+        self._end = until if ended is None else min(max(ended, self._at), until)
+        self._own = timeline.of_peers.get(incarnation.name, [])
+        self._loads = list(of_kind(self._own, StateLoaded))
+        self._training()
+        self._end = until
+        finished = isinstance(incarnation.end, PeerFinished)
+        self._fill(until, (), STALLED if finished else DOWN)
+
+    def _training(self) -> None:
+        """Account for the time until the end of the incarnation."""
+        start = self._incarnation.started
+        if start is None:
+            self._fill(self._end, self._transfers(self._end), DOWN)
+            return
+        late = self._incarnation.joined(self._timeline.spec.swarm.peers)
+        self._fill(start, self._transfers(start), DOWN if late else STALLED)
+        rounds = {event.round: event for event in of_kind(self._own, Round)}
+        states = {event.round: event for event in of_kind(self._own, StateRound)}
+        clock = 0.0
+        for step in of_kind(self._own, Transition):
+            clock_s = None if step.clock_s is None else step.clock_s - clock
+            self._between(step, clock_s, rounds.get(step.round), states.get(step.round))
+            clock = step.clock_s or clock
+        self._tail(clock)
+
+    def _between(
+        self,
+        step: Transition,
+        clock_s: float | None,
+        round_: Round | None,
+        state: StateRound | None,
+    ) -> None:
+        """Account for the time from the previous transition to this one."""
+        parts = self._known(step.t, clock_s)
+        explained = sum(seconds for name, seconds in parts if name != TRANSFER)
+        if round_ is not None and self._delay != "gradients":  # not in the background
+            parts += _waits(round_)
+        parts += self._update(step.update_s or 0.0, state)
+        work, rest = PRODUCTIVE, STALLED if self._delay == "none" else AVERAGING
+        if round_ is not None and not (self._timeline.applied(round_) and round_.samples):
+            work = RETRY
+        accumulating = None if round_ is None else round_.accumulating_s
+        loads = self._within(self._loads, step.t)
+        if loads:
+            # samples from before the load are discarded, unless all loads kept them
+            rest = work if all(load.kept for load in loads) else RETRY
+            explained = 0.0  # accumulation began again with the load
+        elif accumulating is None:
+            rest = work
+        if accumulating is not None and round_ is not None:
+            waited = round_.background_s or 0.0
+            parts += [(AVERAGING, waited), (work, accumulating - explained - waited)]
+        self._fill(step.t, parts, rest)
+
+    def _tail(self, clock: float) -> None:
+        """Account for the time from the last transition to the end of the incarnation."""
+        end = self._incarnation.end
+        parts = self._known(self._end, None)
+        rest = PRODUCTIVE  # pending samples
+        if isinstance(end, PeerFinished):
+            parts = self._known(self._end, None if end.clock_s is None else end.clock_s - clock)
+        elif isinstance(end, Left):
+            kept, lost = end.handed_over or 0, end.lost or 0
+            work = self._end - self._at - sum(seconds for _, seconds in parts)
+            if lost:
+                parts.append((RETRY, work * lost / (kept + lost)))
+            elif not kept:
+                rest = STALLED  # time of the departure itself
+        elif end is not None:
+            rest = RETRY
+        self._fill(self._end, parts, rest)
+
+    def _known(self, moment: float, clock_s: float | None) -> list[Part]:
+        """Return the parts of the time up to a moment that do not depend on the round's outcome."""
+        moment = self._clamp(moment)
+        parts = [(STALLED, overlap((self._at, moment), self._stops))]
+        if clock_s is not None:
+            parts.append((EVALUATION, max(0.0, moment - self._at - clock_s)))
+        breaks = self._within(of_kind(self._own, SteppedIn), moment)
+        parts += [(STALLED, event.seconds) for event in breaks]
+        return parts + self._transfers(moment)
+
+    def _transfers(self, moment: float) -> list[Part]:
+        return [(TRANSFER, event.seconds) for event in self._within(self._loads, moment)]
+
+    def _within(self, events: Iterable[E], moment: float) -> list[E]:
+        return [event for event in events if self._at < event.t <= moment]
+
+    def _update(self, update_s: float, state: StateRound | None) -> list[Part]:
+        if state is None or self._delay != "none":
+            return [(PRODUCTIVE, update_s)]
+        parts, left = [], update_s
+        for name, seconds in _waits(state):
+            parts.append((name, min(seconds, left)))
+            left -= parts[-1][1]
+        return [*parts, (PRODUCTIVE, left)]
+
+    def _clamp(self, moment: float) -> float:
+        return min(max(moment, self._at), self._end)
+
+    def _fill(self, moment: float, parts: Iterable[Part], rest: str) -> None:
+        """Divide the time up to a moment among the parts in order; the remainder is ``rest``."""
+        moment = self._clamp(moment)
+        left = moment - self._at
+        for name, seconds in parts:
+            taken = min(max(seconds, 0.0), left)
+            self.spent[name] += taken
+            left -= taken
+        self.spent[rest] += left
+        self._at = moment
+
+
+def _waits(event: Round | StateRound) -> list[Part]:
+    """Return the waiting time of an averaging by class."""
+    averaging = event.averaging_s or 0.0
+    if event.outcome not in GROUPED:
+        return [(RETRY, averaging)]  # failed; 0 s if no group formed
+    matching = event.matchmaking_s or 0.0
+    waited = max(event.waited_s or averaging + matching, matching)
+    again = max(0.0, waited - matching - averaging) if event.retries else 0.0
+    return [(MATCHMAKING, matching), (RETRY, again), (AVERAGING, waited - matching - again)]

@@ -8,9 +8,17 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
-from rayhive.events import GROUPED, Event
-from rayhive.metrics.folds import All, Mean, Total
-from rayhive.metrics.group import MetricGroup, ratio
+from rayhive.events import (
+    GROUPED,
+    LinkCounted,
+    PeerReady,
+    Round,
+    StateRound,
+    TrainingStarted,
+    Transition,
+)
+from rayhive.metrics.folds import All, Mean
+from rayhive.metrics.group import MetricGroup, measured, ratio, total
 from rayhive.metrics.stats import estimate, percentile
 from rayhive.metrics.timeline import Timeline
 
@@ -58,23 +66,21 @@ class Communication(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = (
         *in_group(
             "communication",
-            Column(
+            measured(
                 "payload_bytes_per_round",
                 "Gradient payload sent per peer and round",
                 "B",
                 better="minimize",
-                fold=Mean(interval=True),
                 exact=True,
             ),
             Column(
                 "payload_bytes_per_round_predicted", "The same from shapes alone", "B", fold=Mean()
             ),
-            Column(
+            measured(
                 "state_bytes_per_round",
                 "State-averaging payload sent per peer and round",
                 "B",
                 better="minimize",
-                fold=Mean(interval=True),
             ),
             Column(
                 "wire_bytes_per_round",
@@ -82,54 +88,37 @@ class Communication(MetricGroup):
                 "B",
                 fold=Mean(),
             ),
-            Column(
+            measured(
                 "payload_bytes_per_sample",
                 "All payload per committed sample",
                 "B",
                 better="minimize",
-                fold=Mean(interval=True),
             ),
-            Column(
+            measured(
                 "compression_ratio",
                 "All payload without compression / measured",
                 "x",
                 better="maximize",
-                fold=Mean(interval=True),
             ),
-            Column(
+            measured(
                 "gradient_compression_ratio",
                 "The same for gradients alone",
                 "x",
                 better="maximize",
-                fold=Mean(interval=True),
                 exact=True,
             ),
-            Column(
+            measured(
                 "averaging_p50_s",
                 "Median duration of a gradient all-reduce",
                 "s",
                 better="minimize",
-                fold=Mean(interval=True),
             ),
-            Column(
-                "averaging_p95_s",
-                "95th percentile of the same",
-                "s",
-                better="minimize",
-                fold=Mean(interval=True),
-            ),
-            Column("rounds", "Committed rounds", type="count", fold=Total()),
-            Column(
-                "rounds_failed", "Rounds in which a peer got no average", type="count", fold=Total()
-            ),
-            Column(
-                "rounds_partial",
-                "Rounds in which some parts were not averaged",
-                type="count",
-                fold=Total(),
-            ),
+            measured("averaging_p95_s", "95th percentile of the same", "s", better="minimize"),
+            total("rounds", "Committed rounds"),
+            total("rounds_failed", "Rounds in which a peer got no average"),
+            total("rounds_partial", "Rounds in which some parts were not averaged"),
         ),
-        Column("rounds_complete", "Complete rounds", type="count", fold=Total()),
+        total("rounds_complete", "Complete rounds"),
         Column(
             "payload_matches",
             "Whether every complete round sent exactly the predicted payload",
@@ -141,11 +130,15 @@ class Communication(MetricGroup):
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
         peers = timeline.spec.swarm.peers
-        gradients, states = timeline.of("round"), timeline.of("state_round")
+        gradients, states = timeline.of(Round), timeline.of(StateRound)
+        ready = timeline.of(PeerReady)
         sent = [_sent(events) for events in timeline.complete_rounds.values()]
         measured = ratio(sum(sent), len(sent) * peers)  # exact: one division of whole numbers
-        dense = _allreduced(_mean_reported(timeline, "dense_payload_bytes"), peers)
-        steps = {(e["peer"], e["round"]) for e in (*gradients, *timeline.of("transition"))}
+        dense = _mean(event.dense_payload_bytes for event in ready)
+        if dense is not None:  # of an all-reduce, from the payload of one peer
+            dense = 2 * (peers - 1) * dense / peers
+        steps = {(event.peer, event.round) for event in gradients}
+        steps |= {(event.peer, event.round) for event in timeline.of(Transition)}
         averaging = _averaging_seconds(timeline)
         state, dense_state = (ratio(x, len(steps)) for x in (_sent(states), _dense_state(timeline)))
         if timeline.spec.swarm.use_local_updates:
@@ -154,8 +147,8 @@ class Communication(MetricGroup):
             all_dense, everything = _plus(dense, dense_state), _plus(measured, state)
         return {
             "payload_bytes_per_round": measured,
-            "payload_bytes_per_round_predicted": _mean_reported(
-                timeline, "predicted_payload_bytes_per_round"
+            "payload_bytes_per_round_predicted": _mean(
+                event.predicted_payload_bytes_per_round for event in ready
             ),
             "state_bytes_per_round": state,
             "wire_bytes_per_round": ratio(_on_the_wire(timeline), len(steps)),
@@ -171,34 +164,24 @@ class Communication(MetricGroup):
         }
 
 
-def _sent(events: Iterable[Event]) -> int:
+def _sent(events: Iterable[Round | StateRound]) -> float:
     """Return the payload [B]; a failed round without ``sent_bytes`` counts 0."""
-    return sum(event.get("sent_bytes") or 0 for event in events)
+    return sum(event.sent_bytes or 0 for event in events)
 
 
-def _reported(timeline: Timeline, field: str) -> list[float]:
-    """Return one field of every ``peer_ready`` event that has it."""
-    ready = timeline.of("peer_ready")
-    return [event[field] for event in ready if event.get(field) is not None]
-
-
-def _mean_reported(timeline: Timeline, field: str) -> float | None:
-    found = estimate(_reported(timeline, field))
+def _mean(values: Iterable[float | None]) -> float | None:
+    """Return the mean of the values that are not None."""
+    found = estimate([value for value in values if value is not None])
     return None if found is None else found.mean
-
-
-def _allreduced(payload: float | None, peers: int) -> float | None:
-    """Return the bytes that each of N peers sends in an all-reduce: 2(N-1)/N of the payload."""
-    return None if payload is None else 2 * (peers - 1) * payload / peers
 
 
 def _dense_state(timeline: Timeline) -> float | None:
     """Return the uncompressed bytes of all state averagings; None if not known."""
-    grouped = [event for event in timeline.of("state_round") if event["outcome"] in GROUPED]
-    dense = _mean_reported(timeline, "dense_state_bytes")
+    grouped = [event for event in timeline.of(StateRound) if event.outcome in GROUPED]
+    dense = _mean(event.dense_state_bytes for event in timeline.of(PeerReady))
     if dense is None:  # a log of an earlier version, without the field
         return float(_sent(grouped)) if timeline.spec.swarm.state_codec == "none" else None
-    sizes = Counter(event.get("group_size") or 1 for event in grouped)
+    sizes = Counter(event.group_size or 1 for event in grouped)
     # exact if all members report: one division of whole numbers for each size of group
     return math.fsum(2 * (size - 1) * count * dense / size for size, count in sizes.items())
 
@@ -209,48 +192,47 @@ def _plus(a: float | None, b: float | None) -> float | None:
 
 def _averaging_seconds(timeline: Timeline) -> list[float]:
     seconds: list[float] = []
-    for events in timeline.by_peer("round").values():
-        grouped = [event for event in events if (event.get("group_size") or 1) > 1]
-        seconds += [e["averaging_s"] for e in grouped[1:] if e.get("averaging_s") is not None]
+    for events in timeline.by_peer(Round).values():
+        grouped = [event for event in events if (event.group_size or 1) > 1]
+        seconds += [event.averaging_s for event in grouped[1:] if event.averaging_s is not None]
     return seconds
 
 
 def _rounds(timeline: Timeline) -> Row:
-    if timeline.first("training_started") is None:
+    if timeline.first(TrainingStarted) is None:
         return dict.fromkeys(("rounds", "rounds_failed", "rounds_partial", "rounds_complete"))
-    events = (*timeline.of("round"), *timeline.of("state_round"))
+    events = timeline.averagings
     return {
         "rounds": len(timeline.rounds),
-        "rounds_failed": len({event["round"] for event in events if event["outcome"] in FAILED}),
-        "rounds_partial": len({event["round"] for event in events if _partial(event)}),
+        "rounds_failed": len({event.round for event in events if event.outcome in FAILED}),
+        "rounds_partial": len({event.round for event in events if _partial(event)}),
         "rounds_complete": len(timeline.complete_rounds),
     }
 
 
-def _partial(event: Event) -> bool:
-    if event["outcome"] in FAILED:
+def _partial(event: Round | StateRound) -> bool:
+    if event.outcome in FAILED:
         return False  # counted in rounds_failed
-    fraction = event.get("fraction")
-    return event["outcome"] == "partial" or (fraction is not None and fraction < 1)
+    return event.outcome == "partial" or (event.fraction is not None and event.fraction < 1)
 
 
 def _matches(timeline: Timeline) -> bool | None:
     complete = timeline.complete_rounds.values()
-    ready = {event["peer"]: event for event in timeline.of("peer_ready")}
-    if not complete or not ready or not all(e.get("payload_exact") for e in ready.values()):
+    ready = {event.peer: event for event in timeline.of(PeerReady)}
+    if not complete or not ready or not all(event.payload_exact for event in ready.values()):
         return None
     # the share of a peer need not be a whole number; the sum over the swarm is one
     return all(_sent(events) == round(_predicted(ready, events)) for events in complete)
 
 
-def _predicted(ready: Mapping[str, Event], events: Iterable[Event]) -> float:
-    known = [ready[event["peer"]] for event in events if event["peer"] in ready]
-    return math.fsum(event.get("predicted_payload_bytes_per_round") or 0.0 for event in known)
+def _predicted(ready: Mapping[str | None, PeerReady], events: Iterable[Round]) -> float:
+    known = [ready[event.peer] for event in events if event.peer in ready]
+    return math.fsum(event.predicted_payload_bytes_per_round or 0.0 for event in known)
 
 
 def _on_the_wire(timeline: Timeline) -> int | None:
-    counted = {event["when"]: event["nodes"] for event in timeline.of("link_counted")}
+    counted = {event.when: event.nodes for event in timeline.of(LinkCounted)}
     start, end = counted.get("start"), counted.get("end")
     if not start or end is None or start.keys() != end.keys():  # the set of nodes changed
         return None
-    return sum(int(end[node]["tx_bytes"]) - int(start[node]["tx_bytes"]) for node in start)
+    return sum(end[node]["tx_bytes"] - start[node]["tx_bytes"] for node in start)

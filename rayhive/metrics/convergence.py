@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
-from rayhive.metrics.evaluations import EvaluationPoint, evaluations
+from rayhive.events import Evaluation, Left
 from rayhive.metrics.folds import Mean, Total
 from rayhive.metrics.group import MetricGroup, difference, finite
 from rayhive.metrics.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class EvaluationPoint:
+    """Evaluation of the peers after one round.
+
+    Attributes:
+        round: Number of rounds before it.
+        samples: Samples that the swarm had committed by then.
+        clock_s: Training clock of the last peer that evaluated [s].
+        values: Metric to its mean over the peers.
+    """
+
+    round: int
+    samples: int
+    clock_s: float
+    values: Mapping[str, float]
 
 
 class Convergence(MetricGroup):
@@ -89,3 +109,28 @@ def _reaches(timeline: Timeline, point: EvaluationPoint) -> bool:
     if target is None or value is None:
         return False
     return bool(value >= target["value"] if target["mode"] == "max" else value <= target["value"])
+
+
+def evaluations(timeline: Timeline) -> tuple[EvaluationPoint, ...]:
+    """Return the evaluations in the order of rounds, the final one (of all peers) last."""
+    left = {name for name, item in timeline.incarnations.items() if isinstance(item.end, Left)}
+    final = [e for e in timeline.of(Evaluation) if e.final and e.peer not in left]
+    regular = (
+        [event for event in events if not event.final]
+        for events in timeline.by_round(Evaluation).values()
+    )
+    return tuple(_point(timeline, events) for events in (*regular, final) if events)
+
+
+def _point(timeline: Timeline, events: Sequence[Evaluation]) -> EvaluationPoint:
+    number = max(event.round for event in events)
+    local = timeline.spec.swarm.use_local_updates
+    metrics = set.intersection(*(set(event.values) for event in events))
+    return EvaluationPoint(
+        round=number,
+        samples=sum(event.samples or 0 for event in events)
+        if local
+        else timeline.committed(number),
+        clock_s=max(timeline.clock_of(event) for event in events),
+        values={name: fmean(event.values[name] for event in events) for name in sorted(metrics)},
+    )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import median
 
-from rayhive.events import GROUPED, Event
+from rayhive.events import (
+    GROUPED,
+    FaultActed,
+    FaultFired,
+    FaultHealed,
+    FaultVerified,
+    Notice,
+    PeerFinished,
+    Round,
+)
 from rayhive.metrics.live_capacity import Capacity
 from rayhive.metrics.stats import Time
 from rayhive.metrics.survivor_progress import ActiveFault, SurvivorProgress
@@ -88,16 +98,16 @@ class SwarmRound:
 def swarm_rounds(timeline: Timeline) -> tuple[SwarmRound, ...]:
     """Return the applied rounds in the order of time."""
     rounds = []
-    for number, events in timeline.by_round("round").items():
+    for number, events in timeline.by_round(Round).items():
         applied = [event for event in events if timeline.applied(event)]
         if applied:
-            clocks = [timeline.clock_of(e) for e in applied if e.get("clock_s") is not None]
+            clocks = [timeline.clock_of(event) for event in applied if event.clock_s is not None]
             rounds.append(
                 SwarmRound(
                     number=number,
-                    moment=min(event["t"] for event in applied),
+                    moment=min(event.t for event in applied),
                     clock_s=median(clocks) if clocks else 0.0,
-                    samples=sum(event["samples"] for event in applied),
+                    samples=sum(event.samples for event in applied),
                 )
             )
     return tuple(sorted(rounds, key=lambda item: item.moment))
@@ -130,27 +140,27 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
     rounds, capacity = swarm_rounds(timeline), Capacity(timeline, from_start=True)
     progress, end = SurvivorProgress(timeline, capacity), _end(timeline)
     begins = _took_effect(timeline)
-    fired = sorted(zip(begins, timeline.of("fault_fired"), strict=True), key=lambda item: item[0])
+    fired = sorted(zip(begins, timeline.of(FaultFired), strict=True), key=lambda item: item[0])
     baseline = _baseline(rounds, capacity, fired[0][0]) if fired else None
-    healed = {event["fault"]: event["t"] for event in timeline.of("fault_healed")}
-    verified = {event["fault"]: bool(event["ok"]) for event in timeline.of("fault_verified")}
+    healed = {event.fault: event.t for event in timeline.of(FaultHealed)}
+    verified = {event.fault: event.ok for event in timeline.of(FaultVerified)}
     found = []
     for moment, event in fired:
-        targets = frozenset(event.get("lives") or ())
-        fault = ActiveFault(moment, healed.get(event["fault"]), event["effect"], targets)
+        targets = frozenset(event.lives or ())
+        fault = ActiveFault(moment, healed.get(event.fault), event.effect, targets)
         reports: dict[int, float] = {}
-        for item in progress.rounds(fault):
-            if item.counts:
-                reports.setdefault(item.round, item.moment)
+        for step, counts in progress.rounds(fault):
+            if counts:
+                reports.setdefault(step.round, step.t)
         recovered = _recovered(rounds, capacity, baseline, reports)
         found.append(
             FaultImpact(
-                fault=event["fault"],
-                kind=event["fault_kind"],
+                fault=event.fault,
+                kind=event.fault_kind,
                 targets=tuple(sorted(targets)),
                 fired=moment,
                 healed=fault.healed,
-                ok=verified.get(event["fault"]),
+                ok=verified.get(event.fault),
                 detect_s=min(reports.values()) - moment if reports else None,
                 stall=progress.stall(fault),
                 recover_s=None if recovered is None else recovered - moment,
@@ -173,67 +183,68 @@ def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
     if timeline.span is None:
         return ()
     found = []
-    rounds = timeline.by_peer("round")
+    rounds = timeline.by_peer(Round)
     for peer in timeline.incarnations.values():
         if peer.spawned is not None and peer.spawned > timeline.span[0]:
-            accepted = next((e for e in rounds.get(peer.name, ()) if is_contribution(e)), None)
-            seconds = None if accepted is None else accepted["t"] - peer.spawned
+            contributed = (
+                event.t for event in rounds.get(peer.name, ()) if _is_contribution(event)
+            )
+            accepted = next(contributed, None)
+            seconds = None if accepted is None else accepted - peer.spawned
             until = _end(timeline) if peer.ended is None else min(peer.ended, _end(timeline))
             observed = max(0.0, until - peer.spawned)
             found.append(Rejoin(peer.name, peer.cause, peer.spawned, seconds, observed))
     return tuple(sorted(found, key=lambda item: item.spawned))
 
 
-def is_contribution(event: Event) -> bool:
-    """Return whether samples of the peer entered an average with other peers in a ``round``."""
-    return event["outcome"] in GROUPED and event["samples"] > 0
+def _is_contribution(event: Round) -> bool:
+    """Return whether samples of the peer entered an average with other peers."""
+    return event.outcome in GROUPED and event.samples > 0
 
 
 def _took_effect(timeline: Timeline) -> list[float]:
     """Return when each fault took effect [s, Unix time], in the order of the log."""
-    fired = timeline.of("fault_fired")
-    noticed: dict[str, set[str]] = {event["fault"]: set() for event in fired}
-    for notice in timeline.of("notice"):
-        fault = _fault_of(notice, fired)
-        if fault in noticed:
-            noticed[fault].add(notice["peer"])
-    return [_begin(timeline, event, noticed[event["fault"]]) for event in fired]
+    fired = timeline.of(FaultFired)
+    noticed: dict[str | None, set[str | None]] = defaultdict(set)
+    for notice in timeline.of(Notice):
+        noticed[_fault_of(notice, fired)].add(notice.peer)
+    return [_begin(timeline, event, noticed[event.fault]) for event in fired]
 
 
-def _fault_of(notice: Event, fired: Sequence[Event]) -> str | None:
+def _fault_of(notice: Notice, fired: Sequence[FaultFired]) -> str | None:
     """Return the fault that a ``notice`` belongs to.
 
     A notice by SIGTERM, and a notice in a log of an earlier version, do not name the fault. It is
     the last fault that began before the notice and removes this peer.
     """
-    if notice.get("fault") is not None:
-        return str(notice["fault"])
+    if notice.fault is not None:
+        return notice.fault
     earlier = [
-        (_began(event), event["fault"])
+        (_began(event), event.fault)
         for event in fired
-        if event["effect"] == "gone"
-        and notice["peer"] in (event.get("lives") or ())
-        and _began(event) <= notice["t"]
+        if event.effect == "gone"
+        and notice.peer in (event.lives or ())
+        and _began(event) <= notice.t
     ]
     return max(earlier)[1] if earlier else None
 
 
-def _began(fired: Event) -> float:
-    return float(fired.get("began") or fired["t"])
+def _began(fired: FaultFired) -> float:
+    return fired.began or fired.t
 
 
-def _begin(timeline: Timeline, fired: Event, noticed: set[str]) -> float:
-    own = [e["t"] for e in timeline.of("sabotaged") if e.get("fault") == fired["fault"]]
+def _begin(timeline: Timeline, fired: FaultFired, noticed: Set[str | None]) -> float:
+    own = [event.t for event in timeline.of(FaultActed) if event.fault == fired.fault]
     if own:
-        return float(min(own))
-    begin, end = _began(fired), float(fired["t"])
+        return min(own)
+    begin, end = _began(fired), fired.t
     known = timeline.incarnations
-    targets = [known[name] for name in fired.get("lives") or () if name in known]
+    targets = [known[name] for name in fired.lives or () if name in known]
     gone = [
-        peer.ended
+        peer.end.t
         for peer in targets
-        if peer.ended is not None and peer.ended >= begin and peer.end != "peer_finished"
-        if peer.name in noticed or peer.ended < end
+        if peer.end is not None and peer.end.t >= begin and not isinstance(peer.end, PeerFinished)
+        if peer.name in noticed or peer.end.t < end
     ]
     return min(gone, default=end)
 

@@ -6,17 +6,19 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
-from rayhive.metrics.cell_text import times_text
+from rayhive.events import (
+    FaultFired,
+    FaultVerified,
+    InvariantChecked,
+    PeerFinished,
+    Round,
+    StateLoaded,
+)
 from rayhive.metrics.fault_impact import impacts, rejoins
-from rayhive.metrics.folds import Percentile, Pool, Total
-from rayhive.metrics.group import MetricGroup
-from rayhive.metrics.lost_samples import samples_lost
+from rayhive.metrics.folds import Percentile, Pool, times_text
+from rayhive.metrics.group import MetricGroup, total
 from rayhive.metrics.stats import Time, known_percentile
 from rayhive.metrics.timeline import Timeline
-
-
-def _total(name: str, about: str, unit: str = "") -> Column:
-    return Column(name, about, unit, type="count", fold=Total())
 
 
 def _percentiles(time: str, about: str) -> tuple[Column, Column]:
@@ -47,7 +49,7 @@ class Faults(MetricGroup):
     * ``censored``: faults whose detection, recovery or requested rejoin was not seen before the
       end, and further peers that joined and never contributed.
     * ``samples_lost``: computed samples that were neither committed nor pending when training
-      ended; see :func:`rayhive.metrics.lost_samples.samples_lost`.
+      ended; see :func:`samples_lost`.
     * ``state_transfer_bytes`` [B]: downloads of state from other peers. None if a peer did not
       report the size of one.
     * ``invariants_violated``: ``invariant`` events that are not ok. None without such events.
@@ -58,17 +60,17 @@ class Faults(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = (
         *in_group(
             "faults",
-            _total("faults_planned", "Faults in the plan"),
-            _total("faults_fired", "Faults that fired"),
-            _total("faults_verified", "Faults proved to have taken effect"),
+            total("faults_planned", "Faults in the plan"),
+            total("faults_fired", "Faults that fired"),
+            total("faults_verified", "Faults proved to have taken effect"),
             *_percentiles("detect", "Fault to first survivor's progress"),
             *_percentiles("stall", "Longest time that a survivor went without a round"),
             *_percentiles("recover", "Fault to 90 % of live-capacity throughput"),
             *_percentiles("rejoin", "Peer start to its first accepted contribution"),
-            _total("censored", "Faults whose recovery was not seen"),
-            _total("samples_lost", "Samples computed and not committed"),
-            _total("state_transfer_bytes", "State that peers downloaded from other peers", "B"),
-            _total("invariants_violated", "Violated invariants"),
+            total("censored", "Faults whose recovery was not seen"),
+            total("samples_lost", "Samples computed and not committed"),
+            total("state_transfer_bytes", "State that peers downloaded from other peers", "B"),
+            total("invariants_violated", "Violated invariants"),
         ),
         _pool("detect", "Times behind `detect_p50_s` and `detect_p95_s`"),
         _pool("stall", "Times behind `stall_p50_s` and `stall_p95_s`"),
@@ -78,22 +80,21 @@ class Faults(MetricGroup):
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
-        checked = timeline.of("invariant")
+        checked = timeline.of(InvariantChecked)
         row: Row = dict.fromkeys(self.names("replicate"))
         if checked:
-            row["invariants_violated"] = sum(not event["ok"] for event in checked)
-        plan, fired = timeline.spec.plan, timeline.of("fault_fired")
+            row["invariants_violated"] = sum(not event.ok for event in checked)
+        plan, fired = timeline.spec.plan, timeline.of(FaultFired)
         if not fired and not (plan and plan.faults):
             return row
         faults, joined = impacts(timeline), rejoins(timeline)
         unseen = {item.fault for item in faults if item.detect_s is None or item.recover_s is None}
         unseen |= {item.cause or item.peer for item in joined if item.seconds is None}
-        verified = {e["fault"] for e in timeline.of("fault_verified") if e["ok"]}
         return {
             **row,
             "faults_planned": None if plan is None else len(plan.faults),
-            "faults_fired": len({event["fault"] for event in fired}),
-            "faults_verified": len(verified),
+            "faults_fired": len({event.fault for event in fired}),
+            "faults_verified": len({e.fault for e in timeline.of(FaultVerified) if e.ok}),
             **_times("detect", (_time(item.detect_s, item.observed_s) for item in faults)),
             **_times("stall", (item.stall for item in faults)),
             **_times("recover", (_time(item.recover_s, item.observed_s) for item in faults)),
@@ -118,10 +119,34 @@ def _time(seconds: float | None, observed_s: float) -> Time:
     return Time(observed_s, censored=True) if seconds is None else Time(seconds)
 
 
-def _transferred(timeline: Timeline) -> int | None:
+def samples_lost(timeline: Timeline) -> int | None:
+    """Return the lost samples of the swarm: computed less committed less pending.
+
+    Samples that were pending when training ended are not lost, because a run is as long as its
+    budget. A killed peer has no pending samples, and those that it computed after its last report
+    are unknown; peers report at every transition, and in between with ``progress``. None if a peer
+    that finished did not report its pending samples.
+    """
+    if timeline.span is None:
+        return None
+    if timeline.spec.swarm.use_local_updates:
+        return 0
+    left = dict(timeline.computed_by_peer)
+    for event in timeline.of(Round):
+        if timeline.applied(event):
+            left[event.peer or ""] -= event.samples
     total = 0
-    for event in timeline.of("state_loaded"):
-        if event.get("received_bytes") is None:
+    for name, samples in left.items():
+        end = timeline.incarnations[name].end
+        # a peer that left has reported its lost samples
+        pending = end.pending if isinstance(end, PeerFinished) else None if end is None else 0
+        if pending is None:
             return None
-        total += int(event["received_bytes"])
+        total += max(0, samples - pending)
     return total
+
+
+def _transferred(timeline: Timeline) -> int | None:
+    sizes = [event.received_bytes for event in timeline.of(StateLoaded)]
+    known = [int(size) for size in sizes if size is not None]
+    return sum(known) if len(known) == len(sizes) else None

@@ -6,13 +6,13 @@ A :class:`~rayhive.columns.Column` names one of these rules. All but :class:`Com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from rayhive.columns import Column, ColumnType, Replicates, Row
-from rayhive.metrics.cell_text import add_counts, parse_times, times_text
-from rayhive.metrics.stats import estimate, known_percentile
+from rayhive.columns import Column, Fold, Replicates, Row
+from rayhive.metrics.stats import Time, estimate, known_percentile
 
 
 def known(rows: Iterable[Row], name: str) -> list[Any]:
@@ -21,7 +21,7 @@ def known(rows: Iterable[Row], name: str) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Fold):
     """Arithmetic mean.
 
     Attributes:
@@ -37,7 +37,7 @@ class Mean:
     interval: bool = False
     missing: Literal["ignore", "bound", "none"] = "ignore"
     survivors: bool = False
-    type: ClassVar[ColumnType | None] = "float"
+    type = "float"
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the mean and, where asked for, the bounds of its interval."""
@@ -62,7 +62,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Total:
+class Total(Fold):
     """Sum.
 
     Attributes:
@@ -71,8 +71,7 @@ class Total:
     """
 
     share: bool = False
-    interval: ClassVar[bool] = False
-    type: ClassVar[ColumnType | None] = "count"
+    type = "count"
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the sum; None if no replicate has a value."""
@@ -81,11 +80,10 @@ class Total:
 
 
 @dataclass(frozen=True)
-class All:
+class All(Fold):
     """True if it is true for every replicate that has a value."""
 
-    interval: ClassVar[bool] = False
-    type: ClassVar[ColumnType | None] = "flag"
+    type = "flag"
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return whether all values are true; None if there are none."""
@@ -94,7 +92,7 @@ class All:
 
 
 @dataclass(frozen=True)
-class Extreme:
+class Extreme(Fold):
     """Smallest or largest value.
 
     Attributes:
@@ -104,8 +102,6 @@ class Extreme:
 
     choose: Callable[[list[Any]], Any]
     failed: bool = False
-    interval: ClassVar[bool] = False
-    type: ClassVar[ColumnType | None] = None
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the extreme value; None if there are none."""
@@ -114,14 +110,11 @@ class Extreme:
 
 
 @dataclass(frozen=True)
-class Common:
+class Common(Fold):
     """Value that all replicates have, failed ones included.
 
     Differing texts are listed; differing numbers give None.
     """
-
-    interval: ClassVar[bool] = False
-    type: ClassVar[ColumnType | None] = None
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the common value."""
@@ -133,11 +126,8 @@ class Common:
 
 
 @dataclass(frozen=True)
-class AddedCounts:
-    """Sums of counts by name (:func:`rayhive.metrics.cell_text.add_counts`)."""
-
-    interval: ClassVar[bool] = False
-    type: ClassVar[ColumnType | None] = None
+class AddedCounts(Fold):
+    """Sums of counts by name (:func:`add_counts`)."""
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the sums as a text."""
@@ -145,11 +135,8 @@ class AddedCounts:
 
 
 @dataclass(frozen=True)
-class Pool:
-    """Times of all replicates together (:func:`rayhive.metrics.cell_text.times_text`)."""
-
-    interval: ClassVar[bool] = False
-    type: ClassVar[ColumnType | None] = None
+class Pool(Fold):
+    """Times of all replicates together (:func:`times_text`)."""
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the times as a text."""
@@ -157,7 +144,7 @@ class Pool:
 
 
 @dataclass(frozen=True)
-class Percentile:
+class Percentile(Fold):
     """Percentile over the pooled times of another column.
 
     Attributes:
@@ -167,8 +154,6 @@ class Percentile:
 
     of: str
     percent: float
-    interval: ClassVar[bool] = False
-    type: ClassVar[ColumnType | None] = None
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the percentile [s]; None if it depends on how long a censored time lasted."""
@@ -177,7 +162,7 @@ class Percentile:
 
 
 @dataclass(frozen=True)
-class Count:
+class Count(Fold):
     """Number of replicates in given states.
 
     Attributes:
@@ -187,10 +172,41 @@ class Count:
 
     states: frozenset[str]
     other: bool = False
-    interval: ClassVar[bool] = False
-    type: ClassVar[ColumnType | None] = None
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the number of replicates."""
         inside = [row["state"] in self.states for row in replicates.ran]
         return {column.name: inside.count(not self.other)}
+
+
+# -- cells that hold several values as one text -------------------------------------------------
+
+
+def times_text(times: Iterable[Time]) -> str | None:
+    """Return times as ``1.5 >2.0``, where ``>`` marks a censored time; None if there are none."""
+    return " ".join(f"{'>' * time.censored}{time.seconds!r}" for time in times) or None
+
+
+def parse_times(texts: Iterable[str]) -> list[Time]:
+    """Return the times in several texts of :func:`times_text`, in order."""
+    return [
+        Time(float(item.removeprefix(">")), censored=item.startswith(">"))
+        for text in texts
+        for item in text.split()
+    ]
+
+
+def counts_text(counts: Mapping[str, int]) -> str | None:
+    """Return counts as ``peer-2 153, peer-0 1``, the largest first; None if there are none."""
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{name} {count}" for name, count in ordered) or None
+
+
+def add_counts(texts: Iterable[str]) -> str | None:
+    """Return the sums of the counts in several texts of :func:`counts_text`, as such a text."""
+    total: Counter[str] = Counter()
+    for text in texts:
+        for item in text.split(", "):
+            name, _, count = item.rpartition(" ")
+            total[name] += int(count)
+    return counts_text(total)

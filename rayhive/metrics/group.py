@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from rayhive.columns import Column, Row, Stage
-
-if TYPE_CHECKING:
-    from rayhive.metrics.timeline import Timeline
+from rayhive.columns import Column, Direction, Row, Stage
+from rayhive.metrics.folds import Mean, Total
+from rayhive.metrics.timeline import Timeline
 
 
 class MetricGroup:
@@ -54,6 +53,25 @@ class MetricGroup:
             objectives: Column to ``minimize`` or ``maximize``; empty without objectives.
             by: Configuration columns that make a row; empty for all of them.
         """
+
+
+def measured(
+    name: str,
+    about: str,
+    unit: str = "",
+    *,
+    better: Direction,
+    stage: Stage = "replicate",
+    exact: bool = False,
+) -> Column:
+    """Return a column that a study can optimise, folded to a mean with its interval."""
+    fold = Mean(interval=True)
+    return Column(name, about, unit, better=better, fold=fold, stage=stage, exact=exact)
+
+
+def total(name: str, about: str, unit: str = "") -> Column:
+    """Return a column of counts, folded to their sum."""
+    return Column(name, about, unit, type="count", fold=Total())
 
 
 def finite(value: float | None) -> float | None:

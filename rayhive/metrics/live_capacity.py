@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from rayhive.events import APART
+from rayhive.events import APART, FaultFired, FaultHealed, PeerFinished
 from rayhive.metrics.timeline import Timeline
 
 Window = tuple[float, float]
 
 
-def fault_windows(timeline: Timeline, effects: Iterable[str]) -> dict[str, list[Window]]:
+def fault_windows(timeline: Timeline, effects: Collection[str]) -> dict[str, list[Window]]:
     """Return the times during which each peer was under a fault with one of the effects.
 
     A window lasts from ``fault_fired`` to ``fault_healed``, or to the end of training.
@@ -19,14 +19,13 @@ def fault_windows(timeline: Timeline, effects: Iterable[str]) -> dict[str, list[
     Returns:
         Name of the peer to its windows [s, Unix time].
     """
-    healed = {event["fault"]: event["t"] for event in timeline.of("fault_healed")}
+    healed = {event.fault: event.t for event in timeline.of(FaultHealed)}
     end = float("inf") if timeline.span is None else timeline.span[1]
     windows: dict[str, list[Window]] = defaultdict(list)
-    wanted = frozenset(effects)
-    for fired in timeline.of("fault_fired"):
-        if fired["effect"] in wanted:
-            for peer in fired.get("lives") or ():
-                windows[peer].append((fired["t"], healed.get(fired["fault"], end)))
+    for fired in timeline.of(FaultFired):
+        if fired.effect in effects:
+            for peer in fired.lives or ():
+                windows[peer].append((fired.t, healed.get(fired.fault, end)))
     return dict(windows)
 
 
@@ -66,7 +65,7 @@ class Capacity:
             if not item.joined(timeline.spec.swarm.peers):
                 came = begin
             gone = item.ended
-            if gone is None or item.end == "peer_finished":
+            if gone is None or isinstance(item.end, PeerFinished):
                 gone = end  # a peer that finished early was able to continue
             self._present[item.name] = (max(came, begin), min(gone, end))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from rayhive.errors import DamagedError
-from rayhive.events import Event, read_events
+from rayhive.events import Event, ReplicateStarted, of_kind, read_events
 from rayhive.metrics.timeline import UNCOUNTED, Timeline
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -56,7 +56,7 @@ def _segments(log: Path) -> list[list[Event]]:
     """Return the events of a log, split at the beginning of each attempt."""
     segments: list[list[Event]] = [[]]
     for event in read_events(log):
-        if event["kind"] == "replicate_started" and segments[-1]:
+        if isinstance(event, ReplicateStarted) and segments[-1]:
             segments.append([])
         segments[-1].append(event)
     return segments
@@ -64,11 +64,11 @@ def _segments(log: Path) -> list[list[Event]]:
 
 def _spec(folder: Path, log: Path | None, events: list[Event]) -> ReplicateSpec:
     """Return the spec in the events of an attempt, or else in ``spec.json``."""
-    started = next((e.get("spec") for e in events if e["kind"] == "replicate_started"), None)
+    started = next(of_kind(events, ReplicateStarted), None)
     path = log if started is not None and log is not None else folder / "spec.json"
     try:
         if started is not None:
-            return ReplicateSpec.model_validate(started)
+            return ReplicateSpec.model_validate(started.spec)
         return ReplicateSpec.model_validate_json(path.read_bytes())
     except OSError as error:
         raise DamagedError(path, f"the spec of the replicate cannot be read: {error}") from error

@@ -47,9 +47,5 @@ def _dominates(a: Row, b: Row, objectives: Mapping[str, str]) -> bool:
 
 
 def _costs(row: Row, objectives: Mapping[str, str]) -> list[float]:
-    return [_signed(row[name], direction) for name, direction in objectives.items()]
-
-
-def _signed(value: object, direction: str) -> float:
-    number = float(value)  # type: ignore[arg-type]
-    return number if direction == "minimize" else -number
+    signs = {name: 1 if way == "minimize" else -1 for name, way in objectives.items()}
+    return [sign * float(row[name] or 0.0) for name, sign in signs.items()]

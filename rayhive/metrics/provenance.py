@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import ClassVar
 
-from rayhive.columns import Column, Row, in_group
-from rayhive.events import Event
+from rayhive.columns import Column, Fold, Row, in_group
+from rayhive.events import PeerReady, ReplicateFinished, ReplicateStarted
 from rayhive.metrics.folds import Common, Extreme
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
+
+
+def _text(name: str, about: str, fold: Fold) -> Column:
+    return Column(name, about, type="text", fold=fold, in_table=False)
 
 
 class Provenance(MetricGroup):
@@ -27,69 +32,42 @@ class Provenance(MetricGroup):
 
     columns: ClassVar[tuple[Column, ...]] = in_group(
         "provenance",
-        Column(
-            "git_revision", "Revision of rayhive's code", type="text", fold=Common(), in_table=False
-        ),
-        Column(
-            "code",
-            "Fingerprint of the user's code and data",
-            type="text",
-            fold=Common(),
+        _text("git_revision", "Revision of rayhive's code", Common()),
+        replace(
+            _text("code", "Fingerprint of the user's code and data", Common()),
             tells_apart=True,
-            in_table=False,
+            condition=True,
         ),
-        Column(
-            "versions",
-            "Versions of the important packages",
-            type="text",
-            fold=Common(),
-            in_table=False,
-        ),
-        Column("hardware", "Machines of the run", type="text", fold=Common(), in_table=False),
-        Column(
-            "started",
-            "Start of the first replicate (UTC)",
-            type="text",
-            fold=Extreme(min, failed=True),
-            in_table=False,
-        ),
-        Column(
-            "ended",
-            "End of the last replicate (UTC)",
-            type="text",
-            fold=Extreme(max, failed=True),
-            in_table=False,
-        ),
+        _text("versions", "Versions of the important packages", Common()),
+        _text("hardware", "Machines of the run", Common()),
+        _text("started", "Start of the first replicate (UTC)", Extreme(min, failed=True)),
+        _text("ended", "End of the last replicate (UTC)", Extreme(max, failed=True)),
     )
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
-        started = timeline.of("replicate_started")[:1]
-        ended = timeline.of("replicate_finished")[-1:]
-        ready = timeline.of("peer_ready")
+        started, ended = timeline.of(ReplicateStarted)[:1], timeline.of(ReplicateFinished)[-1:]
+        ready = timeline.of(PeerReady)
         return {
             "git_revision": timeline.spec.git_revision,
             "code": timeline.spec.code,
-            "versions": _text(started, "versions") or _text(ready, "versions"),
-            "hardware": _text(started, "hardware") or _text(ready, "hardware"),
-            "started": _utc(started),
-            "ended": _utc(ended),
+            "versions": _versions(started) or _versions(ready),
+            "hardware": _joined(e.hardware for e in started) or _joined(e.hardware for e in ready),
+            "started": _utc(started[0].t) if started else None,
+            "ended": _utc(ended[0].t) if ended else None,
         }
 
 
-def _text(events: Iterable[Event], field: str) -> str | None:
-    found = sorted({_flat(event[field]) for event in events if event.get(field)})
-    return "; ".join(found) or None
+def _versions(events: Iterable[ReplicateStarted | PeerReady]) -> str | None:
+    """Return the installed packages, each with its version."""
+    versions = (event.versions or {} for event in events)
+    return _joined(", ".join(f"{name} {v}" for name, v in each.items() if v) for each in versions)
 
 
-def _flat(value: str | Mapping[str, str | None]) -> str:
-    if isinstance(value, str):
-        return value
-    return ", ".join(f"{name} {version}" for name, version in value.items() if version)
+def _joined(texts: Iterable[str | None]) -> str | None:
+    return "; ".join(sorted({text for text in texts if text})) or None
 
 
-def _utc(events: Iterable[Event]) -> str | None:
-    for event in events:
-        moment = datetime.fromtimestamp(event["t"], tz=timezone.utc)
-        return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return None
+def _utc(moment: float) -> str:
+    text = datetime.fromtimestamp(moment, tz=timezone.utc).isoformat(timespec="seconds")
+    return text.replace("+00:00", "Z")

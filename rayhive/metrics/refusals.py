@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
-from rayhive.events import Event
-from rayhive.metrics.cell_text import counts_text
-from rayhive.metrics.folds import AddedCounts, Total
-from rayhive.metrics.group import MetricGroup
+from rayhive.events import DHTReady, Event, Rejected, TrainingStarted, of_kind
+from rayhive.metrics.folds import AddedCounts, counts_text
+from rayhive.metrics.group import MetricGroup, total
 from rayhive.metrics.timeline import Timeline
 
 
@@ -44,7 +43,7 @@ class Refusals(MetricGroup):
 
     columns: ClassVar[tuple[Column, ...]] = in_group(
         "communication",
-        Column("rejected", "Refused gradients, parameters and states", type="count", fold=Total()),
+        total("rejected", "Refused gradients, parameters and states"),
         Column(
             "rejected_peers", "Peers that sent them, with counts", type="text", fold=AddedCounts()
         ),
@@ -52,32 +51,23 @@ class Refusals(MetricGroup):
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
-        if timeline.first("training_started") is None:
+        if timeline.first(TrainingStarted) is None:
             return dict.fromkeys(self.names("replicate"))
         found = refusals(timeline.events)
         counts = Counter(item.offender for item in found)
         return {"rejected": len(found), "rejected_peers": counts_text(counts)}
 
 
-def refusals(events: Iterable[Event]) -> list[RefusedTensors]:
+def refusals(events: Sequence[Event]) -> list[RefusedTensors]:
     """Return every refusal once, in the order of time."""
-    events = list(events)
-    names = peer_names(events)
+    names = {event.peer_id: event.peer for event in of_kind(events, DHTReady)}
     found: dict[tuple[str, int, str], RefusedTensors] = {}
-    reported = (event for event in events if event["kind"] == "rejected")
-    for event in sorted(reported, key=lambda event: float(event["t"])):
-        offender, round_ = event.get("offender"), event.get("round")
-        if offender is None or round_ is None:
+    for event in sorted(of_kind(events, Rejected), key=lambda event: event.t):
+        if event.offender is None or event.round is None:
             continue
-        name = names.get(str(offender), str(offender))
+        offender = names.get(event.offender) or event.offender
         # logs of earlier versions lack the kind of tensors
-        tensors = event.get("tensors") or "gradients"
-        item = RefusedTensors(name, round_, tensors, event.get("reason") or "unknown", event["t"])
-        found.setdefault((name, round_, tensors), item)
+        tensors, reason = event.tensors or "gradients", event.reason or "unknown"
+        item = RefusedTensors(offender, event.round, tensors, reason, event.t)
+        found.setdefault((offender, event.round, tensors), item)
     return list(found.values())
-
-
-def peer_names(events: Iterable[Event]) -> dict[str, str]:
-    """Return the name of each peer by its peer_id."""
-    ready = (event for event in events if event["kind"] == "dht_ready" and event["peer"])
-    return {str(event.get("peer_id")): str(event["peer"]) for event in ready}

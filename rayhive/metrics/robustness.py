@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from rayhive.columns import Column, Row, in_group
-from rayhive.metrics.aggregate import CONDITIONS, objectives_known, row_key
+from rayhive.columns import Column, Row, conditions, in_group
+from rayhive.metrics.aggregate import objectives_known, row_key
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.rows import NO_FAULTS
 
@@ -39,7 +39,7 @@ class Robustness(MetricGroup):
 
     def rank(self, rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[str]) -> None:
         """Set the columns of every configuration that is known under all scenarios."""
-        places = [name for name in CONDITIONS if name != "scenario"]
+        places = [name for name in conditions() if name != "scenario"]
         identity = [name for name in (by or row_key()) if name != "scenario"]
         for compared in _groups(rows, places):
             scenarios = {str(row["scenario"]) for row in compared}

@@ -1,17 +1,18 @@
-"""From a replicate's folder to its row in ``trials.parquet``."""
+"""From the folders of replicates to rows of ``trials.parquet``, compared with their twins."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayhive.columns import Row
 from rayhive.errors import DamagedError
+from rayhive.events import ReplicateStarted
 from rayhive.metrics.logs import read_timelines
-from rayhive.metrics.timeline import LOST, UNCOUNTED, Timeline
+from rayhive.metrics.timeline import FINISHED, LOST, UNCOUNTED, Timeline
 from rayhive.registry import METRICS
 
 #: Scenario without faults; every other scenario is compared with it.
@@ -91,26 +92,21 @@ def read_attempts(folder: str | Path) -> Iterator[Attempt]:
 
 
 def _attempt(timeline: Timeline) -> Attempt:
-    started = timeline.first("replicate_started")
+    started = timeline.first(ReplicateStarted)
     spec = timeline.spec.model_dump(mode="json", exclude=_NOT_IDENTITY)
-    if timeline.spec.scenario == NO_FAULTS:
-        spec["plan"] = None  # equal to an empty plan
+    # without faults, an empty plan is equal to none
+    calm = json.dumps({**spec, "scenario": NO_FAULTS, "plan": None}, sort_keys=True)
+    faulted = timeline.spec.scenario != NO_FAULTS
     return Attempt(
-        identity=json.dumps(spec, sort_keys=True),
+        identity=json.dumps(spec, sort_keys=True) if faulted else calm,
         rank=(
             0 if timeline.state in UNCOUNTED else 1 if timeline.state == LOST else 2,
             timeline.spec.attempt,
-            started["t"] if started is not None else 0.0,
+            started.t if started is not None else 0.0,
         ),
         row=timeline_row(timeline),
-        twin=_twin(spec),
+        twin=calm if faulted else None,
     )
-
-
-def _twin(spec: dict[str, Any]) -> str | None:
-    if spec["scenario"] == NO_FAULTS:
-        return None
-    return json.dumps({**spec, "scenario": NO_FAULTS, "plan": None}, sort_keys=True)
 
 
 def timeline_row(timeline: Timeline) -> Row:
@@ -130,3 +126,27 @@ def timeline_row(timeline: Timeline) -> Row:
             )
         row |= values | dict.fromkeys(group.names("twin"))
     return row
+
+
+def rows_with_twins(attempts: Iterable[Attempt]) -> list[Row]:
+    """Return the rows of attempts with the columns of stage ``twin``.
+
+    The columns stay None without a finished twin, and for the scenario without faults.
+
+    Args:
+        attempts: One attempt for each replicate.
+    """
+    attempts = list(attempts)
+    twins = {
+        attempt.identity: attempt.row
+        for attempt in attempts
+        if attempt.twin is None and attempt.row["state"] in FINISHED
+    }
+    rows = []
+    for attempt in attempts:
+        row, twin = dict(attempt.row), twins.get(attempt.twin or "")
+        if twin is not None:
+            for _, group in METRICS.items():
+                row |= group().compare(attempt.row, twin)
+        rows.append(row)
+    return rows

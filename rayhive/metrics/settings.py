@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import ClassVar
 
 from rayhive.columns import Column, ColumnType, Row, in_group
+from rayhive.events import PeerReady
 from rayhive.metrics.folds import Common
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
 from rayhive.spec import AXES, Link, SwarmConfig
 
 
-def _setting(name: str, about: str, unit: str = "", type: ColumnType = "text") -> Column:
-    return Column(name, about, unit, type, fold=Common(), tells_apart=True)
+def _setting(name: str, about: str, type: ColumnType = "text", condition: bool = True) -> Column:
+    return Column(name, about, type=type, fold=Common(), tells_apart=True, condition=condition)
 
 
 #: Columns of the axes of a study.
@@ -33,14 +34,11 @@ class Settings(MetricGroup):
 
     columns: ClassVar[tuple[Column, ...]] = in_group(
         "configuration",
-        _setting("configuration", "Stable name of the configuration"),
+        _setting("configuration", "Stable name of the configuration", condition=False),
         _setting("scenario", "Fault scenario"),
         _setting("workload", "Workload that was trained"),
         Column(
-            "data",
-            "`real`, or `generated` without the real data set",
-            type="text",
-            fold=Common(),
+            "data", "`real`, or `generated` without the real data set", type="text", fold=Common()
         ),
         *_AXES,
         _setting("peers", "Peers in the swarm", type="count"),
@@ -50,7 +48,7 @@ class Settings(MetricGroup):
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
         spec = timeline.spec
-        data = {event["data"] for event in timeline.of("peer_ready") if event.get("data")}
+        data = {event.data for event in timeline.of(PeerReady) if event.data}
         return {
             "configuration": spec.configuration.label,
             "scenario": spec.scenario,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
+from rayhive.events import Transition
 from rayhive.metrics.folds import Mean
-from rayhive.metrics.group import MetricGroup, number, ratio
+from rayhive.metrics.group import MetricGroup, measured, number, ratio
 from rayhive.metrics.live_capacity import live_share
 from rayhive.metrics.stats import percentile
 from rayhive.metrics.timeline import Timeline
@@ -32,46 +33,26 @@ class Throughput(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = (
         *in_group(
             "throughput",
-            Column(
+            measured(
                 "samples_per_s",
                 "Committed samples per second of training time",
                 "1/s",
                 better="maximize",
-                fold=Mean(interval=True),
             ),
-            Column(
+            measured(
                 "round_p50_s",
                 "Median overhead-inclusive time of the global step",
                 "s",
                 better="minimize",
-                fold=Mean(interval=True),
             ),
-            Column(
-                "round_p95_s",
-                "95th percentile of the same",
-                "s",
-                better="minimize",
-                fold=Mean(interval=True),
-            ),
-            Column(
-                "goodput",
-                "Committed samples / computed samples",
-                better="maximize",
-                fold=Mean(interval=True),
-            ),
-            Column(
-                "retention",
-                "samples_per_s / the twin's",
-                better="maximize",
-                stage="twin",
-                fold=Mean(interval=True),
-            ),
-            Column(
+            measured("round_p95_s", "95th percentile of the same", "s", better="minimize"),
+            measured("goodput", "Committed samples / computed samples", better="maximize"),
+            measured("retention", "samples_per_s / the twin's", better="maximize", stage="twin"),
+            measured(
                 "retention_normalised",
                 "retention / live share of peers",
                 better="maximize",
                 stage="twin",
-                fold=Mean(interval=True),
             ),
         ),
         Column("live_share", "Mean number of peers / number that began", fold=Mean()),
@@ -79,8 +60,8 @@ class Throughput(MetricGroup):
 
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
-        transitions = timeline.by_peer("transition").values()
-        seconds = [event["seconds"] for events in transitions for event in events[1:]]
+        transitions = timeline.by_peer(Transition).values()
+        seconds = [event.seconds for events in transitions for event in events[1:]]
         committed = timeline.committed()
         return {
             "samples_per_s": ratio(committed, timeline.clock_s),

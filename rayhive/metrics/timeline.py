@@ -3,25 +3,92 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
-from rayhive.events import GROUPED, Event
-from rayhive.metrics.incarnations import Incarnation, read_incarnations
+from rayhive.events import (
+    GROUPED,
+    BarrierReleased,
+    Evaluation,
+    Event,
+    Left,
+    PeerFailed,
+    PeerFinished,
+    PeerLost,
+    PeerReady,
+    PeerSpawned,
+    Progress,
+    ReplicateFinished,
+    Round,
+    StateLoaded,
+    StateRound,
+    TrainingStarted,
+    Transition,
+    Weights,
+    of_kind,
+)
 from rayhive.spec.replicate import ReplicateSpec
 
 #: Outcomes of a gradient round after which the optimizer stepped: the samples are committed.
 APPLIED = frozenset({"averaged", "partial", "local", "alone"})
-#: Kinds of events whose ``samples`` are all samples that the peer has computed so far.
-_COUNTING = frozenset({"evaluation", "peer_finished"})
 #: States of a finished replicate. Replicates in other states failed, with these exceptions:
 FINISHED = frozenset({"completed", "timed_out"})
 #: State of a replicate whose every attempt lost a part of the cluster.
 LOST = "lost"
 #: States of replicates that count neither as finished nor as failed.
 UNCOUNTED = frozenset({"stopped", "unfinished"})
+
+#: Events that end an incarnation; the earliest counts.
+End: TypeAlias = PeerFinished | Left | PeerFailed | PeerLost
+#: Events with the training clock of their peer.
+Clocked: TypeAlias = Round | Transition | Evaluation | PeerFinished
+
+E = TypeVar("E", bound=Event)
+InRound = TypeVar("InRound", bound=Round | StateRound | Transition | Weights | Evaluation)
+Key = TypeVar("Key", str, int)
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """One process of a replica; all times are Unix times [s].
+
+    Attributes:
+        name: Name in events, for example ``peer-1.1``.
+        cause: Id of the fault that asked for it; None if no fault did.
+        spawned: Start of the process; None if it is not recorded.
+        started: Start of training; None if it never trained.
+        end: Event that ended it; None if it is not recorded.
+    """
+
+    name: str
+    cause: str | None
+    spawned: float | None
+    started: float | None
+    end: End | None
+
+    @property
+    def replica(self) -> str:
+        """The replica: ``peer-1`` for its incarnation ``peer-1.1``."""
+        return self.name.partition(".")[0]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Number of the replica, and number of its earlier incarnations."""
+        replica, _, earlier = self.name.removeprefix("peer-").partition(".")
+        return int(replica), int(earlier or 0)
+
+    @property
+    def ended(self) -> float | None:
+        """Time of the end."""
+        return None if self.end is None else self.end.t
+
+    def joined(self, peers: int) -> bool:
+        """Return whether it is not one of the ``peers`` that started together."""
+        replica, earlier = self.place
+        return earlier > 0 or replica >= peers
 
 
 class Timeline:
@@ -43,63 +110,73 @@ class Timeline:
         self.spec = spec
         self.log = log
         self.events = tuple(events)
-        self._by_kind: dict[str, list[Event]] = defaultdict(list)
+        self._by_kind: dict[type[Event], list[Any]] = defaultdict(list)
         for event in self.events:
-            self._by_kind[event["kind"]].append(event)
+            self._by_kind[type(event)].append(event)
 
     # -- selections ----------------------------------------------------------------------------
 
-    def of(self, kind: str) -> list[Event]:
+    def of(self, kind: type[E]) -> list[E]:
         """Return the events of one kind."""
         return self._by_kind.get(kind, [])
 
-    def of_peer(self, name: str) -> list[Event]:
-        """Return the events of one peer, including those written by its supervisor."""
-        return self._by_name.get(name, [])
-
-    @cached_property
-    def _by_name(self) -> dict[str, list[Event]]:
-        return group_by((event for event in self.events if event["peer"] is not None), "peer")
-
-    def first(self, kind: str) -> Event | None:
+    def first(self, kind: type[E]) -> E | None:
         """Return the first event of a kind, or None."""
         return next(iter(self.of(kind)), None)
 
-    def by_peer(self, kind: str) -> dict[str, list[Event]]:
-        """Return the events of one kind by the name of the peer, names sorted."""
-        return group_by(self.of(kind), "peer")
+    @cached_property
+    def of_peers(self) -> dict[str, list[Event]]:
+        """Events of each peer by its name, including those written by its supervisor."""
+        of_peers = (event for event in self.events if event.peer is not None)
+        return group_by(of_peers, lambda event: event.peer or "")
 
-    def by_round(self, kind: str) -> dict[int, list[Event]]:
+    def by_peer(self, kind: type[E]) -> dict[str, list[E]]:
+        """Return the events of one kind by the name of the peer, names sorted."""
+        return group_by(self.of(kind), lambda event: event.peer or "")
+
+    def by_round(self, kind: type[InRound]) -> dict[int, list[InRound]]:
         """Return the events of one kind by round, rounds sorted."""
-        return group_by(self.of(kind), "round")
+        return group_by(self.of(kind), lambda event: event.round)
 
     # -- end of the replicate ------------------------------------------------------------------
 
     @property
     def state(self) -> str:
         """State in ``replicate_finished``; ``unfinished`` without that event."""
-        finished = self.of("replicate_finished")
-        return str(finished[-1]["state"]) if finished else "unfinished"
+        finished = self.of(ReplicateFinished)
+        return finished[-1].state if finished else "unfinished"
 
     @property
     def stop_reason(self) -> str | None:
         """Reason of the end, in words."""
-        finished = self.of("replicate_finished")
-        reason = finished[-1].get("stop_reason") if finished else None
-        return None if reason is None else str(reason)
+        finished = self.of(ReplicateFinished)
+        return finished[-1].stop_reason if finished else None
 
     @property
     def target(self) -> Mapping[str, Any] | None:
         """Target of the training: ``metric``, ``value`` and ``mode`` (min or max)."""
-        ready = self.first("peer_ready")
-        return None if ready is None else ready.get("target")
+        ready = self.first(PeerReady)
+        return None if ready is None else ready.target
 
     # -- peers and time ------------------------------------------------------------------------
 
     @cached_property
     def incarnations(self) -> dict[str, Incarnation]:
-        """Incarnations of all replicas, by name."""
-        return read_incarnations(self.events)
+        """Incarnations of all replicas by name, in the order of replicas and incarnations."""
+        found = []
+        for name, events in self.of_peers.items():
+            spawned = _earliest(of_kind(events, PeerSpawned))
+            started = _earliest(of_kind(events, TrainingStarted))
+            found.append(
+                Incarnation(
+                    name,
+                    cause=None if spawned is None else spawned.cause,
+                    spawned=None if spawned is None else spawned.t,
+                    started=None if started is None else started.t,
+                    end=_earliest(event for event in events if isinstance(event, End)),
+                )
+            )
+        return {item.name: item for item in sorted(found, key=lambda item: item.place)}
 
     @cached_property
     def span(self) -> tuple[float, float] | None:
@@ -111,36 +188,41 @@ class Timeline:
         started = [item.started for item in self.incarnations.values() if item.started is not None]
         if not started:
             return None
-        released = self.first("barrier_released")
-        finished = [event["t"] for event in self.of("peer_finished")]
-        last_seen = [event["t"] for event in self.events if event["peer"] is not None]
-        began = min(started) if released is None else released["t"]
+        released = self.first(BarrierReleased)
+        finished = [event.t for event in self.of(PeerFinished)]
+        last_seen = [event.t for event in self.events if event.peer is not None]
+        began = min(started) if released is None else released.t
         return began, max(began, *(finished or last_seen))
 
     @cached_property
     def clock_s(self) -> float | None:
         """Training clock of the swarm at its end [s]: the maximum over the peers."""
-        return max(
-            (self.clock_of(e) for e in self.events if e.get("clock_s") is not None), default=None
-        )
+        return max(map(self.clock_of, self._clocked), default=None)
 
-    def clock_of(self, event: Event) -> float:
-        """Return the swarm's training clock [s] at an event that has a ``clock_s``.
+    def clock_of(self, event: Clocked) -> float:
+        """Return the swarm's training clock [s] at an event.
 
         The clock of a peer begins with its own training. For a peer that joined later, it is
         shifted by the swarm's training clock at that time.
+
+        Raises:
+            ValueError: The event has no ``clock_s``.
         """
-        return float(event["clock_s"]) + self._offsets.get(event["peer"], 0.0)
+        if event.clock_s is None:
+            raise ValueError(f"{event.kind} without clock_s")
+        return event.clock_s + self._offsets.get(event.peer or "", 0.0)
+
+    @cached_property
+    def _clocked(self) -> list[Clocked]:
+        """Events with a ``clock_s``, in the order of the log."""
+        clocked = (event for event in self.events if isinstance(event, Clocked))
+        return [event for event in clocked if event.clock_s is not None]
 
     @cached_property
     def _offsets(self) -> dict[str, float]:
         late = [item for item in self.incarnations.values() if item.joined(self.spec.swarm.peers)]
         names = {item.name for item in late}
-        known = [
-            (event["t"], event["clock_s"])
-            for event in self.events
-            if event.get("clock_s") is not None and event["peer"] not in names
-        ]
+        known = [(e.t, e.clock_s or 0.0) for e in self._clocked if e.peer not in names]
         began = 0.0 if self.span is None else self.span[0]
         offsets = {}
         for item in late:
@@ -159,62 +241,58 @@ class Timeline:
         With ``use_local_updates`` there are no gradient rounds, and transitions are counted.
         """
         if self.spec.swarm.use_local_updates:
-            return tuple(self.by_round("transition"))
-        applied = {event["round"] for event in self.of("round") if event["outcome"] in APPLIED}
+            return tuple(self.by_round(Transition))
+        applied = {event.round for event in self.of(Round) if event.outcome in APPLIED}
         return tuple(sorted(applied))
 
     @cached_property
-    def complete_rounds(self) -> dict[int, list[Event]]:
+    def averagings(self) -> list[Round | StateRound]:
+        """Averagings of gradients, then those of state."""
+        return [*self.of(Round), *self.of(StateRound)]
+
+    @cached_property
+    def complete_rounds(self) -> dict[int, list[Round]]:
         """Gradient rounds that all initial peers averaged in one group at the first attempt.
 
         In a swarm of one peer, which has no groups, the applied rounds count.
         """
         return {
             number: events
-            for number, events in self.by_round("round").items()
-            if len({event["peer"] for event in events}) == len(events) == self.spec.swarm.peers
+            for number, events in self.by_round(Round).items()
+            if len({event.peer for event in events}) == len(events) == self.spec.swarm.peers
             and all(self._is_complete(event) for event in events)
         }
 
-    def _is_complete(self, event: Event) -> bool:
+    def _is_complete(self, event: Round) -> bool:
         if self.spec.swarm.peers == 1:
-            return event["outcome"] in APPLIED
-        return bool(
-            event["outcome"] == "averaged"
-            and event.get("group_size") == self.spec.swarm.peers
-            and not event.get("retries")
-        )
+            return event.outcome in APPLIED
+        whole = event.outcome == "averaged" and event.group_size == self.spec.swarm.peers
+        return whole and not event.retries
 
-    def applied(self, event: Event) -> bool:
-        """Return whether a peer applied a ``round`` and did not undo it later."""
-        undone = (event["peer"], event["round"]) in self.undone
-        return event["outcome"] in APPLIED and not undone
+    def applied(self, event: Round) -> bool:
+        """Return whether a peer applied a round and did not undo it later."""
+        return event.outcome in APPLIED and (event.peer, event.round) not in self.undone
 
     @cached_property
-    def undone(self) -> frozenset[tuple[str, int]]:
+    def undone(self) -> frozenset[tuple[str | None, int]]:
         """Rounds (peer, round) whose samples no peer's parameters contain any more.
 
         A peer loses the rounds that it stepped alone (outcome ``alone`` or ``local``) or in one of
         several groups, if it loads the state of another peer before it averages with all peers
         again.
         """
-        lost: set[tuple[str, int]] = set()
-        own: dict[str, set[tuple[str, int]]] = defaultdict(set)
-        grouped = Counter(
-            (event["kind"], event["round"])
-            for event in (*self.of("round"), *self.of("state_round"))
-            if event["outcome"] in GROUPED
-        )
+        lost: set[tuple[str | None, int]] = set()
+        own: dict[str | None, set[tuple[str | None, int]]] = defaultdict(set)
+        grouped = Counter((e.kind, e.round) for e in self.averagings if e.outcome in GROUPED)
         for event in self.events:
-            kind, peer = event["kind"], event["peer"]
-            if kind == "state_loaded":
-                lost |= own.pop(peer, set())
-            elif kind in ("round", "state_round"):
-                met = (event.get("group_size") or 1) if event["outcome"] in GROUPED else 0
-                if met and met >= grouped[kind, event["round"]]:
-                    own.pop(peer, None)
-                elif kind == "round" and event["outcome"] in APPLIED:
-                    own[peer].add((peer, event["round"]))
+            if isinstance(event, StateLoaded):
+                lost |= own.pop(event.peer, set())
+            elif isinstance(event, (Round, StateRound)):
+                met = (event.group_size or 1) if event.outcome in GROUPED else 0
+                if met and met >= grouped[event.kind, event.round]:
+                    own.pop(event.peer, None)
+                elif isinstance(event, Round) and event.outcome in APPLIED:
+                    own[event.peer].add((event.peer, event.round))
         return frozenset(lost)
 
     # -- samples -------------------------------------------------------------------------------
@@ -228,9 +306,9 @@ class Timeline:
         if self.spec.swarm.use_local_updates:
             return self.computed  # every batch is applied as soon as it is computed
         return sum(
-            event["samples"]
-            for event in self.of("round")
-            if self.applied(event) and (until is None or event["round"] <= until)
+            event.samples
+            for event in self.of(Round)
+            if self.applied(event) and (until is None or event.round <= until)
         )
 
     @cached_property
@@ -242,26 +320,34 @@ class Timeline:
     def computed_by_peer(self) -> dict[str, int]:
         """Samples that each peer is known to have computed.
 
-        Peers report the number in ``computed`` of transitions and of ``progress``, at evaluations
-        and at their end. For a peer that died the last report counts; without any report, the
-        samples of its rounds do.
+        Peers report the number in ``computed`` of rounds, transitions and ``progress``, at
+        evaluations and at their end. For a peer that died the last report counts; without any
+        report, the samples of its rounds do.
         """
-        reported: dict[str, int] = defaultdict(int)
         entered: dict[str, int] = defaultdict(int)
+        reported: dict[str, int] = defaultdict(int)
         for event in self.events:
-            kind, peer = event["kind"], event["peer"]
-            if kind == "round":
-                entered[peer] += event["samples"]
-            count = event["samples"] if kind in _COUNTING else event.get("computed")
-            if peer is not None and count is not None:
-                reported[peer] = max(reported[peer], count)
+            count = None
+            if isinstance(event, (Evaluation, PeerFinished)):
+                count = event.samples
+            elif isinstance(event, (Round, Transition, Progress)):
+                count = event.computed
+            name = event.peer or ""
+            if isinstance(event, Round):
+                entered[name] += event.samples
+            if count is not None:
+                reported[name] = max(reported[name], count)
         peers = reported.keys() | entered.keys()
         return {peer: max(reported[peer], entered[peer]) for peer in peers}
 
 
-def group_by(events: Iterable[Event], field: str) -> dict[Any, list[Event]]:
-    """Return events by the value of one field, values sorted."""
-    groups: dict[Any, list[Event]] = defaultdict(list)
+def _earliest(events: Iterable[E]) -> E | None:
+    return min(events, key=lambda event: event.t, default=None)
+
+
+def group_by(events: Iterable[E], key: Callable[[E], Key]) -> dict[Key, list[E]]:
+    """Return events by a key, keys sorted."""
+    groups: dict[Key, list[E]] = defaultdict(list)
     for event in events:
-        groups[event[field]].append(event)
-    return {key: groups[key] for key in sorted(groups)}
+        groups[key(event)].append(event)
+    return {value: groups[value] for value in sorted(groups)}

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
+from rayhive.events import Weights as Fingerprint
 from rayhive.metrics.folds import Extreme
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
@@ -35,10 +36,10 @@ class Weights(MetricGroup):
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's column of one replicate."""
         largest: float | None = None
-        for events in timeline.by_round("weights").values():
-            by_peer = {event["peer"]: event for event in events if event["finite"]}
+        for events in timeline.by_round(Fingerprint).values():
+            by_peer = {event.peer: event for event in events if event.finite}
             for a, b in combinations(by_peer.values(), 2):
-                norm = max(a["norm"], b["norm"])
-                distance = math.dist(a["sketch"], b["sketch"]) / norm if norm else 0.0
+                norm = max(a.norm or 0.0, b.norm or 0.0)
+                distance = math.dist(a.sketch, b.sketch) / norm if norm else 0.0
                 largest = distance if largest is None else max(largest, distance)
         return {"weights_distance_max": largest}

@@ -15,8 +15,7 @@ from rayhive.columns import Direction, Row
 from rayhive.errors import ConfigError, DamagedError, Problem, nearest
 from rayhive.files import replaced
 from rayhive.metrics.aggregate import fold, rank_rows
-from rayhive.metrics.rows import Attempt, read_attempts
-from rayhive.metrics.twins import rows_with_twins
+from rayhive.metrics.rows import Attempt, read_attempts, rows_with_twins
 from rayhive.report.frames import configuration_frame, replicate_frame
 
 if TYPE_CHECKING:

@@ -6,10 +6,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rayhive.columns import Column, Row, configuration_columns, find_column, group_columns
-from rayhive.metrics.aggregate import CONDITIONS, comparable, is_censored, ran
-from rayhive.metrics.cell_text import parse_times
-from rayhive.metrics.folds import Extreme, Mean, Percentile, Total
+from rayhive.columns import (
+    Column,
+    Row,
+    conditions,
+    configuration_columns,
+    find_column,
+    group_columns,
+)
+from rayhive.metrics.aggregate import comparable, is_censored, ran
+from rayhive.metrics.folds import Extreme, Mean, Percentile, Total, parse_times
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.stats import censored_percentile
 from rayhive.metrics.timeline import UNCOUNTED
@@ -84,7 +90,7 @@ def build_table(results: Results, rows: Sequence[Row]) -> TableModel:
 
 def _keys(results: Results, rows: Sequence[Row]) -> list[Column]:
     names = list(results.by or ("configuration",))
-    names += [n for n in CONDITIONS if n not in names and len({row.get(n) for row in rows}) > 1]
+    names += [n for n in conditions() if n not in names and len({row.get(n) for row in rows}) > 1]
     return [column for name in names if (column := find_column(name)) is not None]
 
 
@@ -94,7 +100,7 @@ def _is_shown(column: Column, results: Results) -> bool:
     if column.group in _OF_FAULTS and all(row["scenario"] == NO_FAULTS for row in results.rows):
         return False
     if results.by and column.group == "configuration":
-        return column.name in (*results.by, *CONDITIONS) or not column.tells_apart
+        return column.name in (*results.by, *conditions()) or not column.tells_apart
     return True
 
 

@@ -14,9 +14,8 @@ from typing import Any
 from rayhive.errors import RayhiveError
 from rayhive.events import Evaluation, Round, Transition, of_kind
 from rayhive.metrics.fault_impact import impacts, rejoins
-from rayhive.metrics.incarnations import Incarnation
 from rayhive.metrics.logs import last_timeline
-from rayhive.metrics.timeline import Timeline
+from rayhive.metrics.timeline import Incarnation, Timeline
 from rayhive.report.timeline_text import throughput
 
 #: Number of windows in the throughput curve.
@@ -152,7 +151,7 @@ def _lane(timeline: Timeline, incarnation: Incarnation) -> Iterator[Bar]:
     assert timeline.span is not None
     began = timeline.span[0]
     name, replica, spawned = incarnation.name, incarnation.replica, incarnation.spawned
-    own = timeline.of_peer(name)
+    own = timeline.of_peers.get(name, [])
     rounds = {event.round: event for event in of_kind(own, Round)}
     started = incarnation.ended if incarnation.started is None else incarnation.started
     if spawned is not None and started is not None and started > began:

@@ -9,11 +9,11 @@ from pathlib import Path
 from rayhive.events import FaultFired, InvariantChecked, of_kind
 from rayhive.invariants import check_all
 from rayhive.metrics.badput import time_spent
-from rayhive.metrics.cell_text import counts_text
 from rayhive.metrics.fault_impact import FaultImpact, Rejoin, impacts, rejoins, swarm_rounds
+from rayhive.metrics.faults import samples_lost
+from rayhive.metrics.folds import counts_text
 from rayhive.metrics.group import ratio
 from rayhive.metrics.logs import last_timeline
-from rayhive.metrics.lost_samples import samples_lost
 from rayhive.metrics.refusals import refusals
 from rayhive.metrics.timeline import Timeline
 from rayhive.report.event_text import timeline_texts

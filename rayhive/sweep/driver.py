@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rayhive.errors import ClusterError, DamagedError
-from rayhive.metrics.rows import last_attempt, replicate_row
+from rayhive.metrics.rows import last_attempt, replicate_row, rows_with_twins
 from rayhive.metrics.timeline import LOST
-from rayhive.metrics.twins import rows_with_twins
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.aside import archive
 from rayhive.sweep.code_fingerprint import CodeFingerprints

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rayhive.columns import find_column
 from rayhive.errors import RayhiveError
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import Budget, SweepConfig
@@ -21,8 +22,6 @@ CHARGED = ("diverged", "failed")
 #: keeps means and hypervolumes finite, and a configuration that sometimes misses its target lies
 #: between one that never does and one that always does.
 MISS_FACTOR = 2
-#: Columns that only faulted scenarios have.
-OF_FAULTS = ("retention", "retention_normalised")
 #: Charge in an unbounded minimised objective while nothing has been measured.
 UNKNOWN_WORST = 1e9
 
@@ -110,10 +109,12 @@ def objective_values(
             raise NoValue(f"no replicate was measured{under}: {states}")
     values = []
     for name, direction in config.objectives.items():
+        column = find_column(name)
+        of_twins = column is not None and column.stage == "twin"  # the twin itself lacks it
         groups = [
             group
             for scenario, group in scenarios.items()
-            if name not in OF_FAULTS or scenario != NO_FAULTS or len(scenarios) == 1
+            if not of_twins or scenario != NO_FAULTS or len(scenarios) == 1
         ]
         found = [
             mean

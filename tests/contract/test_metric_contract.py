@@ -182,6 +182,7 @@ def test_declarations_are_consistent(column: Column) -> None:
     assert column.of_replicates or column.of_configurations
     assert column.interval <= (column.better is not None), "an interval is for comparing"
     assert column.exact <= column.interval, "exactness is about the interval"
+    assert column.condition <= column.tells_apart, "rows are of one condition"
     if isinstance(column.fold, Mean):
         assert column.type in ("float", "count")
     if isinstance(column.fold, Total):

@@ -121,7 +121,7 @@ def test_the_version_is_written_with_each_event() -> None:
     assert "v" not in load_event(dump_event(round_()))
 
 
-def test_a_line_without_a_version_is_read_with_what_it_has() -> None:
+def test_a_line_without_a_version_is_read_as_version_one() -> None:
     line = '{"kind":"round","t":5.0,"round":3,"samples":8,"outcome":"alone","swarm_size":2}'
     event = load_event(line)
     assert isinstance(event, Round)

@@ -339,7 +339,7 @@ def test_identity_and_configuration() -> None:
     assert (columns["state"], columns["stop_reason"]) == ("completed", "rounds")
 
 
-def test_local_updates_commit_what_they_compute() -> None:
+def test_local_updates_commit_every_computed_sample() -> None:
     spec = make_spec(swarm=SwarmConfig(peers=2, target_batch_size=128, use_local_updates=True))
     columns = without(Log(spec=spec), "round")
     assert columns["rounds"] == 4
@@ -350,7 +350,7 @@ def test_local_updates_commit_what_they_compute() -> None:
     assert columns["payload_bytes_per_sample"] == 8000 / 544
 
 
-def test_one_group_returns_what_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_returns_exactly_its_declared_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     from rayhive.metrics.weights import Weights
 
     monkeypatch.setattr(Weights, "compute", lambda self, timeline: {"something": 1})

@@ -74,16 +74,16 @@ class Oracle:
                     self._index.setdefault((e["kind"], e["round"]), []).append(e)
         return self._index.get((kind, number), [])
 
-    # -- who was there ---------------------------------------------------------------------------
+    # -- peers over time ---------------------------------------------------------------------------
 
-    def life(self, name: str) -> tuple[float, float, str | None]:
+    def training(self, name: str) -> tuple[float, float, str | None]:
         """Begin and end of a peer's training, and the kind of its end."""
-        slot, _, number = name.partition(".")
+        replica, _, number = name.partition(".")
         first = {}
         for e in self.events:
             if e["peer"] == name and e["kind"] not in first:
                 first[e["kind"]] = e["t"]
-        together = not number and int(slot.removeprefix("peer-")) < self.peers
+        together = not number and int(replica.removeprefix("peer-")) < self.peers
         came = self.begin if together else first.get("training_started", float("inf"))
         ends = [
             (first[kind], kind)
@@ -97,8 +97,8 @@ class Oracle:
         return {e["peer"] for e in self.events if e["kind"] == "training_started"}
 
     def there(self, moment: float) -> set[str]:
-        lives = {name: self.life(name) for name in self.names()}
-        return {n for n, (came, gone, _) in lives.items() if came <= moment < gone}
+        trained = {name: self.training(name) for name in self.names()}
+        return {n for n, (came, gone, _) in trained.items() if came <= moment < gone}
 
     def apart(self, name: str) -> Iterator[tuple[float, float]]:
         healed = {e["fault"]: e["t"] for e in self.of("fault_healed")}
@@ -108,10 +108,10 @@ class Oracle:
 
     def peer_seconds(self, begin: float, end: float) -> float:
         """Seconds of the live peers, integrated from change to change."""
-        lives = {name: self.life(name)[:2] for name in self.names()}
-        apart = {name: list(self.apart(name)) for name in lives}
+        trained = {name: self.training(name)[:2] for name in self.names()}
+        apart = {name: list(self.apart(name)) for name in trained}
         edges = {begin, end}
-        for name, (came, gone) in lives.items():
+        for name, (came, gone) in trained.items():
             edges |= {came, gone, *(t for window in apart[name] for t in window)}
         inside = sorted(t for t in edges if begin <= t <= end)
         total = 0.0
@@ -119,7 +119,7 @@ class Oracle:
             middle = (a + b) / 2
             live = sum(
                 came <= middle < gone and not any(x <= middle < y for x, y in apart[name])
-                for name, (came, gone) in lives.items()
+                for name, (came, gone) in trained.items()
             )
             total += live * (b - a)
         return total
@@ -135,7 +135,7 @@ class Oracle:
         starts = [fired["t"]]
         gone = []
         for name in fired["lives"]:
-            _, ended, how = self.life(name)
+            _, ended, how = self.training(name)
             if how in (None, "peer_finished") or ended < begun:
                 continue
             if name in told or ended < fired["t"]:
@@ -190,7 +190,7 @@ class Oracle:
     ) -> tuple[float, bool] | None:
         found = []
         for name in survivors:
-            _, gone, how = self.life(name)
+            _, gone, how = self.training(name)
             own = [e["t"] for e in self.rounds if e["peer"] == name and e["t"] > start]
             sure = next((e["t"] for e in shown if e["peer"] == name), None)
             need = None if sure is None else max(sure, healed or sure)
@@ -258,7 +258,7 @@ class Oracle:
 
 
 def compare(timeline: Timeline) -> int:
-    oracle = Oracle(list(timeline.events), timeline.spec.swarm.peers)
+    oracle = Oracle([event.stored() for event in timeline.events], timeline.spec.swarm.peers)
     fired = {e["fault"]: e for e in oracle.of("fault_fired")}
     found = impacts(timeline)
     assert {impact.fault for impact in found} == fired.keys()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from rayhive.events import Transition
 from rayhive.metrics.aggregate import fold
-from rayhive.metrics.evaluations import evaluations
+from rayhive.metrics.convergence import evaluations
 from rayhive.metrics.fault_impact import impacts, rejoins
-from rayhive.metrics.lost_samples import samples_by_peer
+from rayhive.metrics.faults import samples_lost
 from rayhive.metrics.rows import timeline_row
 from tests.fixtures.faulted import (
     AGAIN,
@@ -244,12 +245,10 @@ def test_a_joiner_without_a_cause_is_a_rejoin() -> None:
 # -- samples -----------------------------------------------------------------------------------
 
 
-def test_samples_of_every_peer_add_up() -> None:
-    found = samples_by_peer(kill_and_restart().timeline)
-    for name, samples in found.items():
-        assert samples.computed == samples.committed + (samples.lost or 0) + (samples.pending or 0)
-        assert samples.pending == (0 if name == "peer-1" else 6)
-    assert found["peer-1"].lost == 32
+def test_computed_samples_are_committed_or_pending_or_lost() -> None:
+    timeline = kill_and_restart().timeline
+    pending = 3 * 6
+    assert samples_lost(timeline) == timeline.computed - timeline.committed() - pending == 32
 
 
 def test_lost_samples_are_unknown_without_the_pending_ones() -> None:
@@ -314,9 +313,9 @@ def test_a_joiners_clock_is_shifted_to_the_swarms() -> None:
     story = kill_and_restart()
     story.evaluate(13.5, AGAIN, loss=0.05, final=True)
     timeline = story.timeline
-    own = [event["clock_s"] for event in story.of("transition", "peer-1.1")]
-    assert own == pytest.approx([2.5, 3.5, 4.5])
-    swarm = [timeline.clock_of(event) for event in story.of("transition", "peer-1.1")]
+    steps = timeline.by_peer(Transition)["peer-1.1"]
+    assert [step.clock_s for step in steps] == pytest.approx([2.5, 3.5, 4.5])
+    swarm = [timeline.clock_of(step) for step in steps]
     assert swarm == pytest.approx([10.9, 11.9, 12.9])
     assert timeline.clock_s == pytest.approx(13.0)
     assert evaluations(timeline)[-1].clock_s == pytest.approx(13.0)

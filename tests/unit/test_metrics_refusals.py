@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.metrics.aggregate import fold
-from rayhive.metrics.cell_text import add_counts
+from rayhive.metrics.folds import add_counts
 from rayhive.metrics.refusals import refusals
 from rayhive.metrics.rows import timeline_row
 from rayhive.report.timeline_text import timeline_lines

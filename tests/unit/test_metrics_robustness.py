@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayhive.metrics.robustness import Robustness
-from rayhive.metrics.twins import compared_row
+from rayhive.metrics.rows import last_attempt, rows_with_twins
 from rayhive.report.render import results_text
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
@@ -57,13 +57,11 @@ def test_a_faulted_replicate_is_compared_with_its_twin(tmp_path: Path) -> None:
     assert list(table["retention"].isna()) == [True, False]
 
 
-def test_a_replicate_finds_the_twin_in_the_folder_beside_it(tmp_path: Path) -> None:
-    other = calm(0.5, replicate=1)
-    folders = [story.write(tmp_path) for story in (other, stormy(), calm())]
-    assert compared_row(folders[1])["retention"] == pytest.approx(1984 / (13 * 192))
-    assert compared_row(folders[2])["retention"] is None
-    alone = stormy(replicate=5).write(tmp_path)
-    assert compared_row(alone)["retention"] is None
+def test_a_replicate_is_compared_with_the_twin_of_its_seed_alone(tmp_path: Path) -> None:
+    stories = (calm(0.5, replicate=1), stormy(), calm(), stormy(replicate=5))
+    rows = rows_with_twins([last_attempt(story.write(tmp_path)) for story in stories])
+    retentions = [row["retention"] for row in rows]
+    assert retentions == [None, pytest.approx(1984 / (13 * 192)), None, None]
 
 
 @pytest.mark.parametrize(

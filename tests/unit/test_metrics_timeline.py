@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
-from rayhive.metrics.evaluations import evaluations
+from rayhive.metrics.convergence import evaluations
 from rayhive.metrics.logs import read_timelines
 from rayhive.metrics.rows import read_attempts, replicate_row, timeline_row
 from tests.fixtures.logs import Log, make_spec, timeline_of, write_events
 
 
-def test_an_evaluation_point_is_the_mean_of_the_peers_and_keeps_their_spread() -> None:
+def test_an_evaluation_point_is_the_mean_of_the_peers() -> None:
     log = Log()
     points = evaluations(timeline_of(log.spec, log.events()))
-    assert [(point.round, point.final) for point in points] == [(2, False), (4, False), (4, True)]
+    assert [point.round for point in points] == [2, 4, 4]  # the last one is the final one
     first = points[0]
     assert first.values["loss"] == pytest.approx(1.01)
-    assert first.spread == {"accuracy": 0.0, "loss": pytest.approx(0.02)}
-    assert (first.samples, first.clock_s, first.peers) == (256, 2.6, 2)
+    assert first.values["accuracy"] == 0.8
+    assert (first.samples, first.clock_s) == (256, 2.6)
 
 
 def test_committed_samples_up_to_a_round() -> None:
@@ -64,7 +64,7 @@ def test_a_folder_without_spec_is_an_error(tmp_path: Path) -> None:
         replicate_row(tmp_path)
 
 
-def test_several_attempts_in_one_log_are_told_apart(tmp_path: Path) -> None:
+def test_several_attempts_in_one_log_are_separate_timelines(tmp_path: Path) -> None:
     folder = tmp_path / "r0-none"
     for attempt, state in enumerate((None, "completed", "stopped")):
         log = Log(

@@ -69,10 +69,9 @@ def test_an_unknown_name_is_reported_under_its_key(animals: Registry[type]) -> N
         animals.get("dog", key="space.animal")
 
 
-def test_names_and_entries_are_sorted_and_counted(animals: Registry[type]) -> None:
+def test_names_and_entries_are_sorted(animals: Registry[type]) -> None:
     animals.register("ant")(int)
-    assert tuple(animals) == animals.names() == ("ant", "cat", "fraction")
+    assert animals.names() == ("ant", "cat", "fraction")
     assert [name for name, _ in animals.items()] == ["ant", "cat", "fraction"]
     assert dict(animals.items())["ant"] is int
-    assert len(animals) == 3
     assert "dog" not in animals
