@@ -150,6 +150,7 @@ class _TimeAccount:
         self._end = until if ended is None else min(max(ended, self._at), until)
         self._own = timeline.of_peers.get(incarnation.name, [])
         self._loads = list(of_kind(self._own, StateLoaded))
+        self._breaks = list(of_kind(self._own, SteppedIn))
         self._training()
         self._end = until
         finished = isinstance(incarnation.end, PeerFinished)
@@ -225,8 +226,7 @@ class _TimeAccount:
         parts = [(STALLED, overlap((self._at, moment), self._stops))]
         if clock_s is not None:
             parts.append((EVALUATION, max(0.0, moment - self._at - clock_s)))
-        breaks = self._within(of_kind(self._own, SteppedIn), moment)
-        parts += [(STALLED, event.seconds) for event in breaks]
+        parts += [(STALLED, event.seconds) for event in self._within(self._breaks, moment)]
         return parts + self._transfers(moment)
 
     def _transfers(self, moment: float) -> list[Part]:
