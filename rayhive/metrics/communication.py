@@ -164,7 +164,7 @@ class Communication(MetricGroup):
         }
 
 
-def _sent(events: Iterable[Round | StateRound]) -> float:
+def _sent(events: Iterable[Round | StateRound]) -> int:
     """Return the payload [B]; a failed round without ``sent_bytes`` counts 0."""
     return sum(event.sent_bytes or 0 for event in events)
 

@@ -148,5 +148,5 @@ def samples_lost(timeline: Timeline) -> int | None:
 
 def _transferred(timeline: Timeline) -> int | None:
     sizes = [event.received_bytes for event in timeline.of(StateLoaded)]
-    known = [int(size) for size in sizes if size is not None]
+    known = [size for size in sizes if size is not None]
     return sum(known) if len(known) == len(sizes) else None

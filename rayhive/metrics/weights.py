@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
 from typing import ClassVar
 
@@ -39,7 +38,5 @@ class Weights(MetricGroup):
         for events in timeline.by_round(Fingerprint).values():
             by_peer = {event.peer: event for event in events if event.finite}
             for a, b in combinations(by_peer.values(), 2):
-                norm = max(a.norm or 0.0, b.norm or 0.0)
-                distance = math.dist(a.sketch, b.sketch) / norm if norm else 0.0
-                largest = distance if largest is None else max(largest, distance)
+                largest = max(largest or 0.0, a.distance(b))
         return {"weights_distance_max": largest}
