@@ -1,7 +1,13 @@
-"""Names, lookup and end of rayhive's actors on a Ray cluster."""
+"""rayhive's actors on a Ray cluster: names, lookup, calls and end.
+
+Connections may break for a while. ``ActorUnavailableError`` does not mean that the actor is dead:
+the call may have arrived, and the actor may answer the next one. So a call is repeated, and an
+actor performs a repeated call once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import hashlib
@@ -9,34 +15,39 @@ import importlib
 import json
 import re
 import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import ray
 from ray.actor import exit_actor
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 NAMESPACE = "rayhive"
 _AGENT = "agent"
+#: Time between two attempts [s]; there is no notification of a restored connection.
+RETRY_EVERY = 0.5
+#: Number of results that an actor keeps; a call is repeated within a minute.
+_REMEMBERED = 256
+
+T = TypeVar("T")
 
 
 def supervisor_pattern(study: str | None) -> re.Pattern[str]:
     """Return the pattern of the names of a study's supervisors; of any study for None."""
-    name = ".+" if study is None else re.escape(study.replace(".", "_"))
+    name = "[^:]+" if study is None else re.escape(study.replace(".", "_"))
     return re.compile(rf"{name}-t\d+-r\d+-.+-a\d+")
 
 
-def agent_prefix(study: str) -> str:
-    """Return the common prefix of the names of a study's agents."""
-    return f"{_AGENT}:{study}:"
+def agent_pattern(study: str) -> re.Pattern[str]:
+    """Return the pattern of the names of a study's agents."""
+    return re.compile(rf"{_AGENT}:{re.escape(study)}:.+")
 
 
 def agent_name(study: str, node: str) -> str:
     """Return the name of the agent of this study, this code and this node."""
-    return f"{agent_prefix(study)}{code_version()}:{node[:16]}"
-
-
-def is_agent(name: str) -> bool:
-    """Return whether an actor of this name is an agent."""
-    return name.startswith(f"{_AGENT}:")
+    return f"{_AGENT}:{study}:{code_version()}:{node[:16]}"
 
 
 def code_version() -> str:
@@ -54,17 +65,12 @@ def code_version() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 
-def live(prefix_or_pattern: str | re.Pattern[str]) -> list[str]:
-    """Return the names of rayhive's living actors by prefix, or by a pattern of the whole name."""
-    names = [
+def live(pattern: re.Pattern[str]) -> list[str]:
+    """Return the names of rayhive's living actors that match a pattern as a whole."""
+    return sorted(
         str(entry["name"])
         for entry in ray.util.list_named_actors(all_namespaces=True)
-        if entry["namespace"] == NAMESPACE
-    ]
-    if isinstance(prefix_or_pattern, str):
-        return sorted(name for name in names if name.startswith(prefix_or_pattern))
-    return sorted(
-        name for name in names if prefix_or_pattern.fullmatch(name) and not is_agent(name)
+        if entry["namespace"] == NAMESPACE and pattern.fullmatch(str(entry["name"]))
     )
 
 
@@ -84,6 +90,69 @@ def end(name: str) -> None:
     """Kill an actor by its name, if there is one."""
     with contextlib.suppress(ValueError):
         ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+
+
+async def repeated(call: Callable[[], Awaitable[T]], patience: float) -> T:
+    """Await a call, and repeat it while its actor is unavailable.
+
+    Args:
+        call: Makes the call, which may arrive twice.
+        patience: Time after which an unavailable actor is given up [s].
+
+    Raises:
+        ActorUnavailableError: The actor was unavailable for that time.
+        RayActorError: The actor is dead.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return await call()
+        except ActorUnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+        await asyncio.sleep(RETRY_EVERY)
+
+
+class Once:
+    """Calls with a key, each performed once no matter how often it arrives."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, asyncio.Future[Any]] = {}
+
+    async def do(self, key: str, step: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of the first call with this key.
+
+        Args:
+            key: Key of the call; a repetition has the same key.
+            step: Performs the call.
+        """
+        if key not in self._results:
+            self._results[key] = asyncio.ensure_future(step())
+            while len(self._results) > _REMEMBERED:
+                del self._results[next(iter(self._results))]
+        found: T = await asyncio.shield(self._results[key])
+        return found
+
+
+async def silent(agents: Mapping[str, Any], patience: float) -> dict[str, str]:
+    """Return the nodes whose agents are dead or do not answer in time, each with the reason.
+
+    Args:
+        agents: Agent of each node.
+        patience: Longest wait for an answer [s].
+    """
+
+    async def ask(agent: Any) -> str | None:
+        try:
+            await asyncio.wait_for(repeated(agent.ping.remote, patience), patience)
+        except asyncio.TimeoutError:
+            return f"no answer within {patience:g} s"
+        except RayActorError as error:
+            return str(error).strip().splitlines()[0]
+        return None
+
+    found = await asyncio.gather(*(ask(agent) for agent in agents.values()))
+    return {node: why for node, why in zip(agents, found, strict=True) if why is not None}
 
 
 def leave() -> None:

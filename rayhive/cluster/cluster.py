@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
+import logging
+import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from rayhive.cluster import actors, capacity, supervisors
-from rayhive.cluster.address import resolve
-from rayhive.cluster.connect import join
-from rayhive.cluster.embedded import EmbeddedRay
+from rayhive.cluster import actors, capacity
+from rayhive.cluster.address import KEY, Target, resolve
+from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handlers
+from rayhive.cluster.node.agent import AgentOptions
+from rayhive.cluster.replicate import handle as handles
 from rayhive.cluster.replicate.handle import ReplicateHandle
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem
@@ -34,11 +38,10 @@ class Cluster:
         embedded: The embedded Ray; None on a shared cluster.
         timing: Bounds of the phases of replicates; None for those of each replicate's study.
         forkserver_command: Replaces rayhive's own forkserver; for tests.
-        restart: Returns a new embedded Ray, in place of one that has lost a daemon.
 
     Attributes:
         embedded_ray: The embedded Ray; None on a shared cluster.
-        agent_options: Arguments of an agent that has to be created.
+        agent_options: Settings of an agent that has to be created.
     """
 
     def __init__(
@@ -46,15 +49,13 @@ class Cluster:
         embedded: EmbeddedRay | None,
         timing: PhaseTimeouts | None,
         forkserver_command: Sequence[str] | None,
-        restart: Callable[[], EmbeddedRay] | None = None,
     ) -> None:
-        self.embedded_ray, self._restart = embedded, restart
-        self._timing = timing
-        self.agent_options = {
-            "forkserver_command": None if forkserver_command is None else list(forkserver_command),
-            "directory": None if embedded is None else str(embedded.agents),
-            "idle": (timing or PhaseTimeouts()).agent_idle,
-        }
+        self.embedded_ray, self._timing = embedded, timing
+        self.agent_options = AgentOptions(
+            forkserver_command=None if forkserver_command is None else tuple(forkserver_command),
+            directory=None if embedded is None else str(embedded.agents),
+            idle=(timing or PhaseTimeouts()).agent_idle,
+        )
         self._handles: dict[str, ReplicateHandle] = {}
         self._studies: set[str] = set()
         self._pending: dict[str, float] = {}  # run id -> time of its first lookup
@@ -66,8 +67,6 @@ class Cluster:
         cls,
         address: str | None = None,
         *,
-        namespace: str = actors.NAMESPACE,
-        num_cpus: int | None = None,
         timing: PhaseTimeouts | None = None,
         forkserver_command: Sequence[str] | None = None,
     ) -> Cluster:
@@ -77,8 +76,6 @@ class Cluster:
 
         Args:
             address: ``HOST:PORT`` or ``auto``; ``local`` for an embedded Ray in any case.
-            namespace: Ray namespace of this driver; actors are always in rayhive's own.
-            num_cpus: Logical CPUs of an embedded Ray; None for those of the machine.
             timing: Bounds of the phases of replicates; None for those of each replicate's study.
             forkserver_command: Replaces rayhive's own forkserver; for tests.
 
@@ -90,10 +87,8 @@ class Cluster:
         if ray.is_initialized():
             raise ClusterError("this process is connected to a Ray cluster already")
         if target is not None:
-            join(target, namespace)
-            return cls(None, timing, forkserver_command)
-        start = partial(EmbeddedRay, namespace, num_cpus)
-        return cls(start(), timing, forkserver_command, start)
+            _join(target)
+        return cls(None if target else EmbeddedRay(), timing, forkserver_command)
 
     def __enter__(self) -> Cluster:
         return self
@@ -105,10 +100,6 @@ class Cluster:
     def embedded(self) -> bool:
         """Whether this is an embedded Ray, which ends with this process."""
         return self.embedded_ray is not None
-
-    def capacity(self) -> dict[str, Any]:
-        """See :func:`rayhive.cluster.capacity.capacity`."""
-        return capacity.capacity()
 
     def check_room(self, swarm: SwarmConfig) -> list[Problem]:
         """See :func:`rayhive.cluster.capacity.check_room`."""
@@ -134,7 +125,7 @@ class Cluster:
         self._replace_broken()
         self._studies.add(spec.study)
         bounds = timing or self._timing or PhaseTimeouts(spec.timeouts)
-        actor, running = supervisors.start(spec, bounds, self.agent_options)
+        actor, running = handles.start(spec, bounds, self.agent_options)
         if running != spec:
             text = f"a name that no other run on this cluster has; {running.folder} is running"
             raise ConfigError(Problem("name", spec.study, text))
@@ -153,12 +144,12 @@ class Cluster:
 
         The replicates on the old one died with it, or are ended here.
         """
-        if self.embedded_ray is None or self._restart is None or self._broken() is None:
+        if self.embedded_ray is None or self._broken() is None:
             return
         self._handles.clear()
         self.embedded_ray.close()
-        self.embedded_ray = self._restart()
-        self.agent_options["directory"] = str(self.embedded_ray.agents)
+        self.embedded_ray = EmbeddedRay()
+        self.agent_options = replace(self.agent_options, directory=str(self.embedded_ray.agents))
 
     def find(self, run_id: str, folder: str | Path | None = None) -> ReplicateHandle | None:
         """Return the replicate of this name if its supervisor lives.
@@ -195,7 +186,7 @@ class Cluster:
         Raises:
             NoAnswerError: The supervisor lives and does not answer.
         """
-        found = supervisors.find(run_id)
+        found = handles.find(run_id)
         return None if found is None else ReplicateHandle(found[1], found[0], self._broken)
 
     def supervisors(self, study: str | None = None) -> list[str]:
@@ -204,7 +195,7 @@ class Cluster:
 
     def retire_agents(self, studies: Sequence[str]) -> None:
         """Have the agents of these studies exit once no replicate needs them."""
-        found = [name for study in studies for name in actors.live(actors.agent_prefix(study))]
+        found = [name for study in studies for name in actors.live(actors.agent_pattern(study))]
         agents: list[Any] = []
         for name in found:
             with contextlib.suppress(ValueError):
@@ -242,9 +233,40 @@ class Cluster:
                 ray.shutdown()
 
     def _stop_all(self, reason: str) -> None:
-        running = [handle for handle in self._handles.values() if handle.wait(0.0) is None]
+        running = handles.still_running(self._handles.values(), 0.0)
         for handle in running:
             handle.stop(reason)
-        deadline = time.monotonic() + _STOP_TIMEOUT
-        for handle in running:
-            handle.wait(max(0.0, deadline - time.monotonic()))
+        handles.still_running(running, _STOP_TIMEOUT)
+
+
+def _join(target: Target) -> None:
+    """Connect this process to a cluster that answered.
+
+    Raises:
+        ConfigError: The cluster cannot be joined.
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS", "1")
+    if target.auth_mode is not None:
+        os.environ["RAY_AUTH_MODE"] = target.auth_mode
+        # Ray read the variable when it was imported.
+        config = getattr(importlib.import_module("ray._raylet"), "Config", None)
+        if config is not None:
+            config.initialize("")
+    # A job brings its working directory. Otherwise a checkout is shipped, and an installed rayhive
+    # is expected on the nodes too.
+    package = Path(__file__).resolve().parents[1]
+    installed = "site-packages" in package.parts or "dist-packages" in package.parts
+    ship = not target.in_job and not installed
+    try:
+        with kept_signal_handlers():
+            ray.init(
+                address=target.address,
+                namespace=actors.NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"py_modules": [str(package)]} if ship else None,
+            )
+        keep_silent()
+    except Exception as error:
+        text = f"a cluster that can be joined: {str(error).strip().splitlines()[0]}"
+        raise ConfigError(Problem(KEY, target.address, text)) from error

@@ -7,19 +7,19 @@ its replicates is read from the events on disk, and they are stopped by a signal
 from __future__ import annotations
 
 import json
-import os
-import select
-import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from rayhive.cluster import actors
 from rayhive.cluster.address import resolve
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.embedded import RUNS_FILE
 from rayhive.cluster.node import machine, process_group
+from rayhive.cluster.replicate.handle import still_running
 from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
 from rayhive.events import (
@@ -99,14 +99,15 @@ def stop_study(address: str | None, study: str) -> list[str]:
                 continue
             if handle is not None and handle.spec.study == study:
                 ours.append(handle)
-        running = [handle for handle in ours if handle.wait(0.0) is None]
+        running = still_running(ours, 0.0)
         for handle in running:
             handle.stop("rayhive stop")
-        deadline = time.monotonic() + _STOP_TIMEOUT
+        late = still_running(ours, _STOP_TIMEOUT)
         for handle in ours:
-            if handle.wait(max(0.0, deadline - time.monotonic())) is None:
-                raise ClusterError(f"{handle.run_id} did not end within {_STOP_TIMEOUT:g} s")
-            handle.release()
+            if handle not in late:
+                handle.release()
+        if late:
+            raise ClusterError(f"{late[0].run_id} did not end within {_STOP_TIMEOUT:g} s")
         cluster.retire_agents([study])
         if silent:
             raise NoAnswerError("; ".join(silent))
@@ -127,15 +128,14 @@ def _terminate(pid: int) -> None:
         ClusterError: The driver did not end in time.
     """
     try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
+        process = psutil.Process(pid)
+        process.terminate()
+        process.wait(_STOP_TIMEOUT)
+    except psutil.NoSuchProcess:
         return
-    try:
-        os.kill(pid, signal.SIGTERM)
-        if not select.select([descriptor], [], [], _STOP_TIMEOUT)[0]:
-            raise ClusterError(f"the driver (pid {pid}) did not end within {_STOP_TIMEOUT:g} s")
-    finally:
-        os.close(descriptor)
+    except psutil.TimeoutExpired as error:
+        text = f"the driver (pid {pid}) did not end within {_STOP_TIMEOUT:g} s"
+        raise ClusterError(text) from error
 
 
 def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
@@ -166,7 +166,7 @@ def status_from_disk(folder: Path) -> dict[str, Any] | None:
 def _status_from_disk(folder: Path) -> dict[str, Any]:
     events = list(read_events(folder / "events.jsonl"))
     spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_bytes())
-    peer_table = PeerTable([spec.peer_spec(peer).name for peer in range(spec.swarm.peers)])
+    peer_table = PeerTable.of(spec)
     phase, since, outcome = "placing", events[0].t if events else time.time(), None
     heard: dict[str, float] = {}
     for event in events:

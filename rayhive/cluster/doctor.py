@@ -11,13 +11,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 
 import psutil
+from packaging.requirements import Requirement
 
-from rayhive.cluster import requirements
 from rayhive.cluster.node import capabilities, machine, process_group
+from rayhive.cluster.node.processes import started
 from rayhive.cluster.node.tools import small_disk
 from rayhive.cluster.testbed import state
 from rayhive.faults.target import CAPABILITIES
@@ -67,18 +69,39 @@ def doctor() -> list[Check]:
         _traffic_control,
         _leftovers,
     )
-    return [*(check() for check in checks), *_faults()]
+    found = [*(check() for check in checks), *_faults()]
+    return [replace(check, mend="") if check.ok else check for check in found]
 
 
 def _python() -> Check:
     version = ".".join(map(str, sys.version_info[:3]))
     ok = sys.version_info >= _MIN_PYTHON
-    return Check("python", ok, version, "" if ok else "install Python 3.10 or newer")
+    return Check("python", ok, version, "install Python 3.10 or newer")
 
 
 def _packages() -> Check:
-    wrong, found = requirements.compare()
-    fix = "pip install -c constraints.txt rayhive" if wrong else ""
+    """Compare the installed packages with the unconditional requirements of rayhive."""
+    try:
+        lines = metadata.requires("rayhive") or []
+    except metadata.PackageNotFoundError:
+        lines = [name for name in machine.PACKAGES if name != "rayhive"]
+    wrong, found = [], []
+    for required in map(Requirement, lines):
+        if required.marker is not None:
+            continue
+        try:
+            version = metadata.version(required.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{required.name} is missing")
+            continue
+        if required.name in machine.PACKAGES:
+            found.append(f"{required.name} {version}")
+        wrong += [
+            f"{required.name} {version} is not {bound}"
+            for bound in required.specifier
+            if not bound.contains(version, prereleases=True)
+        ]
+    fix = "pip install -c constraints.txt rayhive"
     return Check("packages", not wrong, "; ".join(wrong or found), fix)
 
 
@@ -96,21 +119,20 @@ def _daemon() -> Check:
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("p2pd", False, f"{path} does not run: {error}", mend)
     ok = b"-listen" in done.stdout + done.stderr
-    return Check("p2pd", ok, str(path) if ok else f"{path} does not run", "" if ok else mend)
+    return Check("p2pd", ok, str(path) if ok else f"{path} does not run", mend)
 
 
 def _shared_memory() -> Check:
-    total = shutil.disk_usage(process_group.SHARED_MEMORY).total
-    free = shutil.disk_usage(process_group.SHARED_MEMORY).free
-    ok = free >= _MIN_SHARED_MEMORY
-    mend = "" if ok else "mount /dev/shm larger (in a container: --shm-size=2g), or clear it"
-    return Check("shared memory", ok, f"{_size(free)} free of {_size(total)}", mend)
+    usage = shutil.disk_usage(process_group.SHARED_MEMORY)
+    ok = usage.free >= _MIN_SHARED_MEMORY
+    mend = "mount /dev/shm larger (in a container: --shm-size=2g), or clear it"
+    return Check("shared memory", ok, f"{_size(usage.free)} free of {_size(usage.total)}", mend)
 
 
 def _open_files() -> Check:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ok = hard == resource.RLIM_INFINITY or hard >= _MIN_OPEN_FILES
-    return Check("open files", ok, f"{soft} (hard {hard})", "" if ok else "ulimit -n 8192")
+    return Check("open files", ok, f"{soft} (hard {hard})", "ulimit -n 8192")
 
 
 def _ports() -> Check:
@@ -128,28 +150,23 @@ def _temporary() -> Check:
     base = Path(machine.short_temporary_directory())
     free = shutil.disk_usage(base).free
     asked = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    short = str(base) == asked
     detail = f"{base}, {_size(free)} free"
-    if not short:
+    if str(base) != asked:
         detail += f" ({asked} makes paths of unix sockets too long)"
-    ok = free > 2**30
-    return Check("temporary files", ok, detail, "" if ok else f"make room in {base}")
+    return Check("temporary files", free > 2**30, detail, f"make room in {base}")
 
 
 def _cores() -> Check:
     cores = len(os.sched_getaffinity(0))
-    ok = cores >= _MIN_CORES
-    mend = "" if ok else "peers share the one core: measured times are not reliable"
-    return Check("cores", ok, str(cores), mend, needed=False)
+    mend = "peers share the one core: measured times are not reliable"
+    return Check("cores", cores >= _MIN_CORES, str(cores), mend, needed=False)
 
 
 def _memory() -> Check:
     memory = psutil.virtual_memory()
     ok = memory.available >= _MIN_MEMORY
     detail = f"{_size(memory.available)} available of {_size(memory.total)}"
-    return Check(
-        "memory", ok, detail, "" if ok else "end other programs, or use fewer peers", False
-    )
+    return Check("memory", ok, detail, "end other programs, or use fewer peers", needed=False)
 
 
 def _cuda() -> Check:
@@ -158,7 +175,7 @@ def _cuda() -> Check:
     if not names and not nodes:
         return Check("cuda", True, "no device: peers train on the CPU", needed=False)
     readable = all(os.access(f"/dev/{node}", os.R_OK | os.W_OK) for node in nodes)
-    mend = "" if readable else "let this user open /dev/nvidia*"
+    mend = "let this user open /dev/nvidia*"
     return Check("cuda", readable, ", ".join(names or nodes), mend, needed=False)
 
 
@@ -166,9 +183,8 @@ _PROCESS_FAULTS = "run as root (or with CAP_SYS_ADMIN); faults on processes work
 
 
 def _namespaces() -> Check:
-    ok, detail = _try(["unshare", "--net", "true"])
-    mend = "" if ok else _PROCESS_FAULTS
-    return Check("network namespaces", ok, detail, mend, needed=False)
+    ok, detail = _try("true")
+    return Check("network namespaces", ok, detail, _PROCESS_FAULTS, needed=False)
 
 
 def _control_groups() -> Check:
@@ -177,7 +193,7 @@ def _control_groups() -> Check:
     folder = root if second else root / "cpu"
     ok = folder.is_dir() and os.access(folder, os.W_OK)
     detail = f"version {2 if second else 1}, {'writable' if ok else 'not writable'}"
-    mend = "" if ok else f"give this user a writable group below {folder}"
+    mend = f"give this user a writable group below {folder}"
     return Check("cgroups", ok, detail, mend, needed=False)
 
 
@@ -185,11 +201,8 @@ def _traffic_control() -> Check:
     """Try netem in a temporary network namespace."""
     if shutil.which("tc") is None:
         return Check("link shaping", False, "tc is missing", "install iproute2", needed=False)
-    command = "tc qdisc add dev lo root {}"
-    rate, why = _try(
-        ["unshare", "--net", "sh", "-c", command.format("tbf rate 1mbit burst 4k latency 9ms")]
-    )
-    delay, _ = _try(["unshare", "--net", "sh", "-c", command.format("netem delay 1ms")])
+    rate, why = _try("tc qdisc add dev lo root tbf rate 1mbit burst 4k latency 9ms")
+    delay, _ = _try("tc qdisc add dev lo root netem delay 1ms")
     if not rate:
         return Check("link shaping", False, why, _PROCESS_FAULTS, needed=False)
     if not delay:
@@ -201,12 +214,9 @@ def _traffic_control() -> Check:
 def _faults() -> Iterator[Check]:
     """Check each capability that faults need."""
     for name, reason in capabilities.here().items():
-        text = f"can {CAPABILITIES[name]}"
-        if reason is None:
-            yield Check(f"faults: {name}", True, text, needed=False)
-        else:
-            detail = f"can't {CAPABILITIES[name]}"
-            yield Check(f"faults: {name}", False, detail, reason, needed=False)
+        verb = "can" if reason is None else "can't"
+        detail = f"{verb} {CAPABILITIES[name]}"
+        yield Check(f"faults: {name}", reason is None, detail, reason or "", needed=False)
 
 
 def _leftovers() -> Check:
@@ -228,7 +238,7 @@ def _leftovers() -> Check:
     found += [str(path) for path in Path("/tmp").glob("hivemind-*.sock") if str(path) not in bound]
     for path in process_group.shared_memory():
         pid = process_group.creator_of(path)
-        if pid is not None and process_group.started(pid) is None:
+        if pid is not None and started(pid) is None:
             found.append(str(path))
     if not found:
         return Check("leftovers", True, "none")
@@ -237,7 +247,9 @@ def _leftovers() -> Check:
     return Check("leftovers", False, ", ".join(found[:5]) + more, mend, needed=False)
 
 
-def _try(command: list[str]) -> tuple[bool, str]:
+def _try(shell_command: str) -> tuple[bool, str]:
+    """Run a command in a temporary network namespace; return success and the last error line."""
+    command = ["unshare", "--net", "sh", "-c", shell_command]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -10,24 +10,29 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import ray
 
+from rayhive.cluster import actors
 from rayhive.cluster.node import machine, process_group
+from rayhive.cluster.node.processes import import_paths, start_reaper
 from rayhive.errors import ClusterError
 from rayhive.spec.replicate import ReplicateSpec
 
-_OBJECT_STORE = 80 * 2**20  # Ray's minimum; rayhive stores no large objects
+OBJECT_STORE = 80 * 2**20  # Ray's minimum; rayhive stores no large objects
 #: File in the private directory with one line for each replicate that was started.
 RUNS_FILE = "runs.jsonl"
 _REAPER_TIMEOUT = 12.0
-#: Token of all embedded clusters of this process, as Ray reads the token only once.
+#: Variables of Ray with which a user chooses the token of a cluster.
+AUTHENTICATION = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
+#: Token of all clusters that this process starts, as Ray reads the token only once.
 _TOKEN = secrets.token_hex(32)
 
 
@@ -37,32 +42,21 @@ class EmbeddedRay:
     The kernel kills Ray's daemons when the driver dies, even by SIGKILL. A reaper process then
     removes the directory and the remains of the peers. The object has to be created in the main
     thread, because the kernel watches the thread that started the daemons.
-
-    Args:
-        namespace: Ray namespace of the driver.
-        num_cpus: Logical CPUs; None for those of the machine.
     """
 
-    def __init__(self, namespace: str, num_cpus: int | None = None) -> None:
+    def __init__(self) -> None:
         base = Path(machine.short_temporary_directory())
-        for orphan in process_group.orphaned(base):
-            process_group.clear(orphan, patience=0.0)
+        process_group.clear_orphaned(base)
         self.directory = Path(tempfile.mkdtemp(prefix=process_group.DIRECTORY_PREFIX, dir=base))
         process_group.claim(self.directory, os.getpid())
-        self._reaper = subprocess.Popen(
-            [sys.executable, process_group.__file__, str(self.directory)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        self._reaper = start_reaper(process_group.__name__, str(self.directory))
         try:
-            with _environment(_variables()), kept_signal_handlers(), _minimal_daemons():
+            with _environment(daemon_variables()), kept_signal_handlers(), _minimal_daemons():
                 ray.init(
-                    num_cpus=num_cpus or len(os.sched_getaffinity(0)),
-                    namespace=namespace,
+                    num_cpus=len(os.sched_getaffinity(0)),
+                    namespace=actors.NAMESPACE,
                     include_dashboard=False,
-                    object_store_memory=_OBJECT_STORE,
+                    object_store_memory=OBJECT_STORE,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     _temp_dir=str(self.directory),
@@ -119,34 +113,18 @@ def _daemons() -> dict[str, subprocess.Popen[bytes]]:
     return {names[kind]: found[kind][0].process for kind in names if found.get(kind)}
 
 
-def _variables() -> dict[str, str]:
+def daemon_variables() -> dict[str, str]:
     """Return the environment of Ray's daemons, and thereby of all workers."""
     variables = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "1",
         "PYTHONPATH": os.pathsep.join(import_paths()),
     }
-    given = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-    if not any(name in os.environ for name in given):
+    if not any(name in os.environ for name in AUTHENTICATION):
         # Ray requires a token by default. It would write its own to the user's home, and
         # clusters that are started later would then require it too.
         variables["RAY_AUTH_TOKEN"] = _TOKEN
     return variables
-
-
-def import_paths() -> list[str]:
-    """Return the paths with which workers can import all that this process can import."""
-    package_root = str(Path(__file__).resolve().parent.parent.parent)
-    paths = [package_root, *(os.path.abspath(path or ".") for path in sys.path)]
-    installed = {os.path.abspath(path) for path in sys.path if "-packages" in path}
-    library = os.path.dirname(os.__file__)
-    return list(
-        dict.fromkeys(
-            path
-            for path in paths
-            if os.path.isdir(path) and path not in installed and not path.startswith(library)
-        )
-    )
 
 
 @contextlib.contextmanager
@@ -165,8 +143,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def _minimal_daemons() -> Iterator[None]:
+def _minimal_daemons() -> AbstractContextManager[object]:
     """Start Ray's daemons as if Ray's dashboard were not installed.
 
     ``include_dashboard=False`` still imports most of the dashboard in three processes, one after
@@ -175,15 +152,9 @@ def _minimal_daemons() -> Iterator[None]:
     """
     utils = importlib.import_module("ray._private.utils")
     name = "get_dashboard_dependency_error"
-    original = getattr(utils, name, None)
-    if original is None:
-        yield
-        return
-    setattr(utils, name, lambda: ImportError("rayhive needs no dashboard"))
-    try:
-        yield
-    finally:
-        setattr(utils, name, original)
+    if not hasattr(utils, name):
+        return contextlib.nullcontext()
+    return mock.patch.object(utils, name, lambda: ImportError("rayhive needs no dashboard"))
 
 
 def keep_silent() -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
 from rayhive.events import Event, EventLog, ReplicateStarted, make_event, read_events
 from rayhive.files import write_atomically
@@ -32,8 +33,8 @@ RETRIES = 2
 class Handle(Protocol):
     """A running replicate on a cluster."""
 
-    def wait(self, timeout: float) -> Mapping[str, Any] | None:
-        """Return ``state`` and ``stop_reason`` once it has ended, None while it runs."""
+    def wait(self, timeout: float) -> Outcome | None:
+        """Return the outcome once it has ended, None while it runs."""
 
     def status(self) -> Mapping[str, Any]:
         """Return the phase and the state of each peer."""
@@ -248,9 +249,9 @@ class ReplicateRunner:
                 handle.stop(str(error) or type(error).__name__)
                 handle.wait(STOP_S)
             raise
-        if outcome["state"] == "stopped":
-            raise Interrupted(f"stopped from outside: {outcome['stop_reason']}")
-        return str(outcome["stop_reason"])
+        if outcome.state == "stopped":
+            raise Interrupted(f"stopped from outside: {outcome.stop_reason}")
+        return outcome.stop_reason
 
 
 def _check_plan(spec: ReplicateSpec, folder: Path) -> None:

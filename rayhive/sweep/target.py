@@ -100,7 +100,7 @@ class ThisMachine:
         """Start Ray and check the demands."""
         host: AbstractContextManager[str | None] = nullcontext(self.address)
         if demands.testbed:
-            from rayhive.cluster.testbed.context import hosted
+            from rayhive.cluster.testbed.testbed import hosted
 
             host = hosted(demands.swarm, self.address, demands.joining)
         with host as address, self.connect(address) as cluster:

@@ -13,8 +13,7 @@ import pytest
 
 from rayhive.cluster.node import capabilities, process_group
 from rayhive.cluster.node.link import NodeLink
-from rayhive.cluster.node.toolbox import Toolbox
-from rayhive.cluster.node.tools import NODE_TOOLS, OfferedTool
+from rayhive.cluster.node.tools import NODE_TOOLS, OfferedTool, Toolbox
 from rayhive.cluster.node.tools.base import Tool
 from rayhive.cluster.node.tools.cpu_limit import CpuLimitTool
 from rayhive.cluster.node.tools.cut import CutTool

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ import psutil
 import pytest
 
 from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.node.raylets import rooms
+from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ConfigError
 from rayhive.spec import SwarmConfig, Timeouts
@@ -48,16 +51,14 @@ def cluster() -> Iterator[Cluster]:
     assert not directory.exists()
 
 
-def run(
-    cluster: Cluster, spec: ReplicateSpec, timing: PhaseTimeouts | None = None
-) -> dict[str, str]:
+def run(cluster: Cluster, spec: ReplicateSpec, timing: PhaseTimeouts | None = None) -> Outcome:
     """Run a replicate to its end and check the properties of every end."""
     handle = cluster.start(spec, timing)
     outcome = handle.wait(PATIENT)
     assert outcome is not None, handle.status()
     events = events_of(spec)
     assert events[-1]["kind"] == "replicate_finished"
-    assert {k: events[-1][k] for k in outcome} == outcome
+    assert outcome == Outcome(events[-1]["state"], events[-1]["stop_reason"])
     assert groups(spec) == [] and litter(spec) == []
     handle.release()
     return outcome
@@ -67,7 +68,7 @@ def test_a_replicate_goes_through_all_phases(cluster: Cluster, tmp_path: Path) -
     spec = replicate(tmp_path, rounds=6)
     handle = cluster.start(spec)
     assert handle.run_id == spec.run_id and spec.run_id in cluster.supervisors("study")
-    assert handle.wait(PATIENT) == {"state": "completed", "stop_reason": "rounds"}
+    assert handle.wait(PATIENT) == Outcome("completed", "rounds")
 
     status = handle.status()
     assert status["phase"] == "finished" and set(status["peers"]) == {"peer-0", "peer-1"}
@@ -96,7 +97,7 @@ def test_a_replicate_goes_through_all_phases(cluster: Cluster, tmp_path: Path) -
 
     handle.release()
     eventually(lambda: spec.run_id not in cluster.supervisors())
-    assert handle.wait(0.0) == {"state": "completed", "stop_reason": "rounds"}
+    assert handle.wait(0.0) == Outcome("completed", "rounds")
 
 
 def test_the_forkserver_stays_warm_between_replicates(cluster: Cluster, tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_starting_again_adopts_and_stopping_is_quick(cluster: Cluster, tmp_path:
     began = time.monotonic()
     handle.stop("because")
     handle.stop("twice")
-    assert again.wait(PATIENT) == {"state": "stopped", "stop_reason": "because"}
+    assert again.wait(PATIENT) == Outcome("stopped", "because")
     assert time.monotonic() - began < 10.0
     assert groups(spec) == [] and litter(spec) == []
     assert len(pids(spec)) == 2, "adopted, not started twice"
@@ -139,9 +140,9 @@ def test_a_killed_peer_fails_the_replicate_with_its_signal(
 ) -> None:
     spec = replicate(tmp_path, rounds=None, peers={"1": {"die": [3, -signal.SIGKILL]}})
     outcome = run(cluster, spec)
-    assert outcome["state"] == "failed"
-    assert "peer-1: its process was killed by signal 9" in outcome["stop_reason"]
-    assert "told to die" in outcome["stop_reason"]
+    assert outcome.state == "failed"
+    assert "peer-1: its process was killed by signal 9" in outcome.stop_reason
+    assert "told to die" in outcome.stop_reason
     (lost,) = [event for event in events_of(spec) if event["kind"] == "peer_lost"]
     assert (lost["peer"], lost["exit_code"]) == ("peer-1", -9)
 
@@ -159,19 +160,17 @@ def test_a_peer_in_trouble_fails_the_replicate(
     cluster: Cluster, tmp_path: Path, trouble: dict[str, Any], text: str
 ) -> None:
     outcome = run(cluster, replicate(tmp_path, rounds=None, peers={"1": trouble}))
-    assert outcome["state"] == "failed" and outcome["stop_reason"].startswith(text)
+    assert outcome.state == "failed" and outcome.stop_reason.startswith(text)
 
 
 def test_a_forkserver_that_does_not_start_loses_the_replicate_with_its_last_words(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [sys.executable, "-c", "raise SystemExit('no torch here')"]
-    monkeypatch.setitem(cluster.agent_options, "forkserver_command", command)
+    command = (sys.executable, "-c", "raise SystemExit('no torch here')")
+    broken = replace(cluster.agent_options, forkserver_command=command)
+    monkeypatch.setattr(cluster, "agent_options", broken)
     outcome = run(cluster, replicate(tmp_path, study="broken"))
-    assert outcome == {
-        "state": "lost",
-        "stop_reason": "the forkserver ended with exit code 1: no torch here",
-    }
+    assert outcome == Outcome("lost", "the forkserver ended with exit code 1: no torch here")
 
 
 def test_a_folder_that_cannot_be_written_loses_the_replicate(
@@ -179,10 +178,9 @@ def test_a_folder_that_cannot_be_written_loses_the_replicate(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     handle = cluster.start(replicate(tmp_path / "file"))
-    assert handle.wait(PATIENT) == {
-        "state": "lost",
-        "stop_reason": f"{tmp_path / 'file'} can't be written: Not a directory",
-    }
+    assert handle.wait(PATIENT) == Outcome(
+        "lost", f"{tmp_path / 'file'} can't be written: Not a directory"
+    )
     handle.release()
 
 
@@ -190,8 +188,8 @@ def test_a_full_disk_loses_the_replicate(cluster: Cluster, tmp_path: Path) -> No
     (tmp_path / "events.jsonl").symlink_to("/dev/full")
     handle = cluster.start(replicate(tmp_path, rounds=None))
     outcome = handle.wait(PATIENT)
-    assert outcome is not None and outcome["state"] == "lost"
-    assert "No space left on device" in outcome["stop_reason"]
+    assert outcome is not None and outcome.state == "lost"
+    assert "No space left on device" in outcome.stop_reason
     handle.release()
 
 
@@ -217,7 +215,7 @@ def test_the_budget_of_time_ends_training(
     cluster: Cluster, tmp_path: Path, budget: dict[str, Any], state: str
 ) -> None:
     spec = replicate(tmp_path, rounds=None, budget={"seconds_per_replicate": 0.8, **budget})
-    assert run(cluster, spec) == {"state": state, "stop_reason": "seconds"}
+    assert run(cluster, spec) == Outcome(state, "seconds")
     events = events_of(spec)
     (released,) = [e["t"] for e in events if e["kind"] == "barrier_released"]
     finished = [e for e in events if e["kind"] == "peer_finished"]
@@ -243,8 +241,8 @@ def test_a_deaf_peer_is_killed(cluster: Cluster, tmp_path: Path) -> None:
         peers={"1": {"deaf": True}},
     )
     outcome = run(cluster, spec, PhaseTimeouts(Timeouts(stopping=0.5), hurry=0.5))
-    assert outcome["state"] == "failed"
-    assert outcome["stop_reason"] == "peer-1 did not stop within 1.5 s"
+    assert outcome.state == "failed"
+    assert outcome.stop_reason == "peer-1 did not stop within 1.5 s"
 
 
 def test_a_peer_that_will_not_go_home_is_killed_without_harm(
@@ -252,7 +250,7 @@ def test_a_peer_that_will_not_go_home_is_killed_without_harm(
 ) -> None:
     spec = replicate(tmp_path, peers={"1": {"deaf": True}})
     outcome = run(cluster, spec, PhaseTimeouts(Timeouts(teardown=0.5)))
-    assert outcome == {"state": "completed", "stop_reason": "rounds"}
+    assert outcome == Outcome("completed", "rounds")
 
 
 def test_a_dead_supervisor_takes_its_peers_along(cluster: Cluster, tmp_path: Path) -> None:
@@ -268,12 +266,12 @@ def test_a_dead_supervisor_takes_its_peers_along(cluster: Cluster, tmp_path: Pat
     ]
     os.kill(supervisor.pid, signal.SIGKILL)
     outcome = handle.wait(PATIENT)
-    assert outcome is not None and outcome["state"] == "lost"
-    assert outcome["stop_reason"].startswith("the supervisor died")
+    assert outcome is not None and outcome.state == "lost"
+    assert outcome.stop_reason.startswith("the supervisor died")
     eventually(lambda: groups(spec) == [])
     # the next replicate does not have to wait for the agent's round to find a clean node
     following = replicate(tmp_path / "next")
-    assert run(cluster, following)["state"] == "completed"
+    assert run(cluster, following).state == "completed"
     cluster.retire_agents(["study"])
     eventually(lambda: litter(spec) == [])
 
@@ -289,7 +287,7 @@ def _open_files(process: psutil.Process) -> str:
 def test_eight_peers_fit_on_two_cores(cluster: Cluster, tmp_path: Path) -> None:
     spec = replicate(tmp_path, swarm={"peers": 8}, rounds=2)
     assert cluster.check_room(spec.swarm) == []
-    assert run(cluster, spec)["state"] == "completed"
+    assert run(cluster, spec).state == "completed"
     assert len(pids(spec)) == 8
 
 
@@ -304,8 +302,8 @@ def test_a_node_that_dies_prints_nothing_of_its_log_into_our_output(
 
 
 def test_a_demand_that_can_never_be_met_is_reported(cluster: Cluster) -> None:
-    capacity = cluster.capacity()
-    assert capacity["nodes"] == 1 and capacity["cpus"] == len(os.sched_getaffinity(0))
+    (room,) = rooms()
+    assert room.cpus == len(os.sched_getaffinity(0))
     swarm = SwarmConfig.model_validate(
         {
             "peers": 2,

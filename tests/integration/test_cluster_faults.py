@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.events import Event
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.replicate import ReplicateSpec
@@ -36,7 +37,7 @@ def run(
     seconds: float = 6.0,
     at_most: int | None = None,
     **settings: Any,
-) -> tuple[dict[str, str], list[Event]]:
+) -> tuple[Outcome, list[Event]]:
     """Run a replicate of three peers under a plan; return its outcome and events."""
     settings = {"rounds": None, "swarm": {"peers": 3}, **settings}
     settings["budget"] = {"seconds_per_replicate": seconds, "samples_per_replicate": None}
@@ -61,7 +62,7 @@ def of(events: list[Event], kind: str) -> list[Event]:
 
 def test_a_killed_peer_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
     outcome, events = run(cluster, tmp_path, fault("kill", "peer-1", heal_after_s=0.5))
-    assert outcome == {"state": "completed", "stop_reason": "seconds"}
+    assert outcome == Outcome("completed", "seconds")
     (fired,), (verified,), (healed,) = (
         of(events, f"fault_{what}") for what in ("fired", "verified", "healed")
     )
@@ -81,7 +82,7 @@ def test_a_killed_peer_is_replaced(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_late_peer_joins_without_a_failure(cluster: Cluster, tmp_path: Path) -> None:
     outcome, events = run(cluster, tmp_path, fault("join", "peer-3"))
-    assert outcome["state"] == "completed", outcome
+    assert outcome.state == "completed", outcome
     (spawned,) = [event for event in of(events, "peer_spawned") if event["cause"] == "f0"]
     assert (spawned["peer"], spawned["slot"], spawned["life"]) == ("peer-3", "peer-3", 0)
     assert len(of(events, "peer_finished")) == 4
@@ -91,7 +92,7 @@ def test_a_stopped_peer_goes_on_at_the_latest_when_the_swarm_ends(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     outcome, events = run(cluster, tmp_path, fault("pause", "peer-2"), seconds=3.0)
-    assert outcome == {"state": "completed", "stop_reason": "seconds"}
+    assert outcome == Outcome("completed", "seconds")
     assert of(events, "fault_verified")[0]["ok"] is True
     assert not of(events, "fault_healed") and len(of(events, "peer_finished")) == 3
 
@@ -99,8 +100,8 @@ def test_a_stopped_peer_goes_on_at_the_latest_when_the_swarm_ends(
 def test_a_fault_that_fails_makes_the_replicate_invalid(cluster: Cluster, tmp_path: Path) -> None:
     # a pretended peer has no averager to kill
     outcome, events = run(cluster, tmp_path, fault("kill_averager", "peer-1"), seconds=3.0)
-    assert outcome["state"] == "invalid"
-    assert "f0 (kill_averager of peer-1 at round 5) failed: inject" in outcome["stop_reason"]
+    assert outcome.state == "invalid"
+    assert "f0 (kill_averager of peer-1 at round 5) failed: inject" in outcome.stop_reason
     (failed,) = of(events, "fault_failed")
     assert failed["phase"] == "inject" and "averager" in failed["error"]
 
@@ -109,14 +110,14 @@ def test_a_fault_that_never_fires_makes_the_replicate_invalid(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     outcome, _ = run(cluster, tmp_path, fault("kill", "peer-1", round=1_000_000), seconds=1.0)
-    assert outcome["state"] == "invalid" and "did not fire" in outcome["stop_reason"]
+    assert outcome.state == "invalid" and "did not fire" in outcome.stop_reason
 
 
 def test_the_budget_follows_a_fault_that_came_late(cluster: Cluster, tmp_path: Path) -> None:
     stopped = fault("pause", "peer-1", at={"seconds": 1.0}, heal_after_s=2.0)
     killed = fault("kill", "peer-2", at={"seconds": 1.2}, heal_after_s=0.2)
     outcome, events = run(cluster, tmp_path, stopped, killed, seconds=3.0, at_most=1)
-    assert outcome == {"state": "completed", "stop_reason": "seconds"}
+    assert outcome == Outcome("completed", "seconds")
     assert [event["ok"] for event in of(events, "fault_verified")] == [True, True]
     slip_s = next(e["slip_s"] for e in of(events, "fault_fired") if e["fault"] == "f1")
     assert slip_s > 1.5, "one may be struck at a time, and the other one is for two seconds"
@@ -128,10 +129,10 @@ def test_a_death_without_a_fault_is_still_a_failure(cluster: Cluster, tmp_path: 
     outcome, _ = run(
         cluster, tmp_path, fault("kill", "peer-1"), peers={"2": {"die": [30, 3]}}, seconds=20.0
     )
-    assert outcome["state"] == "failed" and outcome["stop_reason"].startswith("peer-2")
+    assert outcome.state == "failed" and outcome.stop_reason.startswith("peer-2")
 
 
 def test_a_swarm_without_peers_has_failed(cluster: Cluster, tmp_path: Path) -> None:
     everybody = fault("kill", "peer-0", "peer-1", "peer-2")
     outcome, _ = run(cluster, tmp_path, everybody, seconds=20.0)
-    assert outcome == {"state": "failed", "stop_reason": "no peer is left"}
+    assert outcome == Outcome("failed", "no peer is left")

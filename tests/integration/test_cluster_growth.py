@@ -30,7 +30,9 @@ HEAD_ID = "f" * 51 + "00000"
 
 RUN = """
 import json, sys
+from dataclasses import asdict
 from rayhive.cluster.cluster import Cluster
+from rayhive.cluster.node.raylets import rooms
 from rayhive.spec import SwarmConfig
 from rayhive.spec.replicate import ReplicateSpec
 address, spec, forkserver = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
@@ -41,8 +43,8 @@ with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as clus
     print("never", len(cluster.check_room(never)), flush=True)
     if not found:
         handle = cluster.start(spec)
-        print("outcome", json.dumps(handle.wait(150)), flush=True)
-        print("capacity", json.dumps(cluster.capacity()), flush=True)
+        print("outcome", json.dumps(asdict(handle.wait(150))), flush=True)
+        print("rooms", json.dumps([room.cpus for room in rooms()]), flush=True)
         handle.release()
 """
 
@@ -123,8 +125,8 @@ def test_a_study_waits_for_the_nodes_that_an_autoscaler_adds(folder: Path, tmp_p
             assert run.line("never") == "1"
             outcome = json.loads(run.line("outcome"))
             assert outcome["state"] == "completed", outcome
-            capacity = json.loads(run.line("capacity"))
-            assert capacity["cpus"] == spec.swarm.peers == capacity["nodes"] - 1
+            rooms = json.loads(run.line("rooms"))
+            assert sum(rooms) == spec.swarm.peers == len(rooms) - 1
 
 
 def test_a_fixed_cluster_without_cores_is_refused_with_the_reason(

@@ -11,7 +11,7 @@ import pytest
 
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.node import capabilities, cgroups
-from rayhive.cluster.node.leaks import tag
+from rayhive.cluster.node.runs import tag
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import FAKE_FORKSERVER, events_of, replicate
@@ -46,7 +46,7 @@ def test_a_straggler_and_held_memory_end_with_the_replicate(
     handle.release()
 
     events = events_of(spec)
-    assert outcome is not None and outcome["state"] == "completed", outcome
+    assert outcome is not None and outcome.state == "completed", outcome
     verified = {e["fault"]: e for e in events if e["kind"] == "fault_verified"}
     assert verified["f0"]["ok"], verified["f0"]
     assert verified["f0"]["proof"]["peer-1"]["throttled"] > 0

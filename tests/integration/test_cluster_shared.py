@@ -38,6 +38,7 @@ pytestmark = [pytest.mark.cluster]
 
 START = """
 import json, sys, time
+from dataclasses import asdict
 from rayhive.cluster.cluster import Cluster
 from rayhive.spec.replicate import ReplicateSpec
 address, spec, forkserver = sys.argv[1], ReplicateSpec.model_validate_json(sys.argv[2]), sys.argv[3]
@@ -46,7 +47,7 @@ with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as clus
     assert not cluster.check_room(spec.swarm)
     handle = cluster.start(spec)
     print("started", flush=True)
-    print("outcome", json.dumps(handle.wait(60)), flush=True)
+    print("outcome", json.dumps(asdict(handle.wait(60))), flush=True)
     handle.release()
 """
 
@@ -243,6 +244,7 @@ def test_a_cluster_with_a_token_is_joined_with_the_token(tmp_path: Path) -> None
 
 JOB = """
 import json, os, sys
+from dataclasses import asdict
 import rayhive
 from rayhive.cluster.cluster import Cluster
 from rayhive.spec.replicate import ReplicateSpec
@@ -252,7 +254,7 @@ spec, forkserver = ReplicateSpec.model_validate_json(sys.argv[1]), json.loads(sy
 with Cluster.connect(None, forkserver_command=forkserver) as cluster:
     assert not cluster.embedded
     handle = cluster.start(spec)
-    print("outcome", json.dumps(handle.wait(60)), flush=True)
+    print("outcome", json.dumps(asdict(handle.wait(60))), flush=True)
     handle.release()
 """
 

@@ -12,6 +12,7 @@ import pytest
 
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.node.process_group import OwnedProcesses, records
+from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import events_of, eventually, groups, pids, training
 
@@ -68,7 +69,7 @@ def test_two_real_peers_train_and_leave_nothing(cluster: Cluster, tmp_path: Path
     spec = digits(tmp_path, 0, samples=8 * TARGET)
     handle = cluster.start(spec)
     outcome = handle.wait(150)
-    assert outcome == {"state": "completed", "stop_reason": "rounds"}, story(spec)
+    assert outcome == Outcome("completed", "rounds"), story(spec)
     rounds = [event for event in events_of(spec) if event["kind"] == "round"]
     assert {event["round"] for event in rounds} >= set(range(1, 9))
     assert {event["outcome"] for event in rounds} == {"averaged"}
@@ -88,7 +89,7 @@ def test_a_killed_real_peer_is_noticed_and_cleared_away(cluster: Cluster, tmp_pa
     assert all(len(record.processes) >= 4 for record in before), "trainer, DHT, p2pd, averager"
     os.kill(pids(spec)[1], signal.SIGKILL)
     outcome = handle.wait(40)
-    assert outcome is not None and outcome["state"] == "failed", story(spec)
-    assert "killed by signal 9" in outcome["stop_reason"]
+    assert outcome is not None and outcome.state == "failed", story(spec)
+    assert "killed by signal 9" in outcome.stop_reason
     assert groups(spec) == [] and left_of(before) == []
     handle.release()

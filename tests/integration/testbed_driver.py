@@ -11,7 +11,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayhive.cluster.node.link import NodeLink
-from rayhive.cluster.testbed import nodes
+from rayhive.cluster.testbed import lifecycle
 from rayhive.faults.node_tools import LinkChange
 
 _TIMEOUT = 90
@@ -25,10 +25,10 @@ class Supervisor:
     """Actor on the head that kills and starts nodes."""
 
     def kill(self, folder: str, index: int) -> int:
-        return len(nodes.kill_node(folder, index))
+        return len(lifecycle.kill_node(folder, index))
 
     def start(self, folder: str, index: int) -> None:
-        nodes.start_node(folder, index)
+        lifecycle.start_node(folder, index)
 
 
 def told(**fields: Any) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.node.runs import Runs
-from rayhive.cluster.node.toolbox import Toolbox
+from rayhive.cluster.node.tools import Toolbox
 from rayhive.cluster.testbed import Testbed, TestbedConfig, namespaces, privilege, state
-from rayhive.cluster.testbed.netlink import routes
+from rayhive.cluster.testbed.namespaces import routes
 from rayhive.faults.node_tools import Verb
 
 LACKING = privilege.lacking()
@@ -48,7 +48,7 @@ class FaultTarget:
         self._toolboxes = {}
         for node in testbed.nodes:
             runs = Runs()
-            runs.add("run", testbed.state.folder)
+            runs["run"] = testbed.state.folder
             toolbox = Toolbox(runs, link_of(testbed, node.index))
             self._toolboxes[f"node-{node.index}"] = toolbox
 

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 import rayhive.faults.kinds
-from rayhive.cluster.node import cgroups, processes
+from rayhive.cluster.node import cgroups
 from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.cluster.node.runs import Runs
-from rayhive.cluster.node.toolbox import Toolbox
+from rayhive.cluster.node.tools import Toolbox
 from rayhive.errors import RayhiveError
 from rayhive.events import (
     Checkpoint,
@@ -121,7 +121,7 @@ class FakeSwarm:
     incarnations: dict[str, Incarnation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.runs.add(RUN, self.folder)
+        self.runs[RUN] = self.folder
         self.toolbox = Toolbox(self.runs, NodeLink())
         self._waiting: list[tuple[type[Event], str, asyncio.Future[Event]]] = []
         self._watches: list[asyncio.Task[None]] = []
@@ -172,13 +172,13 @@ class FakeSwarm:
         if signum in (signal.SIGKILL, signal.SIGTERM) and incarnation.name not in self.expected:
             raise AssertionError(f"{incarnation.name} is ended, but its loss is not expected")
         owned = self.runs.peer(RUN, incarnation.process.pid)
-        return processes.signal_processes(owned, signum, self._pids(incarnation, process))
+        return owned.signal(signum, self._pids(incarnation, process))
 
     async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
         incarnation = self.incarnations[peer]
         incarnation.process.poll()  # a zombie counts as gone, but let it go
         owned = self.runs.peer(RUN, incarnation.process.pid)
-        return processes.process_states(owned, self._pids(incarnation, process))
+        return owned.states(self._pids(incarnation, process))
 
     def _pids(self, incarnation: Incarnation, process: ProcessRole) -> list[int] | None:
         return None if process == "group" else [incarnation.roles[process]]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import NoAnswerError, Problem
 from rayhive.events import Event, EventLog, make_event
 from rayhive.spec import SwarmConfig
@@ -50,7 +51,7 @@ class Supervisor:
         self.left = looks
         self.planned = log
         self.file = EventLog(Path(self.spec.folder) / "events.jsonl")
-        self.outcome: dict[str, Any] | None = None
+        self.outcome: Outcome | None = None
         self.write(log.head())
         self.file.sync()
 
@@ -68,7 +69,7 @@ class Supervisor:
     def finish(self, state: str, reason: str) -> None:
         self.write([make_event("replicate_finished", state=state, stop_reason=reason)])
         self.file.close()
-        self.outcome = {"state": state, "stop_reason": reason}
+        self.outcome = Outcome(state, reason)
 
 
 class World:
@@ -105,7 +106,7 @@ class World:
                 self.look(run_id)
             del self.live[run_id]
 
-    def look(self, run_id: str) -> dict[str, Any] | None:
+    def look(self, run_id: str) -> Outcome | None:
         """Run a supervisor for the time between two polls."""
         supervisor = self.live[run_id]
         before = supervisor.outcome
@@ -169,13 +170,13 @@ class FakeHandle:
         self.world = world
         self.run_id = run_id
 
-    def wait(self, timeout: float) -> dict[str, Any] | None:
+    def wait(self, timeout: float) -> Outcome | None:
         self.world.tick()
         if self.run_id in self.world.lose:  # its node is gone
             self.world.lose.discard(self.run_id)
             log = self.world.live.pop(self.run_id).file
             write_half_an_event(log)
-            return {"state": "failed", "stop_reason": "the supervisor died"}
+            return Outcome("failed", "the supervisor died")
         return self.world.look(self.run_id)
 
     def status(self) -> dict[str, Any]:

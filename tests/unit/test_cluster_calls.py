@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from rayhive.cluster import calls
-from rayhive.cluster.calls import Once, repeated
-from rayhive.cluster.replicate import stream
+from rayhive.cluster import actors
+from rayhive.cluster.actors import Once, repeated
+from rayhive.cluster.replicate import swarm
 from rayhive.cluster.replicate.peer_actor import Exited, StreamItem
-from rayhive.cluster.replicate.stream import relay
+from rayhive.cluster.replicate.swarm import relay
 from rayhive.events import Progress
 
 
@@ -24,7 +24,7 @@ def unavailable() -> ActorUnavailableError:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (calls, stream):
+    for module in (actors, swarm):
         monkeypatch.setattr(module, "RETRY_EVERY", 0.001)
 
 

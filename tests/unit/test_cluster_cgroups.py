@@ -67,14 +67,13 @@ def test_version_2_goes_beside_a_group_that_shares_nothing_out(
     home.mkdir(parents=True)
     made = []
 
-    class Files(cgroups.CpuLimit):
-        """Plain files in place of the kernel's."""
+    def write(folder: Path, name: str, text: str) -> None:
+        """Take what the kernel's file would get."""
+        made.append((folder.parent, name, text))
 
-        def _write(self, name: str, text: str) -> None:
-            made.append((self.folder.parent, name, text))
-
+    monkeypatch.setattr(cgroups, "write", write)
     monkeypatch.setattr(cgroups, "own", lambda controller: (2, home))
-    limit = Files("x", 0.25)
+    limit = cgroups.CpuLimit("x", 0.25)
     assert made == [(home.parent, "cpu.max", "12500 50000")]
     (limit.folder / "cpu.stat").write_text("nr_periods 8\nnr_throttled 3\nthrottled_usec 500000\n")
     assert limit.stat() == {"periods": 8, "throttled": 3, "throttled_s": 0.5}
@@ -85,6 +84,6 @@ def test_version_2_goes_beside_a_group_that_shares_nothing_out(
     assert cgroups.made_here() == []
 
     (home / "cgroup.subtree_control").write_text("cpu memory\n")
-    inside = Files("x", 0.25)
+    inside = cgroups.CpuLimit("x", 0.25)
     assert inside.folder.parent == home
     inside.release()

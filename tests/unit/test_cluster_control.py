@@ -13,9 +13,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 
 from rayhive.cluster import actors, control
 from rayhive.cluster.cluster import Cluster
-from rayhive.cluster.replicate.handle import ReplicateHandle
+from rayhive.cluster.replicate.handle import ReplicateHandle, first_answer
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
-from rayhive.cluster.supervisors import first_answer
 from rayhive.errors import ClusterError, NoAnswerError
 from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
@@ -79,7 +78,7 @@ def test_a_supervisor_that_died_is_lost(cluster: Cluster, monkeypatch: pytest.Mo
         handle.status()
     assert not isinstance(caught.value, NoAnswerError)
     outcome = handle.wait(0.0)
-    assert outcome is not None and outcome["state"] == "lost"
+    assert outcome is not None and outcome.state == "lost"
 
     def nobody(name: str, namespace: str) -> Any:
         raise ValueError(name)

@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.node import raylets
+from rayhive.cluster.node.agent import AgentOptions, PreparedNode
 from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.node.runs import Runs
-from rayhive.cluster.node.toolbox import Toolbox
+from rayhive.cluster.node.tools import Toolbox
 from rayhive.cluster.replicate import node_agents
 from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.cluster.replicate.node_agents import NodeAgents
 from rayhive.cluster.replicate.peer_table import PeerTable
+from rayhive.cluster.replicate.placement import Room
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.swarm import Swarm
 from rayhive.cluster.testbed import firewall
@@ -137,7 +139,7 @@ def test_a_peer_has_a_node_before_its_process_runs(monkeypatch: pytest.MonkeyPat
     swarm: Swarm
 
     class Agents(NodeAgents):
-        async def prepare(self, node: str, peers: Sequence[str]) -> dict[str, Any]:
+        async def prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
             seen.append(swarm.node_of("peer-1.1"))
             raise RuntimeError("far enough")
 
@@ -147,7 +149,7 @@ def test_a_peer_has_a_node_before_its_process_runs(monkeypatch: pytest.MonkeyPat
     async def listen(name: str, item: object) -> None:
         pass
 
-    agents = Agents(SPEC, {}, 60.0)
+    agents = Agents(SPEC, AgentOptions(), 60.0)
     swarm = Swarm(SPEC, Placed("a", "b", "c"), agents, listen, 60.0, home="a", create=create)
     with pytest.raises(RuntimeError, match="far enough"):
         asyncio.run(swarm.spawn_later(SPEC.peer_spec(1, 1), "after", lambda *_: None))
@@ -160,8 +162,8 @@ def _agent(**answers: Any) -> Any:
             raise answers[method]
         return answers[method]
 
-    async def prepare(run_id: str, peers: list[str]) -> dict[str, Any]:
-        return {}
+    async def prepare(run_id: str, peers: list[str]) -> PreparedNode:
+        return PreparedNode("socket", {}, {})
 
     return SimpleNamespace(
         call=SimpleNamespace(remote=call), prepare=SimpleNamespace(remote=prepare)
@@ -178,7 +180,7 @@ def test_an_agent_that_does_not_answer_has_cleared_nothing(
         "n": _agent(cleanup=asyncio.TimeoutError(), orphans=[]),
         "m": _agent(cleanup=[], orphans=["/dev/shm/x"]),
     }
-    agents = NodeAgents(SPEC, {}, 60.0, connect=lambda name, node: known[node])
+    agents = NodeAgents(SPEC, AgentOptions(), 60.0, connect=lambda name, node: known[node])
 
     async def body() -> list[str]:
         for node in known:
@@ -208,10 +210,10 @@ def test_nodes_are_missing_that_ray_does_not_have(
     known = [(True, "0"), (False, "1"), (True, "2"), (True, None)]
     monkeypatch.setattr(
         raylets,
-        "all_nodes",
+        "nodes",
         lambda: [
-            {"Alive": alive, "Labels": {raylets.NUMBER_LABEL: number} if number else {}}
-            for alive, number in known
+            Room("id", 1.0, labels={raylets.NUMBER_LABEL: n} if n else {}, alive=alive)
+            for alive, n in known
         ],
     )
     assert raylets.missing() == [1]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.cluster import autoscaling
+from rayhive.cluster import capacity
 
 MIRRORED = "node_8dd395950f073be402edd064b5fa5eb02596e552edeaaa022e55b6cd"
 
@@ -28,7 +28,7 @@ def first(**report: Any) -> dict[str, Any]:
     ],
 )
 def test_the_first_version_names_its_types(status: dict[str, Any], expected: bool | None) -> None:
-    assert autoscaling.first_version_grows(status) is expected
+    assert capacity.first_version_grows(status) is expected
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_the_second_version_counts_its_reports(
         **dict.fromkeys(("active_nodes", "pending_nodes"), ()),
         **dict.fromkeys(("pending_launches", "failed_launches"), ()),
     )
-    assert autoscaling.second_version_grows(status) is expected
+    assert capacity.second_version_grows(status) is expected
 
 
 def test_a_first_report_is_awaited_and_missing_internals_mean_no_autoscaler(
@@ -61,8 +61,8 @@ def test_a_first_report_is_awaited_and_missing_internals_mean_no_autoscaler(
     def broken() -> bool:
         raise AttributeError("no such internal")
 
-    monkeypatch.setattr(autoscaling, "_POLL", 0.0)
-    monkeypatch.setattr(autoscaling, "_SOURCES", (broken, lambda: next(answers)))
-    assert autoscaling.grows(60.0)
-    monkeypatch.setattr(autoscaling, "_SOURCES", (broken,))
-    assert not autoscaling.grows()
+    monkeypatch.setattr(capacity, "_POLL", 0.0)
+    monkeypatch.setattr(capacity, "_SOURCES", (broken, lambda: next(answers)))
+    assert capacity.grows(60.0)
+    monkeypatch.setattr(capacity, "_SOURCES", (broken,))
+    assert not capacity.grows()

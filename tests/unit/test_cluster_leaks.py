@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.node import capabilities, leaks, process_group
+from rayhive.cluster.node import capabilities, process_group, runs
 from rayhive.cluster.node.cgroups import CpuLimit
-from rayhive.cluster.node.leaks import Marks
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
+from rayhive.cluster.node.runs import Marks, tag
 from rayhive.cluster.node.tools.small_disk import SmallDisk
 from tests.unit.fault_fakes import my_groups
 
@@ -33,7 +33,7 @@ def marked(folder: Path, leader: int) -> Marks:
     owned.note()
     owned.sockets = {str(folder / "hivemind-1.sock")}
     owned.save(folder / "run" / f"p1{RECORD_SUFFIX}")
-    marks = leaks.marks(RUN, folder / "run")
+    marks = Marks.record(RUN, folder / "run")
     for path in (folder / "run" / "p1", folder / "run"):
         for file in path.glob("*.json"):
             file.unlink()
@@ -50,7 +50,7 @@ def test_nothing_is_found_where_nothing_is_left(
     (tmp_path / "hivemind-2.sock").touch()
     stranger = subprocess.Popen(["sleep", "300"], env={"TMPDIR": f"{tmp_path}/running/p1"})
     try:
-        assert leaks.find(marks) == []
+        assert marks.find() == []
     finally:
         stranger.kill()
         stranger.wait()
@@ -64,7 +64,7 @@ def test_processes_are_found_also_if_they_left_the_peers_session(
         ["sleep", "300"], env={"TMPDIR": f"{tmp_path}/run/p1"}, start_new_session=True
     )
     try:
-        assert leaks.find(marks) == sorted(
+        assert marks.find() == sorted(
             [f"process {peer.pid} (sleep)", f"process {away.pid} (sleep)"]
         )
     finally:
@@ -77,11 +77,11 @@ def test_files_are_found(
 ) -> None:
     for name in ("SHARED_MEMORY", "SOCKETS"):
         monkeypatch.setattr(process_group, name, tmp_path)
-    monkeypatch.setattr(leaks, "NAMESPACES", tmp_path / "netns")
+    monkeypatch.setattr(runs, "NAMESPACES", tmp_path / "netns")
     marks = marked(tmp_path, peer.pid)
     peer.kill()
     peer.wait()
-    names = leaks.tag(RUN)
+    names = tag(RUN)
     left = {
         tmp_path / "hivemind-1.sock": "socket",
         tmp_path / f"hivemind-{peer.pid}-abc.sock": "socket",
@@ -93,7 +93,7 @@ def test_files_are_found(
     (tmp_path / "netns" / f"rayhive-{names}-0").touch()
     (tmp_path / "netns" / "rayhive-other").touch()
     (tmp_path / "run").mkdir()
-    assert leaks.find(marks) == sorted(
+    assert marks.find() == sorted(
         [
             *(f"{what} {path}" for path, what in left.items()),
             f"network namespace rayhive-{names}-0",
@@ -107,18 +107,18 @@ def test_mounts_are_found(tmp_path: Path, peer: subprocess.Popen[bytes]) -> None
     marks = marked(tmp_path, os.getpid())
     (tmp_path / "run").mkdir()
     disk = SmallDisk(tmp_path / "run" / "disk", 2**20)
-    assert f"mount {tmp_path}/run/disk" in leaks.find(marks)
+    assert f"mount {tmp_path}/run/disk" in marks.find()
     disk.release()
-    assert f"mount {tmp_path}/run/disk" not in leaks.find(marks)
+    assert f"mount {tmp_path}/run/disk" not in marks.find()
 
 
 @pytest.mark.skipif(capabilities.here()["cpu_quota"] is not None, reason="no control groups")
 def test_control_groups_are_found(tmp_path: Path, peer: subprocess.Popen[bytes]) -> None:
     marks = marked(tmp_path, peer.pid)
-    theirs = CpuLimit(f"{leaks.tag('another')}-{peer.pid}", 0.5)
-    limit = CpuLimit(f"{leaks.tag(RUN)}-{peer.pid}", 0.5)
-    assert f"control group {limit.folder}" in leaks.find(marks)
-    assert f"control group {theirs.folder}" not in leaks.find(marks)
+    theirs = CpuLimit(f"{tag('another')}-{peer.pid}", 0.5)
+    limit = CpuLimit(f"{tag(RUN)}-{peer.pid}", 0.5)
+    assert f"control group {limit.folder}" in marks.find()
+    assert f"control group {theirs.folder}" not in marks.find()
     limit.release()
     theirs.release()
     assert my_groups() == []

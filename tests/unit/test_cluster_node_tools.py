@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
-from rayhive.cluster.node.processes import process_states, signal_processes
 from rayhive.cluster.node.runs import Runs
 from rayhive.errors import ClusterError
 
@@ -40,7 +39,7 @@ def runs_with(folder: Path, leader: int) -> Runs:
     owned.note()
     owned.save(folder / f"p0{RECORD_SUFFIX}")
     runs = Runs()
-    runs.add(RUN, folder)
+    runs[RUN] = folder
     return runs
 
 
@@ -49,11 +48,11 @@ def test_only_the_peers_own_processes_get_a_signal(
 ) -> None:
     runs = runs_with(tmp_path, group.pid)
     both = [group.pid, stranger.pid]
-    hit = signal_processes(runs.peer(RUN, group.pid), signal.SIGKILL, both)
+    hit = runs.peer(RUN, group.pid).signal(signal.SIGKILL, both)
     assert hit == [group.pid]
     assert group.wait(5.0) == -signal.SIGKILL
     assert stranger.poll() is None
-    states = process_states(runs.peer(RUN, group.pid), both)
+    states = runs.peer(RUN, group.pid).states(both)
     assert set(states.values()) == {"gone"}
 
 
@@ -66,8 +65,8 @@ def test_a_pid_that_was_given_to_somebody_else_is_left_alone(
     data["processes"][str(stranger.pid)] -= 1  # the peer's process was an earlier one
     record.write_text(json.dumps(data))
     owned = runs.peer(RUN, stranger.pid)
-    assert signal_processes(owned, signal.SIGKILL) == []
-    assert process_states(owned) == {stranger.pid: "gone"}
+    assert owned.signal(signal.SIGKILL) == []
+    assert owned.states() == {stranger.pid: "gone"}
     assert stranger.poll() is None
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from rayhive.cluster.node import capabilities, process_group
 from rayhive.cluster.node.process_group import OwnedProcesses
+from rayhive.cluster.node.processes import start_reaper, started
 from rayhive.cluster.node.tools.small_disk import SmallDisk
 from tests.integration.cluster_harness import eventually
 
@@ -50,9 +51,9 @@ def group(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def dead(pids: list[int]) -> bool:
     deadline = time.monotonic() + 5
-    while any(process_group.started(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(started(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return not any(process_group.started(pid) for pid in pids)
+    return not any(started(pid) for pid in pids)
 
 
 def memory_of(pids: list[int]) -> list[Path]:
@@ -80,7 +81,7 @@ def test_a_group_is_killed_and_what_it_left_removed(
     os.kill(group.pid, signal.SIGKILL)  # its child lives on, and still has the files
     group.wait()
     assert owned.living() == [pid for pid in members if pid != group.pid]
-    owned.kill()
+    owned.signal(signal.SIGKILL)
     assert dead(members)
     removed = owned.remove()
     assert len(removed) == 4 and memory_of(members) == [] and not folder.exists()
@@ -88,9 +89,9 @@ def test_a_group_is_killed_and_what_it_left_removed(
 
 
 def test_a_pid_that_was_used_again_is_somebody_else() -> None:
-    mine = OwnedProcesses(os.getpid(), {os.getpid(): (process_group.started(os.getpid()) or 0) - 1})
+    mine = OwnedProcesses(os.getpid(), {os.getpid(): (started(os.getpid()) or 0) - 1})
     assert mine.living() == []
-    mine.kill()  # or this test ends here
+    mine.signal(signal.SIGKILL)  # or this test ends here
 
 
 def test_a_group_that_died_before_it_was_seen_is_cleared_by_its_pid(
@@ -106,7 +107,7 @@ def test_a_group_that_died_before_it_was_seen_is_cleared_by_its_pid(
     owned.note()
     child = [pid for pid in owned.processes if pid != group.pid]
     assert owned.living() == child and len(child) == 1
-    owned.kill()
+    owned.signal(signal.SIGKILL)
     assert dead(child)
     owned.remove()
     assert not ours.exists() and others.exists() and memory_of([group.pid, *child]) == []
@@ -116,11 +117,11 @@ def test_the_dead_and_zombies_have_no_start() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     with open(f"/proc/{process.pid}/stat"):
         deadline = time.monotonic() + 10
-        while process_group.started(process.pid) is not None and time.monotonic() < deadline:
+        while started(process.pid) is not None and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert process_group.started(process.pid) is None, "a zombie"
+        assert started(process.pid) is None, "a zombie"
     process.wait()
-    assert process_group.started(process.pid) is None
+    assert started(process.pid) is None
 
 
 def test_broken_records_are_passed_over(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_an_owner_is_known_until_all_is_gone(
         disk.release()
 
 
-def test_the_undertaker_waits_for_its_owner_and_clears_up(
+def test_the_reaper_waits_for_its_owner_and_clears_up(
     group: subprocess.Popen[str], tmp_path: Path
 ) -> None:
     directory = tmp_path / f"{process_group.DIRECTORY_PREFIX}x"
@@ -190,18 +191,16 @@ def test_the_undertaker_waits_for_its_owner_and_clears_up(
     members = list(owned.processes)
     code = "import sys, time; f = open(sys.argv[1], 'w'); time.sleep(600)"
     writer = subprocess.Popen([sys.executable, "-c", code, str(directory / "log")])
-    with subprocess.Popen(
-        [sys.executable, process_group.__file__, str(directory)], stdin=subprocess.PIPE
-    ) as undertaker:
-        assert undertaker.stdin is not None
-        status = Path(f"/proc/{undertaker.pid}/status")
+    with start_reaper(process_group.__name__, str(directory)) as reaper:
+        assert reaper.stdin is not None
+        status = Path(f"/proc/{reaper.pid}/status")
         eventually(lambda: int(status.read_text().split("SigIgn:")[1].split()[0], 16) & 1 << 14)
-        undertaker.send_signal(signal.SIGTERM)  # it has no right to go first
+        reaper.send_signal(signal.SIGTERM)  # it has no right to go first
         with pytest.raises(subprocess.TimeoutExpired):
-            undertaker.wait(0.3)
-        assert directory.is_dir() and process_group.started(group.pid)
-        undertaker.stdin.close()
+            reaper.wait(0.3)
+        assert directory.is_dir() and started(group.pid)
+        reaper.stdin.close()
         assert writer.wait(15) == -signal.SIGKILL
-        assert undertaker.wait(15) == 0
+        assert reaper.wait(15) == 0
     group.wait()
     assert not directory.exists() and dead(members) and memory_of(members) == []

@@ -17,14 +17,21 @@ import pytest
 
 from rayhive.cluster.node import forkserver_manager
 from rayhive.cluster.node.forkserver_manager import ForkserverManager, tail
-from rayhive.cluster.node.process_group import records, started
-from rayhive.cluster.replicate.peer_actor import Exited, PeerActor, StreamItem
+from rayhive.cluster.node.process_group import records
+from rayhive.cluster.node.processes import started
+from rayhive.cluster.replicate.peer_actor import (
+    Exited,
+    PeerActor,
+    PeerProcess,
+    PeerStart,
+    StreamItem,
+)
 from rayhive.errors import PeerError
 from rayhive.events import DHTReady, PeerReady, Round
 from rayhive.spec.commands import Shutdown, Start, Train
 from tests.integration.cluster_harness import FAKE_FORKSERVER, replicate
 
-Body = Callable[[str, PeerActor], Coroutine[Any, Any, None]]
+Body = Callable[[PeerProcess, PeerActor], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
@@ -35,7 +42,7 @@ def folder() -> Iterator[Path]:
 
 
 def with_peer(folder: Path, body: Body, **settings: Any) -> None:
-    """Run ``body`` with the socket of a forkserver and the actor of a started peer."""
+    """Run ``body`` with a started peer and its actor."""
 
     async def run() -> None:
         keeper = ForkserverManager(folder, FAKE_FORKSERVER)
@@ -45,15 +52,10 @@ def with_peer(folder: Path, body: Body, **settings: Any) -> None:
             own = folder / "p0"
             own.mkdir()
             spec = replicate(folder, **settings).peer_spec(0)
-            answer = await actor.start(
-                spec.model_dump(mode="json", by_alias=True),
-                forkserver,
-                str(folder / "peer-0.log"),
-                str(own),
-                gpus=False,
-            )
-            assert answer["devices"] == "" and started(answer["pid"])
-            await body(forkserver, actor)
+            log = str(folder / "peer-0.log")
+            process = await actor.start(PeerStart(spec, forkserver, log, str(own), gpus=False))
+            assert started(process.pid)
+            await body(process, actor)
         finally:
             await actor.close()
             await keeper.end()
@@ -74,7 +76,7 @@ async def until(actor: PeerActor, kind: type[StreamItem], taken: int = 0) -> lis
 
 
 def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
-    async def body(forkserver: str, actor: PeerActor) -> None:
+    async def body(process: PeerProcess, actor: PeerActor) -> None:
         assert await actor.next_items(0, 0.05) == []
         assert await actor.command(Start(), "1")
         first = await until(actor, PeerReady)
@@ -87,16 +89,13 @@ def test_commands_go_in_and_events_come_out_once(folder: Path) -> None:
         assert rest[-1].exit_code == 0
         assert [item.round for item in rest if isinstance(item, Round)] == [1, 2, 3]
         assert not await actor.command(Train(), "3")
-        status = await actor.status()
-        assert (status["running"], status["exit_code"]) == (False, 0)
 
     with_peer(folder, body, rounds=3)
 
 
 def test_a_death_is_reported_with_its_signal(folder: Path) -> None:
-    async def body(forkserver: str, actor: PeerActor) -> None:
-        assert (await actor.status())["running"]
-        await actor.kill(signal.SIGKILL)
+    async def body(process: PeerProcess, actor: PeerActor) -> None:
+        await actor.kill()
         assert (await until(actor, Exited))[-1].exit_code == -signal.SIGKILL
 
     with_peer(folder, body)
@@ -107,11 +106,10 @@ def test_a_death_is_reported_without_an_exit_code_while_forks_hold_the_line(
 ) -> None:
     monkeypatch.setenv("FAKE_FORKSERVER_IS_SILENT", "1")
 
-    async def body(forkserver: str, actor: PeerActor) -> None:
+    async def body(process: PeerProcess, actor: PeerActor) -> None:
         await actor.command(Start(), "4")
         taken = len(await until(actor, PeerReady))
-        pid = (await actor.status())["pid"]
-        os.kill(pid, signal.SIGKILL)  # the peer alone: its fork lives on
+        os.kill(process.pid, signal.SIGKILL)  # the peer alone: its fork lives on
         assert (await until(actor, Exited, taken))[-1].exit_code is None
 
     with_peer(folder, body)
@@ -153,7 +151,9 @@ def test_a_peer_cannot_start_without_its_forkserver(folder: Path) -> None:
         own = folder / "p0"
         own.mkdir()
         with pytest.raises(PeerError, match="did not start peer-0"):
-            await PeerActor("peer-0").start({}, str(folder / "none"), "log", str(own), gpus=False)
+            spec = replicate(folder).peer_spec(0)
+            order = PeerStart(spec, str(folder / "none"), "log", str(own), gpus=False)
+            await PeerActor("peer-0").start(order)
 
     asyncio.run(run())
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.replicate.log import ReplicateLog
 from rayhive.cluster.replicate.peer_actor import Exited, StreamItem, Unreadable
 from rayhive.cluster.replicate.peer_table import PeerTable
-from rayhive.cluster.replicate.recorder import Recorder
-from rayhive.cluster.replicate.waiting import StopRequested, Waiter
+from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
+from rayhive.cluster.replicate.timeouts import StopRequested, Waiter
 from rayhive.events import PeerFinished, PeerLost, Progress, TrainingStarted, read_events
 from tests.fixtures.logs import make_spec
 
@@ -27,9 +26,7 @@ class Intake:
         self.table = PeerTable(["peer-0", "peer-1"])
         for number, name in enumerate(self.table.peers):
             self.table.spawned(name, 100 + number, "host")
-        self.recorder = Recorder(
-            self.log, self.table, lambda name: folder / f"{name}.log", self.waiter.changed
-        )
+        self.recorder = Recorder(self.log, self.table, self.waiter.changed)
 
     def receive(self, name: str, *items: StreamItem) -> None:
         for item in items:
@@ -38,8 +35,9 @@ class Intake:
 
 @pytest.fixture
 def intake(tmp_path: Path) -> Intake:
-    (tmp_path / "peer-1.log").write_text("the last words\n")
-    return Intake(tmp_path)
+    made = Intake(tmp_path)
+    (tmp_path / "logs" / "peer-1.log").write_text("the last words\n")
+    return made
 
 
 def test_an_event_is_written_with_the_name_of_its_peer(intake: Intake) -> None:

@@ -13,8 +13,7 @@ from ray.exceptions import ActorDiedError
 from typer.testing import CliRunner
 
 from rayhive.cli.main import app
-from rayhive.cluster.calls import silent
-from rayhive.cluster.replicate.blame import blame
+from rayhive.cluster.actors import silent
 from rayhive.cluster.replicate.peer_table import Outcome, PeerTable
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, SupervisorError
@@ -221,7 +220,7 @@ def _blamed(peer_table: PeerTable, agents: dict[str, Any], nodes: dict[str, str]
         asked = {nodes[name] for name in peers}
         return await silent({node: agents[node] for node in sorted(asked)}, 1.0)
 
-    return asyncio.run(blame("peer-1: killed", peer_table, silent_nodes))
+    return asyncio.run(peer_table.blame("peer-1: killed", silent_nodes))
 
 
 @pytest.mark.parametrize(

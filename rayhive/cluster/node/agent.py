@@ -5,25 +5,57 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from rayhive.cluster import actors
-from rayhive.cluster.calls import Once
-from rayhive.cluster.node import machine, process_group, processes
-from rayhive.cluster.node.forkserver_manager import ForkserverManager, tail
+from rayhive.cluster.actors import Once
+from rayhive.cluster.node import machine, process_group
+from rayhive.cluster.node.forkserver_manager import ForkserverManager, last_bytes
 from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.processes import wait_until
 from rayhive.cluster.node.runs import Runs
-from rayhive.cluster.node.toolbox import Toolbox
+from rayhive.cluster.node.tools import Toolbox
 from rayhive.faults.node_tools import Verb
 
 _TICK = 15.0
-_LOG_LIMIT = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class AgentOptions:
+    """Settings of a new agent.
+
+    Attributes:
+        forkserver_command: Overrides rayhive's own forkserver.
+        directory: Working directory; a new private directory if None.
+        idle: Time without a replicate after which the agent ends [s].
+    """
+
+    forkserver_command: tuple[str, ...] | None = None
+    directory: str | None = None
+    idle: float = 900.0
+
+
+@dataclass(frozen=True)
+class PreparedNode:
+    """A node that is ready for peers of a replicate.
+
+    Attributes:
+        forkserver: Path of the forkserver's socket.
+        temporary: Temporary directory of each peer.
+        logs: Path of the log of each peer, for a replicate whose folder is on another node.
+    """
+
+    forkserver: str
+    temporary: dict[str, str]
+    logs: dict[str, str]
 
 
 class NodeAgent:
@@ -33,59 +65,48 @@ class NodeAgent:
     another study imported. It outlives single replicates.
 
     Args:
-        forkserver_command: Overrides rayhive's own forkserver.
-        directory: Working directory; a new private directory if None.
-        idle: Time without a replicate after which the agent ends [s].
+        options: Its settings.
     """
 
-    def __init__(
-        self,
-        forkserver_command: Sequence[str] | None = None,
-        directory: str | None = None,
-        idle: float = 900.0,
-    ) -> None:
+    def __init__(self, options: AgentOptions) -> None:
         base = Path(machine.short_temporary_directory())
-        for orphan in process_group.orphaned(base):
-            process_group.clear(orphan, patience=0.0)
+        process_group.clear_orphaned(base)
         prefix = f"{process_group.DIRECTORY_PREFIX}a-"
-        if directory is not None:
-            Path(directory).mkdir(exist_ok=True)
-        self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=directory or base))
+        if options.directory is not None:
+            Path(options.directory).mkdir(exist_ok=True)
+        self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=options.directory or base))
         process_group.claim(self._directory, os.getpid())
-        self._forkserver = ForkserverManager(self._directory, forkserver_command)
+        self._forkserver = ForkserverManager(self._directory, options.forkserver_command)
         self._runs, self._link = Runs(), NodeLink()
         self._toolbox = Toolbox(self._runs, self._link)
-        self._idle = idle
+        self._idle = options.idle
         self._used = time.monotonic()
         self._retiring = False
         self._ended = asyncio.Event()
         self._calls = Once()
         self._housekeeping = asyncio.get_running_loop().create_task(self._keep_house())
 
-    async def call(self, key: str, method: str, *args: Any) -> Any:
+    async def call(self, key: str, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call another method of the agent, once for each key.
 
         Args:
             key: The same when the call is repeated because it may not have arrived.
             method: Name of the method.
             args: Its arguments.
+            kwargs: Its arguments by name.
         """
         step: Callable[..., Awaitable[Any]] = getattr(self, method)
-        return await self._calls.do(key, lambda: step(*args))
+        return await self._calls.do(key, lambda: step(*args, **kwargs))
 
     async def ping(self) -> None:
         """Answer, which shows that the node is there."""
 
-    async def prepare(self, run_id: str, peers: Sequence[str]) -> dict[str, Any]:
+    async def prepare(self, run_id: str, peers: Sequence[str]) -> PreparedNode:
         """Prepare for peers of a replicate on this node.
 
         Args:
             run_id: The replicate; its supervisor has the same name.
             peers: Names of the peers that will run on this node.
-
-        Returns:
-            ``forkserver`` (its socket), ``temporary`` (a directory for each peer), ``logs`` (paths
-            of their logs if the replicate's folder is on another node) and ``facts``.
 
         Raises:
             PeerError: The forkserver does not start.
@@ -98,22 +119,17 @@ class NodeAgent:
             raise RuntimeError("the agent is about to end")
         self._retiring = False
         self._used = time.monotonic()
-        folder = self._runs.folder(run_id)
-        if folder is None:
+        if run_id not in self._runs:
             # A short name, as the path of a unix socket has at most 107 bytes.
-            folder = Path(tempfile.mkdtemp(prefix="r", dir=self._directory))
-            self._runs.add(run_id, folder)
+            self._runs[run_id] = Path(tempfile.mkdtemp(prefix="r", dir=self._directory))
+        folder = self._runs[run_id]
         temporary = {}
         for peer in peers:
             own = folder / peer.replace("peer-", "p").replace(".", "-")
             own.mkdir(exist_ok=True)
             temporary[peer] = str(own)
-        return {
-            "forkserver": await self._forkserver.ensure(),
-            "temporary": temporary,
-            "logs": {peer: str(folder / f"{peer}.log") for peer in peers},
-            "facts": machine.facts(),
-        }
+        logs = {peer: str(folder / f"{peer}.log") for peer in peers}
+        return PreparedNode(await self._forkserver.ensure(), temporary, logs)
 
     # -- faults --------------------------------------------------------------------------------
 
@@ -125,28 +141,28 @@ class NodeAgent:
         verb: Verb,
         args: Mapping[str, Any] | None = None,
     ) -> dict[str, Any] | None:
-        """See :meth:`rayhive.cluster.node.toolbox.Toolbox.use`."""
+        """See :meth:`rayhive.cluster.node.tools.Toolbox.use`."""
         return await self._toolbox.use(run_id, name, subject, verb, args)
 
     async def signal_processes(
         self, run_id: str, leader: int, signum: int, pids: Sequence[int] | None = None
     ) -> list[int]:
-        """Signal a peer's processes; see :func:`rayhive.cluster.node.processes.signal_processes`.
+        """Send a signal to a peer's processes, all of them if ``pids`` is None.
 
         Raises:
             ClusterError: The run has no peer with this leader on this node.
         """
-        return processes.signal_processes(self._runs.peer(run_id, leader), signum, pids)
+        return self._runs.peer(run_id, leader).signal(signum, pids)
 
     async def process_states(
         self, run_id: str, leader: int, pids: Sequence[int] | None = None
     ) -> dict[int, str]:
-        """Return process states; see :func:`rayhive.cluster.node.processes.process_states`.
+        """Return the states of a peer's processes: ``running``, ``stopped`` or ``gone``.
 
         Raises:
             ClusterError: The run has no peer with this leader on this node.
         """
-        return processes.process_states(self._runs.peer(run_id, leader), pids)
+        return self._runs.peer(run_id, leader).states(pids)
 
     async def link_counters(self) -> dict[str, int]:
         """Return the bytes and packets that passed the node's data interface, and the drops."""
@@ -169,24 +185,7 @@ class NodeAgent:
 
     async def fetch_log(self, run_id: str, peer: str) -> bytes:
         """Return the end of a peer's log that was written on this node."""
-        folder = self._runs.folder(run_id)
-        if folder is None:
-            return b""
-        with contextlib.suppress(OSError), (folder / f"{peer}.log").open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - _LOG_LIMIT))
-            return file.read()
-        return b""
-
-    async def describe(self) -> dict[str, Any]:
-        """Return facts about the node and the agent's state."""
-        return {
-            **machine.facts(),
-            "forkserver": self._forkserver.pid,
-            "forkserver_log": tail(self._forkserver.log),
-            "runs": sorted(self._runs),
-            "directory": str(self._directory),
-        }
+        return last_bytes(self._runs[run_id] / f"{peer}.log") if run_id in self._runs else b""
 
     async def retire(self) -> bool:
         """End as soon as no replicate needs the agent; return whether that is now."""
@@ -211,16 +210,16 @@ class NodeAgent:
                 me.leave.remote()
 
     async def _drop_orphaned_runs(self) -> None:
-        for run_id in self._runs:
+        for run_id in list(self._runs):
             if not await asyncio.to_thread(_supervised, run_id):
                 await self.cleanup(run_id)
 
     async def _end(self) -> None:
         self._ended.set()
-        for run_id in self._runs:
+        for run_id in list(self._runs):
             await self._toolbox.release(run_id)
         await self._forkserver.end()
-        for run_id in self._runs:
+        for run_id in list(self._runs):
             await self.cleanup(run_id)
         process_group.remove_tree(self._directory, process_group.OWNER_FILE)
 
@@ -242,10 +241,8 @@ def _supervised(run_id: str) -> bool:
 def _clean(folder: Path) -> list[str]:
     owners = [owned for _, owned in process_group.records(folder)]
     for owned in owners:
-        owned.kill()
-    deadline = time.monotonic() + 5.0
-    while any(owned.living() for owned in owners) and time.monotonic() < deadline:
-        time.sleep(0.02)  # they are no children of this process, so no signal announces their end
+        owned.signal(signal.SIGKILL)
+    wait_until(lambda: not any(owned.living() for owned in owners), 5.0)
     removed = [path for owned in owners for path in owned.remove()]
     process_group.remove_tree(folder)
     return removed

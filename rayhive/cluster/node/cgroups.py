@@ -1,4 +1,4 @@
-"""Control groups of the kernel, version 1 or 2: their location, and a limit of CPU time."""
+"""Control groups of the kernel, version 1 or 2: their location, and limits of CPU time."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import contextlib
 import errno
 import os
 import re
-import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from rayhive.cluster.node.process_group import started
+from rayhive.cluster.node.processes import started, wait_until
 from rayhive.errors import ClusterError
 
 #: Prefix of the names of rayhive's groups, followed by pid and start time of their maker.
 PREFIX = "rayhive-"
 _NAME = re.compile(rf"{PREFIX}(\d+)\.(\d+)-.+")
-#: Scheduling period, and the smallest quota that the kernel accepts [us].
+_ROOT = Path("/sys/fs/cgroup")
+#: Scheduling period of a peer's limit, and the smallest quota that the kernel accepts [us].
 _PERIOD_US = 50_000
 _SMALLEST_QUOTA_US = 1_000
-_REMOVE_S = 2.0
+_REMOVE_S = 3.0
 
 
 def own(controller: str, proc: Path = Path("/proc/self")) -> tuple[int, Path]:
@@ -59,6 +59,62 @@ def _words(file: Path) -> list[str]:
         return []
 
 
+def write(folder: Path, name: str, text: str) -> None:
+    """Write one of a group's files.
+
+    Raises:
+        OSError: The kernel refuses, or has no such file.
+    """
+    # opened without O_CREAT: without the kernel's file there is no such limit
+    descriptor = os.open(folder / name, os.O_WRONLY)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def limit(folder: Path, cores: float | None, period_us: int) -> None:
+    """Limit the CPU time of a group.
+
+    Args:
+        folder: The group.
+        cores: CPU time [s/s]; None for no limit.
+        period_us: Scheduling period [us].
+
+    Raises:
+        ClusterError: The kernel refuses the limit.
+    """
+    quota = -1 if cores is None else max(_SMALLEST_QUOTA_US, round(cores * period_us))
+    try:
+        if (folder / "cpu.cfs_quota_us").exists():
+            write(folder, "cpu.cfs_period_us", str(period_us))
+            write(folder, "cpu.cfs_quota_us", str(quota))
+        else:
+            write(folder, "cpu.max", f"{'max' if quota < 0 else quota} {period_us}")
+    except OSError as error:
+        raise ClusterError(f"{folder} takes no CPU quota: {error}") from error
+
+
+def members(folder: Path) -> list[int]:
+    """Return the processes in a group and in its child groups."""
+    return [int(word) for file in folder.rglob("cgroup.procs") for word in _words(file)]
+
+
+def home_of_testbeds() -> Path | None:
+    """Return the folder for the groups of testbeds' nodes; None if it is not writable."""
+    if (_ROOT / "cgroup.controllers").is_file():
+        # In version 2, only the root group may hold processes and have child groups with limits.
+        folder = _ROOT
+        with contextlib.suppress(OSError):
+            write(folder, "cgroup.subtree_control", "+cpu")
+    else:
+        try:
+            folder = own("cpu")[1]
+        except (ClusterError, OSError):
+            return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
 class CpuLimit:
     """A control group whose processes together get a limited CPU time.
 
@@ -71,44 +127,31 @@ class CpuLimit:
     """
 
     def __init__(self, label: str, cores: float) -> None:
-        self._version, self._home = own("cpu")
+        version, self._home = own("cpu")
         parent = self._home
-        if self._version == 2 and "cpu" not in _words(parent / "cgroup.subtree_control"):
+        if version == 2 and "cpu" not in _words(parent / "cgroup.subtree_control"):
             parent = parent.parent  # a group with processes can't delegate
         self.folder = parent / f"{PREFIX}{os.getpid()}.{started(os.getpid())}-{label}"
-        quota = max(_SMALLEST_QUOTA_US, round(cores * _PERIOD_US))
         try:
             self.folder.mkdir()
         except OSError as error:
             raise ClusterError(f"no control group can be made in {parent}: {error}") from error
         try:
-            if self._version == 2:
-                self._write("cpu.max", f"{quota} {_PERIOD_US}")
-            else:
-                self._write("cpu.cfs_period_us", str(_PERIOD_US))
-                self._write("cpu.cfs_quota_us", str(quota))
-        except OSError as error:
+            limit(self.folder, cores, _PERIOD_US)
+        except ClusterError:
             self.release()
-            raise ClusterError(f"{self.folder} takes no CPU quota: {error}") from error
-
-    def _write(self, name: str, text: str) -> None:
-        # opened without O_CREAT: without the kernel's file there is no such limit
-        descriptor = os.open(self.folder / name, os.O_WRONLY)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+            raise
 
     def members(self) -> list[int]:
         """Return the processes in the group."""
-        return [int(word) for word in _words(self.folder / "cgroup.procs")]
+        return members(self.folder)
 
     def add(self, pids: Iterable[int]) -> list[int]:
         """Move processes into the group; return the pids that had not ended."""
         moved = []
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                self._write("cgroup.procs", str(pid))
+                write(self.folder, "cgroup.procs", str(pid))
                 moved.append(pid)
         return moved
 
@@ -134,17 +177,37 @@ def dissolve(folder: Path, home: Path) -> None:
     Raises:
         OSError: The group can't be removed.
     """
-    deadline = time.monotonic() + _REMOVE_S
-    while folder.is_dir():
+
+    def removed() -> bool:
         for pid in _words(folder / "cgroup.procs"):
             with contextlib.suppress(OSError):  # it ended, or is about to
-                (home / "cgroup.procs").write_text(pid, encoding="utf-8")
-        try:
-            folder.rmdir()
-        except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() >= deadline:
-                raise
-            time.sleep(0.02)  # a member is exiting; the kernel sends no notification
+                write(home, "cgroup.procs", pid)
+        return _rmdir(folder)
+
+    if not wait_until(removed, _REMOVE_S):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
+
+
+def remove(folder: Path) -> None:
+    """Remove a group with its child groups, if it exists, once its processes have ended."""
+    with contextlib.suppress(OSError):
+        for inner in list(folder.iterdir()):
+            if inner.is_dir():
+                remove(inner)
+        wait_until(lambda: _rmdir(folder), _REMOVE_S)
+
+
+def _rmdir(folder: Path) -> bool:
+    """Remove a group; return False if a process of it is exiting."""
+    try:
+        folder.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 def made_here() -> list[Path]:

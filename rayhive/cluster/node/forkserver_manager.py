@@ -126,13 +126,15 @@ def _rays_own(path: str) -> bool:
     return "ray" in parts and ("thirdparty_files" in parts or "_private" in parts)
 
 
+def last_bytes(path: Path, limit: int = 8 * 2**20) -> bytes:
+    """Return the end of a file, at most ``limit`` bytes; nothing if it cannot be read."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - limit))
+        return file.read()
+    return b""
+
+
 def tail(path: Path, lines: int = 12) -> str:
     """Return the last lines of a file, or a note that it is empty."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16384))
-            text = file.read().decode(errors="replace").strip()
-    except OSError:
-        text = ""
+    text = last_bytes(path, 16384).decode(errors="replace").strip()
     return "\n".join(text.splitlines()[-lines:]) or "(its log is empty)"

@@ -47,12 +47,11 @@ class NodeLink:
 
     async def address(self) -> str:
         """Return the node's address on the data plane."""
-        return (await self._known())[1].data_address
+        return await self._do(lambda state, node: node.data_address)
 
     async def neighbours(self) -> list[str]:
         """Return the data addresses of the testbed's other nodes."""
-        state, node = await self._known()
-        return [other.data_address for other in state.nodes if other.index != node.index]
+        return await self._do(_others)
 
     async def now(self) -> Link:
         """Return the present setting."""
@@ -72,8 +71,7 @@ class NodeLink:
         Returns:
             The setting afterwards.
         """
-        _, node = await self._known()
-        made = node.link.model_dump()
+        made = await self._do(lambda state, node: node.link.model_dump())
         given = {key: made[key] for key in keys or made}
         return await self._with_veth(lambda veth: veth.update(**given)[1])
 
@@ -88,10 +86,9 @@ class NodeLink:
             what: Any of ``rate``, ``rtt`` and ``loss``; without any, all are measured.
         """
         from rayhive.cluster.testbed.link_probe import measure_link
-        from rayhive.cluster.testbed.veth import Veth
 
-        state, node = await self._known()
-        return await asyncio.to_thread(measure_link, state, node, Veth(state, node).now, what)
+        now = await self.now()
+        return await self._do(lambda state, node: measure_link(state, node, now, what))
 
     async def cut(self, name: str, keep: Sequence[str] = (), direction: str = "both") -> list[str]:
         """Cut the node from other nodes, established connections included.
@@ -108,29 +105,28 @@ class NodeLink:
 
         if direction not in DIRECTIONS:
             raise ClusterError(f"direction: {direction!r} must be one of {', '.join(DIRECTIONS)}")
-        state, node = await self._known()
-        others = [address for address in await self.neighbours() if address not in keep]
-        here = node.data_address
-        pairs = [(here, other) for other in others if direction != "in"]
-        pairs += [(other, here) for other in others if direction != "out"]
-        await asyncio.to_thread(firewall.cut, state.switch, _chain(node, name), pairs)
-        return others
+
+        def cut(state: TestbedState, node: NodeState) -> list[str]:
+            here = node.data_address
+            others = [address for address in _others(state, node) if address not in keep]
+            pairs = [(here, other) for other in others if direction != "in"]
+            pairs += [(other, here) for other in others if direction != "out"]
+            firewall.cut(state.switch, _chain(node, name), pairs)
+            return others
+
+        return await self._do(cut)
 
     async def mend(self, name: str) -> int:
         """Undo a cut, if there is one of this name; return the packets that it dropped."""
         from rayhive.cluster.testbed import firewall
 
-        state, node = await self._known()
-        return await asyncio.to_thread(firewall.mend, state.switch, _chain(node, name))
+        return await self._do(lambda state, node: firewall.mend(state.switch, _chain(node, name)))
 
     async def mend_all(self) -> None:
         """Undo every cut of the node."""
         from rayhive.cluster.testbed import firewall
 
-        state, node = await self._known()
-        for chain in await asyncio.to_thread(firewall.cuts, state.switch):
-            if chain.startswith(_chain(node, "")):
-                await asyncio.to_thread(firewall.mend, state.switch, chain)
+        await self._do(lambda state, node: firewall.mend_all(state.switch, _chain(node, "")))
 
     async def reach(self, address: str, count: int = 10, patience_s: float = 1.0) -> Arrived:
         """Send probe packets to another node's data address, and from there to this node.
@@ -143,36 +139,41 @@ class NodeLink:
         from rayhive.cluster.testbed.link_probe import path
         from rayhive.cluster.testbed.veth import Veth
 
-        state, node = await self._known()
-        other = next((each for each in state.nodes if each.data_address == address), None)
-        if other is None:
-            raise ClusterError(f"address: {address} must be a data address of the testbed")
-
-        def send() -> tuple[int, int]:
+        def send(state: TestbedState, node: NodeState) -> Arrived:
+            other = next((each for each in state.nodes if each.data_address == address), None)
+            if other is None:
+                raise ClusterError(f"address: {address} must be a data address of the testbed")
+            slow = sum(Veth(state, each).now.delay_ms for each in (node, other))
             with path(state, node, other) as ends:
-                slow = sum(Veth(state, each).now.delay_ms for each in (node, other))
-                return ends.reach(count, patience_s + slow / 1e3)
+                out, back = ends.reach(count, patience_s + slow / 1e3)
+            return Arrived(sent=count, out=out, back=back)
 
-        out, back = await asyncio.to_thread(send)
-        return Arrived(sent=count, out=out, back=back)
+        return await self._do(send)
 
-    async def _known(self) -> tuple[TestbedState, NodeState]:
-        """Return the testbed and the node."""
-        if self._folder is None or self._number is None:
+    async def _do(self, step: Callable[[TestbedState, NodeState], T]) -> T:
+        """Call a function with the testbed and the node, in a thread."""
+        folder, number = self._folder, self._number
+        if folder is None or number is None:
             raise ClusterError(
                 "this node has no link of its own that could be changed: links are those of a "
                 "testbed's nodes (rayhive testbed up)"
             )
         from rayhive.cluster.testbed.state import load
 
-        state = await asyncio.to_thread(load, self._folder)
-        return state, state.node(self._number)
+        def do() -> T:
+            state = load(folder)
+            return step(state, state.node(number))
+
+        return await asyncio.to_thread(do)
 
     async def _with_veth(self, do: Callable[[Veth], T]) -> T:
         from rayhive.cluster.testbed.veth import Veth
 
-        state, node = await self._known()
-        return await asyncio.to_thread(lambda: do(Veth(state, node)))
+        return await self._do(lambda state, node: do(Veth(state, node)))
+
+
+def _others(state: TestbedState, node: NodeState) -> list[str]:
+    return [other.data_address for other in state.nodes if other.index != node.index]
 
 
 def _chain(node: NodeState, name: str) -> str:

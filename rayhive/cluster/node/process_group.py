@@ -4,9 +4,8 @@ A killed peer can't clean up: hivemind's unix sockets stay in a temporary direct
 memory stays under ``/dev/shm``. Resources outside the peer's own directory without one of its pids
 in their names are recorded while the peer lives. Only recorded resources are removed.
 
-Run as a script, this module is the *reaper* beside an embedded Ray: it waits for the end of its
-owner, also by SIGKILL, and then removes its private directory. It needs the standard library
-alone.
+Run as a program, this module is the reaper of an embedded Ray, and removes its private directory.
+It needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ import os
 import shutil
 import signal
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from rayhive.cluster.node.processes import await_owner, group_of, pids, started, stat, wait_until
+from rayhive.files import write_atomically
 
 SHARED_MEMORY = Path("/dev/shm")
 #: Folder of sockets whose paths would be too long elsewhere.
@@ -32,39 +33,6 @@ RECORD_SUFFIX = ".owns.json"
 DIRECTORY_PREFIX = "rayhive-"
 OWNER_FILE = "owner"
 _MNT_DETACH = 2
-
-
-def started(pid: int) -> int | None:
-    """Return the start time of a process [clock ticks since boot]; None if no such process runs.
-
-    Pid and start time together identify a process, as the kernel reuses pids. A zombie counts as
-    gone.
-    """
-    found = _stat(pid)
-    return None if found is None or found[0] == "Z" else int(found[19])
-
-
-def group_of(leader: int) -> list[int]:
-    """Return the processes in the session or the process group of ``leader``."""
-    members = []
-    for pid in _pids():
-        found = _stat(pid)
-        if found is not None and found[0] != "Z" and leader in (int(found[2]), int(found[3])):
-            members.append(pid)
-    return members
-
-
-def _pids() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
-
-
-def _stat(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` from the third on (the state; see proc(5))."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return text[text.rindex(")") + 2 :].split()
 
 
 @dataclass
@@ -105,9 +73,7 @@ class OwnedProcesses:
                 "folder": self.folder,
             }
         )
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_atomically(path, text, durable=False)
 
     @classmethod
     def load(cls, path: Path) -> OwnedProcesses:
@@ -129,15 +95,49 @@ class OwnedProcesses:
         alive = {pid for pid, start in self.processes.items() if started(pid) == start}
         # The kernel does not reuse a leader's pid while its group has members, so a leader with
         # another start time leads another group.
-        if started(self.leader) in (None, self.processes.get(self.leader)):
+        if self.leader and started(self.leader) in (None, self.processes.get(self.leader)):
             alive.update(group_of(self.leader))
         return sorted(alive)
 
-    def kill(self, signum: int = signal.SIGKILL) -> None:
-        """Send ``signum`` to every living member."""
-        for pid in self.living():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signum)
+    def signal(self, signum: int, members: Sequence[int] | None = None) -> list[int]:
+        """Send a signal to living members, to all of the leader's process group with one call.
+
+        Args:
+            signum: The signal.
+            members: Processes to signal; None for all. Processes of other owners are left out.
+
+        Returns:
+            The pids that got the signal.
+        """
+        living = self.living()
+        hit: set[int] = set()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if members is None and (group := [pid for pid in living if self._in_group(pid)]):
+                os.killpg(self.leader, signum)
+                hit.update(group)
+        for pid in living:
+            if pid not in hit and (members is None or pid in members):
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signum)
+                    hit.add(pid)
+        return sorted(hit)
+
+    def _in_group(self, pid: int) -> bool:
+        fields = stat(pid)
+        return fields is not None and int(fields[2]) == self.leader
+
+    def states(self, members: Sequence[int] | None = None) -> dict[int, str]:
+        """Return the states of processes.
+
+        Args:
+            members: Processes to check; None for all that were ever seen.
+
+        Returns:
+            pid -> ``running``, ``stopped`` or ``gone``; a pid of another owner is ``gone``.
+        """
+        living = self.living()
+        asked: Iterable[int] = {*living, *self.processes} if members is None else members
+        return {pid: _state(pid) if pid in living else "gone" for pid in sorted(asked)}
 
     def remove(self) -> list[str]:
         """Remove the files of dead members; return the paths.
@@ -160,6 +160,13 @@ class OwnedProcesses:
                 remove_tree(Path(self.folder))
                 removed.append(self.folder)
         return removed
+
+
+def _state(pid: int) -> str:
+    fields = stat(pid)
+    if fields is None:
+        return "gone"
+    return "stopped" if fields[0] in "Tt" else "running"
 
 
 def shared_memory() -> list[Path]:
@@ -187,11 +194,8 @@ def _sockets_of(pids: Iterable[int]) -> set[str]:
     names: dict[str, str] = {}
     for pid in pids:
         with contextlib.suppress(OSError):
-            with os.scandir(f"/proc/{pid}/fd") as entries:
-                for entry in entries:
-                    target = os.readlink(entry.path)
-                    if target.startswith("socket:["):
-                        inodes.add(target[8:-1])
+            targets = [target for _, target in _descriptors(pid)]
+            inodes.update(target[8:-1] for target in targets if target.startswith("socket:["))
             for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
                 fields = line.split(maxsplit=7)
                 if len(fields) == 8 and Path(fields[7]).name.startswith("hivemind-"):
@@ -214,19 +218,13 @@ def clear(directory: Path, patience: float = 5.0) -> None:
         patience: Time for its processes to end by themselves [s].
     """
     owner = _owner(directory)
-    deadline = time.monotonic() + patience
-    while _users_of(directory, owner) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_until(lambda: not _users_of(directory, owner), patience, every=0.05)
     for _, owned in records(directory):
-        owned.kill()
+        owned.signal(signal.SIGKILL)
     for pid in _users_of(directory, owner):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 5.0
-    while time.monotonic() < deadline:
-        if not any(owned.living() for _, owned in records(directory)):
-            break
-        time.sleep(0.02)
+    wait_until(lambda: not any(owned.living() for _, owned in records(directory)), 5.0)
     for _, owned in records(directory):
         owned.remove()
     remove_tree(directory, OWNER_FILE)
@@ -260,9 +258,9 @@ def remove_tree(directory: Path, last: str | None = None) -> bool:
     return not directory.exists()
 
 
-def mounts_below(directory: Path, mountinfo: Path = Path("/proc/self/mountinfo")) -> list[Path]:
+def mounts_below(directory: Path) -> list[Path]:
     """Return the mount points in or below a directory, the deepest first."""
-    points = (mount.point for mount in mounts(mountinfo))
+    points = (mount.point for mount in mounts())
     return sorted((p for p in points if p == directory or directory in p.parents), reverse=True)
 
 
@@ -274,9 +272,11 @@ class Mount:
     source: str
 
 
-def mounts(mountinfo: Path = Path("/proc/self/mountinfo")) -> Iterator[Mount]:
+def mounts() -> Iterator[Mount]:
     """Yield the mounts of this process's namespace (proc(5), ``mountinfo``)."""
-    for line in mountinfo.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in (
+        Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    ):
         head, _, tail = line.partition(" - ")
         point = head.split()[4].encode().decode("unicode_escape")
         yield Mount(Path(point), tail.split()[1])
@@ -302,15 +302,21 @@ def _users_of(directory: Path, owner: int | None) -> list[int]:
     """
     marker = f"{directory}/"
     found = []
-    for pid in _pids():
+    for pid in pids():
         if pid in (os.getpid(), owner):
             continue
-        with contextlib.suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
-            for entry in entries:
-                if os.readlink(entry.path).startswith(marker) and _writes(pid, entry.name):
-                    found.append(pid)
-                    break
+        with contextlib.suppress(OSError):
+            if any(f.startswith(marker) and _writes(pid, d) for d, f in _descriptors(pid)):
+                found.append(pid)
     return found
+
+
+def _descriptors(pid: int) -> Iterator[tuple[str, str]]:
+    """Yield each open file descriptor of a process, and its file."""
+    with os.scandir(f"/proc/{pid}/fd") as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                yield entry.name, os.readlink(entry.path)
 
 
 def _writes(pid: int, descriptor: str) -> bool:
@@ -334,35 +340,29 @@ def _owner(directory: Path) -> int | None:
         return None
 
 
+def _private(base: Path) -> Iterator[tuple[Path, int | None]]:
+    """Yield this user's private directories below ``base``, and the pids of living owners."""
+    for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*")):
+        if (directory / OWNER_FILE).exists() and directory.stat().st_uid == os.getuid():
+            yield directory, _owner(directory)
+
+
 def owned(base: Path) -> list[tuple[Path, int]]:
     """Return the private directories below ``base`` with living owners, and the owners' pids."""
-    found = []
-    for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*")):
-        pid = _owner(directory)
-        if pid is not None and directory.stat().st_uid == os.getuid():
-            found.append((directory, pid))
-    return found
+    return [(directory, pid) for directory, pid in _private(base) if pid is not None]
+
+
+def clear_orphaned(base: Path) -> None:
+    """Remove the private directories below ``base`` with dead owners."""
+    for directory in orphaned(base):
+        clear(directory, patience=0.0)
 
 
 def orphaned(base: Path) -> list[Path]:
     """Return the private directories below ``base`` with dead owners."""
-    return [
-        directory
-        for directory in sorted(base.glob(f"{DIRECTORY_PREFIX}*"))
-        if (directory / OWNER_FILE).exists()
-        and directory.stat().st_uid == os.getuid()
-        and _owner(directory) is None
-    ]
-
-
-def main(directory: str) -> None:
-    """Wait for the end of the owner, which holds the other end of stdin, and clear up."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    while os.read(0, 4096):
-        pass
-    clear(Path(directory))
+    return [directory for directory, pid in _private(base) if pid is None]
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    await_owner()
+    clear(Path(sys.argv[1]))

@@ -1,83 +1,107 @@
-"""Signals to the processes of peers on this node, and their states.
+"""Processes of this machine: identity and groups, waits, and reapers.
 
-Only the peers of the agent's own runs are reached. A process belongs to a peer if the peer's record
-names it with the same start time, or if it is in the session or process group of the recorded
-leader; the kernel reuses pids.
+A *reaper* is a process that waits for the end of its owner, also by SIGKILL, and then removes what
+the owner left. A reaper has to start fast, so this module needs the standard library alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterable, Sequence
-
-import psutil
-
-from rayhive.cluster.node.process_group import OwnedProcesses
-
-#: States of psutil for a process that a signal has stopped.
-_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 
-def signal_processes(
-    owned: OwnedProcesses, signum: int, pids: Sequence[int] | None = None
-) -> list[int]:
-    """Send a signal to a peer's processes.
+def pids() -> Iterator[int]:
+    """Yield the pids of the processes of this machine."""
+    return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
-    Args:
-        owned: The peer's processes.
-        signum: The signal.
-        pids: Processes to signal; None for all at once.
 
-    Returns:
-        The pids that got the signal. Dead processes and processes of other owners are left out.
+def stat(pid: int) -> list[str] | None:
+    """Return the fields of ``/proc/PID/stat`` from the third on (the state; see proc(5)).
+
+    A zombie counts as gone: the result is None for it, as for a pid without a process.
     """
-    members = owned.living()
-    wanted = members if pids is None else [pid for pid in pids if pid in members]
-    hit = set()
-    if pids is None:
-        hit.update(_signal_group(owned.leader, signum, members))
-    for pid in wanted:
-        if pid not in hit:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signum)
-                hit.add(pid)
-    return sorted(hit)
-
-
-def process_states(owned: OwnedProcesses, pids: Sequence[int] | None = None) -> dict[int, str]:
-    """Return the states of a peer's processes.
-
-    Args:
-        owned: The peer's processes.
-        pids: Processes to check; None for all that the peer was ever seen to have.
-
-    Returns:
-        pid -> ``running``, ``stopped`` or ``gone``; a pid of another owner is ``gone``.
-    """
-    living = set(owned.living())
-    asked: Iterable[int] = living | owned.processes.keys() if pids is None else pids
-    return {pid: _state(pid) if pid in living else "gone" for pid in sorted(asked)}
-
-
-def _signal_group(leader: int, signum: int, members: Sequence[int]) -> list[int]:
-    """Signal the members in the leader's process group with one call; return them."""
-    group = []
-    for pid in members:
-        with contextlib.suppress(ProcessLookupError):
-            if os.getpgid(pid) == leader:
-                group.append(pid)
-    if group:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(leader, signum)
-    return group
-
-
-def _state(pid: int) -> str:
     try:
-        status = psutil.Process(pid).status()
-    except psutil.NoSuchProcess:
-        return "gone"
-    if status in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-        return "gone"
-    return "stopped" if status in _STOPPED else "running"
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] == "Z" else fields
+
+
+def started(pid: int) -> int | None:
+    """Return the start time of a process [clock ticks since boot]; None if no such process runs.
+
+    Pid and start time together identify a process, as the kernel reuses pids.
+    """
+    fields = stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def group_of(leader: int) -> list[int]:
+    """Return the processes in the session or the process group of ``leader``."""
+    found = ((pid, stat(pid)) for pid in pids())
+    return [pid for pid, fields in found if fields and str(leader) in (fields[2], fields[3])]
+
+
+def wait_until(condition: Callable[[], object], patience: float, every: float = 0.02) -> bool:
+    """Return whether a condition comes true in time; no signal announces it.
+
+    The end of a process that is not a child of this one is such a condition.
+
+    Args:
+        condition: The condition, which is checked at least once.
+        patience: Longest wait [s].
+        every: Time between two checks [s].
+    """
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(every)
+    return True
+
+
+def import_paths() -> list[str]:
+    """Return the paths with which another process can import all that this one can import."""
+    package_root = str(Path(__file__).resolve().parents[3])
+    paths = [package_root, *(os.path.abspath(path or ".") for path in sys.path)]
+    installed = {os.path.abspath(path) for path in sys.path if "-packages" in path}
+    library = os.path.dirname(os.__file__)
+    return list(
+        dict.fromkeys(
+            path
+            for path in paths
+            if os.path.isdir(path) and path not in installed and not path.startswith(library)
+        )
+    )
+
+
+def start_reaper(module: str, argument: str) -> subprocess.Popen[bytes]:
+    """Start a reaper for this process; closing its standard input ends its wait.
+
+    Args:
+        module: Module to run; it calls :func:`await_owner` first.
+        argument: Its command-line argument.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", module, argument],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(import_paths())},
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def await_owner() -> None:
+    """Wait for the end of the owner, which holds the other end of standard input."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 4096):
+        pass

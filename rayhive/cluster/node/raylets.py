@@ -15,28 +15,29 @@ from rayhive.errors import ClusterError
 _PREEMPTION = 2  # DRAIN_NODE_REASON_PREEMPTION of Ray's protocol
 
 
-def all_nodes() -> list[dict[str, Any]]:
-    """Return Ray's records of its nodes, dead nodes included."""
-    return list(ray.nodes())  # type: ignore[no-untyped-call]
-
-
-def alive() -> list[str]:
-    """Return the ids of the living nodes."""
-    return [node["NodeID"] for node in all_nodes() if node["Alive"]]
-
-
-def rooms() -> list[Room]:
-    """Return the cluster's living nodes."""
+def nodes() -> list[Room]:
+    """Return the cluster's nodes, dead nodes included."""
     return [
         Room(
             node=node["NodeID"],
             cpus=float(node["Resources"].get("CPU", 0.0)),
             gpus=float(node["Resources"].get("GPU", 0.0)),
             labels=dict(node.get("Labels") or {}),
+            address=node["NodeManagerAddress"],
+            alive=node["Alive"],
         )
-        for node in all_nodes()
-        if node["Alive"]
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
     ]
+
+
+def rooms() -> list[Room]:
+    """Return the cluster's living nodes."""
+    return [room for room in nodes() if room.alive]
+
+
+def alive() -> list[str]:
+    """Return the ids of the living nodes."""
+    return [room.node for room in rooms()]
 
 
 def missing() -> list[int]:
@@ -46,7 +47,7 @@ def missing() -> list[int]:
         return []
     from rayhive.cluster.testbed.state import load
 
-    there = {_number(node) for node in all_nodes() if node["Alive"]}
+    there = {_number(room) for room in rooms()}
     return [node.index for node in load(folder).nodes if node.index not in there]
 
 
@@ -79,9 +80,9 @@ def kill(node: str) -> None:
     Raises:
         ClusterError: The node is not one of a testbed.
     """
-    from rayhive.cluster.testbed import nodes
+    from rayhive.cluster.testbed import lifecycle
 
-    nodes.kill_node(*_place(node))
+    lifecycle.kill_node(*_place(node))
 
 
 def start(node: str) -> str:
@@ -96,26 +97,26 @@ def start(node: str) -> str:
     Raises:
         ClusterError: The node is not one of a testbed, or does not start.
     """
-    from rayhive.cluster.testbed import nodes
+    from rayhive.cluster.testbed import lifecycle
 
     folder, number = _place(node)
-    nodes.start_node(folder, number)
-    for found in all_nodes():
-        if found["Alive"] and found["NodeID"] != node and _number(found) == number:
-            return str(found["NodeID"])
+    lifecycle.start_node(folder, number)
+    for room in rooms():
+        if room.node != node and _number(room) == number:
+            return room.node
     raise ClusterError(f"node {number} of the testbed was started but is not in the cluster")
 
 
 def _place(node: str) -> tuple[str, int]:
     """Return the folder of this testbed, and the number of a node in it."""
     folder = os.environ.get(TESTBED_VARIABLE)
-    found = next((item for item in all_nodes() if item["NodeID"] == node), {})
-    number = _number(found)
+    number = next((_number(room) for room in nodes() if room.node == node), None)
     if folder is None or number is None:
         raise ClusterError("only a node of a testbed can be ended and started: rayhive testbed up")
     return folder, number
 
 
-def _number(node: dict[str, Any]) -> int | None:
-    text = (node.get("Labels") or {}).get(NUMBER_LABEL)
+def _number(room: Room) -> int | None:
+    """Return the number of a node in its testbed; None outside a testbed."""
+    text = room.labels.get(NUMBER_LABEL)
     return None if text is None else int(text)

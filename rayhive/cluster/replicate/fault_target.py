@@ -9,10 +9,12 @@ from contextvars import ContextVar
 from typing import Any
 
 from rayhive.cluster.node import raylets
+from rayhive.cluster.node.agent import NodeAgent
 from rayhive.cluster.replicate.event_feed import EventFeed
 from rayhive.cluster.replicate.node_agents import NodeAgents
+from rayhive.cluster.replicate.peer_actor import Started
 from rayhive.cluster.replicate.peer_table import PeerRecord, PeerTable
-from rayhive.cluster.replicate.swarm import Started, Swarm
+from rayhive.cluster.replicate.swarm import Swarm
 from rayhive.errors import ClusterError
 from rayhive.events import GROUPED, Event, PeerReady, Round, StateRound
 from rayhive.events.event import E
@@ -212,14 +214,14 @@ class SwarmTarget:
     async def signal(self, peer: str, signum: int, process: ProcessRole = "group") -> list[int]:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
         pids = self._processes(peer, process)
-        hit: list[int] = await self._agent_of(peer, "signal_processes", signum, pids)
-        return hit
+        at, about = self._host_of(peer)
+        return await self._agents.call(at, NodeAgent.signal_processes, *about, signum, pids)
 
     async def process_states(self, peer: str, process: ProcessRole = "group") -> dict[int, str]:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
         pids = self._processes(peer, process)
-        states: dict[int, str] = await self._agent_of(peer, "process_states", pids)
-        return states
+        at, about = self._host_of(peer)
+        return await self._agents.call(at, NodeAgent.process_states, *about, pids)
 
     async def command(self, peer: str, command: FaultCommand) -> None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
@@ -261,25 +263,24 @@ class SwarmTarget:
     ) -> StateT | None:
         """See :class:`~rayhive.faults.node_tools.ToolTarget`."""
         given = None if args is None else args.model_dump(mode="json", by_alias=True)
-        at = self._node(node)
-        about = self._spec.run_id, tool.name, subject, verb, given
-        answer = await self._agents.call(at, "use_tool", *about)
+        about = self._spec.run_id, tool.name, subject
+        answer = await self._agents.call(self._node(node), NodeAgent.use_tool, *about, verb, given)
         return None if answer is None else tool.state.model_validate(answer)
 
     async def answers(self, node: str) -> bool:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
         try:
-            await self._agents.call(self._node(node), "ping")
+            await self._agents.call(self._node(node), NodeAgent.ping)
         except ClusterError:
             return False
         return True
 
-    async def _agent_of(self, peer: str, method: str, *args: Any) -> Any:
-        """Call the agent of a peer's node about the peer."""
-        about = self._spec.run_id, self._record(peer).pid
-        return await self._agents.call(
-            self._swarm.node_of(self.incarnation(peer)), method, *about, *args
-        )
+    def _host_of(self, peer: str) -> tuple[str, tuple[str, int]]:
+        """Return the node of a peer, and the run and leader that name the peer there."""
+        leader = self._record(peer).pid
+        if leader is None:
+            raise ClusterError(f"the process of {peer} has not started")
+        return self._swarm.node_of(self.incarnation(peer)), (self._spec.run_id, leader)
 
     async def drain(self, node: str, notice_s: float) -> None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""

@@ -1,22 +1,35 @@
-"""Handle of the driver on a running replicate."""
+"""The driver's side of a running replicate: start, find, wait, stop."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
-from ray.exceptions import ActorUnavailableError, GetTimeoutError, RayActorError, RayError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ActorUnschedulableError,
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayhive.cluster.calls import RETRY_EVERY
-from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
+from rayhive.cluster import actors
+from rayhive.cluster.actors import RETRY_EVERY
+from rayhive.cluster.node.agent import AgentOptions
+from rayhive.cluster.replicate.peer_table import Outcome, State
+from rayhive.cluster.replicate.supervisor import TrialSupervisor
+from rayhive.cluster.replicate.timeouts import PhaseTimeouts
+from rayhive.errors import ClusterError, NoAnswerError, RayhiveError, SupervisorError
 from rayhive.events import ReplicateFinished, of_kind, read_events
 from rayhive.spec.replicate import ReplicateSpec
 
 _ANSWER_TIMEOUT = 10.0
+_FIND_TIMEOUT = 15.0
 _POLL = 20.0
 
 
@@ -30,15 +43,12 @@ class ReplicateHandle:
     """
 
     def __init__(
-        self,
-        spec: ReplicateSpec,
-        actor: Any,
-        broken: Callable[[], str | None] = lambda: None,
+        self, spec: ReplicateSpec, actor: Any, broken: Callable[[], str | None] = lambda: None
     ) -> None:
         self.spec = spec
         self._broken = broken
         self._actor = actor
-        self._outcome: dict[str, str] | None = None
+        self._outcome: Outcome | None = None
         self._reason: str | None = None
 
     @property
@@ -46,27 +56,27 @@ class ReplicateHandle:
         """Name of the supervisor."""
         return self.spec.run_id
 
-    def wait(self, timeout: float | None = None) -> dict[str, str] | None:
+    def wait(self, timeout: float) -> Outcome | None:
         """Return the outcome, or None if the replicate still runs after ``timeout`` seconds.
 
         Returns:
-            ``state`` and ``stop_reason`` of the ``replicate_finished`` event, which is on disk by
-            then. If the supervisor is gone, the outcome is read from disk. If it died before it
-            wrote that event, the state is ``lost``, and the log stays without an end.
+            The outcome in the ``replicate_finished`` event, which is on disk by then. If the
+            supervisor is gone, the outcome is read from disk. If it died before it wrote that
+            event, the state is ``lost``, and the log stays without an end.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = time.monotonic() + timeout
         while self._outcome is None:
-            left = _POLL if deadline is None else min(_POLL, deadline - time.monotonic())
+            left = max(0.0, min(_POLL, deadline - time.monotonic()))
             try:
                 self._outcome = ray.get(
-                    self._actor.outcome.remote(max(0.0, left)), timeout=left + _ANSWER_TIMEOUT
+                    self._actor.outcome.remote(left), timeout=left + _ANSWER_TIMEOUT
                 )
-            except (GetTimeoutError, ActorUnavailableError) as error:
-                # The supervisor is busy or out of reach; Ray reports one that died.
-                if isinstance(error, ActorUnavailableError):
-                    if self._reason is not None:  # the request to stop may not have arrived
-                        self._actor.stop.remote(self._reason)
-                    time.sleep(RETRY_EVERY if left > RETRY_EVERY else max(0.0, left))
+            except GetTimeoutError:
+                pass  # the supervisor is busy; Ray reports one that died
+            except ActorUnavailableError:
+                if self._reason is not None:  # the request to stop may not have arrived
+                    self._actor.stop.remote(self._reason)
+                time.sleep(min(RETRY_EVERY, left))
             except RayActorError as error:
                 reason = str(error).splitlines()[0]
                 self._outcome = settle(Path(self.spec.folder), self._broken() or reason)
@@ -75,7 +85,7 @@ class ReplicateHandle:
                     raise
             if self._outcome is None and (why := self._broken()) is not None:
                 self._outcome = settle(Path(self.spec.folder), why)
-            if self._outcome is None and deadline is not None and time.monotonic() >= deadline:
+            if self._outcome is None and time.monotonic() >= deadline:
                 return None
         return self._outcome
 
@@ -109,7 +119,13 @@ class ReplicateHandle:
         self._actor.release.remote()
 
 
-def settle(folder: Path, reason: str) -> dict[str, str]:
+def still_running(handles: Iterable[ReplicateHandle], timeout: float) -> list[ReplicateHandle]:
+    """Return the replicates that have not ended after ``timeout`` seconds in all."""
+    deadline = time.monotonic() + timeout
+    return [each for each in handles if each.wait(max(0.0, deadline - time.monotonic())) is None]
+
+
+def settle(folder: Path, reason: str) -> Outcome:
     """Return the outcome of a replicate whose supervisor is gone.
 
     Args:
@@ -118,5 +134,82 @@ def settle(folder: Path, reason: str) -> dict[str, str]:
     """
     with contextlib.suppress(OSError, RayhiveError):
         for end in of_kind(read_events(folder / "events.jsonl"), ReplicateFinished):
-            return {"state": end.state, "stop_reason": str(end.stop_reason)}
-    return {"state": "lost", "stop_reason": f"the supervisor died: {reason}"}
+            return Outcome(cast(State, end.state), str(end.stop_reason))
+    return Outcome("lost", f"the supervisor died: {reason}")
+
+
+def start(
+    spec: ReplicateSpec, timing: PhaseTimeouts, agent_options: AgentOptions
+) -> tuple[Any, ReplicateSpec]:
+    """Start the supervisor of a replicate, or find the living one of the same name.
+
+    Args:
+        spec: The replicate.
+        timing: Bounds of its phases.
+        agent_options: Settings of an agent that has to be created.
+
+    Returns:
+        The actor, and the replicate that it runs.
+
+    Raises:
+        SupervisorError: The supervisor does not start in time; it is ended.
+    """
+    # The supervisor writes the events to the driver's disk.
+    node = ray.get_runtime_context().get_node_id()
+    supervisor: Any = ray.remote(TrialSupervisor)
+    actor = supervisor.options(
+        name=spec.run_id,
+        namespace=actors.NAMESPACE,
+        lifetime="detached",
+        get_if_exists=True,
+        num_cpus=0,
+        max_restarts=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+    ).remote(spec.model_dump(mode="json", by_alias=True), timing, agent_options)
+    answer = first_answer(actor, spec.run_id, timing.study.supervisor)
+    return actor, ReplicateSpec.model_validate(answer)
+
+
+def first_answer(actor: Any, run_id: str, patience: float) -> Any:
+    """Return the stored spec of a new supervisor; end the actor if it does not answer in time.
+
+    Args:
+        actor: The supervisor.
+        run_id: Its name.
+        patience: Longest wait [s].
+
+    Raises:
+        SupervisorError: The supervisor does not start.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return ray.get(actor.describe.remote(), timeout=max(0.0, deadline - time.monotonic()))
+        except (GetTimeoutError, ActorUnavailableError) as error:
+            if time.monotonic() >= deadline:
+                ray.kill(actor)
+                text = (
+                    f"the supervisor of {run_id} did not start within {patience:g} s "
+                    "(timeouts.supervisor)"
+                )
+                raise SupervisorError(text) from error
+            time.sleep(RETRY_EVERY)
+        except RayError as error:
+            text = f"the supervisor of {run_id} does not start: {str(error).strip()}"
+            raise SupervisorError(text) from error
+
+
+def find(run_id: str) -> tuple[Any, ReplicateSpec] | None:
+    """Return a living supervisor and the replicate that it runs; None if there is none.
+
+    Raises:
+        NoAnswerError: The supervisor lives and does not answer.
+    """
+    try:
+        actor: Any = ray.get_actor(run_id, namespace=actors.NAMESPACE)
+        spec: Any = ray.get(actor.describe.remote(), timeout=_FIND_TIMEOUT)
+    except (GetTimeoutError, ActorUnavailableError) as error:
+        raise NoAnswerError(f"{run_id} does not answer: {error}") from error
+    except (ValueError, RayActorError, ActorUnschedulableError):
+        return None
+    return actor, ReplicateSpec.model_validate(spec)

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any, Literal
 
 import ray
 
 from rayhive.cluster.node import machine
-from rayhive.cluster.replicate.blame import blame
+from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.fault_target import SwarmTarget
-from rayhive.cluster.replicate.log import ReplicateLog
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.node_agents import NodeAgents
-from rayhive.cluster.replicate.peer_actor import StreamItem
 from rayhive.cluster.replicate.peer_table import Outcome, PeerTable
-from rayhive.cluster.replicate.recorder import Recorder
+from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.swarm import Swarm
-from rayhive.cluster.replicate.timeouts import PhaseTimeouts
-from rayhive.cluster.replicate.waiting import StopRequested, Waiter
+from rayhive.cluster.replicate.timeouts import PhaseTimeouts, StopRequested, Waiter
 from rayhive.errors import RayhiveError
 from rayhive.events import (
     BarrierReleased,
@@ -51,14 +49,14 @@ class Replicate:
     Args:
         spec: The replicate.
         timing: Bounds of its phases.
-        agent_options: Arguments of an agent that has to be created.
+        agent_options: Settings of an agent that has to be created.
 
     Attributes:
         outcome: The outcome; None until it is on disk.
     """
 
     def __init__(
-        self, spec: ReplicateSpec, timing: PhaseTimeouts, agent_options: Mapping[str, Any]
+        self, spec: ReplicateSpec, timing: PhaseTimeouts, agent_options: AgentOptions
     ) -> None:
         self.outcome: Outcome | None = None
         self._spec, self._timing = spec, timing
@@ -70,21 +68,16 @@ class Replicate:
         self._log = ReplicateLog(spec, self._waiter.changed)
         self._reservation = Reservation(spec)
         self._agents = NodeAgents(spec, agent_options, timing.study.unreachable)
+        self._peer_table = PeerTable.of(spec)
+        self._recorder = Recorder(self._log, self._peer_table, self._waiter.changed)
         self._swarm = Swarm(
             spec,
             self._reservation,
             self._agents,
-            self._receive,
+            self._recorder.receive,
             timing.study.unreachable,
             home=ray.get_runtime_context().get_node_id(),
         )
-        self._peer_table = PeerTable(self._swarm.names)
-        self._recorder = Recorder(
-            self._log, self._peer_table, self._swarm.log_of, self._waiter.changed
-        )
-
-    async def _receive(self, name: str, item: StreamItem) -> None:
-        await self._recorder.receive(name, item)
 
     async def run(self) -> None:
         """Run to the end. In every case there is an outcome afterwards, and it is on disk."""
@@ -131,7 +124,7 @@ class Replicate:
             "phase": self._phase,
             "seconds": now - (self._created if self._released is None else self._released),
             "budget_seconds": self._spec.budget.seconds_per_replicate,
-            "outcome": None if self.outcome is None else self.outcome.as_dict(),
+            "outcome": None if self.outcome is None else asdict(self.outcome),
             "peers": {name: peer.status() for name, peer in self._peer_table.peers.items()},
         }
 
@@ -294,7 +287,7 @@ class Replicate:
     async def _blamed(self, trouble: str) -> Outcome:
         if self._log.error is not None:
             return Outcome("lost", trouble)
-        return await blame(trouble, self._peer_table, self._swarm.silent_nodes)
+        return await self._peer_table.blame(trouble, self._swarm.silent_nodes)
 
     # -- end -----------------------------------------------------------------------------------
 

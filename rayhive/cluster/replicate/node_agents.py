@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayhive.cluster import actors
-from rayhive.cluster.calls import repeated, silent
+from rayhive.cluster.actors import repeated, silent
 from rayhive.cluster.node import raylets
-from rayhive.cluster.node.agent import NodeAgent
+from rayhive.cluster.node.agent import AgentOptions, NodeAgent, PreparedNode
 from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
 from rayhive.errors import ClusterError, RayhiveError
 from rayhive.spec.replicate import ReplicateSpec
@@ -29,6 +29,7 @@ CLEANUP_TIMEOUT = 60.0
 CALL_NUMBERS = itertools.count()
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 async def gather(steps: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -46,7 +47,7 @@ class NodeAgents:
 
     Args:
         spec: The replicate.
-        options: Arguments of an agent that has to be created.
+        options: Settings of an agent that has to be created.
         patience: Time that an actor may be unavailable before it counts as lost [s].
         connect: Returns the agent of a node by the agent's name and Ray's id of the node; for
             tests.
@@ -55,33 +56,29 @@ class NodeAgents:
     def __init__(
         self,
         spec: ReplicateSpec,
-        options: Mapping[str, Any],
+        options: AgentOptions,
         patience: float,
         connect: Callable[[str, str], Any] | None = None,
     ) -> None:
-        self._spec, self._patience = spec, patience
-        self._options = dict(options)
+        self._spec, self._options, self._patience = spec, options, patience
         self._connect = connect or self._get_or_create
         self._agents: dict[str, Any] = {}
 
     def __contains__(self, node: object) -> bool:
         return node in self._agents
 
-    async def prepare(self, node: str, peers: Sequence[str]) -> dict[str, Any]:
+    async def prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
         """Have the agent of a node prepare it for peers; create the agent if there is none.
 
         Args:
             node: The node.
             peers: Names of the peers.
-
-        Returns:
-            Path of the ``forkserver`` socket, and ``logs`` and ``temporary`` folders by peer.
         """
         name = actors.agent_name(self._spec.study, node)
         for last_try in (False, True):
             agent = await asyncio.to_thread(self._connect, name, node)
             try:
-                answer: dict[str, Any] = await repeated(
+                answer: PreparedNode = await repeated(
                     partial(agent.prepare.remote, self._spec.run_id, list(peers)), self._patience
                 )
             except (RayActorError, RuntimeError):
@@ -102,31 +99,48 @@ class NodeAgents:
             lifetime="detached",
             get_if_exists=True,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-        ).remote(**self._options)
+        ).remote(self._options)
 
     async def call(
-        self, node: str, method: str, *args: Any, timeout: float = ANSWER_TIMEOUT
-    ) -> Any:
+        self,
+        node: str,
+        method: Callable[Concatenate[NodeAgent, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         """Call a method of the agent of a node.
 
         Args:
             node: Ray's id of the node.
-            method: Name of the method.
+            method: The method of :class:`NodeAgent`.
             args: Its arguments.
-            timeout: Longest wait for the answer [s].
+            kwargs: Its arguments by name.
 
         Raises:
             ClusterError: The node has no agent, or the agent does not answer in time.
         """
+        return await self._call(node, ANSWER_TIMEOUT, method, *args, **kwargs)
+
+    async def _call(
+        self,
+        node: str,
+        timeout: float,
+        method: Callable[Concatenate[NodeAgent, P], Awaitable[T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
         if node not in self._agents:
             raise ClusterError(f"there is no agent on node {node}")
         key = f"{self._spec.run_id}-{next(CALL_NUMBERS)}"
-        answer = repeated(partial(self._agents[node].call.remote, key, method, *args), timeout)
+        call = partial(self._agents[node].call.remote, key, method.__name__, *args, **kwargs)
+        answer: Coroutine[Any, Any, T] = asyncio.wait_for(repeated(call, timeout), timeout)
         try:
-            return (await gather([asyncio.wait_for(answer, timeout)]))[0]
+            return (await gather([answer]))[0]
         except (RayActorError, asyncio.TimeoutError) as error:
             why = str(error).strip().splitlines()[0] if str(error) else "no answer in time"
-            raise ClusterError(f"the agent on node {node} can't {method}: {why}") from error
+            raise ClusterError(
+                f"the agent on node {node} can't {method.__name__}: {why}"
+            ) from error
 
     async def fetch_log(self, node: str, peer: str) -> bytes | None:
         """Return the log of a peer from its node; None if it cannot be fetched."""
@@ -144,15 +158,12 @@ class NodeAgents:
 
     async def link_counters(self) -> dict[str, dict[str, int]]:
         """Return the counters of the interfaces that peers use, for each node of a testbed."""
-        apart = {
-            item["NodeID"]
-            for item in await asyncio.to_thread(raylets.all_nodes)
-            if item["Alive"] and DATA_ADDRESS_LABEL in (item.get("Labels") or {})
-        }
+        rooms = await asyncio.to_thread(raylets.rooms)
+        apart = {room.node for room in rooms if DATA_ADDRESS_LABEL in room.labels}
         found = {}
         for node in sorted(apart & self._agents.keys()):
             with contextlib.suppress(ClusterError):
-                found[node] = await self.call(node, "link_counters")
+                found[node] = await self.call(node, NodeAgent.link_counters)
         return found
 
     async def clean(self) -> list[str]:
@@ -160,9 +171,9 @@ class NodeAgents:
 
         async def clean(node: str) -> list[str]:
             try:
-                for method in ("cleanup", "orphans"):
-                    left = await self.call(node, method, self._spec.run_id, timeout=CLEANUP_TIMEOUT)
-                return list(left)
+                run_id = self._spec.run_id
+                await self._call(node, CLEANUP_TIMEOUT, NodeAgent.cleanup, run_id)
+                return await self._call(node, CLEANUP_TIMEOUT, NodeAgent.orphans, run_id)
             except (ClusterError, RayTaskError) as error:
                 if node not in await asyncio.to_thread(raylets.alive):
                     return []  # nothing of the replicate can remain on a node that is gone

@@ -13,13 +13,14 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from rayhive.cluster import actors
-from rayhive.cluster.calls import Once
+from rayhive.cluster.actors import Once
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.errors import PeerError
 from rayhive.events import (
@@ -32,6 +33,7 @@ from rayhive.events import (
     load_event,
 )
 from rayhive.spec.commands import Command
+from rayhive.spec.replicate import PeerSpec
 
 #: Kind of the last line that the forkserver writes to a peer's connection.
 _EXITED = "exited"
@@ -71,6 +73,42 @@ class Unreadable:
 StreamItem: TypeAlias = Event | Exited | Unreadable
 
 
+@dataclass(frozen=True)
+class PeerStart:
+    """Order to start a peer process.
+
+    Attributes:
+        spec: The peer.
+        forkserver: Path of the socket of the node's forkserver.
+        log: Absolute path of the peer's log.
+        temporary: The peer's own temporary directory, removed after its end.
+        gpus: Whether the peer may use the GPUs that Ray assigned to the actor.
+    """
+
+    spec: PeerSpec
+    forkserver: str
+    log: str
+    temporary: str
+    gpus: bool
+
+
+@dataclass(frozen=True)
+class PeerProcess:
+    """A started peer process: its pid and the name of its host."""
+
+    pid: int
+    host: str
+
+
+#: Receives a peer whose process runs, Ray's id of its node, and the process.
+Started: TypeAlias = Callable[[PeerSpec, str, PeerProcess], None]
+
+
+def log_of(folder: str | Path, name: str) -> Path:
+    """Return the final path of a peer's log in the folder of its replicate."""
+    return Path(folder) / "logs" / f"{name}.log"
+
+
 class PeerActor:
     """Host of one peer process: starts it, relays commands and events, kills its process group.
 
@@ -92,39 +130,26 @@ class PeerActor:
         self._pidfd: int | None = None
         self._calls = Once()
 
-    async def start(
-        self, spec: Mapping[str, Any], forkserver: str, log: str, temporary: str, gpus: bool
-    ) -> dict[str, Any]:
+    async def start(self, order: PeerStart) -> PeerProcess:
         """Start the peer process. A repeated call returns the result of the first one.
-
-        Args:
-            spec: The PeerSpec as a JSON object.
-            forkserver: Path of the socket of the node's forkserver.
-            log: Absolute path of the peer's log.
-            temporary: The peer's own temporary directory, removed after its end.
-            gpus: Whether the peer may use the GPUs that Ray assigned to this actor.
-
-        Returns:
-            ``pid``, ``host`` and the visible ``devices``.
 
         Raises:
             PeerError: The forkserver is gone or did not fork.
         """
-        return await self._calls.do(
-            "start", lambda: self._start(spec, forkserver, log, temporary, gpus)
-        )
+        return await self._calls.do("start", partial(self._start, order))
 
-    async def _start(
-        self, spec: Mapping[str, Any], forkserver: str, log: str, temporary: str, gpus: bool
-    ) -> dict[str, Any]:
-        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if gpus else ""
-        env = {"TMPDIR": temporary, "CUDA_VISIBLE_DEVICES": devices}
-        self._owned.folder = temporary
-        self._record = Path(temporary).with_suffix(RECORD_SUFFIX)
+    async def _start(self, order: PeerStart) -> PeerProcess:
+        devices = os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.gpus else ""
+        env = {"TMPDIR": order.temporary, "CUDA_VISIBLE_DEVICES": devices}
+        self._owned.folder = order.temporary
+        self._record = Path(order.temporary).with_suffix(RECORD_SUFFIX)
         self._owned.save(self._record)
-        request = json.dumps({"spec": dict(spec), "log": log, "env": env})
+        spec = order.spec.model_dump(mode="json", by_alias=True)
+        request = json.dumps({"spec": spec, "log": order.log, "env": env})
         try:
-            reader, self._writer = await asyncio.open_unix_connection(forkserver, limit=_LINE_LIMIT)
+            reader, self._writer = await asyncio.open_unix_connection(
+                order.forkserver, limit=_LINE_LIMIT
+            )
             self._writer.write(request.encode() + b"\n")
             await self._writer.drain()
             line = await asyncio.wait_for(reader.readline(), _SPAWN_TIMEOUT)
@@ -140,7 +165,7 @@ class PeerActor:
             asyncio.create_task(self._read(reader)),
             asyncio.create_task(self._await_death()),
         ]
-        return {"pid": pid, "host": os.uname().nodename, "devices": devices}
+        return PeerProcess(pid, os.uname().nodename)
 
     def _watch(self, pid: int) -> None:
         try:
@@ -230,23 +255,10 @@ class PeerActor:
             return False
         return True
 
-    async def kill(self, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to the process group of the peer."""
+    async def kill(self) -> None:
+        """Kill the processes of the peer."""
         self._note()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self._owned.leader:
-                os.killpg(self._owned.leader, signum)
-        if signum == signal.SIGKILL:
-            self._owned.kill()
-
-    async def status(self) -> dict[str, Any]:
-        """Return the peer's pid, whether it runs, its exit code and its number of events."""
-        return {
-            "pid": self._owned.leader or None,
-            "running": bool(self._owned.leader) and not self._death.is_set(),
-            "exit_code": self._exit_code,
-            "events": self._taken + len(self._items),
-        }
+        self._owned.signal(signal.SIGKILL)
 
     async def close(self) -> None:
         """Kill the remaining processes of the peer and close the connection."""

@@ -1,11 +1,12 @@
 """State of the peers of a replicate, and the outcome of the replicate that follows from it.
 
-Pure bookkeeping: events go in, states come out. Nothing here waits, sends or writes.
+Pure bookkeeping: events go in, states come out. Nothing here sends or writes.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from rayhive.events import (
     TrainingStarted,
 )
 from rayhive.spec import Budget
+from rayhive.spec.replicate import ReplicateSpec
 
 PeerState = Literal[
     "placed", "starting", "dht", "ready", "training", "finished", "failed", "lost", "gone"
@@ -42,10 +44,6 @@ class Outcome:
 
     state: State
     stop_reason: str
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the outcome as the supervisor sends it to the driver."""
-        return {"state": self.state, "stop_reason": self.stop_reason}
 
 
 @dataclass
@@ -148,6 +146,11 @@ class PeerTable:
     def __init__(self, names: list[str]) -> None:
         self.peers = {name: PeerRecord(name) for name in names}
 
+    @classmethod
+    def of(cls, spec: ReplicateSpec) -> PeerTable:
+        """Return the table of the peers of a replicate that start together."""
+        return cls([spec.peer_spec(number).name for number in range(spec.swarm.peers)])
+
     def add(self, name: str) -> None:
         """Add an incarnation that starts later."""
         self.peers[name] = PeerRecord(name, late=True)
@@ -196,14 +199,6 @@ class PeerTable:
             return "no peer is left"
         return None
 
-    def any_actor_lost(self) -> bool:
-        """Return whether a peer was lost with its actor although no fault asked for it."""
-        return any(peer.actor_lost and not peer.loss_expected for peer in self.peers.values())
-
-    def expected_to_live(self) -> list[str]:
-        """Return the names of the peers whose end no fault asked for."""
-        return [peer.name for peer in self.peers.values() if not peer.loss_expected]
-
     def all_ready(self) -> bool:
         """Return whether every peer is at the barrier or past it."""
         past = ("ready", "training", "finished", "gone")
@@ -228,10 +223,6 @@ class PeerTable:
         """Return the names of the peers that train or will train."""
         return [peer.name for peer in self.peers.values() if peer.lives]
 
-    def all_exited(self) -> bool:
-        """Return whether the process of every peer has ended."""
-        return all(peer.exited for peer in self.peers.values())
-
     def missing(self, *states: PeerState) -> list[str]:
         """Return the names of the peers in none of ``states``."""
         return [peer.name for peer in self.peers.values() if peer.state not in states]
@@ -241,6 +232,28 @@ class PeerTable:
         reasons = {peer.finish_reason for peer in self.peers.values()}
         order = ("diverged", "target", "rounds", "seconds", "stop")
         return next((reason for reason in order if reason in reasons), None)
+
+    async def blame(
+        self, trouble: str, silent_nodes: Callable[[Sequence[str]], Awaitable[Mapping[str, str]]]
+    ) -> Outcome:
+        """Return the outcome of a replicate that failed.
+
+        It is ``lost`` if an actor or a node is the cause, and otherwise ``failed``: a failure of
+        the configuration. A node that goes down takes its peers along before Ray notices, so all
+        nodes are asked.
+
+        Args:
+            trouble: Description of the failure.
+            silent_nodes: Returns the nodes of some peers that do not answer, each with the reason.
+        """
+        there = [peer for peer in self.peers.values() if not peer.loss_expected]
+        if any(peer.actor_lost for peer in there):
+            return Outcome("lost", trouble)
+        gone = await silent_nodes([peer.name for peer in there])
+        if not gone:
+            return Outcome("failed", trouble)
+        nodes = "; ".join(f"node {node[:8]} does not answer ({why})" for node, why in gone.items())
+        return Outcome("lost", f"{nodes}; {trouble}")
 
     def outcome(self, budget: Budget, out_of_time: bool, stopped: str | None) -> Outcome:
         """Return the outcome of a replicate in which every peer finished.

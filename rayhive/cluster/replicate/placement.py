@@ -24,19 +24,23 @@ GRAIN = 1e-4
 
 @dataclass(frozen=True)
 class Room:
-    """Resources of one node.
+    """One node and its resources.
 
     Attributes:
         node: Ray's id of the node.
         cpus: Its logical CPUs.
         gpus: Its GPUs.
         labels: Its labels.
+        address: Its address for Ray.
+        alive: Whether it is in the cluster.
     """
 
     node: str
     cpus: float
     gpus: float = 0.0
     labels: dict[str, str] = field(default_factory=dict)
+    address: str = ""
+    alive: bool = True
 
     def carries(self, labels: dict[str, str]) -> bool:
         """Return whether the node has all of ``labels``."""

@@ -1,20 +1,114 @@
-"""Intake of a replicate: everything that its peers report or that happens to them."""
+"""Intake and event log of a replicate: what its peers report and what happens to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from rayhive.cluster.node.forkserver_manager import tail
 from rayhive.cluster.replicate.fault_target import SwarmTarget
-from rayhive.cluster.replicate.log import ReplicateLog
 from rayhive.cluster.replicate.nemesis import Nemesis
-from rayhive.cluster.replicate.peer_actor import Exited, StreamItem, Unreadable
+from rayhive.cluster.replicate.peer_actor import (
+    Exited,
+    PeerProcess,
+    Started,
+    StreamItem,
+    Unreadable,
+    log_of,
+)
 from rayhive.cluster.replicate.peer_table import PeerTable
-from rayhive.cluster.replicate.swarm import Started
-from rayhive.events import Event, PeerLost, PeerSpawned, TrainingStarted, Transition
-from rayhive.spec.replicate import PeerSpec
+from rayhive.errors import ReplicateError
+from rayhive.events import Event, EventLog, PeerLost, PeerSpawned, TrainingStarted, Transition
+from rayhive.files import write_atomically
+from rayhive.spec.replicate import PeerSpec, ReplicateSpec
+
+
+class ReplicateLog:
+    """Event log that remembers that its disk failed instead of raising.
+
+    Args:
+        spec: The replicate; its folder is made by :meth:`open`.
+        failed: Called when an event cannot be written.
+
+    Attributes:
+        error: Description of the disk's failure; None without a failure.
+    """
+
+    def __init__(self, spec: ReplicateSpec, failed: Callable[[], None]) -> None:
+        self.error: str | None = None
+        self._spec = spec
+        self._folder = Path(spec.folder)
+        self._failed = failed
+        self._log: EventLog | None = None
+
+    @property
+    def path(self) -> Path:
+        """The file of the events."""
+        return self._folder / "events.jsonl"
+
+    def open(self) -> None:
+        """Write spec and plan, and begin an empty log; earlier events are set aside.
+
+        Raises:
+            ReplicateError: The folder can't be written.
+        """
+        try:
+            (self._folder / "logs").mkdir(parents=True, exist_ok=True)
+            spec = self._spec.model_dump_json(by_alias=True, indent=1) + "\n"
+            write_atomically(self._folder / "spec.json", spec)
+            if self._spec.plan is not None:
+                write_atomically(self._folder / "plan.json", self._spec.plan.canonical())
+            self._log = EventLog(set_aside(self.path))
+        except OSError as error:
+            raise ReplicateError(f"{self._folder} can't be written: {error.strerror}") from error
+
+    def append(self, event: Event) -> None:
+        """Write one event; after a failure, do nothing."""
+        with self._kept_error():
+            if self._log is not None and self.error is None:
+                self._log.append(event)
+
+    def sync(self) -> None:
+        """Sync the events to disk."""
+        with self._kept_error():
+            if self._log is not None and self.error is None:
+                self._log.sync()
+
+    def close(self) -> None:
+        """Sync and close."""
+        with self._kept_error():
+            if self._log is not None:
+                self._log.close()
+
+    @contextmanager
+    def _kept_error(self) -> Iterator[None]:
+        """Keep an error of the disk as :attr:`error`."""
+        try:
+            yield
+        except OSError as error:
+            self.error = f"events can't be written: {error}"
+            self._failed()
+
+    def note_failure(self) -> None:
+        """Write the traceback of the current exception to the supervisor's own log."""
+        try:
+            with (self._folder / "logs" / "supervisor.log").open("a", encoding="utf-8") as file:
+                file.write(traceback.format_exc())
+        except OSError:
+            traceback.print_exc()
+
+
+def set_aside(path: Path) -> Path:
+    """Rename the event log of an earlier attempt in the same folder; return ``path``."""
+    if path.exists() and path.stat().st_size:
+        number = 0
+        while (old := path.with_name(f"{path.stem}.attempt-{number}{path.suffix}")).exists():
+            number += 1
+        os.replace(path, old)
+    return path
 
 
 class Recorder:
@@ -23,7 +117,6 @@ class Recorder:
     Args:
         log: Log of the replicate.
         peer_table: State of the peers.
-        log_of: Returns the path of a peer's own log.
         on_change: Called after each item.
 
     Attributes:
@@ -36,14 +129,12 @@ class Recorder:
         self,
         log: ReplicateLog,
         peer_table: PeerTable,
-        log_of: Callable[[str], Path],
         on_change: Callable[[], None],
     ) -> None:
         self.shutting_down = False
         self.target: SwarmTarget | None = None
         self.nemesis: Nemesis | None = None
-        self._log, self._peer_table = log, peer_table
-        self._log_of, self._on_change = log_of, on_change
+        self._log, self._peer_table, self._on_change = log, peer_table, on_change
 
     def write(self, event: Event) -> None:
         """Write an event of the supervisor."""
@@ -76,7 +167,7 @@ class Recorder:
             return
         text = end.reason or _describe_exit(end.exit_code)
         known = self._peer_table.peers[name].error
-        last_lines = tail(self._log_of(name), 6)
+        last_lines = tail(log_of(self._log.path.parent, name), 6)
         # only the loss of its actor has a reason of its own
         self._peer_table.lost(
             name, f"{text}; its log ends with: {last_lines}", actor_lost=end.reason is not None
@@ -86,15 +177,14 @@ class Recorder:
     def spawned(self, cause: str | None) -> Started:
         """Return the callback for a peer that a fault starts; None for the first peers."""
 
-        def started(peer: PeerSpec, answer: Mapping[str, Any]) -> None:
-            pid, host = int(answer["pid"]), str(answer["host"])
-            self._peer_table.spawned(peer.name, pid, host)
+        def started(peer: PeerSpec, node: str, process: PeerProcess) -> None:
+            self._peer_table.spawned(peer.name, process.pid, process.host)
             self.write(
                 PeerSpawned(
                     peer=peer.name,
-                    node=str(answer["node"]),
-                    host=host,
-                    pid=pid,
+                    node=node,
+                    host=process.host,
+                    pid=process.pid,
                     slot=peer.replica,
                     life=peer.incarnation,
                     cause=cause,

@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from rayhive.cluster.autoscaling import grows
+from rayhive.cluster.capacity import grows
 from rayhive.cluster.node import raylets
 from rayhive.cluster.node.raylets import rooms
 from rayhive.cluster.replicate.placement import Bundle, bundles

@@ -15,7 +15,9 @@ from typing import Any
 import ray
 
 from rayhive.cluster import actors
+from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.lifecycle import Replicate
+from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -28,11 +30,11 @@ class TrialSupervisor:
     Args:
         spec: The ReplicateSpec as a JSON object.
         timing: Bounds of the phases.
-        agent_options: Arguments of an agent that has to be created.
+        agent_options: Settings of an agent that has to be created.
     """
 
     def __init__(
-        self, spec: Mapping[str, Any], timing: PhaseTimeouts, agent_options: Mapping[str, Any]
+        self, spec: Mapping[str, Any], timing: PhaseTimeouts, agent_options: AgentOptions
     ) -> None:
         self._spec = ReplicateSpec.model_validate(spec)
         self._timing = timing
@@ -52,14 +54,13 @@ class TrialSupervisor:
         """Return the spec of the replicate."""
         return self._spec.model_dump(mode="json", by_alias=True)
 
-    async def outcome(self, timeout: float) -> dict[str, str] | None:
+    async def outcome(self, timeout: float) -> Outcome | None:
         """Return the outcome once it is on disk; None after ``timeout`` seconds."""
         try:
             await asyncio.wait_for(self._finished.wait(), min(timeout, _LONGEST_POLL))
         except asyncio.TimeoutError:
             return None
-        outcome = self._replicate.outcome
-        return None if outcome is None else outcome.as_dict()
+        return self._replicate.outcome
 
     async def status(self) -> dict[str, Any]:
         """Return the status of the replicate, see :meth:`Replicate.status`."""

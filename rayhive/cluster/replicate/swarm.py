@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
-from rayhive.cluster.calls import repeated
+from rayhive.cluster.actors import RETRY_EVERY, repeated
 from rayhive.cluster.node import raylets
-from rayhive.cluster.replicate.node_agents import (
-    ANSWER_TIMEOUT,
-    CALL_NUMBERS,
-    NodeAgents,
-    gather,
+from rayhive.cluster.node.agent import PreparedNode
+from rayhive.cluster.replicate.node_agents import ANSWER_TIMEOUT, CALL_NUMBERS, NodeAgents, gather
+from rayhive.cluster.replicate.peer_actor import (
+    Exited,
+    PeerActor,
+    PeerProcess,
+    PeerStart,
+    Started,
+    StreamItem,
+    log_of,
 )
-from rayhive.cluster.replicate.peer_actor import PeerActor
 from rayhive.cluster.replicate.reservation import Reservation
-from rayhive.cluster.replicate.stream import Listener, relay
 from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
 from rayhive.spec.commands import Command
 from rayhive.spec.replicate import PeerSpec, ReplicateSpec
 
 _CLOSE_TIMEOUT = 3.0
+_POLL_S = 20.0
 
-#: Receives a peer whose process runs, and its ``pid``, ``host``, ``node`` and ``devices``.
-Started: TypeAlias = Callable[[PeerSpec, Mapping[str, Any]], None]
+#: Receives the name of a peer and one item of its stream, the last of type ``Exited``.
+Listener: TypeAlias = Callable[[str, StreamItem], Awaitable[None]]
 
 
 def create_actor(name: str, options: Mapping[str, Any]) -> Any:
@@ -41,6 +45,39 @@ def create_actor(name: str, options: Mapping[str, Any]) -> Any:
         options: Ray's options for the actor.
     """
     return ray.remote(PeerActor).options(**options, max_restarts=0).remote(name)
+
+
+async def relay(name: str, actor: Any, listener: Listener, patience: float) -> None:
+    """Pass the items of a peer on until its last one.
+
+    Args:
+        name: The peer.
+        actor: Its actor.
+        listener: Receives the items.
+        patience: Time that the actor may be unavailable before it counts as lost [s].
+    """
+    taken, unavailable_since = 0, 0.0
+    while True:
+        try:
+            items: list[StreamItem] = await actor.next_items.remote(taken, _POLL_S)
+        except RayActorError as error:
+            if isinstance(error, ActorUnavailableError):
+                # The actor may come back; it keeps its items until their arrival is confirmed.
+                unavailable_since = unavailable_since or time.monotonic()
+                if time.monotonic() - unavailable_since < patience:
+                    await asyncio.sleep(RETRY_EVERY)
+                    continue
+                reason = f"its actor could not be reached for {patience:g} s"
+            else:
+                reason = f"its actor died: {str(error).strip().splitlines()[0]}"
+            await listener(name, Exited(reason=reason))
+            return
+        unavailable_since = 0.0
+        taken += len(items)
+        for item in items:
+            await listener(name, item)
+            if isinstance(item, Exited):
+                return
 
 
 class Swarm:
@@ -88,10 +125,6 @@ class Swarm:
         """Return Ray's id of the node where room is reserved for a peer, by its number."""
         return self._reservation.node_of(peer)
 
-    def log_of(self, name: str) -> Path:
-        """Return the final path of a peer's log."""
-        return Path(self._spec.folder) / "logs" / f"{name}.log"
-
     async def spawn(self, started: Started) -> None:
         """Start actor and process of every peer that starts at the beginning.
 
@@ -136,7 +169,7 @@ class Swarm:
         self._nodes[peer.name] = node
         self._actors[peer.name] = self._create(peer.name, options)
 
-    async def _begin(self, peer: PeerSpec, ready: Mapping[str, Any], started: Started) -> None:
+    async def _begin(self, peer: PeerSpec, ready: PreparedNode, started: Started) -> None:
         node, gpus = self._nodes[peer.name], self._reservation.bundles[peer.peer].gpus
         own = peer.model_copy(
             update={
@@ -144,27 +177,21 @@ class Swarm:
                 "accelerator": "cuda" if gpus else "cpu",
             }
         )
-        given = (
-            own.model_dump(mode="json", by_alias=True),
-            ready["forkserver"],
-            str(self.log_of(peer.name)) if node == self._home else ready["logs"][peer.name],
-            ready["temporary"][peer.name],
-            bool(gpus),
-        )
+        own_log = str(log_of(self._spec.folder, peer.name))
+        log = own_log if node == self._home else ready.logs[peer.name]
+        given = PeerStart(own, ready.forkserver, log, ready.temporary[peer.name], bool(gpus))
         actor = self._actors[peer.name]
-        answer = await repeated(lambda: actor.start.remote(*given), self._patience)
-        started(peer, {**answer, "node": node})
+        process: PeerProcess = await repeated(partial(actor.start.remote, given), self._patience)
+        started(peer, node, process)
         stream = relay(peer.name, actor, self._listener, self._patience)
         self._relays.append(asyncio.create_task(stream))
 
     def _address(self, node: str) -> str:
         """Return the address on which a peer listens."""
         if node not in self._addresses:
-            found = {item["NodeID"]: item for item in raylets.all_nodes()}
             self._addresses = {
-                name: (item.get("Labels") or {}).get(DATA_ADDRESS_LABEL)
-                or item["NodeManagerAddress"]
-                for name, item in found.items()
+                room.node: room.labels.get(DATA_ADDRESS_LABEL) or room.address
+                for room in raylets.nodes()
             }
         # With a plan, a peer may later start on another node, which cannot reach a loopback.
         several = set(self._reservation.nodes) if self._spec.plan is None else self._addresses
@@ -216,7 +243,7 @@ class Swarm:
                 text = await self._agents.fetch_log(node, name)
                 with contextlib.suppress(OSError):
                     if text is not None:
-                        self.log_of(name).write_bytes(text)
+                        log_of(self._spec.folder, name).write_bytes(text)
         left = await self._agents.clean()
         await self._reservation.release()
         return left

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import yaml
 from pydantic import Field, ValidationError
 
-from rayhive.errors import ConfigError, Problem, nearest
-from rayhive.spec import Link, Model, SwarmConfig
+from rayhive.errors import ConfigError, Problem
+from rayhive.spec import Link, Model, SwarmConfig, as_problem
+from rayhive.spec.loading import read_mapping
 
 #: Environment variables of every process on a testbed: its folder, and the number of the node.
 TESTBED_VARIABLE, NODE_VARIABLE = "RAYHIVE_TESTBED", "RAYHIVE_TESTBED_NODE"
@@ -118,21 +117,19 @@ def load_testbed(path: str | Path) -> TestbedConfig:
     Raises:
         ConfigError: The file has mistakes; all of them are listed.
     """
-    file = Path(path)
-    try:
-        data = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        allowed = f"a readable YAML file ({error.strerror})"
-        raise ConfigError(Problem("FILE", str(file), allowed)) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(Problem("FILE", str(file), f"valid YAML: {error}")) from error
-    if not isinstance(data, dict):
-        raise ConfigError(Problem("FILE", str(file), "a mapping of keys to values"))
+    problems: list[Problem] = []
+    data = read_mapping(Path(path), problems)
     try:
         config = TestbedConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError(map(_problem, error.errors()), str(path)) from error
-    problems = list(_labels(config))
+        problems += [as_problem(item, TestbedConfig) for item in error.errors()]
+        raise ConfigError(problems, str(path)) from error
+    problems += [
+        Problem(f"node_classes.{name}.labels", label, "a label that the testbed does not set")
+        for name, item in config.node_classes.items()
+        for label in item.labels
+        if label.startswith(PREFIX)
+    ]
     if len(config.nodes) > _MOST_NODES:
         problems.append(
             Problem("node_classes", len(config.nodes), f"at most {_MOST_NODES} nodes in all")
@@ -140,29 +137,3 @@ def load_testbed(path: str | Path) -> TestbedConfig:
     if problems:
         raise ConfigError(problems, str(path))
     return config
-
-
-def _labels(config: TestbedConfig) -> Sequence[Problem]:
-    """Return a problem for each label that only the testbed may set."""
-    return [
-        Problem(f"node_classes.{name}.labels", label, "a label that the testbed does not set")
-        for name, item in config.node_classes.items()
-        for label in item.labels
-        if label.startswith(PREFIX)
-    ]
-
-
-def _problem(item: Any) -> Problem:
-    *parents, last = (str(part) for part in item["loc"])
-    key = ".".join([*parents, last])
-    if item["type"] == "extra_forbidden":
-        model: type[Model] = TestbedConfig
-        if parents:
-            model = Link if parents[-1] == "link" else TestbedNodes
-        known = list(model.model_fields)
-        text = f"an unknown key; known are {', '.join(known)}"
-        return Problem(key, item["input"], text, nearest(last, known))
-    if item["type"] == "missing":
-        return Problem(key, None, "required")
-    text = str(item["msg"]).removeprefix("Input should be ")
-    return Problem(key, item["input"], text[:1].lower() + text[1:])

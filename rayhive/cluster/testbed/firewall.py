@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
+from typing import Any
 
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.nftables.expressions import genex, ipv4addr, verdict
 
 from rayhive.cluster.testbed import namespaces
-from rayhive.cluster.testbed.netlink import tables
+from rayhive.cluster.testbed.namespaces import tables
 from rayhive.errors import ClusterError
 
 _BRIDGE_FAMILY, _TABLE = 7, "rayhive"
@@ -50,32 +51,26 @@ def cut(switch: str, name: str, pairs: Iterable[tuple[str, str]]) -> None:
 
 def mend(switch: str, name: str) -> int:
     """Remove a cut, if there is one of this name; return the number of packets that it dropped."""
-    count = dropped(switch, name)
-
-    def do() -> None:
-        with tables(_BRIDGE_FAMILY) as nft, contextlib.suppress(NetlinkError):
-            nft.rule("del", table=_TABLE, chain=name)
-            nft.chain("del", table=_TABLE, name=name)
-
-    namespaces.inside(switch, do)
-    return count
-
-
-def dropped(switch: str, name: str | None = None) -> int:
-    """Return the number of packets that a cut, or all cuts, dropped so far."""
 
     def do() -> int:
-        total = 0
         with tables(_BRIDGE_FAMILY) as nft:
-            for rule in nft.get_rules():
-                if name in (None, rule.get_attr("NFTA_RULE_CHAIN")):
-                    for expression in rule.get_attr("NFTA_RULE_EXPRESSIONS"):
-                        if expression.get_attr("NFTA_EXPR_NAME") == "counter":
-                            data = expression.get_attr("NFTA_EXPR_DATA")
-                            total += int(data.get_attr("NFTA_COUNTER_PACKETS"))
-        return total
+            rules = [r for r in nft.get_rules() if r.get_attr("NFTA_RULE_CHAIN") == name]
+            with contextlib.suppress(NetlinkError):
+                nft.rule("del", table=_TABLE, chain=name)
+                nft.chain("del", table=_TABLE, name=name)
+        return sum(map(_dropped, rules))
 
     return namespaces.inside(switch, do)
+
+
+def _dropped(rule: Any) -> int:
+    """Return the number of packets that a rule dropped."""
+    data = [
+        expression.get_attr("NFTA_EXPR_DATA")
+        for expression in rule.get_attr("NFTA_RULE_EXPRESSIONS")
+        if expression.get_attr("NFTA_EXPR_NAME") == "counter"
+    ]
+    return sum(int(counter.get_attr("NFTA_COUNTER_PACKETS")) for counter in data)
 
 
 def cuts(switch: str) -> list[str]:
@@ -86,3 +81,10 @@ def cuts(switch: str) -> list[str]:
             return sorted(str(chain.get_attr("NFTA_CHAIN_NAME")) for chain in nft.get_chains())
 
     return namespaces.inside(switch, do)
+
+
+def mend_all(switch: str, prefix: str) -> None:
+    """Remove the cuts whose names begin with ``prefix``."""
+    for name in cuts(switch):
+        if name.startswith(prefix):
+            mend(switch, name)

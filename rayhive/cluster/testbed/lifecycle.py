@@ -1,4 +1,4 @@
-"""Creation, lookup and removal of testbeds."""
+"""Creation, lookup and removal of testbeds, and of their single nodes."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
-from rayhive.cluster.node import process_group
+from rayhive.cluster.node import cgroups, process_group
 from rayhive.cluster.testbed import (
+    firewall,
+    link_probe,
     namespaces,
     network,
-    nodes,
     privilege,
-    quota,
     raylets,
     state,
     veth,
@@ -25,10 +25,12 @@ from rayhive.cluster.testbed.config import (
     shape_labels,
 )
 from rayhive.cluster.testbed.state import NodeState, TestbedState
-from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.errors import ClusterError, ConfigError, Problem, RayhiveError, unknown
 
 #: Last part of the addresses of node 0.
 _FIRST_HOST = 10
+#: Scheduling period of the nodes' CPU quotas [us].
+_PERIOD_US = 100_000
 
 
 def up(
@@ -75,7 +77,7 @@ def up(
             raylets.start_head(made)
             raylets.start_nodes(made, made.nodes)
         for node in made.nodes:
-            nodes.limit_cpu(made, node)
+            limit_cpu(made, node, node.cpu_share)
     except BaseException:
         down(number)
         raise
@@ -83,7 +85,7 @@ def up(
 
 
 def _describe(config: TestbedConfig, number: int, owner: tuple[int, int] | None) -> TestbedState:
-    home = quota.home()
+    home = cgroups.home_of_testbeds()
     bare = TestbedState(
         number=number,
         name=config.name,
@@ -121,12 +123,11 @@ def _make_groups(made: TestbedState) -> None:
     if made.groups is None:
         return
     top = Path(made.groups)
-    quota.make(top)
+    top.mkdir(exist_ok=True)
     with contextlib.suppress(OSError):  # version 1 has no such file
-        if (top / "cgroup.subtree_control").exists():
-            (top / "cgroup.subtree_control").write_text("+cpu")
+        cgroups.write(top, "cgroup.subtree_control", "+cpu")
     for place in (raylets.HEAD, *(str(node.index) for node in made.nodes)):
-        quota.make(top / place)
+        (top / place).mkdir(exist_ok=True)
 
 
 def down(number: int) -> bool:
@@ -138,18 +139,18 @@ def down(number: int) -> bool:
     Returns:
         Whether nothing of it remains.
     """
-    prefix, home = f"rht{number}-", quota.home()
+    prefix, home = f"rht{number}-", cgroups.home_of_testbeds()
     group = None if home is None else home / f"rht{number}"
     places = namespaces.named(prefix)
 
     def everything() -> set[int]:
         found = {*namespaces.processes(places), *raylets.marked(state.folder_of(number))}
-        return found if group is None else found | set(quota.members(group))
+        return found if group is None else found | set(cgroups.members(group))
 
     namespaces.kill(everything)
     network.remove(prefix, number)
     if group is not None:
-        quota.remove(group)
+        cgroups.remove(group)
     folder = state.folder_of(number)
     for left in folder.glob(f"{process_group.DIRECTORY_PREFIX}*"):
         process_group.clear(left, patience=0.0)  # sockets and shared memory of dead peers
@@ -181,3 +182,63 @@ def clear_abandoned() -> list[int]:
     for number in removed:
         down(number)
     return removed
+
+
+def kill_node(folder: str | Path, index: int) -> list[int]:
+    """Kill the raylet of a node and everything else on it. Works from any process.
+
+    Args:
+        folder: Folder of the testbed.
+        index: Number of the node.
+
+    Returns:
+        The pids that were killed.
+    """
+    known = state.load(folder)
+    node = known.node(index)
+    killed = namespaces.kill(lambda: namespaces.processes([node.namespace]))
+    firewall.mend_all(known.switch, prefix=f"{index}-")
+    veth.Veth(known, node).cut_off()
+    return killed
+
+
+def start_node(folder: str | Path, index: int) -> None:
+    """Start a node that was killed; return when Ray knows it. Works from any process.
+
+    Args:
+        folder: Folder of the testbed.
+        index: Number of the node.
+
+    Raises:
+        ClusterError: The node runs, or does not start.
+    """
+    known = state.load(folder)
+    node = known.node(index)
+    if namespaces.processes([node.namespace]):
+        raise ClusterError(f"node {index} of the testbed runs")
+    limit_cpu(known, node, None)
+    veth.Veth(known, node).set(node.link)
+    raylets.start_nodes(known, [node])
+    limit_cpu(known, node, node.cpu_share)
+
+
+def limit_cpu(known: TestbedState, node: NodeState, cores: float | None) -> None:
+    """Apply the CPU quota of a node. It follows the start, which a small quota would slow down."""
+    if known.groups is not None:
+        cgroups.limit(Path(known.groups) / str(node.index), cores, _PERIOD_US)
+
+
+def alive(node: NodeState) -> bool:
+    """Return whether a process runs on a node."""
+    return bool(namespaces.processes([node.namespace]))
+
+
+def measured(known: TestbedState) -> list[link_probe.Measured | None]:
+    """Measure the links of all nodes in turn; None for a link that cannot be measured."""
+    found: list[link_probe.Measured | None] = []
+    for node in known.nodes:
+        try:
+            found.append(link_probe.measure_link(known, node, veth.Veth(known, node).now))
+        except (OSError, RayhiveError):
+            found.append(None)
+    return found

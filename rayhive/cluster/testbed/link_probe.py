@@ -8,13 +8,13 @@ behaviour of the link itself: no protocol repeats the lost ones.
 from __future__ import annotations
 
 import contextlib
+import functools
 import select
 import socket
 import statistics
 import struct
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rayhive.cluster.testbed import namespaces
@@ -65,37 +65,22 @@ class Measured(Model):
     probes: int = 0
 
 
-@dataclass(frozen=True)
-class End:
-    """One end of a path: an address in a namespace."""
-
-    namespace: str
-    address: str
-
-
-@dataclass
-class _Sent:
-    sent: int = 0
-    arrived: int = 0
-    times: list[_Arrival] = field(default_factory=list)
-
-
 class Path:
     """Two sockets with a path between them. Use it in a ``with`` block.
 
     Args:
-        near: The first end.
-        far: The second end.
+        near: Namespace and address of the first end.
+        far: Namespace and address of the second end.
     """
 
-    def __init__(self, near: End, far: End) -> None:
+    def __init__(self, near: tuple[str, str], far: tuple[str, str]) -> None:
         self._ends = (near, far)
         self._sockets: tuple[socket.socket, ...] = ()
 
     def __enter__(self) -> Path:
         self._sockets = tuple(
-            namespaces.inside(end.namespace, lambda end=end: _bound(end.address))  # type: ignore[misc]
-            for end in self._ends
+            namespaces.inside(namespace, functools.partial(_bound, address))
+            for namespace, address in self._ends
         )
         return self
 
@@ -103,18 +88,32 @@ class Path:
         for each in self._sockets:
             each.close()
 
-    def reach(self, count: int = 10, patience_s: float = 1.0) -> tuple[int, int]:
-        """Return the number of packets, of ``count``, that arrive in each direction."""
-        sent = [_Sent(), _Sent()]
-        for number in range(count):
-            for side in (0, 1):
-                self._send(side, number, _PROBE)
-                sent[side].sent += 1
-            self._collect(sent, 0.002)
+    def reach(
+        self, count: int = 10, patience_s: float = 1.0, gap_s: float = 0.002
+    ) -> tuple[int, int]:
+        """Return the number of packets, of ``count``, that arrive in each direction.
+
+        Args:
+            count: Number of packets in each direction.
+            patience_s: Longest wait for the last packets [s].
+            gap_s: Shortest time between two packets [s].
+        """
+        self._drain()
+        arrived, sent = [0, 0], 0
+        begin = time.monotonic()
+        while sent < count:
+            due = min(count, 1 + int((time.monotonic() - begin) / gap_s))
+            for number in range(sent, due):
+                for side in (0, 1):
+                    self._send(side, number, _PROBE)
+                if number % 32 == 31:
+                    self._collect(arrived, 0.0)
+            sent = due
+            self._collect(arrived, gap_s)
         deadline = time.monotonic() + patience_s
-        while min(each.arrived for each in sent) < count and time.monotonic() < deadline:
-            self._collect(sent, 0.02)
-        return sent[0].arrived, sent[1].arrived
+        while min(arrived) < count and time.monotonic() < deadline:
+            self._collect(arrived, 0.02)
+        return arrived[0], arrived[1]
 
     def delays(self, patience_s: float) -> tuple[list[float], list[float]]:
         """Return the delays of packets in each direction [ms].
@@ -139,33 +138,6 @@ class Path:
                     taken.append(1e3 * (got.at - got.sent))
         return times
 
-    def loss(self, count: int, rate_mbit: float, patience_s: float) -> tuple[float, float]:
-        """Return the share of packets that is lost in each direction.
-
-        Args:
-            count: Number of packets in each direction.
-            rate_mbit: Largest rate [Mbit/s].
-            patience_s: Longest wait for the last packets [s].
-        """
-        self._drain()
-        sent = [_Sent(), _Sent()]
-        gap = _PROBE * 8 / (rate_mbit * 1e6)
-        begin = time.monotonic()
-        while sent[0].sent < count:
-            due = min(count, 1 + int((time.monotonic() - begin) / gap))
-            for number in range(sent[0].sent, due):
-                for side in (0, 1):
-                    self._send(side, number, _PROBE)
-                    sent[side].sent += 1
-                if number % 32 == 31:
-                    self._collect(sent, 0.0)
-            self._collect(sent, gap)
-        deadline = time.monotonic() + patience_s
-        while min(each.arrived for each in sent) < count and time.monotonic() < deadline:
-            self._collect(sent, 0.02)
-        up, down = (1 - each.arrived / each.sent for each in sent)
-        return up, down
-
     def rate(self, side: int, link: Link, size: int, patience_s: float) -> float:
         """Return the arrival rate of a stream that is sent faster than the link [Mbit/s].
 
@@ -180,19 +152,19 @@ class Path:
         offer = (_FREE_MBIT if asked is None else _OFFER * asked / (1 - link.loss)) * 1e6 / 8
         # On a slow link, many small packets give a better estimate than a few large ones.
         size = max(200, min(size + 14, int(offer * _STREAM_S / _PACKETS)))
-        seen, listener = _Sent(), self._sockets[1 - side]
+        sent, arrivals, listener = 0, list[_Arrival](), self._sockets[1 - side]
         warm_up = max(_WARM_UP_S, _BURST / ((1 - 1 / _OFFER) * offer))
         begin = time.monotonic()
         end = begin + warm_up + max(_STREAM_S, _FEWEST * size / offer)
         while (now := time.monotonic()) < end + patience_s:
-            allowed = int((now - begin) * offer / size) if now < end else seen.sent
-            for _ in range(min(32, allowed - seen.sent)):
-                self._send(side, seen.sent, size)
-                seen.sent += 1
+            allowed = int((now - begin) * offer / size) if now < end else sent
+            for _ in range(min(32, allowed - sent)):
+                self._send(side, sent, size)
+                sent += 1
             ready = select.select([listener], [], [], min(size / offer, 0.01))[0]
             while ready and (got := _arrival(listener)) is not None:
-                seen.times.append(got)
-        return _steady(seen.times, warm_up)
+                arrivals.append(got)
+        return _steady(arrivals, warm_up)
 
     def _send(self, side: int, number: int, size: int) -> None:
         here, there = self._sockets[side], self._sockets[1 - side].getsockname()
@@ -201,11 +173,11 @@ class Path:
         with contextlib.suppress(OSError):
             here.sendto(packet, there)
 
-    def _collect(self, sent: list[_Sent], wait: float) -> None:
+    def _collect(self, arrived: list[int], wait: float) -> None:
         for ready in select.select(self._sockets, [], [], wait)[0]:
             side = 1 - self._sockets.index(ready)
             while _arrival(ready) is not None:
-                sent[side].arrived += 1
+                arrived[side] += 1
 
     def _drain(self) -> None:
         for each in self._sockets:
@@ -278,7 +250,8 @@ def measure_link(
             pace = min(_PROBE_MBIT, (link.rate_mbit or _PROBE_MBIT) / 2)
             most = int(_LOSS_S * pace * 1e6 / 8 / _PROBE)
             count = min(most, round(_LOST / link.loss) if link.loss else _CLEAN)
-            found["loss_up"], found["loss_down"] = ends.loss(count, pace, patience)
+            arrived = ends.reach(count, patience, _PROBE * 8 / (pace * 1e6))
+            found["loss_up"], found["loss_down"] = (1 - each / count for each in arrived)
             found["probes"] = count
         if "rate" in what:
             # A rate of 0 means that the machine was stalled: measure once more.
@@ -295,7 +268,7 @@ def measure_link(
 
 def path(state: TestbedState, node: NodeState, to: NodeState | None = None) -> Path:
     """Return the path from a node to the switch, or through it to another node."""
-    near = End(node.namespace, node.data_address)
+    near = node.namespace, node.data_address
     if to is None:
-        return Path(near, End(state.switch, state.data_gateway))
-    return Path(near, End(to.namespace, to.data_address))
+        return Path(near, (state.switch, state.data_gateway))
+    return Path(near, (to.namespace, to.data_address))

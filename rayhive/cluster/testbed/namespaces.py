@@ -1,18 +1,26 @@
-"""Network namespaces: calls inside one, and the processes that run in it."""
+"""Network namespaces: calls inside one, its netlink sockets, and the processes that run in it.
+
+pyroute2 creates its event loops by the policy of the process. In Ray's workers that is uvloop's,
+which does not support netlink. So each netlink socket gets a separate standard loop.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from pyroute2 import netns
+from pyroute2 import IPRoute, netns
+from pyroute2.nftables.main import AsyncNFTables, NFTables
+
+from rayhive.cluster.node.processes import pids, wait_until
 
 #: Folder of the named namespaces.
 FOLDER = Path("/run/netns")
@@ -49,9 +57,38 @@ def inside(namespace: str | None, do: Callable[[], T]) -> T:
     return answer.result()
 
 
-def exists(namespace: str) -> bool:
-    """Return whether there is a namespace of this name."""
-    return (FOLDER / namespace).exists()
+@contextmanager
+def routes() -> Iterator[IPRoute]:
+    """Open the interfaces, addresses and queueing disciplines of the current namespace."""
+    with _own_loop() as loop, IPRoute(use_event_loop=loop) as ip:
+        yield ip
+
+
+@contextmanager
+def tables(family: int) -> Iterator[NFTables]:
+    """Open the packet filter's tables of one family in the current namespace."""
+    with _own_loop() as loop, _Tables(family, loop) as opened:
+        yield opened
+
+
+@contextmanager
+def _own_loop() -> Iterator[asyncio.AbstractEventLoop]:
+    loop = asyncio.SelectorEventLoop()
+    try:
+        yield loop
+    finally:
+        loop.run_until_complete(asyncio.sleep(0))  # runs the remaining callbacks of the socket
+        loop.close()
+
+
+class _Tables(NFTables):  # type: ignore[misc]
+    """Packet filter's tables on a given loop."""
+
+    def __init__(self, family: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.asyncore = AsyncNFTables(nfgen_family=family)
+        self.asyncore.use_event_loop = loop
+        self.asyncore.local.keep_event_loop = True
+        self.asyncore.event_loop.run_until_complete(self.asyncore.setup_endpoint())
 
 
 def named(prefix: str) -> list[str]:
@@ -68,11 +105,10 @@ def processes(namespaces: Iterable[str]) -> list[int]:
         with contextlib.suppress(OSError):
             wanted.add(_identity(FOLDER / namespace))
     found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                if _identity(Path(f"/proc/{name}/ns/net")) in wanted:
-                    found.append(int(name))
+    for pid in pids():
+        with contextlib.suppress(OSError):
+            if _identity(Path(f"/proc/{pid}/ns/net")) in wanted:
+                found.append(pid)
     return found
 
 
@@ -83,15 +119,16 @@ def kill(find: Callable[[], Iterable[int]]) -> list[int]:
         find: Returns the pids to kill; this process is left out.
     """
     killed: set[int] = set()
-    deadline = time.monotonic() + _PATIENCE
-    while living := set(find()) - {os.getpid()}:
+
+    def gone() -> bool:
+        living = set(find()) - {os.getpid()}
         for pid in living:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        killed |= living
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.02)  # the end of a process that is not a child is not signalled
+        killed.update(living)
+        return not living
+
+    wait_until(gone, _PATIENCE)
     return sorted(killed)
 
 

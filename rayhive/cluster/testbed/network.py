@@ -14,7 +14,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from rayhive.cluster.testbed import namespaces
-from rayhive.cluster.testbed.netlink import routes
+from rayhive.cluster.testbed.namespaces import routes
 from rayhive.cluster.testbed.state import TestbedState
 
 CONTROL, DATA = "ctl0", "data0"

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from rayhive.cluster.embedded import import_paths
+from rayhive.cluster.embedded import AUTHENTICATION, OBJECT_STORE, daemon_variables
+from rayhive.cluster.node.processes import pids
 from rayhive.cluster.testbed import entrypoint, namespaces
 from rayhive.cluster.testbed.config import NODE_VARIABLE, TESTBED_VARIABLE
 from rayhive.cluster.testbed.state import NodeState, TestbedState
@@ -21,11 +22,7 @@ from rayhive.errors import ClusterError
 #: Name of the head's folder and control group, beside those of the nodes.
 HEAD = "head"
 _PORT = 6379
-_OBJECT_STORE = 80 * 2**20  # Ray's minimum; rayhive stores no large objects
 _START_TIMEOUT = 180.0
-_AUTHENTICATION = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
-#: Token of all testbeds of this process, as Ray reads the token only once.
-_TOKEN = secrets.token_hex(32)
 #: Health checks that detect a killed node within seconds, and tolerate a slow one.
 _HEALTH = {
     "RAY_health_check_initial_delay_ms": "5000",
@@ -44,17 +41,9 @@ def environment() -> dict[str, str]:
     own = {
         key: value
         for key, value in os.environ.items()
-        if not key.startswith("RAY_") or key in _AUTHENTICATION
+        if not key.startswith("RAY_") or key in AUTHENTICATION
     }
-    own |= {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "1",
-        "PYTHONPATH": os.pathsep.join(import_paths()),
-        "RAY_raylet_start_wait_time_s": "120",
-        **_HEALTH,
-    }
-    if not any(name in own for name in _AUTHENTICATION):
-        own["RAY_AUTH_TOKEN"] = _TOKEN
+    own |= {**daemon_variables(), "RAY_raylet_start_wait_time_s": "120", **_HEALTH}
     own.setdefault("RAY_AUTH_MODE", "token")
     return own
 
@@ -110,19 +99,14 @@ def start_nodes(state: TestbedState, nodes: Sequence[NodeState]) -> None:
     _start_all(raylets)
 
 
-def group(state: TestbedState, node: NodeState) -> Path | None:
-    """Return the control group of a node; None if the nodes have none."""
-    return None if state.groups is None else Path(state.groups) / str(node.index)
-
-
 def marked(folder: Path) -> list[int]:
     """Return the pids of the processes with a testbed's folder in their environment."""
     mark = f"{TESTBED_VARIABLE}={folder}".encode()
     found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
+    for pid in pids():
         with contextlib.suppress(OSError):
-            if mark in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
     return found
 
 
@@ -146,39 +130,36 @@ def _start_all(raylets: Sequence[_Raylet]) -> None:
             raise ClusterError(f"{text}; first: {failed}; then: {again}")
 
 
+@dataclass
 class _Raylet:
     """A ``ray start`` of one node or of the head.
 
-    Args:
+    Attributes:
         state: The testbed.
         namespace: Network namespace; None for the machine's own network.
         place: Name of the folder and control group.
         address: Address on the control plane.
         options: Options of ``ray start``.
+        log: Output of the last start.
+        process: The last start.
     """
 
-    def __init__(
-        self,
-        state: TestbedState,
-        namespace: str | None,
-        place: str,
-        address: str,
-        options: Sequence[str],
-    ) -> None:
-        self.place = place
-        self._state, self._namespace = state, namespace
-        self._address, self._options = address, options
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log = Path(os.devnull)
+    state: TestbedState
+    namespace: str | None
+    place: str
+    address: str
+    options: Sequence[str]
+    log: Path = Path(os.devnull)
+    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process without waiting."""
-        state, place = self._state, self.place
+        state, place = self.state, self.place
         own = state.folder / place
         own.mkdir(exist_ok=True)
-        command = [sys.executable, entrypoint.__file__, *self._options]
-        command += [f"--node-ip-address={self._address}", f"--temp-dir={own}"]
-        command += [f"--object-store-memory={_OBJECT_STORE}", "--disable-usage-stats"]
+        command = [sys.executable, entrypoint.__file__, *self.options]
+        command += [f"--node-ip-address={self.address}", f"--temp-dir={own}"]
+        command += [f"--object-store-memory={OBJECT_STORE}", "--disable-usage-stats"]
         if state.groups is not None:
             procs = Path(state.groups) / place / "cgroup.procs"
             command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
@@ -187,7 +168,7 @@ class _Raylet:
         env["RAY_TMPDIR"] = str(state.folder)
         if place != HEAD:
             env[NODE_VARIABLE] = place
-        log = self._log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])
+        log = self.log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])
 
         def run() -> subprocess.Popen[bytes]:
             with log.open("wb") as output:
@@ -201,27 +182,27 @@ class _Raylet:
                     start_new_session=True,
                 )
 
-        self._process = namespaces.inside(self._namespace, run)
+        self.process = namespaces.inside(self.namespace, run)
 
     def failure(self) -> str | None:
         """Wait until the raylet runs; return None, or the reason of the failure."""
-        assert self._process is not None
+        assert self.process is not None
         try:
-            code = self._process.wait(_START_TIMEOUT)
+            code = self.process.wait(_START_TIMEOUT)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
             code = None
         if code == 0:
             return None
-        text = self._log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
+        text = self.log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
         why = f"not within {_START_TIMEOUT:g} s" if code is None else f"exit code {code}"
         return f"{why}\n{text}"
 
     def kill(self) -> None:
         """Kill the remaining processes of a failed start."""
-        if self._namespace is not None:
-            here = [self._namespace]
+        if self.namespace is not None:
+            here = [self.namespace]
             namespaces.kill(lambda: namespaces.processes(here))
         else:
-            namespaces.kill(lambda: marked(self._state.folder))
+            namespaces.kill(lambda: marked(self.state.folder))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from rayhive.cluster.node import process_group
+from rayhive.cluster.node.processes import started
 from rayhive.cluster.testbed import namespaces
 from rayhive.errors import ClusterError
 from rayhive.files import write_atomically
@@ -138,7 +138,7 @@ class TestbedState(Model):
     @property
     def abandoned(self) -> bool:
         """Whether its owner has ended without removing it."""
-        return self.owner is not None and process_group.started(self.owner[0]) != self.owner[1]
+        return self.owner is not None and started(self.owner[0]) != self.owner[1]
 
 
 def write_private(path: Path, text: str) -> None:

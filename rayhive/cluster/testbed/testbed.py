@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import ClassVar
+from unittest import mock
 
-from rayhive.cluster.node import process_group
-from rayhive.cluster.testbed import lifecycle, nodes, privilege, raylets, state, veth
+from rayhive.cluster.address import named
+from rayhive.cluster.node.processes import await_owner, start_reaper, started
+from rayhive.cluster.testbed import lifecycle, raylets, state, veth
 from rayhive.cluster.testbed.config import TestbedConfig
 from rayhive.cluster.testbed.state import NodeState, TestbedState
 from rayhive.errors import ClusterError
+from rayhive.spec import SwarmConfig
 
 _REAPER_TIMEOUT = 30.0
 
@@ -38,7 +41,7 @@ class Testbed:
 
     def __enter__(self) -> Testbed:
         pid = os.getpid()
-        owner = (pid, process_group.started(pid) or 0)
+        owner = (pid, started(pid) or 0)
         self._state = lifecycle.up(self._config, owner, self._start_reaper, self._ray)
         return self
 
@@ -50,16 +53,7 @@ class Testbed:
             self._reaper.wait(_REAPER_TIMEOUT)
 
     def _start_reaper(self, number: int) -> None:
-        code = (
-            "import sys; from rayhive.cluster.testbed.testbed import reap; reap(int(sys.argv[1]))"
-        )
-        self._reaper = subprocess.Popen(
-            [sys.executable, "-c", code, str(number)],
-            stdin=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": raylets.environment()["PYTHONPATH"]},
-            cwd="/",
-            start_new_session=True,
-        )
+        self._reaper = start_reaper(__name__, str(number))
 
     @property
     def state(self) -> TestbedState:
@@ -92,32 +86,47 @@ class Testbed:
         """Process id of the reaper; None if the testbed is not up."""
         return None if self._reaper is None else self._reaper.pid
 
-    def capabilities(self) -> frozenset[str]:
-        """Return the capabilities for faults that only a testbed has."""
-        return frozenset(privilege.GIVEN)
-
     def kill_node(self, index: int) -> list[int]:
         """Kill the raylet of a node and everything else on it; return the pids."""
-        return nodes.kill_node(self.state.folder, index)
+        return lifecycle.kill_node(self.state.folder, index)
 
     def start_node(self, index: int) -> None:
         """Start a node that was killed, with its configured labels and link."""
-        nodes.start_node(self.state.folder, index)
+        lifecycle.start_node(self.state.folder, index)
 
     def link(self, index: int) -> veth.Veth:
         """Return the data link of a node."""
         return veth.Veth(self.state, self.state.node(index))
 
 
-def reap(number: int) -> None:
-    """Wait until the other end of stdin is closed, then remove what remains of a testbed.
+@contextmanager
+def hosted(swarm: SwarmConfig, address: str | None, later: int = 0) -> Iterator[str | None]:
+    """Yield the address of a testbed for a swarm, which lives as long as the block.
 
     Args:
-        number: Number of the testbed.
+        swarm: The swarm.
+        address: Address that the user gave; if it names a cluster, it is yielded unchanged.
+        later: Number of peers that join later.
+
+    Raises:
+        ClusterError: This machine does not allow a testbed.
     """
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(signum, signal.SIG_IGN)
-    while os.read(0, 4096):
-        pass
+    if named(address) is not None:
+        yield address
+        return
+    with (
+        Testbed(TestbedConfig.of_swarm(swarm, f"driver-{os.getpid()}", spare=later)) as testbed,
+        mock.patch.dict(os.environ, testbed.variables),
+    ):
+        yield testbed.address
+
+
+def main(number: int) -> None:
+    """Wait for the end of the testbed's process, then remove what remains of the testbed."""
+    await_owner()
     if state.folder_of(number).exists():
         lifecycle.down(number)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

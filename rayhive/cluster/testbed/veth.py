@@ -18,7 +18,7 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 
 from rayhive.cluster.testbed import namespaces, network, relay
-from rayhive.cluster.testbed.netlink import routes
+from rayhive.cluster.testbed.namespaces import routes
 from rayhive.cluster.testbed.state import NodeState, TestbedState, write_private
 from rayhive.errors import ClusterError
 from rayhive.spec import Link

@@ -6,8 +6,8 @@ import asyncio
 
 from rayhive.cluster.node import cgroups
 from rayhive.cluster.node.cgroups import CpuLimit
-from rayhive.cluster.node.leaks import tag
 from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.runs import tag
 from rayhive.cluster.node.tools.base import Site, Tool
 from rayhive.errors import ClusterError
 from rayhive.faults.node_tools import CpuQuota, CpuUsage

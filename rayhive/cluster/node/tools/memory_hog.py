@@ -53,17 +53,26 @@ def _allowed() -> int:
     return sys.maxsize  # version 2 writes "max" for no limit
 
 
-class MemoryHog:
-    """A process that holds memory and has touched all of it.
+class MemoryHogTool(Tool[MemorySize, HeldMemory]):
+    """Holds memory on the node with a process that has touched all of it."""
 
-    Args:
-        size: Memory to hold [bytes].
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._without = 0  # memory of the process before it holds any [bytes]
 
-    Raises:
-        ClusterError: The reserve would not stay free, or the process died.
-    """
+    async def start(self, args: MemorySize) -> HeldMemory:
+        """Hold the memory.
 
-    def __init__(self, size: int) -> None:
+        Raises:
+            ClusterError: Too little is free, the tool holds memory already, or the process died.
+        """
+        if self._process is not None:
+            raise ClusterError(f"memory is held for {self.site.subject} already")
+        await asyncio.to_thread(self._hold, args.size)
+        return await self.state()
+
+    def _hold(self, size: int) -> None:
         free = free_memory()
         if size > free:
             raise ClusterError(
@@ -80,59 +89,27 @@ class MemoryHog:
         )
         line = self._process.stdout.readline() if self._process.stdout is not None else b""
         if not line:
-            self.release()
+            self._release()
             raise ClusterError(f"the process that was to hold {size} bytes died")
         self._without = int(line) * os.sysconf("SC_PAGE_SIZE")
 
-    @property
-    def pid(self) -> int:
-        """Pid of the process."""
-        return self._process.pid
-
-    def rss(self) -> int:
-        """Return the held memory that is resident [bytes]; 0 if the process is gone."""
-        if self._process.poll() is not None:
-            return 0
-        try:
-            return max(0, psutil.Process(self.pid).memory_info().rss - self._without)
-        except psutil.NoSuchProcess:
-            return 0
-
-    def release(self) -> None:
-        """Free the memory; a second call does nothing."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-class MemoryHogTool(Tool[MemorySize, HeldMemory]):
-    """Holds memory on the node."""
-
-    def __init__(self, site: Site) -> None:
-        super().__init__(site)
-        self._hog: MemoryHog | None = None
-
-    async def start(self, args: MemorySize) -> HeldMemory:
-        """Hold the memory.
-
-        Raises:
-            ClusterError: Too little is free, or the tool holds memory already.
-        """
-        if self._hog is not None:
-            raise ClusterError(f"memory is held for {self.site.subject} already")
-        self._hog = await asyncio.to_thread(MemoryHog, args.size)
-        return await self.state()
-
     async def state(self) -> HeldMemory:
         """Return the held and the free memory."""
-        if self._hog is None:
+        process = self._process
+        if process is None:
             return HeldMemory(free=free_memory())
-        return HeldMemory(pid=self._hog.pid, rss=self._hog.rss(), free=free_memory())
+        rss = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.poll() is None:
+                rss = max(0, psutil.Process(process.pid).memory_info().rss - self._without)
+        return HeldMemory(pid=process.pid, rss=rss, free=free_memory())
 
     async def stop(self) -> None:
         """Free the memory."""
-        if self._hog is not None:
-            await asyncio.to_thread(self._hog.release)
-        self._hog = None
+        await asyncio.to_thread(self._release)
+
+    def _release(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
