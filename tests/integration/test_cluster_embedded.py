@@ -77,7 +77,7 @@ def test_a_replicate_goes_through_all_phases(cluster: Cluster, tmp_path: Path) -
 
     assert ReplicateSpec.model_validate_json((tmp_path / "spec.json").read_text()) == spec
     events = events_of(spec)
-    assert kinds(events, None) == [
+    assert [kind for kind in kinds(events, None) if kind != "invariant"] == [
         "replicate_started",
         "barrier_released",
         "outcome",
@@ -198,10 +198,8 @@ def test_a_peer_that_is_never_ready_in_time_loses_the_replicate(
 ) -> None:
     spec = replicate(tmp_path, peers={"1": {"startup_s": 60.0}})
     outcome = run(cluster, spec, PhaseTimeouts(Timeouts(barrier=5.0), hurry=0.5))
-    assert outcome == {
-        "state": "lost",  # a machine is slow; what fails of itself says so
-        "stop_reason": "peer-1 did not reach the barrier within 5 s (timeouts.barrier)",
-    }
+    reason = "peer-1 did not reach the barrier within 5 s (timeouts.barrier)"
+    assert outcome == Outcome("lost", reason)  # the machine may be slow: no failure of the peer
 
 
 @pytest.mark.parametrize(
@@ -227,8 +225,8 @@ def test_the_budget_of_time_ends_training(
 def test_one_peer_ends_it_for_all(cluster: Cluster, tmp_path: Path, reason: str) -> None:
     spec = replicate(tmp_path, rounds=None, peers={"0": {"rounds": 3, "reason": reason}})
     expected = {
-        "target": {"state": "completed", "stop_reason": "target"},
-        "diverged": {"state": "diverged", "stop_reason": "peer-0 diverged in round 3"},
+        "target": Outcome("completed", "target"),
+        "diverged": Outcome("diverged", "peer-0 diverged in round 3"),
     }
     assert run(cluster, spec) == expected[reason]
 

@@ -64,9 +64,6 @@ class NodeAgents:
         self._connect = connect or self._get_or_create
         self._agents: dict[str, Any] = {}
 
-    def __contains__(self, node: object) -> bool:
-        return node in self._agents
-
     async def prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
         """Have the agent of a node prepare it for peers; create the agent if there is none.
 
@@ -74,20 +71,18 @@ class NodeAgents:
             node: The node.
             peers: Names of the peers.
         """
+        try:
+            return await self._prepare(node, peers)
+        except (RayActorError, RuntimeError):  # of an agent that was just leaving
+            return await self._prepare(node, peers)
+
+    async def _prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
         name = actors.agent_name(self._spec.study, node)
-        for last_try in (False, True):
-            agent = await asyncio.to_thread(self._connect, name, node)
-            try:
-                answer: PreparedNode = await repeated(
-                    partial(agent.prepare.remote, self._spec.run_id, list(peers)), self._patience
-                )
-            except (RayActorError, RuntimeError):
-                if last_try:  # the first may have been an agent that was just leaving
-                    raise
-                continue
-            self._agents[node] = agent
-            return answer
-        raise AssertionError("unreachable")
+        agent = await asyncio.to_thread(self._connect, name, node)
+        prepare = partial(agent.prepare.remote, self._spec.run_id, list(peers))
+        answer: PreparedNode = await repeated(prepare, self._patience)
+        self._agents[node] = agent
+        return answer
 
     def _get_or_create(self, name: str, node: str) -> Any:
         agent: Any = ray.remote(NodeAgent)
