@@ -6,19 +6,21 @@ its replicates is read from the events on disk, and they are stopped by a signal
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from rayhive.cluster import actors
 from rayhive.cluster.address import resolve
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.embedded import RUNS_FILE
 from rayhive.cluster.node import machine, process_group
+from rayhive.cluster.node.processes import started, wait_until
 from rayhive.cluster.replicate.handle import still_running
 from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
@@ -127,15 +129,11 @@ def _terminate(pid: int) -> None:
     Raises:
         ClusterError: The driver did not end in time.
     """
-    try:
-        process = psutil.Process(pid)
-        process.terminate()
-        process.wait(_STOP_TIMEOUT)
-    except psutil.NoSuchProcess:
-        return
-    except psutil.TimeoutExpired as error:
-        text = f"the driver (pid {pid}) did not end within {_STOP_TIMEOUT:g} s"
-        raise ClusterError(text) from error
+    start = started(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    if not wait_until(lambda: started(pid) != start or start is None, _STOP_TIMEOUT, every=0.05):
+        raise ClusterError(f"the driver (pid {pid}) did not end within {_STOP_TIMEOUT:g} s")
 
 
 def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
