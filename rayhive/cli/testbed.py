@@ -107,10 +107,10 @@ def _command(made: TestbedState) -> list[str]:
 
 
 def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
-    from rayhive.cluster.testbed import nodes
+    from rayhive.cluster.testbed import lifecycle
     from rayhive.cluster.testbed.veth import Veth
 
-    for node, found in zip(known.nodes, nodes.measured(known), strict=True):
+    for node, found in zip(known.nodes, lifecycle.measured(known), strict=True):
         asked = Veth(known, node).now
         seen = found.model_dump() if found is not None else {}
         rates = [seen.get("rate_up_mbit"), seen.get("rate_down_mbit")]
@@ -118,7 +118,7 @@ def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
         yield {
             "node": node.index,
             "node_class": node.node_class,
-            "state": "up" if nodes.alive(node) else "down",
+            "state": "up" if lifecycle.alive(node) else "down",
             "data_address": node.data_address,
             "control_address": node.control_address,
             "cpu_share": node.cpu_share,

@@ -9,15 +9,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+__all__ = ["Testbed", "TestbedConfig", "TestbedNodes", "load_testbed"]
+
 if TYPE_CHECKING:
     from rayhive.cluster.testbed.config import TestbedConfig, TestbedNodes, load_testbed
     from rayhive.cluster.testbed.testbed import Testbed
+else:
 
-__all__ = ["Testbed", "TestbedConfig", "TestbedNodes", "load_testbed"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(name)
-    where = "testbed" if name == "Testbed" else "config"
-    return getattr(importlib.import_module(f"{__name__}.{where}"), name)
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(name)
+        where = "testbed" if name == "Testbed" else "config"
+        return getattr(importlib.import_module(f"{__name__}.{where}"), name)
