@@ -1,8 +1,7 @@
 """docs/extending.md, followed step by step: each part that it adds keeps its contract.
 
-Models and tables derive from axes and columns when rayhive is imported. The page's axis and column
-are therefore added to a copy of rayhive, by ``tests/integration/test_extending_axis.py`` and
-``tests/unit/test_extending_column.py``.
+Models and tables derive from axes and columns when rayhive is imported.
+``tests/integration/test_extending_copy.py`` therefore adds those of the page to a copy of rayhive.
 """
 
 from __future__ import annotations
