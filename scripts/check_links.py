@@ -1,4 +1,4 @@
-"""Check the references of the documentation: links, headings and paths in code.
+"""Check the references of the documentation: links, headings, and paths and tests in code.
 
 Usage: ``python scripts/check_links.py [FILE ...]``; without files, every Markdown file of the
 repository. Prints one line for each broken reference. The exit code is 1 if there is one.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,6 +25,8 @@ _HEADING = re.compile(r"^#{1,6}\s+(.+?)\s*#*$", re.MULTILINE)
 #: File that a page asks the reader to write.
 _EXAMPLE = re.compile(r"\bWrite\s+`([^`\n]+)`")
 _PATH = re.compile(r"(?<![\w./:-])([\w.-]+/[\w./*-]*[\w*/-])(?![\w(])")
+#: Name of a test function; shorter names are those of files, also of data.
+_TEST = re.compile(r"(?<![\w/])test(?:_[a-z0-9]+){2,}\b(?!\.)")
 
 
 def slug(heading: str) -> str:
@@ -62,6 +65,21 @@ def _broken_paths(text: str, root: Path) -> Iterator[str]:
             yield f"path {path}: not in the repository"
 
 
+@cache
+def _tests(root: Path) -> frozenset[str]:
+    """Return the names of the test functions and of their files."""
+    files = [*(root / "tests").glob("**/test_*.py")]
+    functions = (re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8")) for file in files)
+    return frozenset({file.stem for file in files}.union(*functions))
+
+
+def _broken_tests(text: str, root: Path) -> Iterator[str]:
+    """Yield the names of tests that do not exist."""
+    for name in dict.fromkeys(_TEST.findall(text)):
+        if name not in _tests(root):
+            yield f"test {name}: not in the repository"
+
+
 def broken(document: Path, root: Path = ROOT) -> list[str]:
     """Return one line for each broken reference in ``document``."""
     text = document.read_text()
@@ -72,6 +90,7 @@ def broken(document: Path, root: Path = ROOT) -> list[str]:
     problems = [
         *_broken_links(document, _CODE.sub("", prose)),
         *_broken_paths(f"{code}\n{fences}", root),
+        *_broken_tests(code, root),
     ]
     return [f"{document.relative_to(root)}: {problem}" for problem in problems]
 

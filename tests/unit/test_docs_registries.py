@@ -42,3 +42,10 @@ def test_a_table_has_a_row_for_every_registered_part(
     assert not missing, f"docs/{page}, {heading!r} needs a row for {', '.join(missing)}"
     assert not unknown, f"docs/{page}, {heading!r} lists unknown names: {', '.join(unknown)}"
     assert len(rows) == len(set(rows)), f"docs/{page}, {heading!r} lists a name twice"
+
+
+def test_the_parts_of_an_averager_are_modules() -> None:
+    folder = DOCS.parent / "rayhive" / "averaging"
+    rows = table("rounds.md", "Parts of an averager")[2:]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert named <= {path.stem for path in folder.glob("*.py")}

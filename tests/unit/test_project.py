@@ -76,11 +76,13 @@ def test_links_of_the_documentation_lead_somewhere() -> None:
 def test_link_check_finds_what_is_broken(tmp_path: Path) -> None:
     (tmp_path / "rayhive").mkdir()
     (tmp_path / "there.md").write_text("# A heading, with `code`\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_one.py").write_text("def test_that_is_there() -> None: ...\n")
     page = tmp_path / "page.md"
     page.write_text(
         "[ok](there.md#a-heading-with-code) [site](https://example.org/x) [gone](gone.md)\n"
         "[no heading](there.md#other) `rayhive/` `rayhive/gone.py` `runs/NAME/x` `a/b`\n"
-        "Write `rayhive/new.py`.\n"
+        "Write `rayhive/new.py`. `test_that_is_gone` `test_that_is_there` `test_batch`\n"
         "```\npython rayhive/also_gone.py # [not a link](nowhere.md)\n```\n"
     )
     assert check_links.broken(page, tmp_path) == [
@@ -88,6 +90,7 @@ def test_link_check_finds_what_is_broken(tmp_path: Path) -> None:
         "page.md: link to there.md#other: no such heading",
         "page.md: path rayhive/gone.py: not in the repository",
         "page.md: path rayhive/also_gone.py: not in the repository",
+        "page.md: test test_that_is_gone: not in the repository",
     ]
 
 
