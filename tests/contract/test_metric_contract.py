@@ -16,9 +16,8 @@ from rayhive.metrics.aggregate import fold, rank_rows
 from rayhive.metrics.folds import Mean, Pool, Total
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.rows import timeline_row
-from rayhive.metrics.settings import AXES
 from rayhive.metrics.timeline import Timeline
-from rayhive.spec import Link, NodeClass
+from rayhive.spec import AXES, Link, NodeClass
 from tests.fixtures.faulted import ALL, Story, kill_and_restart
 from tests.fixtures.logs import Log, make_spec, timeline_of
 
@@ -38,9 +37,9 @@ def faulted() -> Story:
     story = kill_and_restart(code="abc", git_revision="abc1234")
     classes = {"fast": NodeClass(count=3, link=Link(rate_mbit=100, delay_ms=20))}
     swarm = story.spec.swarm.model_copy(update={"node_classes": classes})
-    configuration = story.spec.configuration.model_copy(
-        update={"threshold": 256, "powersgd_rank": 2, "min_compression_ratio": 0.5}
-    )
+    configuration = story.spec.configuration
+    unset = {a.name: a.examples[0] for a in AXES if getattr(configuration, a.name) is None}
+    configuration = configuration.model_copy(update=unset)
     story.spec = story.spec.model_copy(update={"swarm": swarm, "configuration": configuration})
     end = story.events.pop()
     for event in story.of("replicate_started"):
@@ -155,8 +154,8 @@ def folded_run() -> list[Row]:
     broken, calm = timeline_row(faulted().timeline), timeline_row(twin().timeline)
     for _, group in METRICS.items():
         broken |= group().compare(broken, calm)
-    calm |= {name: broken[name] for name in ("link", "threshold", "powersgd_rank")}
-    calm |= {"min_compression_ratio": 0.5, "configuration": broken["configuration"]}
+    conditions = ("link", "configuration", *(axis.name for axis in AXES))
+    calm |= {name: broken[name] for name in conditions}
     rows = fold([row | {"replicate": n} for row in (broken, calm) for n in (0, 1)])
     rank_rows(rows, OBJECTIVES)
     return rows
@@ -217,7 +216,7 @@ def histories() -> dict[str, list[Event]]:
 @pytest.mark.parametrize("group", GROUPS)
 def test_its_docstring_defines_every_column(group: type[MetricGroup]) -> None:
     text = inspect.getdoc(group) or ""
-    axes = {column.name for column in AXES}  # defined by the axes of a study
+    axes = {axis.name for axis in AXES}  # defined by the axes of a study
     assert {column.name for column in group.columns if column.name not in text} <= axes
 
 
