@@ -21,7 +21,7 @@ def configuration_key(shapes: Iterable[Shape], configuration: Configuration) -> 
     Configurations with equal keys send the same bytes and compute the same. A threshold counts by
     the tensors that it makes large. A ratio counts by the tensors that PowerSGD factorises: for one
     rank these sets are nested, so their number identifies them. A rank that factorises nothing
-    does not count.
+    does not count, nor do axes that depend on a rank.
 
     Args:
         shapes: Shape of every gradient.
@@ -34,6 +34,8 @@ def configuration_key(shapes: Iterable[Shape], configuration: Configuration) -> 
     predicted = configuration_payload(shapes, configuration)
     sizes = [size for phase in predicted.phases for size in phase.elements]
     count = len(predicted.compressed)
+    if not count:
+        values["powersgd_rank"] = None
     return "; ".join(
         [
             f"codec {_codec_key(values['codec'], values['threshold'], sizes)}",
@@ -41,7 +43,7 @@ def configuration_key(shapes: Iterable[Shape], configuration: Configuration) -> 
             *(
                 f"{axis.name} {values[axis.name]}"
                 for axis in AXES
-                if axis.name not in _OF_SHAPES and values[axis.name] is not None
+                if axis.name not in _OF_SHAPES and axis.applies(values)
             ),
         ]
     )

@@ -24,10 +24,10 @@ OWN_TESTS = ("tests/fixtures/extended_axis.py", "tests/fixtures/extended_column.
 
 def insert_after(file: Path, line: str, text: str) -> None:
     """Insert text after the only line of a file that begins with ``line``."""
-    before, found, after = re.split(
-        rf"^({re.escape(line)}.*\n)", file.read_text(encoding="utf-8"), flags=re.MULTILINE
-    )
-    file.write_text(before + found + text + after, encoding="utf-8")
+    whole = file.read_text(encoding="utf-8")
+    before, found, after = re.split(rf"^({re.escape(line)}.*\n)", whole, flags=re.MULTILINE)
+    if text not in whole:
+        file.write_text(before + found + text + after, encoding="utf-8")
 
 
 def add_axis(copy: Path) -> None:
@@ -44,8 +44,7 @@ def add_columns(copy: Path) -> None:
     code = steps("Add a column")
     file, registry = list(code)[:2]
     (copy / file).write_text(code[file], encoding="utf-8")
-    with (copy / registry).open("a", encoding="utf-8") as opened:
-        opened.write(code[registry])
+    insert_after(copy / registry, 'METRICS.register_lazy("refusals"', code[registry])
     insert_after(copy / "docs/results.md", "| `rejected_peers` |", code["docs/results.md"])
 
 
