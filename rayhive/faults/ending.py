@@ -25,6 +25,8 @@ from rayhive.spec.commands import GiveNotice
 
 #: Time limit for a peer to end by itself after a child process was killed [s].
 CHILD_S = 20.0
+#: Longest way of an event from a peer to the supervisor [s].
+DELIVERY_S = 5.0
 #: Time that the end of a node may take to be known [s].
 NODE_S = 15.0
 
@@ -196,8 +198,8 @@ class Preemption:
     async def _end(self, peer: str) -> dict[str, Any]:
         noticed, left, gone = None, None, self._gone[peer]
         if self._notice_s > 0:
-            noticed = await self._noticed.heard(peer, self._remaining()) is not None
-            left = handed_over(await self._left.heard(peer, self._remaining()))
+            noticed = await self._noticed.heard(peer, self._remaining())
+            left = await self._left.heard(peer, self._remaining())
         by = "itself"
         states = await wait_for_states(self._swarm, peer, gone, self._remaining())
         for number, patience in ((signal.SIGTERM, self._grace_s), (signal.SIGKILL, SETTLE_S)):
@@ -206,9 +208,13 @@ class Preemption:
             by = number.name
             await self._swarm.signal(peer, number)
             states = await wait_for_states(self._swarm, peer, gone, patience)
+        if self._notice_s > 0:
+            # events that the peer sent in time may arrive after the deadline of a short notice
+            noticed = noticed or await self._noticed.heard(peer, DELIVERY_S)
+            left = left or await self._left.heard(peer, 0.0)
         return {
-            "noticed": noticed,
-            "left": left,
+            "noticed": None if self._notice_s == 0 else noticed is not None,
+            "left": handed_over(left),
             "by": by,
             "gone": gone(states),
             "seconds": round(time.monotonic() - self._began, 3),

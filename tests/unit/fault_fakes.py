@@ -82,7 +82,7 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
         name = f"rayhive.faults.kinds.{module.stem}"
         for patience in ("SETTLE_S", "PATIENCE_S", "CHECKPOINT_S", "ROUND_S"):
             monkeypatch.setattr(f"{name}.{patience}", 0.3, raising=False)
-    for patience in ("SETTLE_S", "CHILD_S", "NODE_S"):
+    for patience in ("SETTLE_S", "CHILD_S", "NODE_S", "DELIVERY_S"):
         monkeypatch.setattr(f"rayhive.faults.ending.{patience}", 0.3)
     monkeypatch.setattr("rayhive.faults.steps.POLL_S", 0.01)
 
@@ -104,12 +104,14 @@ class FakeSwarm:
         deaf: No request has an effect, and no error is reported.
         rude: Peers do not obey commands.
         busy: Peers use all the CPU time that they get.
+        delivery_s: Time that a peer's answer to a command takes [s].
     """
 
     folder: Path
     deaf: bool = False
     rude: bool = False
     busy: bool = False
+    delivery_s: float = 0.0
     runs: Runs = field(default_factory=Runs)
     expected: list[str] = field(default_factory=list)
     commands: list[tuple[str, FaultCommand]] = field(default_factory=list)
@@ -190,9 +192,15 @@ class FakeSwarm:
         if isinstance(command, WriteCheckpoint):
             self._checkpoint(peer)
             return
+        told: list[Event] = [Left(round=7, handed_over=64, lost=0)]
         if isinstance(command, GiveNotice):
-            self.say(peer, Notice(deadline_s=command.deadline_s))
-        self.say(peer, Left(round=7, handed_over=64, lost=0))
+            told.insert(0, Notice(deadline_s=command.deadline_s))
+        for event in told:
+            if self.delivery_s:
+                loop = asyncio.get_running_loop()
+                loop.call_later(self.delivery_s, self.say, peer, event)
+            else:
+                self.say(peer, event)
         os.killpg(self.incarnations[peer].process.pid, signal.SIGKILL)
         self.incarnations[peer].process.wait()
 

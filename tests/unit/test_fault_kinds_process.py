@@ -126,6 +126,18 @@ def test_a_peer_may_leave_by_itself_within_its_notice(tmp_path: Path) -> None:
     play(scene())
 
 
+def test_a_confirmation_that_arrives_after_a_short_notice_counts(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with FakeSwarm(tmp_path, delivery_s=0.15) as swarm:
+            proof = await run(planned("preempt", notice_s=0.02), swarm)
+            seen = proof.what["peer-1"]
+            assert proof.ok
+            assert seen["noticed"]
+            assert seen["left"] == {"round": 7, "handed_over": 64, "lost": 0}
+
+    play(scene())
+
+
 def test_without_a_notice_the_peer_gets_sigterm_at_once(tmp_path: Path) -> None:
     async def scene() -> None:
         async with FakeSwarm(tmp_path) as swarm:
