@@ -19,7 +19,6 @@ from tests.integration.toy import trainer as make_trainer
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 
 ROUNDS = 5
-PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 #: Every point of the delay axis, with the optimizer on the module's tensors and on its own.
 DELAYS: dict[str, dict[str, Any]] = {
     "none": {},
@@ -105,8 +104,17 @@ def one_peer(reuse: bool, precision: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(
+    ("reuse", "precision"),
+    [
+        (False, "32-true"),
+        (True, "16-mixed"),
+        pytest.param(True, "32-true", marks=pytest.mark.slow),
+        pytest.param(False, "16-mixed", marks=pytest.mark.slow),
+        pytest.param(False, "bf16-mixed", marks=pytest.mark.slow),
+        pytest.param(True, "bf16-mixed", marks=pytest.mark.slow),
+    ],
+)
 def test_a_peer_alone_applies_the_mean_over_samples(reuse: bool, precision: str) -> None:
     close = 1e-5 if precision == "32-true" else 0.01
     for delay, (rounds, applied) in (

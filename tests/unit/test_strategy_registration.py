@@ -30,7 +30,9 @@ def run(code: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("before", ["", "import lightning.pytorch"])
+@pytest.mark.parametrize(
+    "before", [pytest.param("", marks=pytest.mark.slow), "import lightning.pytorch"]
+)
 def test_the_names_are_registered_in_any_order_of_imports(before: str) -> None:
     run(PREPARED.format(before=before))
 
