@@ -12,17 +12,22 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only 
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
+from hivemind.averaging.partition import BannedException
+from hivemind.compression import deserialize_torch_tensor
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import (
+    aiter_with_timeout,
+    amap_in_executor,
+    attach_event_on_finished,
+)
 
 from rayhive.averaging.aggregation import RULES, SteadyReducer
+from rayhive.averaging.answers import HANGS_UP, Answers, average_in, difference
 from rayhive.averaging.round_result import PhaseRecord
 from rayhive.averaging.streams import PATIENCE, until
 from rayhive.spec import Aggregation
 
-#: Value of ``Tensor.chunks`` in every part of a sender that closes the stream after the last
-#: answer. hivemind leaves the field at 0, does not read it, and waits for the reducer to close.
-HANGS_UP = 1
 #: Reason for missing answers of a lost peer.
 ABSENT = "it is no longer there"
 
@@ -42,6 +47,8 @@ class MeasuredAllReduce(AllReduceRunner):
         excluded: Senders that get the average without entering it.
         absent: Ids of lost peers; nothing is sent to them or awaited from them.
         aggregation: Aggregation rule of this peer as a reducer.
+        differences: Answer with differences instead of averages, see
+            :mod:`rayhive.averaging.answers`.
         kwargs: As hivemind's.
     """
 
@@ -52,9 +59,15 @@ class MeasuredAllReduce(AllReduceRunner):
         excluded: frozenset[PeerID] = frozenset(),
         absent: frozenset[bytes] = frozenset(),
         aggregation: Aggregation = "mean",
+        differences: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        container = self.tensor_part_container
+        container.return_deltas = False  # a part that is not averaged stays as it is
+        self._parts = [tuple(parts) for parts in container._input_parts_by_peer]
+        infos = [info for _, info in self._parts[self.ordered_peer_ids.index(self.peer_id)]]
+        self._answers = None if differences else Answers(container.compression, infos)
         self.tensor_part_reducer.__class__ = SteadyReducer  # made by hivemind, and still empty
         self.tensor_part_reducer.excluded = frozenset(
             at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
@@ -73,11 +86,11 @@ class MeasuredAllReduce(AllReduceRunner):
         self._absent = absent
 
     async def run(self) -> AsyncIterator[torch.Tensor]:
-        """Take part in the all-reduce; yield the change of each tensor."""
+        """Take part in the all-reduce; yield the average of each tensor."""
         await self.forget(self._absent)
-        async with aclosing(super().run()) as changes:
-            async for change in changes:
-                yield change
+        async with aclosing(super().run()) as averages:
+            async for average in averages:
+                yield average
 
     def _get_peer_stub(self, peer: PeerID) -> SimpleNamespace:
         """Return the remote side of a peer; streams of its answers end with the last one."""
@@ -101,9 +114,9 @@ class MeasuredAllReduce(AllReduceRunner):
                 at = self.ordered_peer_ids.index(peer_id)
                 self.tensor_part_container.register_failed_reducer(at)
                 raise AllreduceException(ABSENT)
-            talk = self._talks[peer_id] = asyncio.ensure_future(
-                super()._communicate_with_peer(peer_id)
-            )
+            own = peer_id == self.peer_id
+            work = self._average_own_parts() if own else self._exchange_parts(peer_id)
+            talk = self._talks[peer_id] = asyncio.ensure_future(work)
             try:
                 await talk
             except asyncio.CancelledError:
@@ -114,6 +127,52 @@ class MeasuredAllReduce(AllReduceRunner):
             self.failures.append(f"reducer {peer_id}: {error!r}")
             if peer_id == self.peer_id:  # no peer must wait for this one's own parts
                 await self._ban_sender(peer_id)
+            raise
+
+    async def _average_own_parts(self) -> None:
+        """Add this peer's own parts to the averages that it makes, and take these."""
+        own, sender = (
+            peers.index(self.peer_id) for peers in (self.ordered_peer_ids, self.sender_peer_ids)
+        )
+        for index, (part, _) in enumerate(self._parts[own]):
+            average = await self.tensor_part_reducer.accumulate_part(
+                sender, index, part, weight=self.weight
+            )
+            if self._answers is not None:
+                average = (await self._answers.encoded(index, average)).value
+            self.tensor_part_container.register_processed_part(own, index, average)
+
+    async def _exchange_parts(self, reducer: PeerID) -> None:
+        """Send a reducer its parts, and take the averages from its answers."""
+        container, at = self.tensor_part_container, self.ordered_peer_ids.index(reducer)
+        averaged = 0
+
+        async def pairs(answers: AsyncIterator[averaging_pb2.AveragingData]) -> AsyncIterator[Any]:
+            waiting = iter(self._parts[at])
+            async for answer in answers:
+                if answer.code != averaging_pb2.AVERAGED_PART:
+                    code = averaging_pb2.MessageCode.Name(answer.code)
+                    raise AllreduceException(f"{reducer} sent {code}")
+                part, _ = next(waiting)
+                yield answer, part
+
+        try:
+            all_sent = asyncio.Event()
+            parts = attach_event_on_finished(self._generate_input_for_peer(at), all_sent)
+            stream = await self._get_peer_stub(reducer).rpc_aggregate_part(parts)
+            if self.should_delay_results(self.peer_id):
+                await all_sent.wait()
+            answers = pairs(aiter_with_timeout(stream, self.reducer_timeout))
+            prefetch = container.prefetch
+            async for average in amap_in_executor(average_in, answers, max_prefetch=prefetch):
+                container.register_processed_part(at, averaged, average)
+                averaged += 1
+            if averaged != len(self._parts[at]):
+                raise AllreduceException(
+                    f"{reducer} averaged {averaged} of {len(self._parts[at])} parts"
+                )
+        except BaseException:
+            container.register_failed_reducer(at)
             raise
 
     async def _generate_input_for_peer(
@@ -152,6 +211,38 @@ class MeasuredAllReduce(AllReduceRunner):
             self._answered.set()
         if sender in self._hanging_up and sent == self.tensor_part_reducer.num_parts:
             await asyncio.sleep(PATIENCE)  # the sender hangs up first, which cancels this
+
+    async def _accumulate_parts_streaming(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """Add a sender's parts to the averages; yield an answer to each of them."""
+        reducer, sender = self.tensor_part_reducer, self.sender_peer_ids[sender_index]
+        answered = 0
+
+        def decoded(message: averaging_pb2.AveragingData) -> tuple[Any, torch.Tensor]:
+            return message, deserialize_torch_tensor(message.tensor_part)
+
+        prefetch = self.tensor_part_container.prefetch
+        try:
+            async for message, part in amap_in_executor(decoded, stream, max_prefetch=prefetch):
+                try:
+                    average = await reducer.accumulate_part(
+                        sender_index, answered, part, weight=message.weight
+                    )
+                except BannedException:
+                    break
+                if self._answers is None or sender not in self._hanging_up:
+                    compression = message.tensor_part.compression
+                    answer = await difference(average, part, compression)
+                else:
+                    answer = (await self._answers.encoded(answered, average)).message
+                answered += 1
+                yield averaging_pb2.AveragingData(
+                    code=averaging_pb2.AVERAGED_PART, tensor_part=answer
+                )
+        finally:
+            if answered != reducer.num_parts:
+                await self._ban_sender(sender)
 
     async def drain(self, patience: float) -> bool:
         """Wait until every sender that was not given up has its last answer.

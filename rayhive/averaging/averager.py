@@ -1,7 +1,7 @@
 """Averager that composes rayhive's group formation, all-reduce, outlier filter and payload policy.
 
 hivemind runs an averager in a process that is forked from the trainer's. In that process, and only
-there, hivemind's matchmaking, all-reduce and table of codecs are replaced by rayhive's.
+there, hivemind's matchmaking and table of codecs are replaced by rayhive's.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
@@ -50,14 +49,13 @@ from rayhive.averaging.steps import (
     flush,
 )
 from rayhive.averaging.streams import COURTESY, PATIENCE, Cancellations, DownloadStub
+from rayhive.averaging.timeouts import hivemind_timeouts
 from rayhive.compression.kernels import install
 from rayhive.membership.view import Member
 from rayhive.spec import Aggregation, OutlierFilterRule
 
 #: Errors that end a step without a retry; the trainer gets them from the step.
 ENDED = (NoOtherPeers, RoundIsOver, DifferentTensors, AverageNotFinite, ExcludedRoundFailed)
-#: Longest wait for a group member's next part [s], if no timeout is given.
-SENDER_TIMEOUT = 10.0
 #: Makes the payload policy of an averager from its averaged tensors.
 PayloadFactory = Callable[[Sequence[torch.Tensor]], PayloadPolicy]
 
@@ -76,6 +74,8 @@ class MeasuredAverager(DecentralizedAverager):
             :func:`rayhive.averaging.outlier_filter.judge`.
         sketches: Whether the direction of the tensors is meaningful.
         aggregation: Aggregation rule of reducers; equal for all peers of a swarm.
+        differences: Whether reducers answer with differences, see :class:`MeasuredAllReduce`; equal
+            for all peers of a swarm.
         weighting: Weight of this peer in a round.
         min_matchmaking_time: Longest wait for a group [s].
         allreduce_timeout: Longest all-reduce [s].
@@ -109,6 +109,7 @@ class MeasuredAverager(DecentralizedAverager):
         outlier_filter: OutlierFilterRule = "norm",
         sketches: bool = True,
         aggregation: Aggregation = "mean",
+        differences: bool = False,
         weighting: Weighting = step_weight,
         min_matchmaking_time: float = 5.0,
         allreduce_timeout: float | None = None,
@@ -117,6 +118,7 @@ class MeasuredAverager(DecentralizedAverager):
         kwargs.update(hivemind_timeouts(min_matchmaking_time, allreduce_timeout, kwargs))
         self.refused_states: list[dict[str, Any]] = []
         self.downloaded_bytes = 0
+        self._differences = differences
         # The rest is used in the averager's process only.
         self.groups = AllReduceGroups()
         self._steps = RunningSteps()
@@ -223,7 +225,6 @@ class MeasuredAverager(DecentralizedAverager):
         """Serve until shut down; executed in the averager's own process."""
         self.cancellations = Cancellations(self._stub_of)
         averager.Matchmaking = LiveMatchmaking
-        averager.AllReduceRunner = MeasuredAllReduce
         self.matchmaking_kwargs.update(groups=self.groups, announce=self.rounds.announced)
         install.install()
         # Group ids and orders come from this generator. Peers that seed alike for the sake of
@@ -283,21 +284,14 @@ class MeasuredAverager(DecentralizedAverager):
 
         Peers that were lost while the group formed are left out. Such a peer may be back without
         this one knowing, so it gets a cancellation message. An excluded peer gets all of the
-        average, or keeps its tensors.
-
-        Args:
-            tensors: The tensors.
-            group: The group.
-            key: Id of the all-reduce.
-            options: Arguments of :class:`MeasuredAllReduce`.
+        average, or keeps its tensors. The options are those of :class:`MeasuredAllReduce`.
         """
         absent = options["absent"] = self.groups.absent
         self.cancellations.send([p for p in group.peer_ids if p.to_bytes() in absent], [key])
         if self.peer_id not in options.get("excluded", ()):
             await self._run_allreduce_inplace_(tensors, group, key, **options)
             return
-        # It gets the difference between the average and the tensors that it sent, and a difference
-        # from NaN is NaN. Zeros in the tensors themselves would outlive a round that fails: an
+        # Copies, because zeros in the tensors themselves would outlive a round that fails: an
         # offloaded optimizer steps on them.
         blank = [torch.zeros_like(tensor) for tensor in tensors]
         await self._run_allreduce_inplace_(blank, group, key, **options)
@@ -306,6 +300,32 @@ class MeasuredAverager(DecentralizedAverager):
         with torch.no_grad():
             for tensor, average in zip(tensors, blank, strict=True):
                 tensor.copy_(average)
+
+    async def _run_allreduce_inplace_(
+        self, tensors: Any, group_info: GroupInfo, group_id: bytes | None = None, **options: Any
+    ) -> None:
+        """Run an all-reduce, and move each tensor to its average."""
+        key = group_info.group_id if group_id is None else group_id
+        runner = MeasuredAllReduce(
+            p2p=self._p2p,
+            servicer_type=type(self),
+            prefix=self.prefix,
+            tensors=tensors,
+            group_id=key,
+            ordered_peer_ids=group_info.peer_ids,
+            differences=self._differences,
+            **options,
+        )
+        self.groups.running[key].set_result(runner)
+        waiting = iter(tensors)
+        async for average in runner:
+            tensor = next(waiting)
+            if self._averaging_alpha == 1.0:
+                tensor.copy_(average)
+            else:
+                tensor.lerp_(average, self._averaging_alpha)
+            self.last_updated = get_dht_time()
+            self._state_updated.set()
 
     async def _declare_for_download_periodically(self) -> None:
         self._declaring = asyncio.current_task()
@@ -378,36 +398,3 @@ class MeasuredAverager(DecentralizedAverager):
         async with contextlib.aclosing(answers):
             async for message in answers:
                 yield message
-
-
-def hivemind_timeouts(
-    window: float, allreduce_timeout: float | None, given: Mapping[str, Any]
-) -> dict[str, float]:
-    """Return the timeouts of hivemind's averager, with defaults that do not follow the window.
-
-    Args:
-        window: Matchmaking window [s].
-        allreduce_timeout: Longest all-reduce [s].
-        given: Arguments of the averager, of which the following have an effect [s]:
-            ``request_timeout``: longest wait for a leader's answer; default 3. It is cut to half
-            the window, because two peers that ask each other block until it ends.
-            ``next_chunk_timeout``: longest wait for the next part of a state or a tensor. A value
-            equal to the window counts as not given, because hivemind's optimizer passes the window
-            by default. The default is a quarter of ``allreduce_timeout``, at most
-            :data:`SENDER_TIMEOUT`, so that a round with a silent member ends before it is given up.
-            ``sender_timeout``: longest wait of a reducer for a sender's next part; default
-            ``next_chunk_timeout``.
-            ``reducer_timeout``: longest wait for a reducer's answer; default twice the sender's.
-    """
-    chunk = given.get("next_chunk_timeout")
-    if chunk is None or chunk == window:
-        longest = math.inf if allreduce_timeout is None else allreduce_timeout / 4
-        chunk = min(SENDER_TIMEOUT, longest)
-    sender = chunk if given.get("sender_timeout") is None else given["sender_timeout"]
-    reducer = given.get("reducer_timeout")
-    return {
-        "request_timeout": min(given.get("request_timeout", 3.0), 0.5 * window),
-        "next_chunk_timeout": chunk,
-        "sender_timeout": sender,
-        "reducer_timeout": 2 * sender if reducer is None else reducer,
-    }

@@ -88,6 +88,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
 
     Args:
         extra_tensors: Tensors of the module besides its parameters, of any dtype and device.
+        compression: Codec of the averaging.
         state_compression: Codec of a state that is sent to a joining peer.
         kwargs: As those of hivemind's and of :class:`MeasuredAverager`. The direction of parameters
             means nothing: the outlier filter's rule ``direction`` acts on them as ``norm``.
@@ -108,12 +109,16 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         self,
         *,
         extra_tensors: Sequence[torch.Tensor] = (),
+        compression: CompressionBase | None = None,
         state_compression: CompressionBase | None = None,
         **kwargs: Any,
     ) -> None:
         self._extras = ExtraTensors(extra_tensors)
+        averaging = NoCompression() if compression is None else compression
         codec = NoCompression() if state_compression is None else state_compression
         super().__init__(
+            compression=averaging,
+            differences=not isinstance(averaging, NoCompression),
             sketches=False,
             weighting=parameter_weight,
             extra_tensors=extra_tensors,

@@ -26,7 +26,7 @@ ASTRAY_ROUNDS = 10
 
 
 class ReplicasAgree(Invariant):
-    """After every round all replicas are equal, within the codec's tolerance.
+    """After every round all replicas are equal, but for the loss of the parameters' codec.
 
     The distance of two replicas is estimated from the sketches of their weights after the same
     round (:mod:`rayhive.peer.measurements`), relative to the larger norm.
@@ -41,11 +41,11 @@ class ReplicasAgree(Invariant):
     unless a fault that separated peers was not healed ten seconds before the end. Rounds count from
     the moment when the first of the other peers that live to the end began to train.
 
-    The tolerance is 1e-5, plus the loss of the parameters' codec, plus the loss of the gradients'
-    codec unless every round averages parameters and nothing is delayed.
+    The tolerance is 1e-5, plus the loss of the parameters' codec. The codec of the gradients adds
+    nothing, because all peers apply the same decoded average (:mod:`rayhive.averaging.answers`).
     """
 
-    about = "Replicas agree after every round within the codec's tolerance."
+    about = "Replicas agree after every round within the tolerance of the parameters' codec."
 
     def check(self, log: RunLog) -> list[str]:
         """Return the pairs of replicas that differ, each with its largest distance."""
@@ -82,11 +82,7 @@ class ReplicasAgree(Invariant):
 
 def tolerance_of(spec: ReplicateSpec) -> float:
     """Return the relative distance within which replicas agree."""
-    swarm, configuration = spec.swarm, spec.configuration
-    tolerance = EXACT + LOSS.get(swarm.state_codec, EIGHT_BITS)
-    if swarm.average_state_every > 1 or configuration.delay != "none":
-        tolerance += LOSS.get(configuration.codec, EIGHT_BITS)
-    return tolerance
+    return EXACT + LOSS.get(spec.swarm.state_codec, EIGHT_BITS)
 
 
 def _averagings(log: RunLog, name: str) -> list[Averaging]:

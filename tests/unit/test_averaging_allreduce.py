@@ -14,7 +14,8 @@ from hivemind.p2p import PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
 import rayhive.compression  # noqa: F401 - registers the codecs
-from rayhive.averaging.allreduce import ABSENT, HANGS_UP, MeasuredAllReduce
+from rayhive.averaging.allreduce import ABSENT, MeasuredAllReduce
+from rayhive.averaging.answers import AVERAGE, HANGS_UP
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.streams import until
 from rayhive.compression.payload import payload
@@ -24,6 +25,9 @@ from tests.unit.averaging_fakes import settle, stream_of
 SHAPES = [(30, 20), (13,), (1,), (7, 3, 3)]
 PART_SIZE = 256
 LIMIT = 30.0
+CODECS_WITHOUT_THRESHOLD = [
+    name for name in CODECS if CODECS.get(name).available() and not CODECS.get(name).uses_threshold
+]
 
 
 #: Calls a runner for a sender: takes the runner, the sender's stream and the context of the call.
@@ -85,19 +89,23 @@ async def average(runners: Sequence[MeasuredAllReduce]) -> list[list[torch.Tenso
     """Run the group; return what every peer's tensors became."""
 
     async def one(runner: MeasuredAllReduce) -> list[torch.Tensor]:
-        before = runner.tensor_part_container.local_tensors
-        return [tensor + delta async for tensor, delta in _zip(before, runner)]
+        return [tensor async for tensor in runner]
 
     return await asyncio.wait_for(asyncio.gather(*map(one, runners)), LIMIT)
 
 
-async def _zip(
-    tensors: Sequence[torch.Tensor], runner: MeasuredAllReduce
-) -> AsyncIterator[tuple[torch.Tensor, torch.Tensor]]:
-    index = 0
-    async for delta in runner:
-        yield tensors[index], delta
-        index += 1
+@pytest.mark.parametrize("peers", [2, 3, 5, 8])
+@pytest.mark.parametrize("codec", CODECS_WITHOUT_THRESHOLD)
+def test_all_members_get_the_same_average_to_the_bit(peers: int, codec: str) -> None:
+    async def body() -> None:
+        runners = loopback(peers, codec)
+        for number, runner in enumerate(runners):
+            runner.weight = 0.3 + number
+        first, *rest = await average(runners)
+        for other in rest:
+            assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("peers", [2, 3, 5])
@@ -193,6 +201,7 @@ def test_a_reducer_keeps_the_stream_open_until_the_sender_hangs_up() -> None:
         await average(runners)
         assert all(message.tensor_part.chunks == HANGS_UP for message in requests)
         assert [answer.code for answer in answers] == [averaging_pb2.AVERAGED_PART] * len(requests)
+        assert all(answer.tensor_part.chunks == AVERAGE for answer in answers)
         ending = asyncio.create_task(streams[0].__anext__())
         assert await reducer.drain(LIMIT), "all is answered, though the stream is open"
         await settle()
@@ -225,8 +234,14 @@ def test_a_reducer_closes_the_stream_of_a_sender_of_hivemind() -> None:
         return stream_of(*answers)
 
     async def body() -> None:
-        await average(loopback(2, calls={PeerID(b"peer 0"): read_to_the_end}))
+        group = loopback(2, calls={PeerID(b"peer 0"): read_to_the_end})
+        before = [runner.tensor_part_container.local_tensors for runner in group]
+        means = [torch.stack(column).mean(0) for column in zip(*before, strict=True)]
+        for averaged in await average(group):
+            for got, mean in zip(averaged, means, strict=True):
+                assert torch.allclose(got, mean, atol=1e-6)
         assert len(answers) == len(requests) > 0
+        assert not any(answer.tensor_part.chunks for answer in answers), "differences"
 
     asyncio.run(body())
 

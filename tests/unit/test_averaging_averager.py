@@ -254,7 +254,7 @@ def test_a_lost_member_of_the_group_gets_a_cancellation(
             await averager.run_allreduce([], group, b"group")
             await averager.run_allreduce([], group, b"groupQ")
 
-    monkeypatch.setattr(DecentralizedAverager, "_run_allreduce_inplace_", run)
+    monkeypatch.setattr(MeasuredAverager, "_run_allreduce_inplace_", run)
     averager = unstarted(RayhiveGradientAverager, SHAPES)
     averager.cancellations = SimpleNamespace(send=lambda *what: sent.append(what))
     asyncio.run(body())

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MSGPackSerializer
 
+from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.outlier_filter import Announcement
 from rayhive.averaging.round_filter import ExcludedRoundFailed, attached
 from rayhive.averaging.state_averager import RayhiveStateAverager
@@ -54,7 +54,7 @@ def run_round(averager: Any, monkeypatch: Any, norm: float, trouble: str | None)
         self: Any, tensors: Any, group_info: Any, key: bytes, **options: Any
     ) -> None:
         assert options["weight"] == 0.0
-        assert all(bool(tensor.isfinite().all()) for tensor in tensors), "differences are taken"
+        assert all(bool(tensor.isfinite().all()) for tensor in tensors), "they are sent"
         for number, tensor in enumerate(tensors):
             if number and trouble == "fails":
                 raise RuntimeError("the network is gone")
@@ -63,7 +63,7 @@ def run_round(averager: Any, monkeypatch: Any, norm: float, trouble: str | None)
         self.groups.running[key] = future = asyncio.get_running_loop().create_future()
         future.set_result(SimpleNamespace(got_everything=trouble != "partial"))
 
-    monkeypatch.setattr(DecentralizedAverager, "_run_allreduce_inplace_", allreduce)
+    monkeypatch.setattr(MeasuredAverager, "_run_allreduce_inplace_", allreduce)
     averager.cancellations = SimpleNamespace(send=lambda *_: None)
     return asyncio.run(averager.rounds.run(averager, group(norm), StepTrace(), weight=1.0))
 

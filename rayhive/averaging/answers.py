@@ -1,0 +1,91 @@
+"""Answers of a reducer to its senders.
+
+A reducer of hivemind sends each sender the difference between the average and the sender's own
+part, encoded for that sender alone. With a lossy codec every peer then ends with another value.
+Here the average itself is encoded, once, and every peer applies the decoded value, the reducer
+included: replicas that begin equal stay equal to the bit.
+
+Parameters through a lossy codec are the exception: the difference between almost equal replicas is
+small, and so is its error, while the error of encoded parameters is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from hivemind.compression import (
+    CompressionBase,
+    CompressionInfo,
+    deserialize_torch_tensor,
+    serialize_torch_tensor,
+)
+from hivemind.proto import averaging_pb2, runtime_pb2
+
+#: Value of ``Tensor.chunks`` in every part of a rayhive sender: it closes the stream after the last
+#: answer. hivemind leaves the field at 0, does not read it, and waits for the reducer to close.
+HANGS_UP = 1
+#: The same in an answer that is an average; 0 is a difference, as in hivemind.
+AVERAGE = 2
+
+
+@dataclass(frozen=True)
+class EncodedAverage:
+    """One average as it travels.
+
+    Attributes:
+        message: The encoded average.
+        value: The average after decoding, which every peer applies.
+    """
+
+    message: runtime_pb2.Tensor
+    value: torch.Tensor
+
+
+class Answers:
+    """Encodes the averages of one reducer, each of them once.
+
+    Args:
+        compression: Codec of the group.
+        infos: Descriptions of the reducer's parts, in order.
+    """
+
+    def __init__(self, compression: CompressionBase, infos: Sequence[CompressionInfo]) -> None:
+        self._compression, self._infos = compression, infos
+        self._encoded: dict[int, asyncio.Future[EncodedAverage]] = {}
+
+    async def encoded(self, index: int, average: torch.Tensor) -> EncodedAverage:
+        """Return the encoded average of a part; encode it if this is the first call for it."""
+        if index not in self._encoded:
+            loop = asyncio.get_running_loop()
+            self._encoded[index] = loop.run_in_executor(None, self._encode, index, average)
+        future = self._encoded[index]
+        await asyncio.wait({future})  # not awaited directly: a sender that leaves would cancel it
+        return future.result()
+
+    def _encode(self, index: int, average: torch.Tensor) -> EncodedAverage:
+        message = self._compression.compress(average, self._infos[index])
+        message.chunks = AVERAGE
+        return EncodedAverage(message, deserialize_torch_tensor(message))
+
+
+async def difference(
+    average: torch.Tensor, part: torch.Tensor, compression: int
+) -> runtime_pb2.Tensor:
+    """Return hivemind's answer: the encoded difference between an average and a sender's part."""
+    loop = asyncio.get_running_loop()
+    encode = serialize_torch_tensor
+    return await loop.run_in_executor(None, lambda: encode(average - part, compression))
+
+
+def average_in(exchange: tuple[averaging_pb2.AveragingData, torch.Tensor]) -> torch.Tensor:
+    """Return the average in an answer, whether the answer is the average or a difference.
+
+    Args:
+        exchange: The answer, and the part that it answers.
+    """
+    answer, part = exchange
+    value: torch.Tensor = deserialize_torch_tensor(answer.tensor_part)
+    return value if answer.tensor_part.chunks == AVERAGE else part + value

@@ -1,0 +1,43 @@
+"""Timeouts of an averager that do not follow the matchmaking window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+#: Longest wait for a group member's next part [s], if no timeout is given.
+SENDER_TIMEOUT = 10.0
+
+
+def hivemind_timeouts(
+    window: float, allreduce_timeout: float | None, given: Mapping[str, Any]
+) -> dict[str, float]:
+    """Return the timeouts of hivemind's averager, with defaults that do not follow the window.
+
+    Args:
+        window: Matchmaking window [s].
+        allreduce_timeout: Longest all-reduce [s].
+        given: Arguments of the averager, of which the following have an effect [s]:
+            ``request_timeout``: longest wait for a leader's answer; default 3. It is cut to half
+            the window, because two peers that ask each other block until it ends.
+            ``next_chunk_timeout``: longest wait for the next part of a state or a tensor. A value
+            equal to the window counts as not given, because hivemind's optimizer passes the window
+            by default. The default is a quarter of ``allreduce_timeout``, at most
+            :data:`SENDER_TIMEOUT`, so that a round with a silent member ends before it is given up.
+            ``sender_timeout``: longest wait of a reducer for a sender's next part; default
+            ``next_chunk_timeout``.
+            ``reducer_timeout``: longest wait for a reducer's answer; default twice the sender's.
+    """
+    chunk = given.get("next_chunk_timeout")
+    if chunk is None or chunk == window:
+        longest = math.inf if allreduce_timeout is None else allreduce_timeout / 4
+        chunk = min(SENDER_TIMEOUT, longest)
+    sender = chunk if given.get("sender_timeout") is None else given["sender_timeout"]
+    reducer = given.get("reducer_timeout")
+    return {
+        "request_timeout": min(given.get("request_timeout", 3.0), 0.5 * window),
+        "next_chunk_timeout": chunk,
+        "sender_timeout": sender,
+        "reducer_timeout": 2 * sender if reducer is None else reducer,
+    }

@@ -1,0 +1,115 @@
+"""On real peers, complete rounds leave replicas equal to the bit, without averaging parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.integration.swarm_helpers import call, forks  # noqa: F401
+from tests.integration.toy import FAST, LOOPBACK, Regression, Together, loader
+from tests.integration.toy import trainer as make_trainer
+
+pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
+
+ROUNDS = 6
+NEVER = 10**6
+#: Codec, rank of PowerSGD and further options of the strategy, by name.
+WAYS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
+    "none": ("none", None, {}),
+    "float16": ("float16", None, {"offload_optimizer": True}),
+    "uniform8": ("uniform8", None, {}),
+    "scaled_float16, state": ("scaled_float16", None, {"delay_state_averaging": True}),
+    "quantile8, optimizer": (
+        "quantile8",
+        None,
+        {"delay_state_averaging": True, "delay_optimizer_step": True},
+    ),
+    "powersgd": ("none", 2, {}),
+    "powersgd of 8 bits, gradients": (
+        "uniform8",
+        2,
+        {"delay_state_averaging": True, "delay_grad_averaging": True},
+    ),
+}
+
+
+def digest(tensors: Any) -> str:
+    """Return a hash of every bit of some tensors."""
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, Any]:
+    """Train in company in each of the ways; return the digests of the final state, and events."""
+    from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager as PowerSGD
+
+    from rayhive import HivemindStrategy
+    from rayhive.registry import CODECS
+
+    found = {}
+    for number, way in enumerate(ways):
+        codec, rank, options = WAYS[way]
+        meeting = Path(folder) / str(number)
+        meeting.mkdir(exist_ok=True)
+        events: list[tuple[str, int, str]] = []
+
+        def note(kind: str, fields: dict[str, Any], seen: list[Any] = events) -> None:
+            if kind in ("round", "state_round"):
+                seen.append((kind, fields["round"], fields["outcome"]))
+
+        strategy = HivemindStrategy(
+            **{
+                **FAST,
+                "on_event": note,
+                "target_batch_size": 110,
+                "run_id": f"equal{number}",
+                "host_maddrs": LOOPBACK,
+                "initial_peers": None if peer == 0 else address_in(meeting),
+                "grad_compression": CODECS.get(codec)().build(),
+                "grad_averager_factory": rank and partial(PowerSGD, averager_rank=rank),
+                "average_state_every": NEVER,
+                **options,
+            }
+        )
+        if peer == 0:
+            (meeting / "part").write_text(json.dumps(strategy.addresses))
+            (meeting / "part").rename(meeting / "address")
+        module = Regression(optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
+        together = Together(str(meeting), peer, peers, rounds=ROUNDS)
+        fitted = make_trainer(strategy, together)
+        fitted.fit(module, loader(seed=peer, batch_size=(16, 9, 5)[peer]))
+        state = fitted.optimizers[0].state_averager.optimizer.state
+        statistics = [each[key] for each in state.values() for key in ("exp_avg", "exp_avg_sq")]
+        found[way] = [digest(module.parameters()), digest(statistics), events]
+    return found
+
+
+def address_in(folder: Path) -> Any:
+    deadline = time.monotonic() + 60
+    while not (folder / "address").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return json.loads((folder / "address").read_text())
+
+
+@pytest.mark.parametrize("peers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_complete_rounds_leave_equal_replicas(tmp_path: Path, peers: int) -> None:
+    arguments = {"folder": str(tmp_path), "peers": peers, "ways": list(WAYS)}
+    children = [call(replica, peer=peer, **arguments) for peer in range(peers)]
+    results = [child.result(240) for child in children]
+    for way in WAYS:
+        parameters, statistics, logs = zip(*(result[way] for result in results), strict=True)
+        for log in logs:
+            assert {outcome for kind, _, outcome in log if kind == "round"} == {"averaged"}, way
+            assert {number for kind, number, _ in log if kind == "state_round"} <= {1}, way
+        assert len(set(parameters)) == 1, f"{way}: parameters differ"
+        assert len(set(statistics)) == 1, f"{way}: statistics of the optimizer differ"
