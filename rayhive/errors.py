@@ -171,7 +171,7 @@ def user_line(error: BaseException) -> str:
         frames.append((error.filename, error.lineno, ""))
     for file, line, where in reversed(frames):
         path = Path(file).resolve()
-        if path.is_file() and not any(path.is_relative_to(place) for place in _installed_folders()):
+        if path.is_file() and not any(path.is_relative_to(place) for place in installed_folders()):
             here = Path.cwd()
             shown = path.relative_to(here) if path.is_relative_to(here) else path
             return f" ({shown}, line {line}{where})"
@@ -179,7 +179,8 @@ def user_line(error: BaseException) -> str:
 
 
 @functools.cache
-def _installed_folders() -> tuple[Path, ...]:
+def installed_folders() -> tuple[Path, ...]:
+    """Return the folders of Python, of the installed packages and of rayhive."""
     paths = sysconfig.get_paths()
     installed = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     return tuple(place.resolve() for place in (*installed, Path(__file__).parent))

@@ -18,10 +18,9 @@ from rayhive.faults.scenario import Scenario
 from rayhive.registry import SCENARIOS
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.sweep.replay import recorded_spec, run_again
-from rayhive.sweep.resolve import as_data, fault_needs, plan_replicate, resolve
+from rayhive.sweep.resolve import fault_needs, plan_replicate, resolve
 from rayhive.sweep.scenario_study import scenario_config
 from rayhive.sweep.signals import Interrupted, Interruption
-from rayhive.sweep.target import target_at
 
 if TYPE_CHECKING:
     from rayhive.sweep.driver import Progress
@@ -133,7 +132,7 @@ def run_scenario(
     """
     study = scenario_config(name, config, assignments(set), peers, seed)
     source = None if config is None else str(config)
-    resolved = resolve(as_data(study), source=source, twin=twin)
+    resolved = resolve(study, source=source, twin=twin)
     folder = Path(out) if out is not None else new_folder(resolved.config.name)
     return execute(resolved, folder, address, nullcontext(_shown(progress)))
 
@@ -171,7 +170,7 @@ def replay(
     spec = recorded_spec(folder, trial, replicate, scenario, out=place)
     try:
         with Interruption() as interruption:
-            run_again(spec, _shown(progress), interruption, target_at(address))
+            run_again(spec, _shown(progress), interruption, address)
     except Interrupted as stop:
         stop.folder = place
         raise

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
 from rayhive.sweep.dry_run import Plan, describe
-from rayhive.sweep.eta import clock
+from rayhive.sweep.tally import clock
 
 #: Columns of the chart of a fault plan.
 _WIDTH = 64

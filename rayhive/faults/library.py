@@ -12,8 +12,9 @@ from rayhive.faults.generators.base import Setting
 from rayhive.faults.scenario import Scenario, member_name, read_scenario_file
 from rayhive.faults.validation import check_drafts, completed_args
 from rayhive.registry import SCENARIOS
-from rayhive.spec import Budget, SwarmConfig, is_path
+from rayhive.spec import Budget, SwarmConfig
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
+from rayhive.spec.study import is_path
 
 _HERE = Path(__file__).parent
 #: Folders of the library's files: beside this module in an installed package, and under

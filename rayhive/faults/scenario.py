@@ -15,7 +15,9 @@ from rayhive.errors import ConfigError, Problem, nearest, unknown
 from rayhive.faults.generators import GENERATORS
 from rayhive.faults.generators.base import Generator
 from rayhive.faults.kind import needs_of
-from rayhive.spec import Model, as_problem, read_mapping
+from rayhive.spec import Model
+from rayhive.spec.loading import as_problem
+from rayhive.spec.yaml_data import read_mapping
 
 #: Sections of a study for which a scenario may give defaults.
 STUDY_KEYS = ("workload", "swarm", "space", "budget", "evaluation")

@@ -11,8 +11,9 @@ from rayhive.errors import Problem, unknown
 from rayhive.faults.generators.base import Draft
 from rayhive.faults.kind import kind_of
 from rayhive.registry import FAULTS
-from rayhive.spec import Budget, SwarmConfig, as_problem
+from rayhive.spec import Budget, SwarmConfig
 from rayhive.spec.fault_plan import DYNAMIC_ROLES, At
+from rayhive.spec.loading import as_problem
 
 #: Tolerance for sums of times that are rounded to thousandths [s].
 _ROUNDING_S = 1e-6

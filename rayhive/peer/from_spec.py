@@ -10,7 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.compression.payload import allreduce_bytes, configuration_payload
 from rayhive.registry import CODECS
-from rayhive.spec import DRAW_ORDER, SwarmConfig
+from rayhive.spec import SwarmConfig
+from rayhive.spec.axes import DRAW_ORDER
 from rayhive.spec.replicate import PeerSpec
 from rayhive.strategy.strategy import HivemindStrategy
 from rayhive.workloads.loading import load_workload

@@ -18,9 +18,8 @@ from rayhive.membership.addresses import initial_peers as resolve_peers
 from rayhive.peer.callback import PeerTraining, swarm_optimizer
 from rayhive.peer.from_spec import PeerFit
 from rayhive.spec import Axis, Configuration, SweepConfig, load_sweep
-from rayhive.spec.axes import Values
+from rayhive.spec.axes.base import Values, choices, shown
 from rayhive.spec.configuration import decide
-from rayhive.spec.distribution import choices, shown
 from rayhive.spec.replicate import PeerSpec
 
 #: Shortest interval between two lines of progress [s].

@@ -8,21 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import create_model
 
 from rayhive.spec.axes import AXES, DRAW_ORDER, Axis, Values
-from rayhive.spec.distribution import Distribution
+from rayhive.spec.axes.base import Distribution
 from rayhive.spec.model import Model
 
 M = TypeVar("M", bound=Model)
 
 
-def _with_axes(field: Callable[[Axis], tuple[Any, Any]]) -> Callable[[type[M]], type[M]]:
-    """Return a decorator that adds one field per axis to a model.
-
-    Args:
-        field: Returns the annotation and the default of the field of an axis.
-    """
+def _with_fields(fields: dict[str, Any]) -> Callable[[type[M]], type[M]]:
+    """Return a decorator that adds fields to a model: name -> annotation and default."""
 
     def add(model: type[M]) -> type[M]:
-        fields: dict[str, Any] = {axis.name: field(axis) for axis in AXES}
         return create_model(
             model.__name__,
             __base__=model,
@@ -34,11 +29,12 @@ def _with_axes(field: Callable[[Axis], tuple[Any, Any]]) -> Callable[[type[M]], 
     return add
 
 
-def _value_field(axis: Axis) -> tuple[Any, Any]:
-    return (axis.type | None if axis.depends_on else axis.type), axis.field_default
-
-
-@_with_axes(_value_field)
+@_with_fields(
+    {
+        axis.name: (axis.type | None, None) if axis.depends_on else (axis.type, axis.default)
+        for axis in AXES
+    }
+)
 class Configuration(Model):
     """One point of a space, and one row of the results table per scenario.
 
@@ -88,7 +84,7 @@ class Configuration(Model):
         )
 
 
-@_with_axes(lambda axis: (Distribution, (axis.default,)))
+@_with_fields({axis.name: (Distribution, (axis.default,)) for axis in AXES})
 class Space(Model):
     """Distributions of the axes that a study searches; a constant is an axis of one value."""
 
@@ -117,15 +113,13 @@ def combinations(points: Callable[[Axis], Sequence[Any]]) -> Iterator[Configurat
     Args:
         points: Returns the values of an axis.
     """
-    found: Iterator[dict[str, Any]] = iter([{}])
-    for axis in DRAW_ORDER:
-        found = _extended(found, axis, points(axis))
-    return (Configuration(**values) for values in found)
 
+    def extended(values: dict[str, Any], axes: Sequence[Axis]) -> Iterator[Configuration]:
+        if not axes:
+            yield Configuration(**values)
+            return
+        axis, *rest = axes
+        for value in points(axis) if axis.applies(values) else (None,):
+            yield from extended({**values, axis.name: value}, rest)
 
-def _extended(
-    found: Iterator[dict[str, Any]], axis: Axis, points: Sequence[Any]
-) -> Iterator[dict[str, Any]]:
-    for values in found:
-        for value in points if axis.applies(values) else (None,):
-            yield {**values, axis.name: value}
+    return extended({}, DRAW_ORDER)

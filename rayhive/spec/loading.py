@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from rayhive.errors import ConfigError, Problem, nearest
-from rayhive.spec.plain_data import plain
 from rayhive.spec.rules import check_sweep
 from rayhive.spec.study import SweepConfig
 from rayhive.spec.swarm import WORD
-from rayhive.spec.yaml_text import parse
+from rayhive.spec.yaml_data import apply_overrides, plain, read_mapping
 
 #: Rule that finds problems in a study whose structure is valid.
 Check: TypeAlias = Callable[[SweepConfig], Iterable[Problem]]
@@ -38,15 +36,12 @@ _WORDS = {
 }
 
 
-def load_sweep(
-    path: str | Path, overrides: Sequence[str] = (), checks: Sequence[Check] = ()
-) -> SweepConfig:
+def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
     """Read a study from a YAML file.
 
     Args:
         path: The file.
         overrides: ``a.b=c`` strings that replace single fields; the values are YAML.
-        checks: Further rules, from layers above this one.
 
     Raises:
         ConfigError: There are mistakes in the file or the overrides; all are reported.
@@ -54,7 +49,7 @@ def load_sweep(
     problems: list[Problem] = []
     data = read_mapping(Path(path), problems)
     apply_overrides(data, overrides, problems)
-    return validate_sweep(data, str(path), problems, checks)
+    return validate_sweep(data, str(path), problems)
 
 
 def validate_sweep(
@@ -165,84 +160,13 @@ def _fields_at(location: Sequence[Any], model: type[BaseModel]) -> list[str]:
     for part in location:
         field = model.model_fields.get(str(part))
         if field is not None:
-            leaves = _flatten(field.annotation)
-            model = next((leaf for leaf in leaves if _is_model(leaf)), model)
+            model = next(_models(field.annotation), model)
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _is_model(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _flatten(annotation: Any) -> list[Any]:
-    arguments = get_args(annotation)
-    return [annotation, *(leaf for argument in arguments for leaf in _flatten(argument))]
-
-
-def read_mapping(file: Path, problems: list[Problem]) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping.
-
-    Args:
-        file: The file.
-        problems: List to which a problem is added for each repeated key and each value that a
-            study cannot hold.
-
-    Raises:
-        ConfigError: The file cannot be read, or holds no mapping.
-    """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(Problem("FILE", str(file), f"a text file in UTF-8: {error}")) from error
-    except (OSError, ValueError) as error:  # a path may hold characters that no file name has
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            Problem("FILE", str(file), f"a readable YAML file ({reason})", _sibling(file))
-        ) from error
-    try:
-        data = parse(text, problems)
-    except yaml.YAMLError as error:
-        raise ConfigError(Problem("FILE", str(file), f"valid YAML: {error}")) from error
-    if not isinstance(data, dict):
-        raise ConfigError(Problem("FILE", str(file), "a mapping of keys to values"))
-    found: dict[str, Any] = plain(data, problems)
-    return found
-
-
-def apply_overrides(
-    data: dict[str, Any], overrides: Sequence[str], problems: list[Problem]
-) -> None:
-    """Replace single fields of ``data``.
-
-    Args:
-        data: Content of a study file, changed in place.
-        overrides: ``a.b=c`` strings; the values are YAML.
-        problems: List to which a problem is added for each override that cannot be applied.
-    """
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            problems.append(Problem("--set", override, "KEY=VALUE, for example replicates=2"))
-            continue
-        try:
-            value = parse(text, problems)
-        except yaml.YAMLError as error:
-            problems.append(Problem(f"--set {key}", text, f"a YAML value: {error}"))
-            continue
-        *parents, last = key.split(".")
-        holder: Any = data
-        for parent in parents:
-            if holder.get(parent) is None:
-                holder[parent] = {}
-            holder = holder[parent]
-            if not isinstance(holder, dict):
-                problems.append(Problem(f"--set {key}", text, f"{parent} holds no keys"))
-                break
-        else:
-            holder[last] = value
-
-
-def _sibling(file: Path) -> str | None:
-    folder = file.parent
-    names = [str(folder / item.name) for item in folder.glob("*.y*ml")] if folder.is_dir() else []
-    return nearest(str(file), names)
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models that a type is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models(argument)

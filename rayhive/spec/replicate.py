@@ -156,8 +156,7 @@ class PeerSpec(Model):
     @property
     def rounds(self) -> int | None:
         """Number of rounds after which the budget of samples is spent; None without one."""
-        samples = self.budget.samples_per_replicate
-        return None if samples is None else -(-samples // self.swarm.target_batch_size)
+        return self.budget.rounds(self.swarm.target_batch_size)
 
     @property
     def evaluate_every_rounds(self) -> int:

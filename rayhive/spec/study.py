@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -13,6 +15,9 @@ from rayhive.spec.axes import AXES
 from rayhive.spec.configuration import Configuration, Space
 from rayhive.spec.model import LONGEST_S, MOST, Model
 from rayhive.spec.swarm import SwarmConfig
+
+#: A scenario's name is part of the names of folders and actors.
+SCENARIO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
 class WorkloadConfig(Model):
@@ -43,6 +48,11 @@ class Budget(Model):
     seconds_per_replicate: float = Field(default=120.0, ge=0.1, le=LONGEST_S)
     samples_per_replicate: int | None = Field(default=None, ge=1, le=MOST)
     stop_at_target: bool = False
+
+    def rounds(self, target_batch_size: int) -> int | None:
+        """Return the number of rounds in the budget of samples; None if only seconds limit it."""
+        samples = self.samples_per_replicate
+        return None if samples is None else -(-samples // target_batch_size)
 
 
 class Evaluation(Model):
@@ -128,16 +138,28 @@ class SweepConfig(Model):
     seed: int = Field(default=0, ge=0)
     storage: str | None = Field(default=None, repr=False)
 
-    def to_yaml(self) -> str:
-        """Return the resolved study as YAML that :func:`load_sweep` reads back.
-
-        A password in ``storage`` is masked, because the YAML is written to disk.
-        """
+    def as_data(self) -> dict[str, Any]:
+        """Return the study as plain data, in which a password in ``storage`` is masked."""
         data = self.model_dump(mode="json", by_alias=True)
         if self.storage is not None:
             data["storage"] = without_secrets(self.storage)
+        return data
+
+    def to_yaml(self) -> str:
+        """Return the study as YAML that :func:`load_sweep` reads back, without a password."""
+        data = self.as_data()
         for axis in AXES:
             # A conditional axis may be absent, and given without its condition it is refused.
             if axis.depends_on and axis.name not in self.space.model_fields_set:
                 del data["space"][axis.name]
         return str(yaml.safe_dump(data, sort_keys=False))
+
+
+def is_path(scenario: str) -> bool:
+    """Return whether a scenario is given by the path of its file, and not by name."""
+    return "/" in scenario or scenario.endswith((".yaml", ".yml"))
+
+
+def scenario_label(scenario: str) -> str:
+    """Return the name of a scenario that is given by name or by path."""
+    return PurePath(scenario).stem if is_path(scenario) else scenario

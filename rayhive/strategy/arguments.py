@@ -23,7 +23,7 @@ from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.membership import addresses
 from rayhive.optim.factories import group_size_problems
 from rayhive.optim.optimizer import RayhiveOptimizer
-from rayhive.spec import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
+from rayhive.spec.swarm import AGGREGATIONS, DEFAULT_RULES, OUTLIER_FILTERS
 
 #: Default addresses that a DHT listens on.
 HOST_MADDRS = ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/udp/0/quic")

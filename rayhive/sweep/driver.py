@@ -4,34 +4,41 @@ The driver may be killed at any instant. Its state is in the storage and in the 
 is stored with its configuration before its first replicate starts, and the log of a replicate
 records its end. A new driver goes through the trials from the first one, keeps finished replicates
 and runs the missing ones.
+
+A machine drifts during a study: it warms up, other jobs come and go. If the replicates of one
+configuration ran back to back, the drift would look like a difference between configurations, or
+between a scenario and its twin. Trials therefore run in batches, and a batch in blocks, as in a
+randomised complete block design: a block holds one replicate of every configuration of the batch
+under every scenario, in an order that the seed of the study determines.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from random import Random
+from typing import Protocol
 
+from rayhive.columns import Row
 from rayhive.errors import ClusterError, DamagedError
 from rayhive.metrics.rows import last_attempt, replicate_row, rows_with_twins
 from rayhive.metrics.timeline import LOST
+from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.aside import archive
-from rayhive.sweep.code_fingerprint import CodeFingerprints
+from rayhive.sweep.attempts import archive, finished_event
 from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
-from rayhive.sweep.order import batch_end, run_order
-from rayhive.sweep.provenance import code_revision
-from rayhive.sweep.replicate_runner import POLL_S, ReplicateRunner, Swarms, Watcher, finished_event
-from rayhive.sweep.resolved import ResolvedScenario, ResolvedStudy
+from rayhive.sweep.provenance import Fingerprint, code_revision
+from rayhive.sweep.replicate_runner import ReplicateRunner, Swarms, Watcher
+from rayhive.sweep.resolve import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
+from rayhive.sweep.storage import STARTUP_TRIALS
 from rayhive.sweep.trial_book import TrialBook, TrialRecord
-
-Row = Mapping[str, Any]
 
 #: Replicates in a row, each lost in all of its attempts, after which a sweep ends.
 LOSSES = 3
@@ -80,8 +87,7 @@ class Driver:
         progress: Display of the progress.
         interruption: Ends the sweep.
         measure: Computes the row of a finished replicate from its folder.
-        poll_s: Interval at which a running replicate is polled [s].
-        code: Detects changes of the workload's code and data.
+        code: Fingerprint of the workload, whose code must not change during the sweep.
         again: Whether replicates that were lost in every attempt get the same number of further
             attempts.
     """
@@ -95,8 +101,7 @@ class Driver:
         progress: Progress,
         interruption: Interruption,
         measure: Callable[[Path], Row] = replicate_row,
-        poll_s: float = POLL_S,
-        code: CodeFingerprints | None = None,
+        code: Fingerprint | None = None,
         again: bool = False,
     ) -> None:
         self._study = study
@@ -107,12 +112,12 @@ class Driver:
         self._interruption = interruption
         self._measure = measure
         self._charges = Charges(study.config)
-        self._size = book.size
+        self._size = study.space.size(study.config.enqueue)
         self._code = code
         self._early = EarlyFailures()
         self._again = again
         self._lost_in_a_row = 0
-        self._runner = ReplicateRunner(swarms, progress, interruption, poll_s, study.config.retries)
+        self._runner = ReplicateRunner(swarms, progress, interruption, retries=study.config.retries)
 
     def run(self) -> Done:
         """Run every trial of the budget to its end.
@@ -166,7 +171,7 @@ class Driver:
             for folder in [] if record.reported else self._folder.replicates(record.number):
                 with suppress(DamagedError):
                     finished = finished_event(folder)
-                    if finished is not None and finished["state"] == "failed":
+                    if finished is not None and finished.state == "failed":
                         archive(folder)
 
     def _run_batch(self, start: int, batch: Sequence[TrialRecord]) -> None:
@@ -223,7 +228,7 @@ class Driver:
     def _replicate(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> Row:
         spec = self.spec(record, scenario, number)
         if self._code is not None:
-            self._code.check()
+            self._code.check_unchanged(self._config.workload)
         ran = self._runner.run(spec, self._again)
         if not record.reported and self._runner.of_other_code(spec):
             ran = self._runner.run(spec)
@@ -275,3 +280,47 @@ class Driver:
             git_revision=code_revision(),
             directory=os.getcwd(),
         )
+
+
+def batch_end(config: SweepConfig, start: int, size: int | None) -> int:
+    """Return the position after the last trial of the batch that begins at ``start``.
+
+    The first batch holds the enqueued configurations and the random start-up draws of the sampler.
+    If the budget covers the whole space, the first batch holds every trial. Later batches hold
+    ``interleave`` trials: the sampler learns from a batch when it ends.
+
+    Args:
+        config: The study.
+        start: Position of the first trial of the batch among the distinct trials.
+        size: Distinct configurations of the study; None if a range makes the space unbounded.
+    """
+    trials = config.budget.trials
+    if size is not None and size <= trials:
+        return max(start + 1, size)
+    first = max(len(config.enqueue), STARTUP_TRIALS)
+    if start < first:
+        return max(start + 1, min(first, trials))
+    return max(start + 1, min(start + config.interleave, trials))
+
+
+def run_order(
+    config: SweepConfig,
+    scenarios: Sequence[ResolvedScenario],
+    start: int,
+    trials: Sequence[TrialRecord],
+) -> Iterator[tuple[TrialRecord, ResolvedScenario, int]]:
+    """Yield every trial of a batch with every scenario and replicate number.
+
+    The order of a study is the same after an interruption; added replicates form further blocks.
+
+    Args:
+        config: The study.
+        scenarios: Its scenarios.
+        start: Position of the first of ``trials`` among the distinct trials.
+        trials: The batch.
+    """
+    for number in range(config.replicates):
+        block = [(trial, scenario, number) for trial in trials for scenario in scenarios]
+        text = f"order/{config.seed}/{start}/{number}".encode()
+        Random(hashlib.blake2b(text).digest()).shuffle(block)
+        yield from block

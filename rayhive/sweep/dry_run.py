@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 from rayhive.compression.payload import allreduce_bytes, configuration_payload, payload
 from rayhive.errors import Problem
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import Axis, Configuration, Space
+from rayhive.spec.axes.base import ends
 from rayhive.spec.configuration import combinations
-from rayhive.spec.distribution import ends
-from rayhive.sweep.resolved import ResolvedScenario, ResolvedStudy
+from rayhive.sweep.resolve import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.space import LISTABLE
 
 #: Configurations that a plan lists; further ones are only counted.
@@ -80,23 +80,16 @@ class Plan:
 def make_plan(study: ResolvedStudy) -> Plan:
     """Return the dry run of a study."""
     config, shapes = study.config, study.workload.shapes
-    everything = study.space.every()
-    enqueued = {study.space.key(item) for item in config.enqueue}
-    size = (
-        None
-        if everything is None
-        else len({study.space.key(item) for item in everything} | enqueued)
-    )
+    size = study.space.size(config.enqueue)
     trials = config.budget.trials if size is None else min(config.budget.trials, size)
     replicates = trials * study.replicates_per_trial
-    samples = config.budget.samples_per_replicate
     rows = list(_rows(study))
     return Plan(
         study=study,
         space_size=size,
         trials=trials,
         replicates=replicates,
-        rounds=None if samples is None else -(-samples // config.swarm.target_batch_size),
+        rounds=config.budget.rounds(config.swarm.target_batch_size),
         longest_s=replicates * config.budget.seconds_per_replicate,
         dense_bytes=payload(shapes).dense_bytes,
         configurations=tuple(rows[:LISTED]),
@@ -116,11 +109,8 @@ def _rows(study: ResolvedStudy) -> Iterator[PlannedConfiguration]:
     """Yield the enqueued configurations, then the other corners, each distinct one once."""
     config = study.config
     seen: set[str] = set()
-    corners = _corners(config.space)
-    for item, enqueued in (
-        *((one, True) for one in config.enqueue),
-        *((c, False) for c in corners),
-    ):
+    corners = zip(_corners(config.space), repeat(False))
+    for item, enqueued in chain(zip(config.enqueue, repeat(True)), corners):
         key = study.space.key(item)
         if key in seen:
             continue

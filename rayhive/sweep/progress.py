@@ -6,19 +6,32 @@ import io
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rayhive.errors import RayhiveError
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.replicate_runner import Handle
-from rayhive.sweep.tally import Tally, finished_line, replicate_label, trial_line
+from rayhive.sweep.tally import Tally, finished_line, objective, replicate_label, trial_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from rayhive.sweep.progress_display import Display
     from rayhive.sweep.trial_book import TrialRecord
+
+#: Figures of a peer: the key in its status, the header, the format.
+PEER_FIGURES = (
+    ("state", "state", "{}"),
+    ("round", "round", "{}"),
+    ("samples", "samples", "{}"),
+    ("samples_per_s", "samples/s", "{:.0f}"),
+    ("loss", "loss", "{:.4g}"),
+)
 
 
 class SweepProgress:
@@ -28,8 +41,6 @@ class SweepProgress:
         config: The study.
         out: Stream of the lines; by default the standard error output.
         now: Monotonic clock [s].
-        console: Terminal. If it is given, it shows a display of what runs and the lines above it,
-            without those of started replicates.
     """
 
     def __init__(
@@ -37,52 +48,33 @@ class SweepProgress:
         config: SweepConfig,
         out: IO[str] | None = None,
         now: Callable[[], float] = time.monotonic,
-        console: Console | None = None,
     ) -> None:
         self.tally = Tally(config, now)
         self._out = out or sys.stderr
-        self.display: Display | None = None
-        if console is not None:
-            from rayhive.sweep.progress_display import Display
-
-            self.display = Display(self.tally, console)
 
     def close(self) -> None:
-        """Remove the display, if there is one."""
-        if self.display is not None:
-            self.display.stop()
+        """End the output; lines stay as they are."""
 
     def began(self, trials: int, replicates: int) -> None:
-        """Show the size of the sweep."""
+        """Print the size of the sweep."""
         self.tally.began(trials, replicates)
-        if self.display is not None:
-            self.display.start()
-        else:
-            name = self.tally.config.name
-            self.note(f"{name}: {trials} trials of {replicates} replicates each")
+        self.note(f"{self.tally.config.name}: {trials} trials of {replicates} replicates each")
 
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
-        """Show the replicate and the remaining duration of the sweep."""
+        """Print the replicate and the remaining duration of the sweep."""
         self.tally.started(adopted)
-        if self.display is not None:
-            self.display.show(spec)
-            return
         verb = "goes on" if adopted else "starts"
         left = self.tally.remaining
         self.note(f"{self.tally.position} {replicate_label(spec)} {verb} (left: {left})")
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
-        """Update the display."""
-        if self.display is not None:
-            self.display.update(handle)
+        """Print nothing."""
 
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         """Print the outcome and the key figures of a replicate."""
-        position = "" if self.display is not None else f"{self.tally.position} "
-        if self.display is not None:
-            self.display.show(None)
+        position = self.tally.position
         seconds = self.tally.finished(row)
-        self.note(f"{position}{finished_line(self.tally.config, spec, row, seconds, kept)}")
+        self.note(f"{position} {finished_line(self.tally.config, spec, row, seconds, kept)}")
 
     def trial_finished(
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
@@ -93,10 +85,114 @@ class SweepProgress:
 
     def note(self, text: str) -> None:
         """Print a line."""
-        if self.display is not None:
-            self.display.print(text)
-        else:
-            print(text, file=self._out, flush=True)
+        print(text, file=self._out, flush=True)
+
+
+class DisplayProgress(SweepProgress):
+    """Display at the bottom of a terminal, with lines of finished replicates and trials above it.
+
+    It shows a bar, the peers of the running replicate, and the best value of each objective.
+
+    Args:
+        config: The study.
+        console: The terminal.
+    """
+
+    def __init__(self, config: SweepConfig, console: Console) -> None:
+        super().__init__(config)
+        self._console = console
+        self._running: ReplicateSpec | None = None
+        self._since = 0.0
+        self._status: Mapping[str, Any] = {}
+        self._live = Live(
+            get_renderable=self.render, console=console, refresh_per_second=2, transient=True
+        )
+
+    def close(self) -> None:
+        """Remove the display."""
+        self._live.stop()
+
+    def began(self, trials: int, replicates: int) -> None:
+        """Show the display from now on."""
+        self.tally.began(trials, replicates)
+        self._live.start()
+
+    def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
+        """Show the peers of the replicate."""
+        self.tally.started(adopted)
+        self._running, self._status, self._since = spec, {}, time.monotonic()
+
+    def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
+        """Read the state of the peers; if that fails, the last one stays."""
+        with suppress(RayhiveError):
+            self._status = handle.status()
+
+    def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
+        """Remove the peers, and print the outcome of the replicate above the display."""
+        self._running = None
+        seconds = self.tally.finished(row)
+        self.note(finished_line(self.tally.config, spec, row, seconds, kept))
+
+    def note(self, text: str) -> None:
+        """Print a line above the display."""
+        self._console.print(Text(text))
+
+    def render(self) -> RenderableType:
+        """Return the display."""
+        parts: list[RenderableType] = [self._bar()]
+        if self._running is not None:
+            parts += [self._replicate(self._running), self._peers()]
+        if self.tally.best:
+            parts.append(self._best())
+        return Group(*parts)
+
+    def _bar(self) -> RenderableType:
+        tally, eta = self.tally, self.tally.eta
+        grid = Table.grid(padding=(0, 1))
+        grid.add_row(
+            Text(tally.config.name, style="bold"),
+            ProgressBar(total=max(1, eta.total), completed=eta.done, width=30),
+            f"trials {tally.trials_done}/{tally.trials}",
+            f"replicates {eta.done}/{eta.total}",
+            f"left: {tally.remaining}",
+        )
+        return grid
+
+    def _replicate(self, spec: ReplicateSpec) -> RenderableType:
+        phase = str(self._status.get("phase", "starting"))
+        seconds = time.monotonic() - self._since
+        return Text(f"{replicate_label(spec)}: {phase}, {seconds:.0f} s")
+
+    def _peers(self) -> RenderableType:
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        table.add_column("peer")
+        for _, header, _ in PEER_FIGURES:
+            table.add_column(header, justify="right")
+        for name, peer in sorted(dict(self._status.get("peers", {})).items()):
+            shown = {**peer, "samples_per_s": self._rate(peer)}
+            cells = [
+                "" if shown.get(key) is None else form.format(shown[key])
+                for key, _, form in PEER_FIGURES
+            ]
+            table.add_row(str(name), *cells)
+        return table
+
+    def _rate(self, peer: Mapping[str, Any]) -> float | None:
+        """Return the rate that a peer reports, or else its mean since training began [1/s]."""
+        if peer.get("samples_per_s") is not None:
+            return float(peer["samples_per_s"])
+        seconds, samples = self._status.get("seconds"), peer.get("samples")
+        if self._status.get("phase") != "training" or not seconds or not samples:
+            return None
+        return float(samples / seconds)
+
+    def _best(self) -> RenderableType:
+        lines = [
+            f"best {name}: {objective(self.tally.config, name, value)} (trial {record.number} "
+            f"{record.configuration.label})"
+            for name, (value, record) in self.tally.best.items()
+        ]
+        return Text("\n".join(lines), style="green")
 
 
 @contextmanager
@@ -111,11 +207,9 @@ def default_progress(config: SweepConfig, shown: bool = True) -> Iterator[SweepP
         shown: False to show nothing.
     """
     if not shown:
-        progress = SweepProgress(config, out=io.StringIO())
+        progress: SweepProgress = SweepProgress(config, out=io.StringIO())
     elif sys.stderr.isatty():
-        from rich.console import Console
-
-        progress = SweepProgress(config, console=Console(stderr=True))
+        progress = DisplayProgress(config, Console(stderr=True))
     else:
         progress = SweepProgress(config, out=lines_stream())
     try:

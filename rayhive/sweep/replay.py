@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from rayhive.errors import ConfigError, Problem, nearest
 from rayhive.faults.kind import needs_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.attempts import SPEC, read_spec
 from rayhive.sweep.replicate_runner import ReplicateRunner, Watcher
-from rayhive.sweep.resolved import Demands, most_joining
+from rayhive.sweep.resolve import Demands, most_joining
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.target import Target
-
-SPEC = "spec.json"
 
 
 def recorded_spec(
@@ -60,8 +57,8 @@ def recorded_spec(
         raise ConfigError(Problem("--scenario", scenario, allowed, close))
     path = run.replicate(trial, replicate, name)
     try:
-        spec = ReplicateSpec.model_validate_json((path / SPEC).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        spec = read_spec(path)
+    except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
         raise ConfigError(Problem("DIR", str(path / SPEC), f"a replicate: {first}")) from error
     target = Path(out).absolute() if out is not None else path
@@ -74,7 +71,7 @@ def _choice(names: list[str]) -> str | None:
 
 
 def run_again(
-    spec: ReplicateSpec, watcher: Watcher, interruption: Interruption, target: Target
+    spec: ReplicateSpec, watcher: Watcher, interruption: Interruption, address: str | None
 ) -> None:
     """Run one replicate.
 
@@ -82,7 +79,7 @@ def run_again(
         spec: The replicate; its folder must not hold one yet.
         watcher: Display of the progress.
         interruption: Ends the replicate.
-        target: Where it runs.
+        address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for this machine.
 
     Raises:
         ConfigError: The folder holds a replicate, or the cluster does not meet its demands.
@@ -91,10 +88,7 @@ def run_again(
     if any(Path(spec.folder).glob("events*.jsonl")):
         raise ConfigError(Problem("--out", spec.folder, "a folder without a replicate"))
     faults = () if spec.plan is None else spec.plan.faults
-    demands = Demands(
-        swarm=spec.swarm,
-        needs=needs_of((fault.kind, fault.args) for fault in faults),
-        joining=most_joining([spec.plan]),
-    )
-    with target.cluster(demands, connected=interruption.install) as cluster:
+    needs = needs_of((fault.kind, fault.args) for fault in faults)
+    demands = Demands(swarm=spec.swarm, needs=needs, joining=most_joining([spec.plan]))
+    with Target(address).cluster(demands, connected=interruption.install) as cluster:
         ReplicateRunner(cluster, watcher, interruption).run(spec)

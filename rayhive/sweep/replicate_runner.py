@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
-from rayhive.events import Event, EventLog, ReplicateStarted, make_event, read_events
+from rayhive.events import ReplicateFinished, ReplicateStarted, read_events
 from rayhive.files import write_atomically
 from rayhive.metrics.timeline import LOST
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.aside import archive, current_attempt, set_aside
+from rayhive.sweep import attempts
 from rayhive.sweep.signals import Interrupted, Interruption
 
 #: Interval at which a running replicate is polled [s].
@@ -73,24 +73,6 @@ class Watcher(Protocol):
         """Show a line."""
 
 
-def finished_event(folder: Path) -> Event | None:
-    """Return the last event of the replicate in ``folder``; None if it is unfinished or stopped.
-
-    Raises:
-        DamagedError: Its event log is damaged.
-    """
-    log = folder / "events.jsonl"
-    if not log.exists():
-        return None
-    last = None
-    for event in read_events(log):
-        if event["kind"] == "replicate_finished":
-            if not isinstance(event.get("state"), str):
-                raise DamagedError(log, "replicate_finished has no state")
-            last = event
-    return None if last is None or last["state"] == "stopped" else last
-
-
 class ReplicateRunner:
     """Runs replicates to their end.
 
@@ -133,41 +115,46 @@ class ReplicateRunner:
         """
         folder = Path(spec.folder)
         ran = False
-        bound = self._retries + (lost_attempts(folder) if again else 0)
+        bound = self._retries + (attempts.lost_attempts(folder) if again else 0)
         self._interruption.check()
-        spec, handle = self._adopt(spec, folder)
+        spec = spec.model_copy(update={"attempt": attempts.current_attempt(folder)})
+        # The cluster is asked before the disk is read: a replicate that ends in between has written
+        # its last event by then.
+        handle = self._find(spec.run_id, folder) if folder.exists() else None
         end = None if handle is not None else self._finished(spec, folder)
         if end is not None or handle is not None:
             _check_plan(spec, folder)
         while True:
             if end is not None:
-                if end["state"] != LOST or lost_attempts(folder) > bound:
+                if end.state != LOST or attempts.lost_attempts(folder) > bound:
                     return ran
                 self._watcher.note(
                     f"trial {spec.trial} r{spec.replicate} {spec.scenario} was lost "
-                    f"({end['stop_reason']}); it is tried again"
+                    f"({end.stop_reason}); it is tried again"
                 )
             self._interruption.check()
             ran = True
             # The supervisor of an attempt that has ended may still live; it is not adopted.
             reason, handle = self._follow(spec, handle), None
-            end = self._finished(spec, folder) or record_end(folder, LOST, reason)
+            end = self._finished(spec, folder) or attempts.record_end(folder, LOST, reason)
 
-    def _finished(self, spec: ReplicateSpec, folder: Path) -> Event | None:
+    def _finished(self, spec: ReplicateSpec, folder: Path) -> ReplicateFinished | None:
         """Return the last event of a finished replicate; set a damaged log aside."""
         try:
-            found = finished_event(folder)
-            outcome = None if found is not None else _outcome(folder)
+            found = attempts.finished_event(folder)
+            outcome = None if found is not None else attempts.unfinished_outcome(folder)
         except DamagedError as error:
             self.set_aside(spec, error)
             return None
-        if outcome is not None:  # the supervisor died while it cleaned up
-            return record_end(folder, outcome["state"], outcome["stop_reason"])
-        return found
+        return (
+            found
+            if outcome is None
+            else attempts.record_end(folder, outcome.state, outcome.stop_reason)
+        )
 
     def set_aside(self, spec: ReplicateSpec, error: DamagedError) -> None:
         """Rename a damaged file of a replicate so that it is not read, and report it."""
-        new = set_aside(error.path)
+        new = attempts.set_aside(error.path)
         again = "; it is run again" if error.path.name == "events.jsonl" else ""
         self._watcher.note(
             f"trial {spec.trial} r{spec.replicate} {spec.scenario} is damaged: {error}; "
@@ -180,29 +167,17 @@ class ReplicateRunner:
         It keeps a row of its own, and the values that Optuna receives for a trial come from one
         version of the code.
         """
-        recorded = Path(spec.folder) / "spec.json"
         try:
-            before = ReplicateSpec.model_validate_json(recorded.read_bytes())
+            if attempts.read_spec(Path(spec.folder)).code == spec.code:
+                return False
         except (OSError, ValueError):
             return False
-        if before.code == spec.code:
-            return False
-        archive(Path(spec.folder))
+        attempts.archive(Path(spec.folder))
         self._watcher.note(
             f"trial {spec.trial} r{spec.replicate} {spec.scenario} ran with other code, and its "
             "trial has not ended: it is run again"
         )
         return True
-
-    def _adopt(self, spec: ReplicateSpec, folder: Path) -> tuple[ReplicateSpec, Handle | None]:
-        """Return the spec with its attempt, and the live replicate if there is one.
-
-        The cluster is asked before the disk is read: a replicate that ends in between has written
-        its last event by then.
-        """
-        current = spec.model_copy(update={"attempt": current_attempt(folder)})
-        handle = self._find(current.run_id, folder) if folder.exists() else None
-        return current, handle
 
     def _find(self, run_id: str, folder: Path) -> Handle | None:
         """Find a live replicate, waiting for its supervisor as long as it does not answer.
@@ -256,17 +231,16 @@ class ReplicateRunner:
 
 def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
     """Refuse a replicate whose recorded plan differs: one row must not mix two plans."""
-    recorded = folder / "spec.json"
-    if not recorded.exists():
-        return
     try:
-        before = ReplicateSpec.model_validate_json(recorded.read_bytes()).plan
+        before = attempts.read_spec(folder).plan
+    except FileNotFoundError:
+        return
     except ValueError:
         first = next(iter(read_events(folder / "events.jsonl")), None)
         if not isinstance(first, ReplicateStarted):
             return  # the plan of the recorded run is unknown
         before = ReplicateSpec.model_validate(first.spec).plan
-        write_atomically(recorded, json.dumps(first.spec, indent=1) + "\n")
+        write_atomically(folder / attempts.SPEC, json.dumps(first.spec, indent=1) + "\n")
     if before != spec.plan:
         allowed = (
             f"the same as when {folder} was recorded, but it now plans other faults: restore its "
@@ -282,45 +256,7 @@ def prepare(spec: ReplicateSpec) -> ReplicateSpec:
     """
     folder = Path(spec.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    archive(folder)
-    spec = spec.model_copy(update={"attempt": current_attempt(folder)})
-    write_atomically(folder / "spec.json", spec.model_dump_json(by_alias=True, indent=1) + "\n")
+    attempts.archive(folder)
+    spec = spec.model_copy(update={"attempt": attempts.current_attempt(folder)})
+    write_atomically(folder / attempts.SPEC, spec.model_dump_json(by_alias=True, indent=1) + "\n")
     return spec
-
-
-def lost_attempts(folder: Path) -> int:
-    """Return the number of attempts at a replicate that were lost to the infrastructure."""
-    logs = [path for path in folder.glob("events*.jsonl") if "damaged" not in path.name]
-    return sum(_lost(log) for log in logs)
-
-
-def _lost(log: Path) -> bool:
-    """Return whether the attempt of a log was lost; False if the log cannot be read."""
-    state = None
-    with suppress(DamagedError, OSError):
-        for event in read_events(log):
-            if event["kind"] == "replicate_finished":
-                state = event.get("state")
-    return state == LOST
-
-
-def _outcome(folder: Path) -> Event | None:
-    """Return the ``outcome`` event of a log that lacks ``replicate_finished``, if it has one."""
-    log, found = folder / "events.jsonl", None
-    for event in read_events(log) if log.exists() else ():
-        if event["kind"] == "replicate_finished":
-            return None
-        if event["kind"] == "outcome":
-            if not isinstance(event.get("state"), str):
-                raise DamagedError(log, "outcome has no state")
-            found = event
-    return found
-
-
-def record_end(folder: Path, state: str, reason: str) -> Event:
-    """Append ``replicate_finished`` to a log whose writer is gone, and return it."""
-    end = make_event("replicate_finished", state=state, stop_reason=reason)
-    events = EventLog(folder / "events.jsonl")
-    events.append(end)
-    events.close()
-    return end

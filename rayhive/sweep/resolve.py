@@ -1,10 +1,16 @@
-"""Resolution of a study: from a file, a mapping or a model to a :class:`ResolvedStudy`."""
+"""Resolution of a study: from a file, a mapping or a model to a :class:`ResolvedStudy`.
+
+A resolved study holds every default, scenario, fault plan and demand, derived once. The dry run,
+the pre-flight check, the driver and the replicates read it and derive nothing themselves.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,27 +22,118 @@ from rayhive.faults.kind import needs_of
 from rayhive.faults.library import load_scenario, plan_of
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.registry import SCENARIOS
-from rayhive.spec import (
-    SweepConfig,
-    apply_overrides,
-    is_path,
-    read_mapping,
-    scenario_label,
-    validate_sweep,
-)
+from rayhive.spec import SwarmConfig, SweepConfig, validate_sweep
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.rules import check_target_batch_size
-from rayhive.sweep.resolved import (
-    Demands,
-    ResolvedScenario,
-    ResolvedStudy,
-    WorkloadFacts,
-    most_joining,
-    replicate_seed,
-)
+from rayhive.spec.study import is_path, scenario_label
+from rayhive.spec.yaml_data import apply_overrides, read_mapping
+from rayhive.sweep.space import SearchSpace
 
 #: A study as a user gives it: the path of a YAML file, the content of one, or the model.
 StudyLike: TypeAlias = str | Path | Mapping[str, Any] | SweepConfig
+#: Capabilities that a testbed provides: shaped links, and nodes that can be ended or drained.
+_OF_A_TESTBED = frozenset({"link", "node", "nodes", "drain"})
+
+
+def replicate_seed(seed: int, replicate: int) -> int:
+    """Return the seed of a replicate number: the same for every configuration of a study."""
+    digest = hashlib.blake2b(f"{seed}/{replicate}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """Properties of a workload that a sweep needs.
+
+    Attributes:
+        shapes: Shapes of the parameters, from which payload is predicted.
+        batch_size: Samples in one micro-batch of one peer.
+        data: Whether the data is ``real`` or ``generated``.
+        data_files: Files and folders of data that the workload names.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    batch_size: int
+    data: str
+    data_files: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True)
+class ResolvedScenario:
+    """A scenario of a study with the fault plans of its replicates.
+
+    Attributes:
+        name: Name in result rows and in the folders of replicates.
+        plans: Fault plan of each replicate number; None if no fault is planned.
+    """
+
+    name: str
+    plans: tuple[FaultPlan | None, ...]
+
+
+@dataclass(frozen=True)
+class Demands:
+    """Requirements that a swarm and its faults place on the nodes.
+
+    Attributes:
+        swarm: The swarm.
+        needs: Kind of fault -> capabilities of :data:`rayhive.faults.target.CAPABILITIES` that a
+            node must have for it.
+        optional: The same for kinds that are left out where a node lacks one (``available_only``).
+        joining: Most peers that join after the start.
+    """
+
+    swarm: SwarmConfig
+    needs: Mapping[str, frozenset[str]]
+    joining: int = 0
+    optional: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def testbed(self) -> bool:
+        """Whether nodes with shaped links or CPU shares, or nodes that can be ended, are needed."""
+        classes = (self.swarm.node_classes or {}).values()
+        wanted = frozenset().union(*self.needs.values(), *self.optional.values())
+        return any(item.shaped for item in classes) or bool(wanted & _OF_A_TESTBED)
+
+
+def most_joining(plans: Iterable[FaultPlan | None]) -> int:
+    """Return the largest number of peers that any of the plans adds to a swarm."""
+    return max((len(plan.joins) for plan in plans if plan is not None), default=0)
+
+
+@dataclass(frozen=True)
+class ResolvedStudy:
+    """A study that is ready to run.
+
+    Attributes:
+        config: The study with defaults filled in, enqueued configurations complete and grids of
+            scenarios replaced by their members. A run folder keeps it.
+        workload: Properties of the workload.
+        scenarios: The scenarios in the order of the study, the twin included.
+        demands: Requirements on the nodes.
+        twin_added: Whether the scenario ``none`` was added as the twin of the faulted ones.
+    """
+
+    config: SweepConfig
+    workload: WorkloadFacts
+    scenarios: tuple[ResolvedScenario, ...]
+    demands: Demands
+    twin_added: bool = False
+
+    @cached_property
+    def space(self) -> SearchSpace:
+        """The configurations that the study may try."""
+        return SearchSpace(self.config.space, self.workload.shapes)
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """Seed of each replicate number."""
+        return tuple(replicate_seed(self.config.seed, n) for n in range(self.config.replicates))
+
+    @property
+    def replicates_per_trial(self) -> int:
+        """Replicates of one trial, over all scenarios."""
+        return len(self.scenarios) * self.config.replicates
 
 
 def resolve(
@@ -45,6 +142,7 @@ def resolve(
     *,
     source: str | None = None,
     twin: bool = True,
+    workload: WorkloadFacts | None = None,
 ) -> ResolvedStudy:
     """Read, check and resolve a study.
 
@@ -53,6 +151,7 @@ def resolve(
         overrides: ``a.b=c`` strings that replace single fields; the values are YAML.
         source: Origin of the study for error messages; by default its path, if it has one.
         twin: Whether the scenario ``none`` is added to faulted scenarios that lack it.
+        workload: Properties of the workload, if they are known; by default it is loaded for them.
 
     Raises:
         ConfigError: With every mistake in the study and the overrides.
@@ -62,31 +161,33 @@ def resolve(
         source = str(study) if source is None else source
         data = read_mapping(Path(study), problems)
     else:
-        data = as_data(study) if isinstance(study, SweepConfig) else deepcopy(dict(study))
+        data = _as_data(study) if isinstance(study, SweepConfig) else deepcopy(dict(study))
     apply_overrides(data, overrides, problems)
-    check = _Check()
+    check = _Check(workload)
     config = validate_sweep(data, source, problems, [check.workload, check.scenarios])
-    if check.facts is None:
+    if check.facts is None or check.expanded is None:
         raise RuntimeError("a study was accepted without a workload")
-    return _resolved(config, check.facts, check.plans, twin)
+    scenarios = with_twin(check.expanded.scenarios) if twin else check.expanded.scenarios
+    nothing = (None,) * config.replicates
+    resolved = tuple(
+        ResolvedScenario(scenario_label(name), check.plans.get(name, nothing)) for name in scenarios
+    )
+    enqueue = tuple(configuration.completed() for configuration in config.enqueue)
+    return ResolvedStudy(
+        config=check.expanded.model_copy(update={"enqueue": enqueue, "scenarios": scenarios}),
+        workload=check.facts,
+        scenarios=resolved,
+        demands=Demands(
+            swarm=config.swarm,
+            needs=fault_needs(check.expanded, scenarios, optional=False),
+            optional=fault_needs(check.expanded, scenarios, optional=True),
+            joining=most_joining(plan for scenario in resolved for plan in scenario.plans),
+        ),
+        twin_added=NO_FAULTS not in config.scenarios and NO_FAULTS in scenarios,
+    )
 
 
-def resolve_config(
-    config: SweepConfig, workload: WorkloadFacts, *, twin: bool = True
-) -> ResolvedStudy:
-    """Resolve a valid study whose workload is known already.
-
-    Raises:
-        ConfigError: With every mistake in the scenarios.
-    """
-    check = _Check()
-    problems = list(check.scenarios(config))
-    if problems:
-        raise ConfigError(problems)
-    return _resolved(config, workload, check.plans, twin)
-
-
-def as_data(config: SweepConfig) -> dict[str, Any]:
+def _as_data(config: SweepConfig) -> dict[str, Any]:
     """Return a study as the content of its YAML file, the password of ``storage`` included."""
     data: dict[str, Any] = yaml.safe_load(config.to_yaml())
     return {**data, "storage": config.storage}
@@ -203,58 +304,26 @@ def fault_needs(
     )
 
 
-def _resolved(
-    config: SweepConfig, workload: WorkloadFacts, plans: Mapping[str, _Plans], twin: bool
-) -> ResolvedStudy:
-    """Assemble a resolved study.
-
-    Args:
-        config: The study as the user wrote it.
-        workload: Properties of its workload.
-        plans: The fault plans of its scenarios, by name or path.
-        twin: Whether a missing twin is added.
-    """
-    whole = expanded(config)
-    scenarios = with_twin(whole.scenarios) if twin else whole.scenarios
-    update = {
-        "enqueue": tuple(configuration.completed() for configuration in config.enqueue),
-        "scenarios": scenarios,
-    }
-    nothing: _Plans = (None,) * config.replicates
-    resolved = tuple(ResolvedScenario(scenario_label(s), plans.get(s, nothing)) for s in scenarios)
-    return ResolvedStudy(
-        config=whole.model_copy(update=update),
-        workload=workload,
-        scenarios=resolved,
-        demands=Demands(
-            swarm=config.swarm,
-            needs=fault_needs(whole, scenarios, optional=False),
-            optional=fault_needs(whole, scenarios, optional=True),
-            joining=most_joining(plan for scenario in resolved for plan in scenario.plans),
-        ),
-        twin_added=NO_FAULTS not in config.scenarios and NO_FAULTS in scenarios,
-    )
-
-
-_Plans: TypeAlias = tuple[FaultPlan | None, ...]
-
-
 @dataclass
 class _Check:
     """Checks of a study that need its workload and its scenarios.
 
     Attributes:
         facts: Properties of the workload, once it has been found valid.
+        expanded: The study with its grids of scenarios expanded.
         plans: Scenario, by name or path -> fault plan of each replicate.
     """
 
-    facts: WorkloadFacts | None = field(default=None, init=False)
-    plans: dict[str, _Plans] = field(default_factory=dict, init=False)
+    facts: WorkloadFacts | None
+    expanded: SweepConfig | None = field(default=None, init=False)
+    plans: dict[str, tuple[FaultPlan | None, ...]] = field(default_factory=dict, init=False)
 
     def workload(self, config: SweepConfig) -> Iterator[Problem]:
         """Yield the mistakes in the workload, and in the swarm's batch size and number of peers."""
         from rayhive.workloads.loading import load_workload
 
+        if self.facts is not None:
+            return
         given = config.workload
         try:
             workload = load_workload(given.name, given.import_path, given.args)
@@ -286,7 +355,7 @@ class _Check:
 
     def scenarios(self, config: SweepConfig) -> Iterator[Problem]:
         """Plan the faults of every replicate, and yield the mistakes that this shows."""
-        config = expanded(config)
+        self.expanded = config = expanded(config)
         for name in config.scenarios:
             if not is_path(name) and name not in SCENARIOS:
                 continue  # reported by the rules of the study
@@ -300,5 +369,4 @@ class _Check:
                     found.update((str(problem), problem) for problem in error.problems)
             self.plans[name] = tuple(plans)
             for problem in found.values():
-                key = f"scenarios.{scenario_label(name)}: {problem.key}"
-                yield Problem(key, problem.value, problem.allowed, problem.nearest)
+                yield replace(problem, key=f"scenarios.{scenario_label(name)}: {problem.key}")

@@ -11,17 +11,17 @@ import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from rayhive.errors import ConfigError, DamagedError, Problem, RayhiveError, without_secrets
-from rayhive.events import read_events
+import yaml
+
+from rayhive.errors import ConfigError, DamagedError, Problem, RayhiveError
+from rayhive.events import ReplicateFinished, of_kind, read_events
 from rayhive.files import is_unfinished, write_atomically
 from rayhive.spec import SweepConfig
-from rayhive.sweep.aside import set_aside
-from rayhive.sweep.code_fingerprint import Fingerprint, read_fingerprint
-from rayhive.sweep.provenance import collect
+from rayhive.sweep.attempts import set_aside
+from rayhive.sweep.provenance import Fingerprint, collect, read_fingerprint
 
 #: Keys that may grow when a study is resumed; any other difference makes it another study.
 MAY_GROW = ("budget.trials", "replicates")
@@ -76,7 +76,9 @@ class RunFolder:
             if owner is not None:
                 yield self._in_use(owner)
             yield from self._differences(config)
-        elif self.path.exists() and self._occupied():
+        elif self.path.exists() and any(
+            item.name != LOCK and not is_unfinished(item) for item in self.path.iterdir()
+        ):
             yield Problem("--out", str(self.path), "a run folder, or one that is empty or new")
 
     def check_code(self, config: SweepConfig, now: Fingerprint) -> Iterator[Problem]:
@@ -104,8 +106,9 @@ class RunFolder:
         if before is None:
             return now
         if accept:
-            return replace(now, accepted=before.digest)
-        return now if now.differences(before) else replace(now, accepted=before.accepted)
+            return now.model_copy(update={"accepted": before.digest})
+        same = not now.differences(before)
+        return now.model_copy(update={"accepted": before.accepted}) if same else now
 
     def _fingerprint(self) -> Fingerprint | None:
         with suppress(OSError, ValueError, RecursionError, AttributeError):
@@ -122,9 +125,9 @@ class RunFolder:
         """Whether any replicate measured its configuration; without one no results can be mixed."""
         for log in self.path.glob("trials/*/*/events*.jsonl"):
             with suppress(DamagedError):
-                for event in read_events(log):
-                    if event["kind"] == "replicate_finished" and event.get("state") in MEASURED:
-                        return True
+                finished = of_kind(read_events(log), ReplicateFinished)
+                if any(event.state in MEASURED for event in finished):
+                    return True
         return False
 
     @contextmanager
@@ -152,40 +155,37 @@ class RunFolder:
                 raise ConfigError(self._in_use(_owner(lock)))
             lock.seek(0)
             known = _RUN.search(lock.read())
-            write_atomically(self.path / SWEEP, config.to_yaml())
-            run = self._write_provenance(config, code, None if known is None else known[1])
+            provenance = self._describe(config, code, None if known is None else known[1])
+            described = json.dumps(provenance, indent=1) + "\n"
+            for name, text in ((SWEEP, config.to_yaml()), (PROVENANCE, described)):
+                write_atomically(self.path / name, text)
+            run = str(provenance["run"])
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {os.uname().nodename}\n" + f'"run": "{run}"\n')
             lock.flush()
             yield run
 
-    def _write_provenance(
+    def _describe(
         self, config: SweepConfig, code: Fingerprint | None, known: str | None
-    ) -> str:
-        """Write the provenance of this session, and keep that of earlier ones that differ.
+    ) -> dict[str, Any]:
+        """Return the provenance of this session, with that of earlier ones that differ.
 
         Args:
             config: The study.
             code: Fingerprint of its workload.
             known: Identity of the run in the lock file, for a damaged ``provenance.json``.
-
-        Returns:
-            The identity of the run.
         """
-        file = self.path / PROVENANCE
         before = self._provenance()
         run = before.pop("run", None) or known or uuid.uuid4().hex
         earlier = before.pop("earlier", [])
         now = collect(config)
         if code is not None:
-            now["fingerprint"] = code.as_dict()
+            now["fingerprint"] = code.model_dump(exclude_none=True)
         if before and _timeless(before) != _timeless(now):
             earlier = [*earlier, before]
         elif before:
             now["started"] = before.get("started", now["started"])
-        described = {"run": run, **now, **({"earlier": earlier} if earlier else {})}
-        write_atomically(file, json.dumps(described, indent=1) + "\n")
-        return run
+        return {"run": run, **now, **({"earlier": earlier} if earlier else {})}
 
     def _provenance(self) -> dict[str, Any]:
         """Return the content of ``provenance.json``; of a damaged one, set aside, the identity."""
@@ -193,17 +193,13 @@ class RunFolder:
         if not file.exists():
             return {}
         text = file.read_bytes().decode("utf-8", errors="replace")
-        with suppress(ValueError, RecursionError):
+        with suppress(ValueError, RecursionError, AttributeError):  # the last: not a mapping
             found = json.loads(text)
-            if _is_provenance(found):
+            if isinstance(found.get("run", ""), str) and isinstance(found.get("earlier", []), list):
                 return dict(found)
         set_aside(file)
         run = _RUN.search(text)
         return {} if run is None else {"run": run[1]}
-
-    def _occupied(self) -> bool:
-        """Return whether the folder holds files besides the lock and unfinished writes."""
-        return any(item.name != LOCK and not is_unfinished(item) for item in self.path.iterdir())
 
     def _unwritable(self) -> Problem | None:
         """Return a problem if the first existing part of the path cannot be written."""
@@ -233,8 +229,6 @@ class RunFolder:
         return Problem("--out", str(self.path), f"a folder that no other driver uses; {owner} does")
 
     def _differences(self, config: SweepConfig) -> Iterator[Problem]:
-        import yaml
-
         try:
             text = (self.path / SWEEP).read_text(encoding="utf-8")
             existing = SweepConfig.model_validate(yaml.safe_load(text))
@@ -243,7 +237,7 @@ class RunFolder:
             allowed = f"a run folder; its {SWEEP} is not valid: {first}"
             yield Problem("--out", str(self.path), allowed)
             return
-        old, new = _flat(_plain(existing)), _flat(_plain(config))
+        old, new = _flat(existing.as_data()), _flat(config.as_data())
         for key in sorted(old.keys() | new.keys()):
             was, now = old.get(key), new.get(key)
             if MAY_CHANGE.fullmatch(key) or was == now or (key in MAY_GROW and now > was):  # type: ignore[operator]
@@ -289,21 +283,6 @@ def _disk_trouble(error: BaseException | None) -> str | None:
             return found[0]
         error = error.__cause__ or error.__context__
     return None
-
-
-def _is_provenance(found: object) -> bool:
-    return (
-        isinstance(found, dict)
-        and isinstance(found.get("run", ""), str)
-        and isinstance(found.get("earlier", []), list)
-    )
-
-
-def _plain(config: SweepConfig) -> dict[str, Any]:
-    data = config.model_dump(mode="json", by_alias=True)
-    if config.storage is not None:  # the password is not kept, and may have changed
-        data["storage"] = without_secrets(config.storage)
-    return data
 
 
 def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

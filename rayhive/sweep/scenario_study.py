@@ -9,7 +9,9 @@ from typing import Any
 import rayhive.compression  # noqa: F401 - fills a registry that the checks use
 from rayhive.errors import Problem
 from rayhive.faults.library import load_scenario
-from rayhive.spec import SweepConfig, apply_overrides, read_mapping, scenario_label, validate_sweep
+from rayhive.spec import SweepConfig, validate_sweep
+from rayhive.spec.study import scenario_label
+from rayhive.spec.yaml_data import apply_overrides, read_mapping
 
 
 def scenario_config(

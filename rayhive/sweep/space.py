@@ -7,16 +7,16 @@ Draws with the same :func:`rayhive.compression.equivalence.configuration_key` ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rayhive.compression.equivalence import configuration_key
 from rayhive.compression.payload import averaged_sizes
 from rayhive.spec import AXES, Axis, Configuration, Range, Space
-from rayhive.spec.axes import Values
+from rayhive.spec.axes.base import Values, choices
 from rayhive.spec.configuration import combinations, decide
-from rayhive.spec.distribution import choices
 
 if TYPE_CHECKING:
     from optuna import Trial
@@ -29,17 +29,26 @@ LISTABLE = 2000
 Shapes = Sequence[tuple[int, ...]]
 
 
-class Chooser(Protocol):
-    """Source of the values of axes with several values."""
+@dataclass(frozen=True)
+class Span:
+    """Numbers from which a value is chosen: whole ones if the ends are integers.
 
-    def choice(self, name: str, values: tuple[Any, ...]) -> Any:
-        """Return one of several values."""
+    Attributes:
+        low: Least number, included.
+        high: Greatest number, included.
+        log: Whether the choice is uniform in the logarithm.
+    """
 
-    def whole(self, name: str, low: int, high: int, log: bool) -> int:
-        """Return a whole number, both ends included."""
+    low: float
+    high: float
+    log: bool = False
 
-    def real(self, name: str, low: float, high: float, log: bool) -> float:
-        """Return a number, both ends included."""
+    def __contains__(self, value: float | None) -> bool:
+        return value is not None and self.low <= value <= self.high
+
+
+#: Chooses the value of the axis of this name from several values.
+Chooser: TypeAlias = Callable[[str, Span | tuple[Any, ...]], Any]
 
 
 class SearchSpace:
@@ -59,35 +68,57 @@ class SearchSpace:
         """Return a string that is equal for configurations with the same effect."""
         return configuration_key(self.shapes, configuration)
 
-    def draw(self, chooser: Chooser) -> Configuration:
-        """Return the configuration that ``chooser`` decides on."""
+    def draw(self, choose: Chooser) -> Configuration:
+        """Return the configuration of the chosen values."""
 
-        def choose(axis: Axis, values: Values) -> Any:
-            return _pick(chooser, axis, self._distribution(axis, values))
+        def value(axis: Axis, values: Values) -> Any:
+            points = self._points(axis, values)
+            if isinstance(points, Span):
+                return points.low if points.low == points.high else choose(axis.name, points)
+            return points[0] if len(points) == 1 else choose(axis.name, points)
 
-        return Configuration(**decide(choose))
+        return Configuration(**decide(value))
 
-    def _distribution(self, axis: Axis, values: Values) -> Range | tuple[Any, ...]:
-        """Return the distribution of an axis, given the values of the axes before it."""
+    def _points(self, axis: Axis, values: Values) -> Span | tuple[Any, ...]:
+        """Return the values that an axis can have, given the values of the axes before it."""
         distribution: Range | tuple[Any, ...] = getattr(self.space, axis.name)
-        if not axis.drawn_after or not isinstance(distribution, Range):
+        if axis.drawn_after and isinstance(distribution, Range):
+            sizes = averaged_sizes(self.shapes, {name: values[name] for name in axis.drawn_after})
+            distribution = axis.narrowed(distribution, sizes)
+        if not isinstance(distribution, Range):
             return distribution
-        sizes = averaged_sizes(self.shapes, {name: values[name] for name in axis.drawn_after})
-        return axis.narrowed(distribution, sizes)
+        low, high = distribution.low, distribution.high
+        if axis.kind == "integer":
+            low, high = math.ceil(low), math.floor(high)
+        return Span(low, high, distribution.log)
 
-    def parameters(self, configuration: Configuration) -> dict[str, Any]:
+    def parameters(
+        self, configuration: Configuration, trial: Trial | None = None
+    ) -> dict[str, Any]:
         """Return the values of the axes that lead to ``configuration``, as far as they can.
 
         An enqueued configuration may lie outside the space. A value that its axis does not allow
         is left out, and the sampler learns nothing about that axis.
-        """
-        follower = _Follower(configuration)
-        self.draw(follower)
-        return follower.found
 
-    def follow(self, configuration: Configuration, trial: Trial) -> None:
-        """Ask ``trial`` for every axis in :meth:`parameters`; it returns the queued values."""
-        self.draw(_Follower(configuration, trial))
+        Args:
+            configuration: The configuration.
+            trial: Trial that is asked for each of these values, which are queued, so that the
+                sampler learns from it.
+        """
+        wanted = configuration.model_dump()
+        found: dict[str, Any] = {}
+
+        def follow(name: str, points: Span | tuple[Any, ...]) -> Any:
+            value = wanted[name]
+            if value not in points:
+                return points.low if isinstance(points, Span) else points[0]
+            if trial is not None:
+                suggested(trial)(name, points)
+            found[name] = value if isinstance(points, Span) else points[points.index(value)]
+            return found[name]
+
+        self.draw(follow)
+        return found
 
     def every(self) -> Iterator[Configuration] | None:
         """Yield every configuration once per spelling; None if they are too many to list."""
@@ -96,6 +127,17 @@ class SearchSpace:
         if len(listed) < len(points) or math.prod(map(len, listed.values())) > LISTABLE:
             return None
         return combinations(lambda axis: listed[axis.name])
+
+    def size(self, enqueued: Iterable[Configuration] = ()) -> int | None:
+        """Return the number of distinct configurations; None if a range makes it unbounded.
+
+        Args:
+            enqueued: Further configurations, inside or outside the space.
+        """
+        everything = self.every()
+        if everything is None:
+            return None
+        return len({self.key(item) for item in (*everything, *enqueued)})
 
     def unseen(self, seen: set[str], random: Random) -> Configuration | None:
         """Return a configuration whose key is not in ``seen``, or None.
@@ -107,111 +149,39 @@ class SearchSpace:
         if everything is not None:
             rest = [item for item in everything if self.key(item) not in seen]
             return random.choice(rest) if rest else None
-        chooser = RandomChooser(random)
         for _ in range(ENOUGH_DRAWS):
-            configuration = self.draw(chooser)
+            configuration = self.draw(drawn(random))
             if self.key(configuration) not in seen:
                 return configuration
         return None
 
 
-class RandomChooser:
-    """Chooser that draws values at random."""
+def suggested(trial: Trial) -> Chooser:
+    """Return the chooser that follows the suggestions of Optuna's sampler."""
 
-    def __init__(self, random: Random) -> None:
-        self._random = random
+    def choose(name: str, points: Span | tuple[Any, ...]) -> Any:
+        if not isinstance(points, Span):
+            return trial.suggest_categorical(name, points)
+        if isinstance(points.low, int) and isinstance(points.high, int):
+            return trial.suggest_int(name, points.low, points.high, log=points.log)
+        return trial.suggest_float(name, points.low, points.high, log=points.log)
 
-    def choice(self, name: str, values: tuple[Any, ...]) -> Any:
-        """Return one of the values, each with the same probability."""
-        return self._random.choice(values)
+    return choose
 
-    def whole(self, name: str, low: int, high: int, log: bool) -> int:
-        """Return a whole number, uniform in itself or in its logarithm."""
-        if not log:
-            return self._random.randint(low, high)
+
+def drawn(random: Random) -> Chooser:
+    """Return the chooser that draws each value at random."""
+
+    def choose(name: str, points: Span | tuple[Any, ...]) -> Any:
+        if not isinstance(points, Span):
+            return random.choice(points)
+        low, high = points.low, points.high
+        whole = isinstance(low, int) and isinstance(high, int)
+        if not points.log:
+            return random.randint(int(low), int(high)) if whole else random.uniform(low, high)
         # Every whole number represents the half-open interval around it.
-        drawn = self._random.uniform(math.log(low - 0.5), math.log(high + 0.5))
-        return min(high, max(low, round(math.exp(drawn))))
+        margin = 0.5 if whole else 0.0
+        value = math.exp(random.uniform(math.log(low - margin), math.log(high + margin)))
+        return min(high, max(low, round(value) if whole else value))
 
-    def real(self, name: str, low: float, high: float, log: bool) -> float:
-        """Return a number, uniform in itself or in its logarithm."""
-        if not log:
-            return self._random.uniform(low, high)
-        drawn = math.exp(self._random.uniform(math.log(low), math.log(high)))
-        return min(high, max(low, drawn))
-
-
-class OptunaChooser:
-    """Chooser that follows the suggestions of Optuna's sampler."""
-
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
-
-    def choice(self, name: str, values: tuple[Any, ...]) -> Any:
-        """Return the sampler's choice."""
-        return self._trial.suggest_categorical(name, values)
-
-    def whole(self, name: str, low: int, high: int, log: bool) -> int:
-        """Return the sampler's whole number."""
-        return self._trial.suggest_int(name, low, high, log=log)
-
-    def real(self, name: str, low: float, high: float, log: bool) -> float:
-        """Return the sampler's number."""
-        return self._trial.suggest_float(name, low, high, log=log)
-
-
-class _Follower:
-    """Chooser of the values of a given configuration; it records those that their axes allow.
-
-    Args:
-        configuration: The configuration.
-        trial: Trial that is asked for every recorded value, so that the sampler learns from it.
-    """
-
-    def __init__(self, configuration: Configuration, trial: Trial | None = None) -> None:
-        self._wanted = configuration.model_dump()
-        self._optuna = None if trial is None else OptunaChooser(trial)
-        self.found: dict[str, Any] = {}
-
-    def choice(self, name: str, values: tuple[Any, ...]) -> Any:
-        wanted = self._wanted[name]
-        if wanted not in values:
-            return values[0]
-        if self._optuna is not None:
-            self._optuna.choice(name, values)
-        self.found[name] = values[values.index(wanted)]
-        return self.found[name]
-
-    def whole(self, name: str, low: int, high: int, log: bool) -> int:
-        if not self._holds(name, low, high):
-            return low
-        if self._optuna is not None:
-            self._optuna.whole(name, low, high, log)
-        return int(self.found[name])
-
-    def real(self, name: str, low: float, high: float, log: bool) -> float:
-        if not self._holds(name, low, high):
-            return low
-        if self._optuna is not None:
-            self._optuna.real(name, low, high, log)
-        return float(self.found[name])
-
-    def _holds(self, name: str, low: float, high: float) -> bool:
-        wanted = self._wanted[name]
-        if wanted is None or not low <= wanted <= high:
-            return False
-        self.found[name] = wanted
-        return True
-
-
-def _pick(chooser: Chooser, axis: Axis, distribution: Range | tuple[Any, ...]) -> Any:
-    """Ask for a value of an axis unless it has only one."""
-    if not isinstance(distribution, Range):
-        if len(distribution) == 1:
-            return distribution[0]
-        return chooser.choice(axis.name, tuple(distribution))
-    low, high = distribution.low, distribution.high
-    if axis.kind == "number":
-        return low if low == high else chooser.real(axis.name, low, high, distribution.log)
-    low, high = math.ceil(low), math.floor(high)
-    return low if low == high else chooser.whole(axis.name, low, high, distribution.log)
+    return choose

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 #: User attribute of the study: identity of its run folder.
 RUN_ATTRIBUTE = "run"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+REDIS = ("redis://", "rediss://", "unix://")
 #: Trials that the sampler draws at random before it learns.
 STARTUP_TRIALS = 10
 ALLOWED = (
@@ -46,34 +48,33 @@ def check_storage(url: str) -> Iterator[Problem]:
             "in the environment, or pass the URL by --set storage=…",
         )
         return
-    given, url = url, expanded(url)
-    if url.startswith(("redis://", "rediss://", "unix://")):
-        try:
-            import redis  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
-        except ImportError:
-            yield Problem("storage", given, "a storage whose driver is installed: install redis")
-        return
+    allowed = _unusable(expanded(url))
+    if allowed is not None:
+        yield Problem("storage", url, allowed)
+
+
+def _unusable(url: str) -> str | None:
+    """Return the requirement that a storage URL does not meet, or None."""
     file: str | None
+    if url.startswith(REDIS):
+        found = importlib.util.find_spec("redis")
+        return None if found else "a storage whose driver is installed: install redis"
     if url.startswith("journal:"):
         file = _journal_file(url)
         if not file:
-            yield Problem("storage", given, "journal:///FILE")
-            return
+            return "journal:///FILE"
     else:
         try:
             parsed = make_url(url)
             parsed.get_dialect().import_dbapi()
         except (SQLAlchemyError, ImportError) as error:
-            yield Problem("storage", given, f"{ALLOWED} ({_hidden(str(error), url)})")
-            return
+            return f"{ALLOWED} ({_hidden(str(error), url)})"
         file = parsed.database if parsed.get_backend_name() == "sqlite" else None
         if parsed.get_backend_name() == "sqlite" and file in (None, "", ":memory:"):
-            yield Problem("storage", given, "a storage that outlives the driver, in a named file")
-            return
+            return "a storage that outlives the driver, in a named file"
     if file is not None and not Path(file).absolute().parent.is_dir():
-        yield Problem(
-            "storage", given, f"a file in a folder that exists, not in {Path(file).parent}"
-        )
+        return f"a file in a folder that exists, not in {Path(file).parent}"
+    return None
 
 
 def expanded(url: str) -> str:
@@ -154,7 +155,7 @@ def _hidden(text: str, url: str | None) -> str:
 
 def make_storage(url: str) -> BaseStorage:
     """Return the storage of Optuna at a URL."""
-    if url.startswith(("redis://", "rediss://", "unix://")):
+    if url.startswith(REDIS):
         return JournalStorage(JournalRedisBackend(url))
     if url.startswith("journal:"):
         return JournalStorage(JournalFileBackend(_journal_file(url)))

@@ -12,14 +12,13 @@ from pathlib import Path
 
 from rayhive.cluster.address import in_job
 from rayhive.errors import ConfigError, Problem, unknown
-from rayhive.sweep.code_fingerprint import CHOICES, CodeFingerprints, Fingerprint, fingerprint_of
 from rayhive.sweep.driver import Done, Driver, Progress
-from rayhive.sweep.resolve import planned_on
-from rayhive.sweep.resolved import ResolvedStudy
+from rayhive.sweep.provenance import CHOICES, Fingerprint, fingerprint_of
+from rayhive.sweep.resolve import ResolvedStudy, planned_on
 from rayhive.sweep.run_folder import RunFolder, writable
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import check_storage, open_study
-from rayhive.sweep.target import Target, target_at
+from rayhive.sweep.target import Target
 from rayhive.sweep.trial_book import TrialBook
 
 
@@ -93,7 +92,7 @@ def run_sweep(
         RayhiveError: The disk of the run folder is full.
         Interrupted: The sweep was interrupted, and nothing of it runs any more.
     """
-    target = target or target_at()
+    target = target or Target()
     study = planned_on(study, target.refused(study.demands.optional))
     run = RunFolder(folder)
     preflight(study, run, target, code)
@@ -111,7 +110,7 @@ def run_sweep(
                 cluster,
                 progress,
                 interruption,
-                code=CodeFingerprints(now, study.config.workload),
+                code=now,
                 again=again,
             )
             return driver.run()

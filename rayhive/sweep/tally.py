@@ -1,17 +1,17 @@
-"""Counts of a running sweep, and the lines that describe its replicates and trials."""
+"""Counts and remaining time of a running sweep, and the lines that describe its progress."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rayhive.columns import find_column
 from rayhive.metrics.timeline import LOST
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.eta import Eta, clock
 from rayhive.sweep.objectives import missed_charge
 
 if TYPE_CHECKING:
@@ -19,6 +19,47 @@ if TYPE_CHECKING:
 
 #: Columns that the line of a finished replicate shows besides the objectives.
 KEY_FIGURES = ("final_loss", "samples_per_s", "round_p50_s", "payload_bytes_per_round")
+
+
+class Eta:
+    """Estimates the remaining duration from the mean duration of the finished replicates.
+
+    Args:
+        replicates: Number of replicates in the sweep.
+
+    Attributes:
+        total: All replicates.
+        done: Finished replicates.
+    """
+
+    def __init__(self, replicates: int) -> None:
+        self.total = replicates
+        self.done = 0
+        self._durations: list[float] = []
+
+    def add(self, seconds: float | None) -> None:
+        """Count a finished replicate.
+
+        Args:
+            seconds: Its duration [s]; None if unknown.
+        """
+        self.done += 1
+        if seconds is not None:
+            self._durations.append(seconds)
+
+    def remaining_s(self, running_s: float = 0.0) -> float | None:
+        """Return the remaining duration [s]; None before the first replicate is timed.
+
+        Args:
+            running_s: Time for which the current replicate has been running [s].
+        """
+        left = max(0, self.total - self.done)
+        if not left:
+            return 0.0
+        if not self._durations:
+            return None
+        mean = fmean(self._durations)
+        return left * mean - min(running_s, mean)
 
 
 class Tally:
@@ -149,6 +190,18 @@ def figure(name: str, value: float) -> str:
     unit = "" if column is None else column.unit
     digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return f"{digits} {unit}" if unit else digits
+
+
+def clock(seconds: float | None) -> str:
+    """Return a duration as text: ``1 h 04 min``, ``3 min 20 s``, ``7 s``."""
+    if seconds is None:
+        return "unknown"
+    whole = round(seconds)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def _seconds(row: Mapping[str, Any]) -> float | None:

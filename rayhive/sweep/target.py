@@ -18,7 +18,7 @@ from rayhive.cluster.replicate.placement import gpu_problems, this_machine
 from rayhive.errors import ConfigError, Problem
 from rayhive.spec import SwarmConfig
 from rayhive.sweep.replicate_runner import Swarms
-from rayhive.sweep.resolved import Demands
+from rayhive.sweep.resolve import Demands
 
 
 class ClusterLike(Swarms, Protocol):
@@ -44,98 +44,56 @@ def connect_to_ray(address: str | None) -> AbstractContextManager[ClusterLike]:
     return Cluster.connect(address)
 
 
-class Target(Protocol):
-    """Place of a run."""
+@dataclass(frozen=True)
+class Target:
+    """Place of a run: a named cluster, or else a Ray of rayhive's own on this machine.
 
-    def refused(self, needs: Mapping[str, frozenset[str]]) -> Iterable[Problem]:
-        """Return the kinds of faults that are known to be refused before Ray is started."""
+    Attributes:
+        address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for this machine.
+        connect: Replaces :func:`connect_to_ray`.
+    """
 
-    def problems(self, demands: Demands) -> Iterable[Problem]:
-        """Return the demands that are known to be unmet before Ray is started."""
+    address: str | None = None
+    connect: Connect | None = None
 
-    def cluster(
-        self, demands: Demands, connected: Callable[[], None]
-    ) -> AbstractContextManager[ClusterLike]:
-        """Connect to the cluster and check that it meets the demands.
+    def refused(self, needs: Mapping[str, frozenset[str]]) -> list[Problem]:
+        """Return the kinds of faults that are known to be refused before Ray is started.
+
+        On a named cluster there are none: the machine of the driver does not count.
+        """
+        if named(self.address) or not needs:
+            return []
+        return capabilities.missing(needs, capabilities.here())
+
+    def problems(self, demands: Demands) -> Iterator[Problem]:
+        """Yield the demands that are known to be unmet before Ray is started."""
+        yield from self.refused(demands.needs)
+        if not named(self.address):
+            yield from gpu_problems(demands.swarm, [this_machine()])
+
+    @contextmanager
+    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
+        """Connect to the cluster, or start a Ray, with the testbed that the demands may need.
 
         Args:
-            demands: The demands.
+            demands: The demands, which are checked.
             connected: Called right after the connection: Ray replaces signal handlers.
 
         Raises:
             ConfigError: The cluster does not meet the demands.
             ClusterError: It does not start or cannot be joined.
         """
-
-
-def target_at(address: str | None = None, connect: Connect | None = None) -> Target:
-    """Return the target of a run.
-
-    Args:
-        address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for this machine.
-        connect: Replaces :func:`connect_to_ray`.
-    """
-    chosen = connect or connect_to_ray
-    return NamedCluster(address, chosen) if named(address) else ThisMachine(address, chosen)
-
-
-@dataclass(frozen=True)
-class ThisMachine:
-    """A Ray of rayhive's own on this machine, on a testbed if the demands need one."""
-
-    address: str | None
-    connect: Connect
-
-    def refused(self, needs: Mapping[str, frozenset[str]]) -> list[Problem]:
-        """Return the kinds of faults that this machine does not allow."""
-        return capabilities.missing(needs, capabilities.here()) if needs else []
-
-    def problems(self, demands: Demands) -> Iterator[Problem]:
-        """Yield the demands that this machine does not meet."""
-        yield from self.refused(demands.needs)
-        yield from gpu_problems(demands.swarm, [this_machine()])
-
-    @contextmanager
-    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
-        """Start Ray and check the demands."""
         host: AbstractContextManager[str | None] = nullcontext(self.address)
         if demands.testbed:
             from rayhive.cluster.testbed.testbed import hosted
 
             host = hosted(demands.swarm, self.address, demands.joining)
-        with host as address, self.connect(address) as cluster:
+        with host as address, (self.connect or connect_to_ray)(address) as cluster:
             connected()
-            yield _checked(cluster, demands)
-
-
-@dataclass(frozen=True)
-class NamedCluster:
-    """A running Ray cluster; its nodes are asked once it is joined."""
-
-    address: str | None
-    connect: Connect
-
-    def refused(self, needs: Mapping[str, frozenset[str]]) -> tuple[Problem, ...]:
-        """Return nothing: the machine of the driver does not count."""
-        return ()
-
-    def problems(self, demands: Demands) -> tuple[Problem, ...]:
-        """Return nothing: the machine of the driver does not count."""
-        return ()
-
-    @contextmanager
-    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
-        """Join the cluster and check the demands."""
-        with self.connect(self.address) as cluster:
-            connected()
-            yield _checked(cluster, demands)
-
-
-def _checked(cluster: ClusterLike, demands: Demands) -> ClusterLike:
-    problems = [
-        *cluster.check_room(demands.swarm),
-        *cluster.check_kinds(demands.needs, demands.swarm),
-    ]
-    if problems:
-        raise ConfigError(problems)
-    return cluster
+            problems = [
+                *cluster.check_room(demands.swarm),
+                *cluster.check_kinds(demands.needs, demands.swarm),
+            ]
+            if problems:
+                raise ConfigError(problems)
+            yield cluster

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from rayhive.errors import RayhiveError
 from rayhive.spec import Configuration
-from rayhive.sweep.space import OptunaChooser, SearchSpace
+from rayhive.sweep.space import SearchSpace, suggested
 
 #: Repeated suggestions in a row after which an untried configuration is drawn at random.
 REASKS = 8
@@ -101,14 +101,6 @@ class TrialBook:
             if record is not None:
                 return record
 
-    @property
-    def size(self) -> int | None:
-        """Number of distinct configurations with the enqueued ones; None if a range has many."""
-        everything = self._space.every()
-        if everything is None:
-            return None
-        return len({self._space.key(item) for item in (*everything, *self._enqueue)})
-
     def tell(
         self,
         record: TrialRecord,
@@ -132,7 +124,7 @@ class TrialBook:
             self._amend(record, values, reason)
             return
         if values is None or reason is not None:
-            trial = optuna.Trial(self._study, self._id(record.number))
+            trial = self._trial(record.number)
             trial.set_user_attr(FAILED, reason or "no value")
             if lost:
                 trial.set_user_attr(LOST, True)
@@ -184,26 +176,23 @@ class TrialBook:
         if AMENDS in trial.user_attrs:
             self._amended[int(trial.user_attrs[AMENDS])] = trial.number
             return
-        given = trial.user_attrs.get(CONFIGURATION)
         if trial.state == TrialState.WAITING:
             return
+        given = trial.user_attrs.get(CONFIGURATION)
         running = trial.state == TrialState.RUNNING
         if given is None:
             if running:  # the driver died before it received the configuration
-                optuna.Trial(self._study, trial._trial_id).set_user_attr(ORPHAN, True)
-                self._study.tell(trial.number, state=TrialState.FAIL)
+                self._discard(trial.number, ORPHAN, True)
             return
         configuration = _configuration(trial, given)
         key = self._space.key(configuration)
         if DUPLICATE_OF in trial.user_attrs or key in self._seen:
             self.duplicates += 1
             if running:
-                again = optuna.Trial(self._study, trial._trial_id)
-                again.set_user_attr(DUPLICATE_OF, self._seen[key])
-                self._study.tell(trial.number, state=TrialState.FAIL)
+                self._discard(trial.number, DUPLICATE_OF, self._seen[key])
             return
         if running:  # the driver may have died while it asked for the queued values
-            self._space.follow(configuration, optuna.Trial(self._study, trial._trial_id))
+            self._space.parameters(configuration, self._trial(trial.number))
         self._seen[key] = trial.number
         self._records.append(TrialRecord(trial.number, configuration, reported=not running))
 
@@ -211,17 +200,16 @@ class TrialBook:
         """Record a new trial if it is distinct, or finish it as a duplicate."""
         given = trial.user_attrs.get(CONFIGURATION)
         if given is None:
-            configuration = self._space.draw(OptunaChooser(trial))
+            configuration = self._space.draw(suggested(trial))
             trial.set_user_attr(CONFIGURATION, configuration.model_dump(mode="json"))
         else:
             configuration = _configuration(trial, given)
-            self._space.follow(configuration, trial)
+            self._space.parameters(configuration, trial)
         key = self._space.key(configuration)
         earlier = self._seen.setdefault(key, trial.number)
         if earlier != trial.number:
             self.duplicates += 1
-            trial.set_user_attr(DUPLICATE_OF, earlier)
-            self._study.tell(trial, state=TrialState.FAIL)
+            self._discard(trial.number, DUPLICATE_OF, earlier)
             return None
         record = TrialRecord(trial.number, configuration, reported=False)
         self._records.append(record)
@@ -252,8 +240,14 @@ class TrialBook:
     def _trials(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
-    def _id(self, number: int) -> int:
-        return self._trials()[number]._trial_id
+    def _trial(self, number: int) -> optuna.Trial:
+        """Return a trial whose attributes and parameters can be set."""
+        return optuna.Trial(self._study, self._trials()[number]._trial_id)
+
+    def _discard(self, number: int, attribute: str, value: Any) -> None:
+        """Finish a trial that stands for no configuration, with the reason as an attribute."""
+        self._trial(number).set_user_attr(attribute, value)
+        self._study.tell(number, state=TrialState.FAIL)
 
 
 def _configuration(trial: FrozenTrial | optuna.Trial, given: object) -> Configuration:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from rayhive.errors import ConfigError, Problem, nearest, unknown
-from rayhive.spec.scalars import exponent
+from rayhive.spec.model import exponent
 
 KEY = "workload.args"
 

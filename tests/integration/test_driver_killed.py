@@ -46,9 +46,9 @@ from rayhive.sweep import replicate_runner
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.progress import SweepProgress
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
-from rayhive.sweep.resolve import resolve_config
-from rayhive.sweep.resolved import WorkloadFacts
+from rayhive.sweep.target import Target
+from rayhive.sweep.resolve import resolve
+from rayhive.sweep.resolve import WorkloadFacts
 
 address, folder, forkserver, point, number, peers, replicated = sys.argv[1:]
 folder, number = Path(folder), int(number)
@@ -61,7 +61,7 @@ config = SweepConfig(
     budget={"trials": 1, "seconds_per_replicate": 30, "samples_per_replicate": 40},
     storage=f"journal:{folder}.log",
 )
-study = resolve_config(config, WorkloadFacts(((2, 3),), 4, "real"))
+study = resolve(config, workload=WorkloadFacts(((2, 3),), 4, "real"))
 
 
 def die():
@@ -120,7 +120,7 @@ try:
     with Interruption() as interruption:
         progress = SweepProgress(config, sys.stdout)
         done = run_sweep(
-            study, folder, progress, interruption, target_at(address, connect)
+            study, folder, progress, interruption, Target(address, connect)
         )
 except Interrupted as stop:
     sys.exit(stop.exit_code)

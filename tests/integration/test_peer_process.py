@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayhive.spec import DelayName, WorkloadConfig
+from rayhive.spec import WorkloadConfig
+from rayhive.spec.axes.delay import DelayName
 from rayhive.spec.replicate import PeerSpec
 from tests.integration.forkserver_harness import (
     PeerLine,

@@ -24,10 +24,10 @@ from rayhive.cluster.cluster import Cluster
 from rayhive.spec import SweepConfig
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.progress import SweepProgress
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.resolve import resolve_config
-from rayhive.sweep.resolved import WorkloadFacts
+from rayhive.sweep.resolve import resolve
+from rayhive.sweep.resolve import WorkloadFacts
 
 folder, forkserver, kind, address = Path(sys.argv[1]), json.loads(sys.argv[2]), *sys.argv[3:]
 local = address == "local"
@@ -67,9 +67,9 @@ def connect(_):
 
 
 with Interruption() as interruption:
-    study = resolve_config(config, WorkloadFacts(((2, 3),), 4, "real"))
+    study = resolve(config, workload=WorkloadFacts(((2, 3),), 4, "real"))
     progress = SweepProgress(config, sys.stdout)
-    done = run_sweep(study, folder, progress, interruption, target_at(address, connect))
+    done = run_sweep(study, folder, progress, interruption, Target(address, connect))
 print("done", done.trials, done.failed, flush=True)
 """
 

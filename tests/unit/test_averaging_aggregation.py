@@ -16,7 +16,7 @@ from rayhive.averaging.aggregation import (
     trimmed_mean,
     weighted_mean,
 )
-from rayhive.spec import AGGREGATIONS
+from rayhive.spec.swarm import AGGREGATIONS
 
 ROBUST = [rule for rule in RULES.values() if rule is not None]
 WEIGHTS = st.floats(0.1, 100.0)

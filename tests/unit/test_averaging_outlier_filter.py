@@ -25,7 +25,8 @@ from rayhive.averaging.outlier_filter import (
 )
 from rayhive.averaging.round_filter import attached, detached
 from rayhive.averaging.tensor_summary import Sketcher, cosine, norm_of
-from rayhive.spec import OUTLIER_FILTERS, OutlierFilterRule
+from rayhive.spec import OutlierFilterRule
+from rayhive.spec.swarm import OUTLIER_FILTERS
 
 
 def said(*norms: float, usual: float | None = None) -> dict[int, Announcement]:

@@ -12,7 +12,7 @@ from rayhive.cli import main
 from rayhive.cluster.node import capabilities
 from rayhive.faults.target import CAPABILITIES
 from rayhive.registry import SCENARIOS
-from rayhive.sweep.resolved import replicate_seed
+from rayhive.sweep.resolve import replicate_seed
 
 pytestmark = pytest.mark.usefixtures("fakes")
 

@@ -8,8 +8,8 @@ import pytest
 import rayhive.compression
 import rayhive.faults  # noqa: F401  (both fill registries)
 from rayhive.errors import Problem
-from rayhive.spec import Configuration, DelayName, SwarmConfig, SweepConfig
-from rayhive.spec.axes.delay import DELAY_FLAGS
+from rayhive.spec import Configuration, SwarmConfig, SweepConfig
+from rayhive.spec.axes.delay import DELAY_FLAGS, DelayName
 from rayhive.spec.rules import check_configuration, check_sweep
 
 
@@ -112,7 +112,7 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
         ({"enqueue": [{}, {"powersgd_rank": 0}]}, "enqueue.1.powersgd_rank"),
     ],
 )
-def test_each_rule_is_told_once_under_its_key(fields: dict[str, Any], key: str) -> None:
+def test_each_violation_is_reported_once_under_its_key(fields: dict[str, Any], key: str) -> None:
     assert keys(check_sweep(study(**fields))) == [key]
 
 
@@ -125,7 +125,7 @@ def test_each_rule_is_told_once_under_its_key(fields: dict[str, Any], key: str) 
         ({"codec": ["none", "float16"]}, "space.codec"),
     ],
 )
-def test_local_updates_leave_nothing_to_do_with_gradients(space: dict[str, Any], key: str) -> None:
+def test_local_updates_exclude_settings_of_gradients(space: dict[str, Any], key: str) -> None:
     swarm = {"use_local_updates": True}
     assert keys(check_sweep(study(swarm=swarm, space=space))) == [key]
     assert keys(check_sweep(study(swarm=swarm, space={"delay": ["none", "state"]}))) == []

@@ -23,7 +23,7 @@ from rayhive.sweep.resolve import resolve
 
 @dataclass(frozen=True)
 class Raw:
-    """YAML that stands as it is."""
+    """YAML that is written unchanged."""
 
     text: str
 
@@ -108,7 +108,7 @@ def emit(node: Any) -> str:
 
 
 class Again(str):
-    """A key that is another one to Python, and the same to YAML."""
+    """A key that differs in Python and is equal in YAML."""
 
     __hash__ = str.__hash__
 
@@ -155,7 +155,7 @@ overrides = st.lists(
 
 @pytest.fixture(scope="module")
 def digits_read_once() -> Iterator[None]:
-    """Keep the workload's data between examples: it is not what is looked at."""
+    """Keep the workload's data between examples, which do not test it."""
     import sklearn.datasets
 
     with pytest.MonkeyPatch.context() as patch:
@@ -164,7 +164,7 @@ def digits_read_once() -> Iterator[None]:
 
 
 def hold(text: str, given: list[str], file: Path) -> None:
-    """Load a study: the one or the other, and what is valid can be written down and planned."""
+    """Load a study; a valid one can also be stored and planned."""
     file.write_text(text, encoding="utf-8", errors="surrogatepass")
     try:
         study = resolve(file, given)
@@ -187,7 +187,7 @@ quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 @settings(max_examples=600, suppress_health_check=quiet)
 @given(text=damaged(), given=overrides)
 @pytest.mark.usefixtures("digits_read_once")
-def test_a_damaged_study_is_refused_in_words_or_valid(
+def test_a_damaged_study_is_valid_or_refused_with_problems(
     text: str, given: list[str], tmp_path: Path
 ) -> None:
     hold(text, given, tmp_path / "study.yaml")
@@ -204,14 +204,14 @@ def test_ten_thousand_damaged_studies(text: str, given: list[str], tmp_path: Pat
 
 @pytest.mark.parametrize("text", HOSTILE)
 @pytest.mark.parametrize("study", ["{text}", "name: fuzz\nworkload: {text}", "{text}: 1"])
-def test_a_file_that_is_hardly_one(text: str, study: str, tmp_path: Path) -> None:
+def test_unreadable_files_are_refused_with_problems(text: str, study: str, tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(study.replace("{text}", text))
     with pytest.raises(ConfigError):
         resolve(file)
 
 
-def test_the_study_that_is_damaged_is_whole(tmp_path: Path) -> None:
+def test_the_undamaged_study_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text("&study " + emit(STUDY))
     assert yaml.safe_load(file.read_text()) == STUDY

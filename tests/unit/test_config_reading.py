@@ -86,7 +86,7 @@ def test_overrides_replace_single_fields(tmp_path: Path) -> None:
         ("swarm.peers=0", "swarm.peers"),
     ],
 )
-def test_bad_overrides_are_told(override: str, key: str, tmp_path: Path) -> None:
+def test_bad_overrides_are_reported(override: str, key: str, tmp_path: Path) -> None:
     assert set(problems({}, override, tmp_path=tmp_path)) == {key}
 
 
@@ -162,7 +162,9 @@ def test_an_unknown_key_names_the_nearest(data: dict[str, Any], key: str, neares
         ),
     ],
 )
-def test_structure(data: Any, key: str | None, allowed: str) -> None:
+def test_structural_mistakes_are_reported_under_their_keys(
+    data: Any, key: str | None, allowed: str
+) -> None:
     found = problems(data)
     assert len(found) == 1 and key in (None, *found)
     assert allowed in next(iter(found.values())).allowed
@@ -225,7 +227,7 @@ def test_a_missing_name_and_workload_do_not_hide_the_rest() -> None:
     assert sorted(keys) == ["name", "replicates", "space.codec", "swarm.peers", "workload"]
 
 
-def test_structural_and_other_mistakes_are_told_together() -> None:
+def test_structural_and_other_mistakes_are_reported_together() -> None:
     found = problems(
         {
             "swarm": {"peers": -1, "matchmaking_time": 60},
@@ -243,7 +245,7 @@ def test_structural_and_other_mistakes_are_told_together() -> None:
     }
 
 
-def test_a_repeated_key_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_repeated_key_is_reported_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(
         "name: a\nworkload: {name: digits}\nswarm:\n  peers: 2\n  peers: 3\nname: b\n"
@@ -265,7 +267,7 @@ def test_merge_keys_of_yaml_are_no_repetition(tmp_path: Path) -> None:
     assert load_sweep(file).enqueue[1] == Configuration(codec="none", delay="state")
 
 
-def test_further_checks_see_the_study_and_add_to_the_rest() -> None:
+def test_further_checks_add_their_problems() -> None:
     def check(config: SweepConfig) -> list[Problem]:
         return [Problem("workload", config.workload.label, "another one")]
 
@@ -307,7 +309,7 @@ values = st.recursive(
         },
     )
 )
-def test_whatever_is_written_there_is_a_study_or_a_list_of_problems(data: dict[str, Any]) -> None:
+def test_any_content_of_a_file_is_a_study_or_a_list_of_problems(data: dict[str, Any]) -> None:
     try:
         config = validate_sweep({**BASE, **data})
     except ConfigError as error:

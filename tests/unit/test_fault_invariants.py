@@ -7,7 +7,7 @@ import pytest
 from rayhive.events import InvariantChecked
 from rayhive.invariants import INVARIANTS, check_all
 from rayhive.invariants.replicas_agree import tolerance_of
-from rayhive.spec import Configuration, DelayName
+from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec
 
@@ -36,7 +36,7 @@ def test_every_invariant_is_checked_in_the_order_of_names() -> None:
     ],
 )
 def test_the_tolerance_follows_the_codecs(
-    codec: str, delay: DelayName, every: int, state_codec: str, tolerance: float
+    codec: str, delay: str, every: int, state_codec: str, tolerance: float
 ) -> None:
     swarm = make_spec().swarm.model_copy(
         update={"average_state_every": every, "state_codec": state_codec}

@@ -13,13 +13,12 @@ import pytest
 from rayhive.errors import ConfigError, RayhiveError
 from rayhive.report.results import load_results
 from rayhive.spec import WorkloadConfig
-from rayhive.sweep import code_fingerprint
-from rayhive.sweep.code_fingerprint import Fingerprint, fingerprint_of, read_fingerprint
-from rayhive.sweep.resolve import resolve
-from rayhive.sweep.resolved import ResolvedStudy
+from rayhive.sweep import provenance
+from rayhive.sweep.provenance import Fingerprint, fingerprint_of, read_fingerprint
+from rayhive.sweep.resolve import ResolvedStudy, resolve
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -78,7 +77,14 @@ def sweep(
 ) -> Recorder:
     progress, world = Recorder(), world or World()
     with Interruption() as interruption:
-        run_sweep(given, folder, progress, interruption, target_at(connect=world.connect), code=how)
+        run_sweep(
+            given,
+            folder,
+            progress,
+            interruption,
+            Target(connect=world.connect),
+            code=how,
+        )
     return progress
 
 
@@ -87,7 +93,7 @@ def codes(run_dir: Path) -> dict[str, str]:
     return {f"{spec['trial']}/{spec['replicate']}": spec["code"] for spec in found.values()}
 
 
-def test_what_a_module_imports_from_beside_it_is_its_code(package: Path) -> None:
+def test_local_modules_that_a_workload_imports_are_part_of_its_code(package: Path) -> None:
     found = fingerprint_of(study(package).config.workload)
     name = package.name
     assert sorted(found.code) == sorted(
@@ -95,18 +101,18 @@ def test_what_a_module_imports_from_beside_it_is_its_code(package: Path) -> None
     )
     assert list(found.data) == ["args.corpus/train.txt"]
     assert found.digest is not None
-    assert read_fingerprint(json.loads(json.dumps(found.as_dict()))) == found
+    assert read_fingerprint(json.loads(found.model_dump_json())) == found
 
 
-def test_a_workload_of_rayhive_has_no_code_of_the_users() -> None:
+def test_a_registered_workload_has_no_user_code() -> None:
     found = fingerprint_of(WorkloadConfig(name="digits"), kind="real")
-    assert found == Fingerprint(kind="real") and found.digest is None
+    assert found == Fingerprint(code={}, data={}, kind="real") and found.digest is None
     other = fingerprint_of(WorkloadConfig(name="digits"), kind="generated")
     assert other.differences(found) == ["data was real and is generated"]
 
 
 @pytest.mark.parametrize("given", [None, 3, {}, {"code": 3, "data": {}}])
-def test_an_older_run_folder_keeps_no_fingerprint(given: object) -> None:
+def test_a_run_folder_without_a_valid_fingerprint_has_none(given: object) -> None:
     assert read_fingerprint(given) is None
 
 
@@ -114,7 +120,7 @@ def edit(package: Path) -> None:
     (package / "late.py").write_text("width = 2\n")
 
 
-def test_a_run_is_not_gone_on_with_other_code(package: Path, run_dir: Path) -> None:
+def test_a_run_is_not_resumed_with_changed_code(package: Path, run_dir: Path) -> None:
     sweep(study(package), run_dir)
     sweep(study(package), run_dir)
     edit(package)
@@ -131,7 +137,7 @@ def test_a_run_is_not_gone_on_with_other_code(package: Path, run_dir: Path) -> N
     assert {path: path.read_bytes() for path in run_dir.rglob("*.json*")} == before
 
 
-def test_other_code_that_is_kept_apart_has_rows_of_its_own(package: Path, run_dir: Path) -> None:
+def test_changed_code_that_is_kept_apart_has_its_own_rows(package: Path, run_dir: Path) -> None:
     sweep(study(package), run_dir)
     (old,) = set(codes(run_dir).values())
     edit(package)
@@ -146,7 +152,7 @@ def test_other_code_that_is_kept_apart_has_rows_of_its_own(package: Path, run_di
     sweep(study(package, replicates=2), run_dir)
 
 
-def test_other_code_that_is_accepted_shares_its_rows(package: Path, run_dir: Path) -> None:
+def test_changed_code_that_is_accepted_shares_the_rows(package: Path, run_dir: Path) -> None:
     sweep(study(package), run_dir)
     edit(package)
     sweep(study(package, replicates=2), run_dir, how="accept")
@@ -155,7 +161,9 @@ def test_other_code_that_is_accepted_shares_its_rows(package: Path, run_dir: Pat
     assert [row["n"] for row in load_results(run_dir).folded] == [3, 3]
 
 
-def test_an_unfinished_trial_is_told_of_one_code_only(package: Path, run_dir: Path) -> None:
+def test_values_of_an_unfinished_trial_come_from_one_version_of_the_code(
+    package: Path, run_dir: Path
+) -> None:
     given = study(package, replicates=2, budget={"trials": 1, "seconds_per_replicate": 30})
 
     def tick() -> None:
@@ -174,7 +182,9 @@ def test_an_unfinished_trial_is_told_of_one_code_only(package: Path, run_dir: Pa
     assert sorted(n for n, _ in rows) == [1, 2]
 
 
-def test_a_run_that_measured_nothing_goes_on_with_mended_code(package: Path, run_dir: Path) -> None:
+def test_a_run_without_measurements_is_resumed_with_changed_code(
+    package: Path, run_dir: Path
+) -> None:
     one = study(package, budget={"trials": 1, "seconds_per_replicate": 30})
     sweep(one, run_dir, World(log=lambda spec: Log(spec, state="failed")))
     edit(package)
@@ -192,7 +202,7 @@ def test_code_that_changes_while_a_sweep_runs_ends_it(package: Path, run_dir: Pa
     assert sum(world.starts.values()) == 1
 
 
-def test_damaged_provenance_tells_no_code(package: Path, run_dir: Path) -> None:
+def test_damaged_provenance_holds_no_fingerprint(package: Path, run_dir: Path) -> None:
     sweep(study(package), run_dir)
     (run_dir / "provenance.json").write_text('{"fingerprint": [')
     edit(package)
@@ -200,11 +210,11 @@ def test_damaged_provenance_tells_no_code(package: Path, run_dir: Path) -> None:
     assert len({row["code"] for row in load_results(run_dir).rows}) == 2
 
 
-def test_large_files_and_folders_are_told_by_size(
+def test_large_files_and_folders_are_compared_by_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_fingerprint, "LARGE", 3)
-    monkeypatch.setattr(code_fingerprint, "MANY", 1)
+    monkeypatch.setattr(provenance, "LARGE", 3)
+    monkeypatch.setattr(provenance, "MANY", 1)
     (tmp_path / "many").mkdir()
     for name in "ab":
         (tmp_path / "many" / name).write_text(name)

@@ -16,7 +16,7 @@ from rayhive.errors import DamagedError, RayhiveError
 from rayhive.events import load_event, read_events
 from rayhive.report.results import load_results
 from rayhive.spec import Configuration
-from rayhive.sweep.aside import current_attempt
+from rayhive.sweep.attempts import current_attempt
 from rayhive.sweep.run_folder import RunFolder
 from tests.fixtures.logs import Log, make_spec, write_run
 from tests.unit.sweep_fakes import Recorder, World
@@ -66,7 +66,7 @@ DAMAGES = [not_utf8, no_json, text_for_a_number, missing_field, no_state, deep]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_log_is_named_and_the_others_are_shown(
+def test_a_damaged_log_is_named_and_the_other_replicates_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:
     logs = [Log(spec=make_spec(replicate=number)) for number in range(3)]
@@ -105,7 +105,7 @@ def test_a_damaged_replicate_is_set_aside_and_run_again(
     assert again.of("started") == []
 
 
-def test_a_damaged_log_of_an_earlier_attempt_blocks_nothing(run_dir: Path) -> None:
+def test_a_damaged_log_of_an_earlier_attempt_does_not_block_a_run(run_dir: Path) -> None:
     study, world = make_study(), World()
     sweep(study, run_dir, world)
     folder = run_dir / "trials/0/r0-none"
@@ -164,7 +164,7 @@ def test_a_damaged_study_is_named(tmp_path: Path, content: bytes) -> None:
         load_results(run)
 
 
-def test_a_log_whose_numbers_are_no_times_is_damaged() -> None:
+def test_a_log_with_impossible_times_is_damaged() -> None:
     for t in ("1e999", "-1", '"now"', "true", "1e300", "null"):
         with pytest.raises(ValueError, match=": t: "):
             load_event(f'{{"kind": "round", "t": {t}}}')
@@ -183,7 +183,7 @@ def test_a_log_whose_numbers_are_no_times_is_damaged() -> None:
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
-def test_whatever_is_in_a_log_the_other_replicates_are_read(
+def test_any_damage_of_a_log_leaves_the_other_replicates_readable(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     logs = [Log(spec=make_spec(trial=n, configuration=Configuration())) for n in range(2)]
@@ -217,7 +217,7 @@ def test_whatever_is_in_a_log_the_other_replicates_are_read(
         assert results.damaged
 
 
-def test_what_is_not_damaged_needs_no_note(run_dir: Path) -> None:
+def test_an_undamaged_run_has_no_note(run_dir: Path) -> None:
     _, progress = sweep(make_study(), run_dir, World())
     assert isinstance(progress, Recorder)
     assert not [text for (text,) in progress.of("note") if "damaged" in text]

@@ -15,7 +15,7 @@ from rayhive.errors import RayhiveError
 from rayhive.sweep.run_folder import writable
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_driver import make_study
 
@@ -36,12 +36,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def run(folder: Path, world: World) -> None:
+    study = make_study()
+    target = Target(connect=world.connect)
     with Interruption() as interruption:
-        run_sweep(make_study(), folder, Recorder(), interruption, target_at(connect=world.connect))
+        run_sweep(study, folder, Recorder(), interruption, target)
 
 
 @pytest.mark.parametrize("left", [0, 40, 100, 150])
-def test_a_full_disk_ends_the_sweep_with_its_name(small_disk: Path, left: int) -> None:
+def test_a_full_disk_ends_the_sweep_with_an_error_that_names_the_folder(
+    small_disk: Path, left: int
+) -> None:
     """The room ends while the folder, the storage or a replicate is written."""
     filler, folder = small_disk / "filler", small_disk / "run"
     filler.write_bytes(b"x" * (2**20 - left * 1024))
@@ -55,7 +59,7 @@ def test_a_full_disk_ends_the_sweep_with_its_name(small_disk: Path, left: int) -
     assert len(list(folder.glob("trials/*/*/events.jsonl"))) == 6
 
 
-def test_a_disk_is_found_behind_other_errors() -> None:
+def test_a_disk_error_is_found_among_chained_errors() -> None:
     with pytest.raises(RayhiveError, match="No space left"), writable(Path("here")):
         try:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -13,8 +13,7 @@ from rayhive.events import EventLog
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import Driver
-from rayhive.sweep.resolve import resolve_config
-from rayhive.sweep.resolved import WorkloadFacts
+from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.space import SearchSpace
@@ -65,7 +64,7 @@ def late_in_region(folder: Path, seed: int, objectives: dict[str, str]) -> int:
     trials = optuna.create_study(directions=list(config.objectives.values()))
     trials.sampler = sampler(config.seed, 0)
     book = TrialBook(trials, SearchSpace(config.space, SHAPES), (), config.seed)
-    study = resolve_config(config, WorkloadFacts(SHAPES, 32, "real"))
+    study = resolve(config, workload=WorkloadFacts(SHAPES, 32, "real"))
     cluster = FakeCluster(World(looks=1, log=log))
     run = RunFolder(folder)
     Driver(study, run, book, cluster, Recorder(), Interruption(), measure).run()

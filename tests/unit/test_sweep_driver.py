@@ -13,19 +13,19 @@ import pytest
 
 from rayhive.errors import ConfigError, Problem
 from rayhive.metrics.rows import replicate_row
-from rayhive.spec import Configuration, Space, SweepConfig
+from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.attempts import finished_event
 from rayhive.sweep.driver import Done
 from rayhive.sweep.objectives import UNKNOWN_WORST, Charges, NoValue, objective_values
 from rayhive.sweep.provenance import code_revision
-from rayhive.sweep.replicate_runner import ReplicateRunner, finished_event, prepare
-from rayhive.sweep.resolve import resolve_config
-from rayhive.sweep.resolved import ResolvedStudy, WorkloadFacts, replicate_seed
+from rayhive.sweep.replicate_runner import ReplicateRunner, prepare
+from rayhive.sweep.resolve import ResolvedStudy, WorkloadFacts, replicate_seed, resolve
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import open_study
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Recorder, World
 
@@ -46,7 +46,7 @@ def make_study(**fields: Any) -> ResolvedStudy:
         "budget": {"trials": 3, "seconds_per_replicate": 30},
     }
     config = SweepConfig.model_validate({**given, **fields})
-    return resolve_config(config, WorkloadFacts(SHAPES, 32, "real"))
+    return resolve(config, workload=WorkloadFacts(SHAPES, 32, "real"))
 
 
 def journalled(study: ResolvedStudy, folder: Path) -> ResolvedStudy:
@@ -60,7 +60,7 @@ def sweep(study: ResolvedStudy, folder: Path, world: World) -> tuple[Done, Recor
     progress = Recorder()
     with Interruption() as interruption:
         study = journalled(study, folder)
-        done = run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
+        done = run_sweep(study, folder, progress, interruption, Target(connect=world.connect))
     return done, progress
 
 
@@ -72,7 +72,7 @@ def stored(study: ResolvedStudy, folder: Path) -> list[optuna.trial.FrozenTrial]
 def test_a_sweep_runs_every_replicate_of_every_trial_once(run_dir: Path) -> None:
     study, world, progress = make_study(), World(), Recorder()
     with Interruption() as interruption:
-        done = run_sweep(study, run_dir, progress, interruption, target_at(connect=world.connect))
+        done = run_sweep(study, run_dir, progress, interruption, Target(connect=world.connect))
     assert done == Done(trials=3, failed=0, duplicates=done.duplicates, exhausted=False)
     assert sorted(world.starts.values()) == [1] * 6
     assert len(progress.of("finished")) == 6
@@ -114,7 +114,7 @@ def test_enqueued_configurations_come_first_and_in_order(run_dir: Path) -> None:
     assert [Configuration.model_validate(item) for item in tried] == STEPS
 
 
-def test_a_configuration_is_not_run_twice_under_two_names(run_dir: Path) -> None:
+def test_equivalent_configurations_run_once(run_dir: Path) -> None:
     same = [
         Configuration(codec="size_adaptive", threshold=10**6),
         Configuration(codec="float16"),
@@ -136,7 +136,7 @@ def test_a_configuration_is_not_run_twice_under_two_names(run_dir: Path) -> None
     assert len(list(run_dir.glob("trials/*"))) == 3
 
 
-def test_a_finite_space_that_ends_before_the_budget_says_so(run_dir: Path) -> None:
+def test_a_space_that_is_exhausted_before_the_budget_is_reported(run_dir: Path) -> None:
     study = make_study(budget={"trials": 10})
     done, progress = sweep(study, run_dir, World())
     assert done.trials == 3 and done.exhausted
@@ -145,7 +145,9 @@ def test_a_finite_space_that_ends_before_the_budget_says_so(run_dir: Path) -> No
     ]
 
 
-def test_every_trial_of_a_small_space_is_found_however_the_sampler_repeats(run_dir: Path) -> None:
+def test_every_configuration_of_a_small_space_is_found_despite_repeated_suggestions(
+    run_dir: Path,
+) -> None:
     delays = ["none", "state", "optimizer", "gradients"]
     codecs = ["none", "float16", "uniform8"]
     study = make_study(
@@ -157,7 +159,7 @@ def test_every_trial_of_a_small_space_is_found_however_the_sampler_repeats(run_d
 
 
 @pytest.mark.parametrize("state", ["diverged", "failed", "timed_out"])
-def test_how_a_replicate_ended_is_kept(run_dir: Path, state: str) -> None:
+def test_the_state_of_a_replicate_is_kept(run_dir: Path, state: str) -> None:
     def log(spec: ReplicateSpec) -> Log:
         return Log(spec, state=state if spec.replicate == 1 else "completed")
 
@@ -193,7 +195,7 @@ def test_a_trial_whose_replicates_all_failed_is_failed_and_not_repeated(run_dir:
     assert all(kept for *_, kept in progress.of("finished"))
 
 
-def test_a_missing_column_fails_the_trial_with_its_name() -> None:
+def test_an_objective_without_values_fails_the_trial_and_is_named() -> None:
     config = make_study(objectives={"final_loss": "minimize"}).config
     with pytest.raises(NoValue, match="final_loss"):
         objective_values(config, [{"state": "completed", "final_loss": None}])
@@ -212,7 +214,7 @@ def test_a_missed_target_costs_twice_the_budget() -> None:
     assert objective_values(config, [hit, {**hit, "state": "diverged"}]) == [12.0, 1250.0]
 
 
-def test_what_diverged_or_failed_is_charged_the_worst_in_every_objective() -> None:
+def test_a_diverged_or_failed_replicate_is_charged_in_every_objective() -> None:
     names = {"final_loss": "minimize", "samples_per_s": "maximize", "time_to_target_s": "minimize"}
     config = make_study(objectives=names, budget={"seconds_per_replicate": 10}).config
     good = {"state": "completed", "final_loss": 0.5, "samples_per_s": 80.0, "time_to_target_s": 4.0}
@@ -228,7 +230,7 @@ def test_what_diverged_or_failed_is_charged_the_worst_in_every_objective() -> No
 
 
 @pytest.mark.parametrize("losses", [(-5.0, -3.0), (-2.0, 4.0), (0.0, 0.0), (1.0, 1.0)])
-def test_a_charge_is_worse_than_all_that_was_measured(losses: tuple[float, ...]) -> None:
+def test_a_charge_is_worse_than_every_measured_value(losses: tuple[float, ...]) -> None:
     charges = Charges(make_study(objectives={"final_loss": "minimize"}).config)
     charges.learn({"state": "completed", "final_loss": loss} for loss in losses)
     assert max(losses) < charges.of("final_loss") < 1e9
@@ -247,7 +249,7 @@ def test_more_trials_and_replicates_continue_a_run(run_dir: Path) -> None:
     assert "replicates: 3" in (run_dir / "sweep.yaml").read_text()
 
 
-def test_a_supervisor_that_dies_is_tried_again(run_dir: Path) -> None:
+def test_a_replicate_whose_supervisor_dies_runs_again(run_dir: Path) -> None:
     study, world = make_study(budget={"trials": 1}, space={}, replicates=1), World()
     world.lose = {"study-t0-r0-none-a0"}
     done, progress = sweep(study, run_dir, world)
@@ -270,7 +272,7 @@ def test_a_replicate_that_is_lost_in_every_attempt_is_not_charged(run_dir: Path)
     assert trial.state.name == "FAIL" and trial.user_attrs["lost"]
 
 
-def test_a_supervisor_that_does_not_answer_is_waited_for(run_dir: Path) -> None:
+def test_the_driver_waits_for_a_supervisor_that_does_not_answer(run_dir: Path) -> None:
     world, progress = World(), Recorder()
     spec = prepare(
         ReplicateSpec(
@@ -305,7 +307,7 @@ class Signalling(Recorder):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_replicate_and_the_next_run_goes_on(
+def test_a_signal_stops_the_replicate_and_the_next_run_resumes(
     run_dir: Path, number: signal.Signals
 ) -> None:
     study, world = journalled(make_study(), run_dir), World(looks=3)
@@ -316,7 +318,7 @@ def test_a_signal_stops_the_replicate_and_the_next_run_goes_on(
             run_dir,
             Signalling(number),
             interruption,
-            target=target_at(connect=world.connect),
+            target=Target(connect=world.connect),
         )
     assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) is before
@@ -332,7 +334,7 @@ def test_a_signal_stops_the_replicate_and_the_next_run_goes_on(
 
 
 class Stubborn(FakeCluster):
-    """Its replicates do not end when they are told to."""
+    """A cluster whose replicates do not end on request."""
 
     def start(self, spec: ReplicateSpec) -> Any:
         handle = super().start(spec)
@@ -350,11 +352,11 @@ def test_a_second_signal_does_not_wait(run_dir: Path) -> None:
         world.closed += 1
 
     with pytest.raises(Interrupted), Interruption() as interruption:
-        run_sweep(study, run_dir, progress, interruption, target_at(connect=connect))
+        run_sweep(study, run_dir, progress, interruption, Target(connect=connect))
     assert len(world.released) == 1
 
 
-def test_a_signal_between_replicates_raises_where_it_comes() -> None:
+def test_a_signal_between_replicates_raises_at_once() -> None:
     with Interruption() as interruption:
         with pytest.raises(Interrupted) as caught:
             signal.raise_signal(signal.SIGTERM)
@@ -381,7 +383,7 @@ def test_a_swarm_that_does_not_fit_is_refused_before_anything_is_written(run_dir
 
 
 def test_the_space_of_a_study_may_be_all_constants(run_dir: Path) -> None:
-    study = make_study(space=Space().model_dump(), budget={"trials": 2})
+    study = make_study(space={}, budget={"trials": 2})
     done, _ = sweep(study, run_dir, World())
     assert done.trials == 1 and done.exhausted
     assert RunFolder(run_dir).has_trials

@@ -35,7 +35,7 @@ class Failing(Log):
 
 @pytest.fixture
 def reasons(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[ReplicateSpec], str]], World]:
-    """Return what makes a world in which each replicate fails for a reason, "" for none."""
+    """Return a factory of worlds whose replicates fail for a given reason, "" for none."""
     from tests.unit import sweep_fakes
 
     def finish(self: Any, state: str, reason: str) -> None:
@@ -56,7 +56,7 @@ def reasons(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[ReplicateSpe
     return world
 
 
-def test_a_sweep_ends_after_the_first_failures_that_are_alike(run_dir: Path, reasons: Any) -> None:
+def test_equal_first_failures_end_the_sweep(run_dir: Path, reasons: Any) -> None:
     study = make_study()
     world = reasons(lambda spec: REASON.format(spec.trial % 2))
     with pytest.raises(RayhiveError, match=r"the first 3 replicates .* failed alike") as caught:
@@ -74,7 +74,7 @@ def test_a_sweep_ends_after_the_first_failures_that_are_alike(run_dir: Path, rea
     assert {row["state"] for row in load_results(run_dir).rows} == {"completed"}
 
 
-def test_with_one_replicate_no_trial_is_told_of_what_all_suffer(
+def test_trials_are_not_reported_before_equal_failures_are_decided(
     run_dir: Path, reasons: Any
 ) -> None:
     study = make_study(replicates=1)
@@ -84,27 +84,25 @@ def test_with_one_replicate_no_trial_is_told_of_what_all_suffer(
     assert (done.trials, done.failed) == (3, 0)
 
 
-def test_failures_that_differ_or_come_late_end_nothing(run_dir: Path, reasons: Any) -> None:
+def test_different_or_late_failures_do_not_end_the_sweep(run_dir: Path, reasons: Any) -> None:
     study = make_study()
     done, _ = sweep(study, run_dir, reasons(lambda spec: f"reason {'abc'[spec.trial % 3]}"))
     assert done.trials == done.failed == 3
 
 
-def test_one_good_replicate_shows_that_not_all_fail(run_dir: Path, reasons: Any) -> None:
+def test_one_completed_replicate_rules_out_equal_failures(run_dir: Path, reasons: Any) -> None:
     world = reasons(lambda spec: REASON.format(0) if len(world.ends) else "")
     done, progress = sweep(make_study(), run_dir, world)
     assert done.trials == 3 and len(progress.of("finished")) == 6
 
 
-def test_one_configuration_that_fails_says_nothing_of_the_others(
-    run_dir: Path, reasons: Any
-) -> None:
+def test_failures_of_one_configuration_do_not_end_the_sweep(run_dir: Path, reasons: Any) -> None:
     study = make_study(space={}, budget={"trials": 1}, replicates=4)
     done, _ = sweep(study, run_dir, reasons(lambda spec: REASON.format(0)))
     assert done.failed == 1
 
 
-def test_what_is_alike_leaves_out_peers_numbers_and_addresses(tmp_path: Path) -> None:
+def test_failures_are_compared_without_peers_numbers_and_addresses(tmp_path: Path) -> None:
     early = EarlyFailures()
     texts = [
         "peer-0: OSError('<x at 0x7f01>', 17); its log ends with: a",
@@ -117,7 +115,7 @@ def test_what_is_alike_leaves_out_peers_numbers_and_addresses(tmp_path: Path) ->
         early.take(0, {"state": "failed", "stop_reason": texts[0]}, tmp_path)
 
 
-def test_an_error_names_the_innermost_line_of_the_users(tmp_path: Path) -> None:
+def test_an_error_names_the_innermost_line_of_user_code(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     text = "import json\ndef inner():\n    json.loads('{')\ndef outer():\n    inner()\n"
     file.write_text(text)

@@ -40,7 +40,7 @@ def test_a_new_folder_is_made_with_the_resolved_study_and_provenance(run_dir: Pa
     assert not folder.has_trials
 
 
-def test_a_run_keeps_its_identity_and_tells_of_earlier_sessions(
+def test_a_run_keeps_its_identity_and_its_earlier_sessions(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(run_dir)
@@ -72,7 +72,7 @@ def test_two_drivers_do_not_share_a_folder(run_dir: Path) -> None:
     assert problems(folder, config) == {}
 
 
-def test_a_dead_driver_holds_nothing(run_dir: Path) -> None:
+def test_the_lock_of_a_dead_driver_is_free(run_dir: Path) -> None:
     script = (
         "import os, sys; from pathlib import Path; from rayhive.spec import SweepConfig;"
         "from rayhive.sweep.run_folder import RunFolder;"
@@ -114,18 +114,18 @@ def test_another_configuration_is_refused_key_by_key(
     assert set(problems(folder, study(**change))) == keys
 
 
-def test_an_existing_study_that_cannot_be_read_is_told(run_dir: Path) -> None:
+def test_an_unreadable_study_in_the_folder_is_reported(run_dir: Path) -> None:
     run_dir.mkdir()
     (run_dir / "sweep.yaml").write_text("name: [\n")
     assert "its sweep.yaml is not valid" in problems(RunFolder(run_dir), study())["--out"]
 
 
-def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_foreign_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     assert "empty or new" in problems(RunFolder(tmp_path), study())["--out"]
 
 
-def test_a_folder_that_cannot_be_made_is_told_without_trying(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_reported_before_trying(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
     for path in (file, file / "below", file / "far" / "below"):
@@ -134,15 +134,15 @@ def test_a_folder_that_cannot_be_made_is_told_without_trying(tmp_path: Path) -> 
         pass
 
 
-def test_a_folder_without_permission_is_told(
+def test_a_folder_without_permission_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Root is denied nothing, so the answer of the system is replaced."""
+    """Root has every permission, so the answer of the system is replaced."""
     monkeypatch.setattr("os.access", lambda path, mode: False)
     assert f"{tmp_path} is not" in problems(RunFolder(tmp_path / "run"), study())["--out"]
 
 
-def test_revisions_are_those_of_rayhive_and_of_nobody_else(
+def test_git_revisions_are_those_of_a_rayhive_checkout_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def git(*arguments: str) -> None:

@@ -21,12 +21,12 @@ from rayhive.metrics.aggregate import fold
 from rayhive.metrics.rows import replicate_row
 from rayhive.spec import Timeouts
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.attempts import lost_attempts
 from rayhive.sweep.driver import LOSSES, Done
-from rayhive.sweep.replicate_runner import lost_attempts
-from rayhive.sweep.resolved import ResolvedStudy
+from rayhive.sweep.resolve import ResolvedStudy
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, FakeHandle, Recorder, World
 from tests.unit.test_sweep_driver import journalled, make_study, stored, sweep
@@ -35,7 +35,7 @@ ONE = {"budget": {"trials": 1, "seconds_per_replicate": 30}, "space": {}, "repli
 
 
 def losing(lost: Callable[[ReplicateSpec], bool]) -> Callable[[ReplicateSpec], Log]:
-    """Return what replicates write of which the infrastructure loses some."""
+    """Return the logs of replicates, some of which the infrastructure loses."""
     return lambda spec: Log(spec, state="lost" if lost(spec) else "completed")
 
 
@@ -48,7 +48,7 @@ def again(study: ResolvedStudy, folder: Path, world: World) -> tuple[Done, Recor
             folder,
             progress,
             interruption,
-            target=target_at(connect=world.connect),
+            target=Target(connect=world.connect),
             again=True,
         )
     return done, progress
@@ -66,7 +66,7 @@ def test_a_lost_replicate_is_run_again_and_only_the_good_attempt_counts(run_dir:
 
 
 @pytest.mark.parametrize("retries", [0, 1, 4])
-def test_a_study_bounds_the_attempts(run_dir: Path, retries: int) -> None:
+def test_retries_bound_the_attempts(run_dir: Path, retries: int) -> None:
     world = World(log=losing(lambda spec: True))
     done, progress = sweep(make_study(**ONE, retries=retries), run_dir, world)
     assert world.starts["0/0/none"] == lost_attempts(run_dir / "trials/0/r0-none") == retries + 1
@@ -79,24 +79,20 @@ def test_a_study_bounds_the_attempts(run_dir: Path, retries: int) -> None:
     assert world.starts["0/0/none"] == retries + 1
 
 
-def test_the_bound_holds_over_drivers_that_die(run_dir: Path) -> None:
+def test_the_bound_holds_across_drivers_that_die(run_dir: Path) -> None:
     world = World(log=losing(lambda spec: True))
     for attempt in range(2):  # each driver sees one loss
+        study = journalled(make_study(**ONE), run_dir)
+        target = Target(connect=world.connect)
         with pytest.raises(RuntimeError), Interruption() as interruption:
-            run_sweep(
-                journalled(make_study(**ONE), run_dir),
-                run_dir,
-                Dying(attempt),
-                interruption,
-                target=target_at(connect=world.connect),
-            )
+            run_sweep(study, run_dir, Dying(attempt), interruption, target)
         assert world.starts["0/0/none"] == attempt + 1
     sweep(make_study(**ONE), run_dir, world)
     assert world.starts["0/0/none"] == 3
 
 
 class Dying(Recorder):
-    """Ends its driver when so many losses were noted."""
+    """Ends its driver after a number of losses."""
 
     def __init__(self, left: int) -> None:
         super().__init__()
@@ -108,7 +104,7 @@ class Dying(Recorder):
         self.left -= 1
 
 
-def test_a_trial_is_told_what_its_other_replicates_measured(run_dir: Path) -> None:
+def test_a_trial_with_a_lost_replicate_gets_the_values_of_the_others(run_dir: Path) -> None:
     study = make_study(budget={"trials": 1, "seconds_per_replicate": 30}, space={})
     sweep(study, run_dir, World(log=losing(lambda spec: spec.replicate == 1)))
     (trial,) = stored(study, run_dir)
@@ -119,7 +115,7 @@ def test_a_trial_is_told_what_its_other_replicates_measured(run_dir: Path) -> No
     assert (row["n"], row["n_failed"], row["n_lost"]) == (1, 0, 1)
 
 
-def test_retry_runs_what_was_lost_and_tells_its_values(run_dir: Path) -> None:
+def test_retry_runs_lost_replicates_and_reports_their_values(run_dir: Path) -> None:
     healthy = False
     world = World(log=losing(lambda spec: spec.trial == 0 and not healthy))
     study = make_study(replicates=1)
@@ -147,14 +143,14 @@ def test_retry_runs_what_was_lost_and_tells_its_values(run_dir: Path) -> None:
     assert all(kept for *_, kept in progress.of("finished"))
 
 
-def test_retry_of_what_is_lost_again_is_bounded_too(run_dir: Path) -> None:
+def test_retries_of_a_replicate_that_is_lost_again_are_bounded(run_dir: Path) -> None:
     world = World(log=losing(lambda spec: True))
     sweep(make_study(**ONE), run_dir, world)
     done, _ = again(make_study(**ONE), run_dir, world)
     assert done.failed == 1 and world.starts["0/0/none"] == 6
 
 
-def test_a_sweep_that_only_loses_ends_and_says_how_to_go_on(run_dir: Path) -> None:
+def test_a_sweep_of_lost_replicates_ends_and_names_the_retry_command(run_dir: Path) -> None:
     world = World(log=losing(lambda spec: True))
     study = make_study(budget={"trials": 3, "seconds_per_replicate": 30}, retries=0)
     with pytest.raises(ClusterError, match=rf"{LOSSES} replicates in a row .*rayhive retry"):
@@ -179,7 +175,7 @@ def test_a_supervisor_that_does_not_start_loses_the_attempt_and_not_the_study(
     assert replicate_row(run_dir / "trials/0/r0-none")["attempt"] == 2
 
 
-def test_an_outcome_counts_though_its_supervisor_died_while_it_cleared_up(run_dir: Path) -> None:
+def test_an_outcome_counts_if_the_supervisor_dies_during_clean_up(run_dir: Path) -> None:
     world = World()
     sweep(make_study(**ONE), run_dir, world)
     log = run_dir / "trials/0/r0-none/events.jsonl"
@@ -192,7 +188,7 @@ def test_an_outcome_counts_though_its_supervisor_died_while_it_cleared_up(run_di
     assert progress.of("finished") == [("0/0/none", "completed", True)]
 
 
-def test_patience_may_change_and_what_is_measured_may_not(run_dir: Path) -> None:
+def test_timeouts_may_change_on_resumption_and_measured_settings_may_not(run_dir: Path) -> None:
     sweep(make_study(**ONE), run_dir, World())
     patient = make_study(**ONE, retries=5, timeouts={"placing": 3600, "barrier": 900})
     done, _ = sweep(patient, run_dir, World())
@@ -214,7 +210,7 @@ def _agent(error: Exception | None) -> Any:
 
 
 def _blamed(peer_table: PeerTable, agents: dict[str, Any], nodes: dict[str, str]) -> Outcome:
-    """Return the outcome of a failure of a peer, for peers on nodes with agents."""
+    """Return the outcome of a peer's failure, given the agents of the nodes."""
 
     async def silent_nodes(peers: Sequence[str]) -> dict[str, str]:
         asked = {nodes[name] for name in peers}
@@ -228,7 +224,7 @@ def _blamed(peer_table: PeerTable, agents: dict[str, Any], nodes: dict[str, str]
     [(False, None, "failed"), (True, None, "lost"), (False, ActorDiedError(), "lost")],
     ids=["its own failure", "its actor is gone", "its node is gone"],
 )
-def test_a_failure_is_the_configurations_unless_a_part_of_the_cluster_is_gone(
+def test_a_failure_counts_as_lost_only_if_a_part_of_the_cluster_is_gone(
     actor_lost: bool, error: Exception | None, state: str
 ) -> None:
     peers = PeerTable(["peer-0", "peer-1"])
@@ -239,7 +235,7 @@ def test_a_failure_is_the_configurations_unless_a_part_of_the_cluster_is_gone(
     assert "peer-1: killed" in outcome.stop_reason
 
 
-def test_a_node_whose_peers_a_fault_takes_is_not_asked_for() -> None:
+def test_a_node_that_a_fault_takes_away_is_not_awaited() -> None:
     peers = PeerTable(["peer-0", "peer-1"])
     peers.expect_loss("peer-1")
     peers.lost("peer-1", "its actor died", actor_lost=True)
@@ -247,7 +243,7 @@ def test_a_node_whose_peers_a_fault_takes_is_not_asked_for() -> None:
     assert _blamed(peers, agents, {"peer-0": "a", "peer-1": "b"}).state == "failed"
 
 
-def test_an_agent_that_hangs_is_silent() -> None:
+def test_a_node_agent_that_hangs_counts_as_silent() -> None:
     async def ping() -> None:
         await asyncio.sleep(60)
 
@@ -256,7 +252,7 @@ def test_an_agent_that_hangs_is_silent() -> None:
     assert found == {"n": "no answer within 0.05 s"}
 
 
-def test_a_supervisor_that_has_not_left_yet_is_not_adopted_again(
+def test_a_supervisor_of_an_ended_attempt_is_not_adopted(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeHandle, "release", lambda self: None)  # it takes its time
@@ -265,7 +261,7 @@ def test_a_supervisor_that_has_not_left_yet_is_not_adopted_again(
     assert progress.of("started") == [("0/0/none", 0, False), ("0/0/none", 1, False)]
 
 
-def test_the_command_retries_in_the_folder_with_more_patience(
+def test_the_retry_command_takes_longer_timeouts(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep(make_study(**ONE), run_dir, World())
@@ -283,6 +279,6 @@ def test_the_command_retries_in_the_folder_with_more_patience(
     assert seen == [(300.0, run_dir, True)]
 
 
-def test_retry_wants_a_run_folder(tmp_path: Path) -> None:
+def test_retry_needs_a_run_folder(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["retry", str(tmp_path)])
     assert "a run folder, which has a sweep.yaml" in str(result.exception)

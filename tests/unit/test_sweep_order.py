@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rayhive.spec import SweepConfig
-from rayhive.sweep.order import batch_end, run_order
+from rayhive.sweep.driver import batch_end, run_order
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from tests.unit.sweep_fakes import Recorder, World
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -43,7 +43,7 @@ def started(folder: Path, world: World, **fields: Any) -> list[tuple[int, int, s
     progress = Recorder()
     with Interruption() as interruption:
         try:
-            run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
+            run_sweep(study, folder, progress, interruption, Target(connect=world.connect))
         except Interrupted:
             world.live.clear()
     found = [name.split("/") for name, *_ in progress.of("started")]
@@ -66,7 +66,7 @@ def test_replicates_of_a_configuration_are_not_run_back_to_back(tmp_path: Path) 
     assert min(first["none"], first["kill-one"]) >= 3  # the twin was first in 12 of 12
 
 
-def test_the_seed_decides_the_order(tmp_path: Path) -> None:
+def test_the_seed_determines_the_order(tmp_path: Path) -> None:
     one, same, other = (
         started(tmp_path / name, World(), seed=seed)
         for name, seed in [("a", 1), ("b", 1), ("c", 2)]
@@ -74,7 +74,7 @@ def test_the_seed_decides_the_order(tmp_path: Path) -> None:
     assert one == same != other
 
 
-def test_an_interrupted_sweep_goes_on_in_the_same_order(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_resumes_in_the_same_order(tmp_path: Path) -> None:
     whole = started(tmp_path / "whole", World())
 
     def tick() -> None:
@@ -96,7 +96,7 @@ def test_more_replicates_make_more_blocks(tmp_path: Path) -> None:
     assert before + after == started(tmp_path / "whole", World())
 
 
-def test_what_the_sampler_can_not_learn_from_is_one_batch() -> None:
+def test_trials_before_the_sampler_learns_are_one_batch() -> None:
     def ends(size: int | None, **fields: Any) -> list[int]:
         given, found = config(**fields), [0]
         while found[-1] < min(given.budget.trials, size or 10**9):
@@ -111,7 +111,7 @@ def test_what_the_sampler_can_not_learn_from_is_one_batch() -> None:
     assert ends(48, budget={"trials": 12}) == [10, 12]
 
 
-def test_every_replicate_is_run_once_whatever_the_batch() -> None:
+def test_every_replicate_runs_once_in_batches_of_any_size() -> None:
     given = config(scenarios=["none", "kill-one"], interleave=2)
     order = list(run_order(given, given.scenarios, 0, ["a", "b", "c"]))
     assert len(order) == len(set(order)) == 3 * 2 * 3

@@ -11,9 +11,8 @@ from rich.console import Console
 from rayhive.errors import ClusterError
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.eta import Eta, clock
-from rayhive.sweep.progress import SweepProgress
-from rayhive.sweep.tally import Tally, figure
+from rayhive.sweep.progress import DisplayProgress, SweepProgress
+from rayhive.sweep.tally import Eta, Tally, clock, figure
 from rayhive.sweep.trial_book import TrialRecord
 from tests.fixtures.logs import make_spec
 from tests.unit.clock_fakes import Clock
@@ -36,7 +35,7 @@ def spec(**fields: Any) -> ReplicateSpec:
 
 
 class Handle:
-    """A replicate that trains; or one that is gone."""
+    """A replicate that trains, or one that has ended."""
 
     def __init__(self, status: dict[str, Any] | None) -> None:
         self._status = status
@@ -47,14 +46,14 @@ class Handle:
         return self._status
 
 
-def test_nothing_is_known_before_the_first_replicate() -> None:
+def test_the_remaining_time_is_unknown_before_the_first_replicate() -> None:
     eta = Eta(4)
     assert eta.remaining_s() is None
     eta.add(None)  # a kept one of which only the end is known
     assert eta.remaining_s() is None and eta.done == 1
 
 
-def test_what_is_left_is_the_mean_times_the_rest() -> None:
+def test_the_remaining_time_is_the_mean_duration_times_the_rest() -> None:
     eta = Eta(5)
     eta.add(10)
     eta.add(20)
@@ -71,7 +70,9 @@ def test_what_is_left_is_the_mean_times_the_rest() -> None:
     more=st.integers(0, 20),
     running=st.floats(0, 1e5),
 )
-def test_an_eta_is_never_negative(durations: list[float], more: int, running: float) -> None:
+def test_the_remaining_time_is_never_negative(
+    durations: list[float], more: int, running: float
+) -> None:
     eta = Eta(len(durations) + more)
     for seconds in durations:
         eta.add(seconds)
@@ -112,7 +113,7 @@ def test_figures_have_units(name: str, value: float, text: str) -> None:
     assert figure(name, value) == text
 
 
-def test_plain_lines_tell_start_end_and_what_is_left() -> None:
+def test_lines_show_starts_ends_and_the_remaining_time() -> None:
     out, time = io.StringIO(), Clock()
     progress = SweepProgress(CONFIG, out, time)
     progress.began(2, 2)
@@ -159,12 +160,10 @@ def test_the_display_shows_the_peers_and_the_best() -> None:
             "peer-0": {"state": "lost", "round": 6, "samples": 0, "samples_per_s": 77.7},
         },
     }
-    progress = SweepProgress(CONFIG, console=console)
-    assert progress.display is not None
-    display = progress.display
+    progress = DisplayProgress(CONFIG, console)
     progress.began(2, 1)
     with console.capture() as before:
-        console.print(display.render())
+        console.print(progress.render())
     assert "replicates 0/2" in before.get() and "peer" not in before.get()
 
     progress.replicate_started(spec(), adopted=False)
@@ -172,7 +171,7 @@ def test_the_display_shows_the_peers_and_the_best() -> None:
     progress.replicate_status(spec(), Handle(None))  # the last known status stays
     progress.trial_finished(record(0, "uniform8"), [12.5, 900.0], None)
     with console.capture() as during:
-        console.print(display.render())
+        console.print(progress.render())
     lines = [line.split() for line in during.get().splitlines()]
     assert ["peer-0", "lost", "6", "0", "78"] in lines
     assert ["peer-1", "training", "7", "400", "100", "1.25"] in lines  # 400 samples in 4 s
@@ -181,14 +180,14 @@ def test_the_display_shows_the_peers_and_the_best() -> None:
 
     progress.replicate_finished(spec(), ROW, kept=False)
     with console.capture() as after:
-        console.print(display.render())
+        console.print(progress.render())
     assert "replicates 1/2" in after.get() and "peer-0" not in after.get()
 
 
 def test_the_display_starts_and_ends_with_the_sweep() -> None:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100, color_system=None)
-    progress = SweepProgress(CONFIG, console=console)
+    progress = DisplayProgress(CONFIG, console)
     progress.began(1, 1)
     progress.replicate_started(spec(), adopted=False)
     progress.replicate_finished(spec(), ROW, kept=False)

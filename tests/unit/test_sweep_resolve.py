@@ -12,15 +12,14 @@ from rayhive.faults.target import CAPABILITIES
 from rayhive.spec import Configuration
 from rayhive.sweep import resolve as resolve_module
 from rayhive.sweep.dry_run import LISTED, make_plan
-from rayhive.sweep.resolve import resolve
-from rayhive.sweep.resolved import ResolvedStudy, replicate_seed
+from rayhive.sweep.resolve import ResolvedStudy, WorkloadFacts, replicate_seed, resolve
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import preflight, run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from rayhive.workloads.base import Workload
 from rayhive.workloads.digits import Digits
-from tests.unit.sweep_fakes import Recorder, World
+from tests.unit.sweep_fakes import SHAPES, Recorder, World
 
 BASE: dict[str, Any] = {
     "name": "study",
@@ -28,13 +27,14 @@ BASE: dict[str, Any] = {
     "swarm": {"peers": 2, "target_batch_size": 256},
 }
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+OLD_STUDIES = Path(__file__).parents[1] / "fixtures" / "old_studies"
 
 
 def keys(error: pytest.ExceptionInfo[ConfigError]) -> list[str]:
     return [problem.key for problem in error.value.problems]
 
 
-def test_a_study_knows_its_workload(tmp_path: Path) -> None:
+def test_a_resolved_study_has_the_facts_of_its_workload(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text(yaml.safe_dump(BASE))
     study = resolve(file, ["workload.args.width=8", "replicates=1"])
@@ -45,7 +45,15 @@ def test_a_study_knows_its_workload(tmp_path: Path) -> None:
     assert resolve(file, ["swarm.batch_size=16"]).workload.batch_size == 16
 
 
-def test_mistakes_in_the_workload_are_told_with_the_rest() -> None:
+@pytest.mark.parametrize("file", sorted(OLD_STUDIES.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_study_of_an_earlier_version_is_resolved(file: Path) -> None:
+    study = resolve(file, workload=WorkloadFacts(SHAPES, 32, "real"))
+    written = yaml.safe_load(file.read_text())
+    assert study.config.budget.model_dump(include=set(written["budget"])) == written["budget"]
+    assert len(study.config.enqueue) == len(written["enqueue"])
+
+
+def test_mistakes_in_the_workload_are_reported_with_all_others() -> None:
     wrong = {**BASE, "workload": {"name": "digits", "args": {"widht": 8, "target": 3}}}
     with pytest.raises(ConfigError) as caught:
         resolve({**wrong, "replicates": 0, "space": {"codec": "nonne"}})
@@ -75,21 +83,21 @@ def test_a_round_holds_at_least_one_batch_of_a_peer() -> None:
     ],
     ids=lambda args: args["name"],
 )
-def test_peers_without_a_sample_are_told_with_the_rest(args: dict[str, Any]) -> None:
+def test_peers_without_a_sample_are_reported_with_all_others(args: dict[str, Any]) -> None:
     swarm = {"peers": 2000, "target_batch_size": 2**20}
     with pytest.raises(ConfigError, match="samples that the workload trains on") as caught:
         resolve({**BASE, "workload": args, "swarm": swarm, "replicates": 0})
     assert keys(caught) == ["replicates", "swarm.peers"]
 
 
-def test_nothing_is_said_of_a_workload_that_does_not_count(
+def test_a_workload_without_a_size_has_no_bound_on_peers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Digits, "train_size", Workload.train_size)
     resolve({**BASE, "swarm": {"peers": 2000, "target_batch_size": 2**20}})
 
 
-def test_enqueued_configurations_are_spelled_out() -> None:
+def test_enqueued_configurations_are_completed_with_defaults() -> None:
     enqueue = [{"codec": "size_adaptive"}, {"powersgd_rank": 2}, {"codec": "float16"}]
     study = resolve({**BASE, "enqueue": enqueue})
     assert study.config.enqueue == (
@@ -112,7 +120,7 @@ def test_the_robustness_study_has_its_twin_and_room_for_its_faults() -> None:
     assert study.config.scenarios[0] == "none" and len(study.config.scenarios) == 5
 
 
-def test_the_quickstart_covers_what_it_promises() -> None:
+def test_the_quickstart_covers_every_axis() -> None:
     study = quickstart()
     enqueue = study.config.enqueue
     assert len({study.space.key(item) for item in enqueue}) == len(enqueue) >= 8
@@ -175,13 +183,13 @@ def test_every_fault_plan_is_made_once(run_dir: Path, monkeypatch: pytest.Monkey
     assert make_plan(study).replicates == 4
     world = World()
     with Interruption() as interruption:
-        run_sweep(study, run_dir, Recorder(), interruption, target_at(connect=world.connect))
+        run_sweep(study, run_dir, Recorder(), interruption, Target(connect=world.connect))
     assert len(made) == 2 and world.starts
     assert [scenario.name for scenario in study.scenarios] == ["none", "kill-one"]
     assert all(plan is None for plan in study.scenarios[0].plans)
 
 
-def test_a_resolved_study_says_what_it_demands() -> None:
+def test_a_resolved_study_has_its_demands() -> None:
     plain = resolve(BASE).demands
     assert not plain.needs and not plain.testbed and plain.joining == 0
     shaped = {"peers": 2, "node_classes": {"slow": {"count": 2, "cpu_share": 0.5}}}
@@ -192,7 +200,7 @@ def test_a_resolved_study_says_what_it_demands() -> None:
 
 
 @pytest.mark.parametrize("environment", [False, True])
-def test_a_machine_that_lacks_a_capability_refuses_only_for_itself(
+def test_the_capabilities_of_this_machine_count_only_without_an_address(
     environment: bool, monkeypatch: pytest.MonkeyPatch, run_dir: Path
 ) -> None:
     lacking = dict.fromkeys(CAPABILITIES, "not on this machine")
@@ -201,14 +209,14 @@ def test_a_machine_that_lacks_a_capability_refuses_only_for_itself(
     study = resolve({**BASE, "scenarios": ["kill-one"], "swarm": {"peers": 3}})
     run = RunFolder(run_dir)
     with pytest.raises(ConfigError, match="not on this machine"):
-        preflight(study, run, target_at())
+        preflight(study, run, Target())
     if environment:
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     address = None if environment else "10.0.0.1:6379"
-    preflight(study, run, target_at(address))
+    preflight(study, run, Target(address))
     world = World()
     with Interruption() as interruption:
-        run_sweep(study, run_dir, Recorder(), interruption, target_at(address, world.connect))
+        run_sweep(study, run_dir, Recorder(), interruption, Target(address, world.connect))
     assert world.starts
     with pytest.raises(ConfigError, match="not on this machine"):
-        preflight(study, run, target_at("local"))
+        preflight(study, run, Target("local"))

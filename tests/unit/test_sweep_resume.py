@@ -24,16 +24,15 @@ from rayhive import files
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep import driver, replicate_runner, trial_book
+from rayhive.sweep.attempts import finished_event
 from rayhive.sweep.driver import Driver
-from rayhive.sweep.replicate_runner import finished_event
-from rayhive.sweep.resolve import resolve_config
-from rayhive.sweep.resolved import WorkloadFacts
+from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import open_study, sampler
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from rayhive.sweep.trial_book import TrialBook
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Killed, Recorder, World
@@ -52,7 +51,7 @@ CONFIG = SweepConfig(
     replicates=2,
     budget={"trials": 2, "seconds_per_replicate": 30},
 )
-STUDY = resolve_config(CONFIG, WorkloadFacts(SHAPES, 32, "real"))
+STUDY = resolve(CONFIG, workload=WorkloadFacts(SHAPES, 32, "real"))
 
 
 class Trap:
@@ -65,7 +64,7 @@ class Trap:
         self.sprung = False
 
     def tick(self) -> None:
-        """Refuse what a dead driver can't do: cleaning up."""
+        """Refuse to clean up, which a dead driver cannot do."""
         if self.sprung:
             raise Killed
 
@@ -92,7 +91,7 @@ class Trap:
 
 
 class Witness(Recorder):
-    """Sees to it that a finished replicate is on disk before it is announced."""
+    """Checks that a finished replicate is on disk before it is announced."""
 
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         assert finished_event(Path(spec.folder)) is not None
@@ -107,19 +106,19 @@ def measure(folder: Path) -> dict[str, Any]:
     event = finished_event(folder)
     assert event is not None
     return {
-        "state": event["state"],
+        "state": event.state,
         "time_to_target_s": 1.0 + len(folder.name),
         "payload_bytes_per_sample": 2.0,
     }
 
 
 def drive(folder: Path, storage: optuna.storages.BaseStorage, world: World, trap: Trap) -> Witness:
-    """Live one life of a driver."""
+    """Run one driver until it ends or is killed."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     progress = Witness()
     world.tick = trap.tick
 
-    def life() -> None:
+    def run() -> None:
         study = optuna.create_study(
             storage=storage,
             study_name="study",
@@ -132,7 +131,7 @@ def drive(folder: Path, storage: optuna.storages.BaseStorage, world: World, trap
             STUDY, RunFolder(folder), book, FakeCluster(world), progress, Interruption(), measure
         ).run()
 
-    trap.spring(life)
+    trap.spring(run)
     return progress
 
 
@@ -145,7 +144,7 @@ def finished_logs(folder: Path) -> dict[Path, bytes]:
 
 
 def check_end(folder: Path, storage: optuna.storages.BaseStorage) -> None:
-    """Check that the study is complete, each trial told once, each replicate finished once."""
+    """Check that each trial was reported once and each replicate finished once."""
     study = optuna.load_study(study_name="study", storage=storage)
     found = study.get_trials()
     assert {trial.state.name for trial in found} <= {"COMPLETE", "FAIL"}
@@ -166,12 +165,14 @@ def check_end(folder: Path, storage: optuna.storages.BaseStorage) -> None:
 
 
 def outside(folder: Path, storage: optuna.storages.BaseStorage, world: World) -> object:
-    """Return all that outlives a driver, for comparison."""
+    """Return the state that outlives a driver, for comparison."""
     studies = storage.get_all_studies()
     trials = [
         (trial.state, trial.params, trial.user_attrs, trial.system_attrs, trial.values)
         for study in studies
-        for trial in storage.get_all_trials(study._study_id, deepcopy=False)
+        for trial in storage.get_all_trials(
+            storage.get_study_id_from_name(study.study_name), deepcopy=False
+        )
     ]
     contents = {path: path.stat().st_size for path in folder.rglob("*")}
     live = {run_id: supervisor.left for run_id, supervisor in world.live.items()}
@@ -180,7 +181,7 @@ def outside(folder: Path, storage: optuna.storages.BaseStorage, world: World) ->
 
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_the_disk() -> Iterator[None]:
-    """Leave out fsync: what a killed process wrote, the kernel still has."""
+    """Leave out fsync: the kernel keeps the writes of a killed process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
@@ -188,7 +189,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def kill_points(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
-    """Return the lines before which something outside the driver has changed."""
+    """Return the lines before which the state outside the driver has changed."""
     folder, storage = tmp_path_factory.mktemp("whole"), optuna.storages.InMemoryStorage()
     world = World(log=short_log)
     seen: list[object] = []
@@ -206,7 +207,7 @@ def kill_points(tmp_path_factory: pytest.TempPathFactory) -> list[int]:
 
 
 @pytest.mark.parametrize("fate", ["ends by itself", "still runs", "died too"])
-def test_a_driver_killed_anywhere_loses_nothing(
+def test_a_driver_killed_at_any_point_loses_nothing(
     tmp_path: Path, kill_points: list[int], fate: str
 ) -> None:
     assert len(kill_points) > 40
@@ -242,17 +243,17 @@ def test_a_driver_killed_anywhere_loses_nothing(
     assert bool(adopted_some) == (fate == "still runs")
 
 
-def test_a_driver_killed_again_and_again_still_ends(tmp_path: Path) -> None:
+def test_a_sweep_ends_although_its_driver_is_killed_repeatedly(tmp_path: Path) -> None:
     storage, world = optuna.storages.InMemoryStorage(), World(log=short_log)
-    lives = 0
+    drivers = 0
     while True:
-        lives += 1
+        drivers += 1
         try:
-            drive(tmp_path, storage, world, Trap(at=250 + 97 * lives))
+            drive(tmp_path, storage, world, Trap(at=250 + 97 * drivers))
             break
         except Killed:
             world.die()
-    assert lives > 3
+    assert drivers > 3
     check_end(tmp_path, storage)
 
 
@@ -261,7 +262,7 @@ import os, signal, sys
 from pathlib import Path
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_resume import STUDY, short_log
 
@@ -274,7 +275,7 @@ def tick():
         os.kill(os.getpid(), signal.SIGKILL)
 
 world = World(log=short_log, tick=tick)
-target = target_at(connect=world.connect)
+target = Target(connect=world.connect)
 run_sweep(STUDY, Path(sys.argv[1]), Recorder(), Interruption(), target)
 """
 
@@ -287,7 +288,13 @@ def test_sqlite_and_the_lock_survive_kill_9(run_dir: Path, tick: int) -> None:
     assert len(kept) == (0 if tick == 4 else 3)
 
     world, progress = World(log=short_log), Witness()
-    run_sweep(STUDY, run_dir, progress, Interruption(), target=target_at(connect=world.connect))
+    run_sweep(
+        STUDY,
+        run_dir,
+        progress,
+        Interruption(),
+        target=Target(connect=world.connect),
+    )
     assert {log: log.read_bytes() for log in kept} == kept
     assert sum(world.starts.values()) == 4 - len(kept)
     study = open_study(CONFIG, run_dir, "whoever")

@@ -19,11 +19,10 @@ from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.dry_run import make_plan
 from rayhive.sweep.objectives import NoValue, objective_values
 from rayhive.sweep.replay import recorded_spec
-from rayhive.sweep.resolve import resolve, with_twin
-from rayhive.sweep.resolved import ResolvedStudy, replicate_seed
+from rayhive.sweep.resolve import ResolvedStudy, replicate_seed, resolve, with_twin
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from tests.unit.sweep_fakes import Recorder, World
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -41,7 +40,7 @@ MEMBERS = tuple(f"preempt-notice-{seconds}" for seconds in (0, 5, 15, 30))
 def sweep(folder: Path, world: World, **fields: Any) -> Recorder:
     study, progress = resolve({**STUDY, **fields}), Recorder()
     with Interruption() as interruption:
-        run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
+        run_sweep(study, folder, progress, interruption, Target(connect=world.connect))
     return progress
 
 
@@ -53,7 +52,7 @@ def specs(folder: Path) -> dict[tuple[str, int], ReplicateSpec]:
     return {(spec.scenario, spec.replicate): spec for spec in found}
 
 
-def test_a_faulted_scenario_brings_its_twin() -> None:
+def test_a_faulted_scenario_adds_its_twin() -> None:
     assert with_twin(["kill-one"]) == ("none", "kill-one")
     assert with_twin(["kill-one", "none"]) == ("kill-one", "none")
     assert with_twin(["none"]) == ("none",)
@@ -66,7 +65,7 @@ def test_a_faulted_scenario_brings_its_twin() -> None:
 
 
 def test_parameters_of_a_grid_are_those_of_its_members_or_make_it_one_scenario() -> None:
-    """They were ignored, and the study that was written down could not be read back."""
+    """They were ignored, and the stored study could not be read back."""
     one = {**STUDY, "scenarios": ["none", "preempt-notice"]}
     study = resolve({**one, "scenario_args": {"preempt-notice": {"notice_s": 2}}})
     assert study.config.scenarios == ("none", "preempt-notice")
@@ -113,7 +112,7 @@ def test_every_replicate_has_the_plan_of_its_seed_and_its_twin_has_the_seed(
     assert not again.starts
 
 
-def test_a_file_of_ones_own_is_run_under_its_name(run_dir: Path, tmp_path: Path) -> None:
+def test_a_scenario_file_runs_under_its_name(run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "two-kills.yaml"
     act = {"kind": "kill", "at": {"round": 5}, "heal_after_s": 1}
     path.write_text(yaml.safe_dump({"about": "x", "plan": {"acts": [act, act]}}))
@@ -124,7 +123,7 @@ def test_a_file_of_ones_own_is_run_under_its_name(run_dir: Path, tmp_path: Path)
     assert plan is not None and len(plan.faults) == 2
 
 
-def test_replicates_of_two_plans_are_not_put_into_one_row(run_dir: Path, tmp_path: Path) -> None:
+def test_replicates_with_different_plans_do_not_share_a_row(run_dir: Path, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     act = {"kind": "kill", "at": {"round": 5}, "heal_after_s": 1}
     path.write_text(yaml.safe_dump({"about": "x", "plan": {"acts": [act]}}))
@@ -158,7 +157,7 @@ def test_replicates_of_two_plans_are_not_put_into_one_row(run_dir: Path, tmp_pat
         ({"scenarios": ["no/such.yaml"]}, "scenarios.such: FILE", "readable YAML file"),
     ],
 )
-def test_mistakes_in_scenarios_are_told_with_the_study(
+def test_mistakes_in_scenarios_are_reported_with_those_of_the_study(
     fields: dict[str, Any], key: str, text: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -168,7 +167,7 @@ def test_mistakes_in_scenarios_are_told_with_the_study(
     assert text in found[key]
 
 
-def test_a_plan_counts_scenarios_and_says_what_was_added(
+def test_a_dry_run_counts_scenarios_and_names_the_added_twin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -188,7 +187,7 @@ def test_a_plan_counts_scenarios_and_says_what_was_added(
     assert "was added" not in out and "plans" not in out
 
 
-def test_a_plan_that_the_machine_cannot_run_is_shown_and_refused(
+def test_a_study_that_the_machine_cannot_run_is_planned_and_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lacking = {"signals": "forbidden here"}
@@ -222,13 +221,13 @@ def test_an_objective_weighs_scenarios_equally() -> None:
     assert objective_values(config(across_scenarios="worst"), rows) == [6.0]
 
 
-def test_the_worst_is_that_of_the_direction() -> None:
+def test_the_worst_scenario_depends_on_the_direction() -> None:
     study = config(objectives={"samples_per_s": "maximize"}, across_scenarios="worst")
     rows = [row("none", 0, samples_per_s=5.0), row("a", 0, samples_per_s=2.0)]
     assert objective_values(study, rows) == [2.0]
 
 
-def test_a_scenario_that_says_nothing_fails_the_trial() -> None:
+def test_a_scenario_without_measurements_fails_the_trial() -> None:
     rows = [row("none", 1.0), row("a", 1.0, "invalid"), row("a", 1.0, "stopped")]
     with pytest.raises(NoValue, match="no replicate was measured under a: invalid, stopped"):
         objective_values(config(), rows)
@@ -236,20 +235,20 @@ def test_a_scenario_that_says_nothing_fails_the_trial() -> None:
     assert objective_values(config(), rows) == [1.5]
 
 
-def test_a_charge_for_retention_is_for_faults_only() -> None:
+def test_retention_is_charged_for_faulted_scenarios_only() -> None:
     study = config(objectives={"retention": "maximize"})
     good, twin = row("a", 1, retention=0.8), row("none", 1, "diverged", retention=None)
     assert objective_values(study, [twin, row("none", 1, retention=None), good]) == [0.8]
     assert objective_values(study, [twin, row("a", 1, retention=None)]) == [0.0]
 
 
-def test_what_only_faults_have_is_that_of_the_faulted() -> None:
+def test_columns_of_faults_come_from_the_faulted_scenarios() -> None:
     study = config(objectives={"retention": "maximize"})
     rows = [row("none", 1, retention=None), row("a", 1, retention=0.8), row("b", 1, retention=0.6)]
     assert objective_values(study, rows) == [pytest.approx(0.7)]
 
 
-def test_a_recorded_plan_is_run_again_whatever_the_library_says_now(
+def test_a_replay_takes_the_recorded_plan_if_the_library_has_changed(
     run_dir: Path, tmp_path: Path
 ) -> None:
     sweep(run_dir, World(), scenarios=["kill-one"])

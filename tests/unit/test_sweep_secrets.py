@@ -21,7 +21,7 @@ from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import check_storage, expanded, open_study
 from rayhive.sweep.sweep import preflight, run_sweep
-from rayhive.sweep.target import target_at
+from rayhive.sweep.target import Target
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_driver import make_study
 
@@ -42,7 +42,7 @@ URL = f"postgresql://me:{SECRET}@host:5432/trials?sslmode=require&sslpassword={S
         ("journal:///tmp/s.log", "journal:///tmp/s.log"),
     ],
 )
-def test_what_is_masked(url: str, shown: str) -> None:
+def test_passwords_are_masked(url: str, shown: str) -> None:
     assert without_secrets(url) == shown == without_secrets(shown)
     assert without_secrets(f"--set 'storage={url}' x") == f"--set 'storage={shown}' x"
 
@@ -51,7 +51,7 @@ def test_what_is_masked(url: str, shown: str) -> None:
     user=st.from_regex(r"[a-z]{0,8}", fullmatch=True),
     password=st.from_regex(r"[A-Za-z0-9@/:$%!.-]{1,20}", fullmatch=True),
 )
-def test_no_password_is_left(user: str, password: str) -> None:
+def test_a_masked_text_holds_no_password(user: str, password: str) -> None:
     assert without_secrets(f"redis://{user}:{password}@host/0") == f"redis://{user}:***@host/0"
 
 
@@ -69,7 +69,7 @@ def test_a_password_is_not_on_disk_and_not_printed(
     monkeypatch.setattr(sweep_run, "check_storage", lambda url: ())
     given, progress = make_study(storage=URL), Recorder()
     with Interruption() as interruption:
-        run_sweep(given, run_dir, progress, interruption, target_at(connect=World().connect))
+        run_sweep(given, run_dir, progress, interruption, Target(connect=World().connect))
     assert opened == [URL]
     assert not [path for path in run_dir.rglob("*.*") if SECRET in path.read_text("utf-8")]
     written = yaml.safe_load((run_dir / "sweep.yaml").read_text())["storage"]
@@ -79,13 +79,15 @@ def test_a_password_is_not_on_disk_and_not_printed(
     # the same study goes on, also with another password, and not in another database
     same = make_study(storage=URL.replace(SECRET, "newer"))
     with Interruption() as interruption:
-        run_sweep(same, run_dir, Recorder(), interruption, target_at(connect=World().connect))
+        run_sweep(same, run_dir, Recorder(), interruption, Target(connect=World().connect))
     with pytest.raises(ConfigError) as caught:
-        preflight(make_study(storage=URL.replace("host", "other")), RunFolder(run_dir), target_at())
+        other = make_study(storage=URL.replace("host", "other"))
+        preflight(other, RunFolder(run_dir), Target())
     assert "storage" in str(caught.value) and SECRET not in str(caught.value)
     with pytest.raises(ConfigError, match="with its password: a run folder keeps none"):
         monkeypatch.undo()
-        preflight(make_study(storage=written), RunFolder(run_dir), target_at())
+        masked = make_study(storage=written)
+        preflight(masked, RunFolder(run_dir), Target())
 
     complain(f"to go on: rayhive sweep --set storage={URL}")
     assert SECRET not in capsys.readouterr().err
@@ -117,7 +119,7 @@ def test_a_variable_of_the_environment_stands_for_a_password(
     assert (tmp_path / "s.db").exists() and "${STUDY_FOLDER}" in config.to_yaml()
 
 
-def test_a_database_that_refuses_tells_no_password(
+def test_errors_of_a_database_hold_no_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(url: str) -> None:
@@ -131,14 +133,14 @@ def test_a_database_that_refuses_tells_no_password(
     assert SECRET not in str(Problem("storage", URL, f"something else than {URL}"))
 
 
-def test_a_damaged_journal_is_told(tmp_path: Path) -> None:
+def test_a_damaged_journal_is_reported(tmp_path: Path) -> None:
     (tmp_path / "s.log").write_text("no journal\n")
     config = SweepConfig(name="a", workload={"name": "digits"}, storage=f"journal:{tmp_path}/s.log")
     with pytest.raises(ConfigError, match="storage"):
         open_study(config, tmp_path, "run")
 
 
-def test_the_command_that_goes_on_tells_no_password(
+def test_the_resume_command_holds_no_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(*arguments: object, **options: object) -> None:

@@ -13,7 +13,7 @@ from rayhive.registry import CODECS
 from rayhive.spec import Configuration, Range, Space
 from rayhive.spec.axes.threshold import deciding_range
 from rayhive.spec.rules import check_configuration
-from rayhive.sweep.space import OptunaChooser, RandomChooser, SearchSpace
+from rayhive.sweep.space import SearchSpace, Span, drawn, suggested
 from tests.unit.sweep_fakes import SHAPES
 
 WIDE = Space(
@@ -42,28 +42,29 @@ def assert_valid(configuration: Configuration) -> None:
 @given(seed=st.integers(0, 2**32), space=st.sampled_from([WIDE, FINITE]))
 @settings(max_examples=200, deadline=None)
 def test_every_draw_is_valid_and_conditional(seed: int, space: Space) -> None:
-    assert_valid(SearchSpace(space, SHAPES).draw(RandomChooser(Random(seed))))
+    assert_valid(SearchSpace(space, SHAPES).draw(drawn(Random(seed))))
 
 
 @given(low=st.integers(1, 1000), more=st.integers(0, 10**6), log=st.booleans(), seed=st.integers())
 @settings(deadline=None)
 def test_numbers_stay_in_their_range(low: int, more: int, log: bool, seed: int) -> None:
-    chooser = RandomChooser(Random(seed))
-    assert low <= chooser.whole("x", low, low + more, log) <= low + more
-    assert low <= chooser.real("x", low, low + more, log) <= low + more
+    choose = drawn(Random(seed))
+    whole = choose("x", Span(low, low + more, log))
+    assert isinstance(whole, int) and low <= whole <= low + more
+    assert low <= choose("x", Span(float(low), float(low + more), log)) <= low + more
 
 
 def test_log_axes_are_uniform_in_the_logarithm() -> None:
-    chooser = RandomChooser(Random(3))
-    drawn = [chooser.whole("x", 1, 10_000, log=True) for _ in range(4000)]
-    below = sum(value < 100 for value in drawn) / len(drawn)
+    choose = drawn(Random(3))
+    values = [choose("x", Span(1, 10_000, log=True)) for _ in range(4000)]
+    below = sum(value < 100 for value in values) / len(values)
     assert below == pytest.approx(0.53, abs=0.04)  # log(99.5/0.5) / log(10000.5/0.5)
 
 
-def test_constants_and_what_means_nothing_are_not_asked() -> None:
+def test_constants_and_axes_that_do_not_apply_are_not_suggested() -> None:
     space = SearchSpace(Space(codec=["none"], delay=["none", "state"]), SHAPES)
     trial = optuna.create_study().ask()
-    space.draw(OptunaChooser(trial))
+    space.draw(suggested(trial))
     assert trial.params.keys() == {"delay"}
 
 
@@ -72,7 +73,7 @@ def test_optuna_is_asked_for_a_threshold_only_with_a_codec_that_has_one() -> Non
     space, study = SearchSpace(WIDE, SHAPES), optuna.create_study()
     for _ in range(40):
         trial = study.ask()
-        configuration = space.draw(OptunaChooser(trial))
+        configuration = space.draw(suggested(trial))
         assert_valid(configuration)
         assert ("threshold" in trial.params) == (configuration.codec == "size_adaptive")
         assert ("min_compression_ratio" in trial.params) == (
@@ -82,16 +83,16 @@ def test_optuna_is_asked_for_a_threshold_only_with_a_codec_that_has_one() -> Non
 
 
 @pytest.mark.parametrize("rank", [None, 1, 2])
-def test_a_range_of_thresholds_is_narrowed_to_where_it_matters(rank: int | None) -> None:
+def test_a_range_of_thresholds_is_narrowed_to_the_tensor_sizes(rank: int | None) -> None:
     axis = Range(low=8, high=262144, log=True)
     space = SearchSpace(
         Space(codec=["size_adaptive"], threshold=axis, powersgd_rank=[rank]), SHAPES
     )
     least, most = deciding_range(averaged_sizes(SHAPES, {"powersgd_rank": rank}))
-    drawn = {space.draw(RandomChooser(Random(seed))).threshold for seed in range(300)}
-    assert min(drawn) >= max(8, least)
-    assert max(drawn) <= most < 262144
-    assert len({space.key(item) for item in _thresholds(space, drawn, rank)}) > 1
+    found = {space.draw(drawn(Random(seed))).threshold for seed in range(300)}
+    assert min(found) >= max(8, least)
+    assert max(found) <= most < 262144
+    assert len({space.key(item) for item in _thresholds(space, found, rank)}) > 1
 
 
 def _thresholds(space: SearchSpace, drawn: set[int], rank: int | None) -> list[Configuration]:
@@ -108,11 +109,10 @@ def _thresholds(space: SearchSpace, drawn: set[int], rank: int | None) -> list[C
 
 
 @pytest.mark.parametrize(("low", "high", "kept"), [(10**6, 10**7, 10**6), (1, 3, 3)])
-def test_a_range_in_which_nothing_changes_is_one_point(low: int, high: int, kept: int) -> None:
+def test_a_range_of_equivalent_thresholds_is_one_point(low: int, high: int, kept: int) -> None:
     axis = Range(low=low, high=high)
     space = SearchSpace(Space(codec=["size_adaptive"], threshold=axis), SHAPES)
-    drawn = {space.draw(RandomChooser(Random(seed))).threshold for seed in range(20)}
-    assert drawn == {kept}
+    assert {space.draw(drawn(Random(seed))).threshold for seed in range(20)} == {kept}
 
 
 def test_a_finite_space_is_listed_once() -> None:
@@ -144,8 +144,7 @@ def test_unseen_finds_every_key_and_then_none(space: Space) -> None:
     if space is FINITE:
         assert seen == {search.key(item) for item in search.every() or ()}
     else:
-        drawn = {search.key(search.draw(RandomChooser(Random(seed)))) for seed in range(300)}
-        assert drawn <= seen
+        assert {search.key(search.draw(drawn(Random(seed)))) for seed in range(300)} <= seen
 
 
 RANGES = Space(
@@ -160,17 +159,16 @@ RANGES = Space(
 @settings(max_examples=100, deadline=None)
 def test_the_parameters_of_a_draw_lead_back_to_it(seed: int, space: Space) -> None:
     search = SearchSpace(space, SHAPES)
-    configuration = search.draw(RandomChooser(Random(seed)))
+    configuration = search.draw(drawn(Random(seed)))
     study = optuna.create_study()
     study.enqueue_trial(search.parameters(configuration))
     trial = study.ask()
-    search.follow(configuration, trial)
-    assert trial.params == search.parameters(configuration)
-    again = search.draw(OptunaChooser(trial))
+    assert search.parameters(configuration, trial) == trial.params
+    again = search.draw(suggested(trial))
     assert again == configuration
 
 
-def test_what_lies_outside_the_space_is_not_taught() -> None:
+def test_values_outside_the_space_are_not_parameters() -> None:
     search = SearchSpace(FINITE, SHAPES)
     foreign = Configuration(codec="float16", powersgd_rank=2, min_compression_ratio=0.7)
     assert search.parameters(foreign) == {"powersgd_rank": 2, "delay": "none"}
@@ -178,7 +176,7 @@ def test_what_lies_outside_the_space_is_not_taught() -> None:
     assert SearchSpace(RANGES, SHAPES).parameters(far) == {}
 
 
-def test_names_are_the_same_for_what_is_the_same() -> None:
+def test_equivalent_configurations_have_the_same_key() -> None:
     search = SearchSpace(WIDE, SHAPES)
     huge = [Configuration(codec="size_adaptive", threshold=size) for size in (10**5, 10**6)]
     assert search.key(huge[0]) == search.key(huge[1]) != search.key(Configuration())

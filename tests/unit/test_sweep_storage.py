@@ -9,8 +9,7 @@ import pytest
 
 from rayhive.errors import ConfigError
 from rayhive.spec import Configuration, Space, SweepConfig
-from rayhive.sweep.resolve import resolve_config
-from rayhive.sweep.resolved import WorkloadFacts
+from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import check_storage, open_study, sampler
@@ -53,7 +52,7 @@ def test_redis_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("url", [None, "sqlite:///{folder}/s.db", "journal:///{folder}/s.log"])
-def test_trials_are_there_again_when_a_study_is_reopened(tmp_path: Path, url: str | None) -> None:
+def test_a_reopened_study_has_its_trials(tmp_path: Path, url: str | None) -> None:
     study = config(storage=url and url.format(folder=tmp_path))
     first = open_study(study, tmp_path, "run-1")
     first.tell(first.ask(), [1.0, 2.0])
@@ -70,14 +69,14 @@ def test_a_study_of_another_run_folder_is_not_continued(tmp_path: Path) -> None:
     open_study(config(name="b", storage=study.storage), tmp_path / "two", "run-2")
 
 
-def test_a_storage_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_text("this is no database, and long enough to be seen as none\n" * 9)
     with pytest.raises(ConfigError, match="storage"):
         open_study(config(storage=f"sqlite:///{tmp_path}/s.db"), tmp_path, "run")
 
 
-def test_a_folder_whose_trials_the_storage_does_not_know_is_refused(run_dir: Path) -> None:
-    study = resolve_config(config(), WorkloadFacts(SHAPES, 32, "real"))
+def test_a_storage_without_the_trials_of_the_folder_is_refused(run_dir: Path) -> None:
+    study = resolve(config(), workload=WorkloadFacts(SHAPES, 32, "real"))
     run = RunFolder(run_dir)
     run.replicate(0, 0, "none").mkdir(parents=True)
     with pytest.raises(ConfigError, match="the storage with the trials of"):
@@ -98,7 +97,7 @@ def make_book(space: Space, study: optuna.Study, *enqueue: Configuration) -> Tri
     return TrialBook(study, SearchSpace(space, SHAPES), enqueue, seed=0)
 
 
-def test_chance_takes_over_where_the_sampler_repeats_itself() -> None:
+def test_random_draws_replace_repeated_suggestions() -> None:
     class Stuck(optuna.samplers.BaseSampler):
         """Always suggests the first choice."""
 
@@ -123,8 +122,8 @@ def test_chance_takes_over_where_the_sampler_repeats_itself() -> None:
     assert sorted(trial.params["codec"] for trial in complete) == sorted(found)
 
 
-def test_duplicates_are_passed_over_by_the_sampler() -> None:
-    """What TPE learns from is each distinct configuration once."""
+def test_the_sampler_ignores_duplicates() -> None:
+    """TPE learns from each distinct configuration once."""
     study = optuna.create_study(sampler=sampler(0, 0))
     same = [Configuration(codec="size_adaptive", threshold=10**n) for n in (5, 6, 7)]
     book = make_book(Space(codec=["none"]), study, *same, Configuration())
@@ -137,7 +136,7 @@ def test_duplicates_are_passed_over_by_the_sampler() -> None:
     assert states == ["COMPLETE", "FAIL", "FAIL", "COMPLETE"]
 
 
-def test_what_a_dead_driver_left_is_settled() -> None:
+def test_trials_of_a_dead_driver_are_finished() -> None:
     study = optuna.create_study(sampler=sampler(0, 0))
     space = Space(codec=["none", "float16"])
     study.ask()  # it died before it knew what it had asked for
@@ -150,7 +149,7 @@ def test_what_a_dead_driver_left_is_settled() -> None:
     assert trials[0].state.name == "FAIL" and trials[0].user_attrs == {"orphan": True}
 
 
-def test_enqueued_values_teach_the_sampler_what_lies_in_the_space() -> None:
+def test_the_sampler_learns_from_enqueued_values_in_the_space() -> None:
     study = optuna.create_study(sampler=sampler(0, 0))
     inside = Configuration(codec="float16", delay="state")
     outside = Configuration(codec="uniform8", delay="state")

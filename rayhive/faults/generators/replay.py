@@ -13,8 +13,9 @@ from rayhive.faults.generators.base import Draft, Generator, Setting
 from rayhive.faults.kind import kind_of
 from rayhive.faults.traces.formats import MOST_S
 from rayhive.faults.traces.trace import Level, Scale, find_trace, fold, read_trace
-from rayhive.spec import LONGEST_S, Model
+from rayhive.spec import Model
 from rayhive.spec.fault_plan import At
+from rayhive.spec.model import LONGEST_S
 
 
 class TraceSettings(Model):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayhive.columns import Column
 from rayhive.errors import Problem, unknown
 from rayhive.registry import CODECS
 from rayhive.spec.axes.base import Axis, Values
-
-if TYPE_CHECKING:
-    from rayhive.spec.swarm import SwarmConfig
+from rayhive.spec.swarm import SwarmConfig
 
 
 class Codec(Axis):

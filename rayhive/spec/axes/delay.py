@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from rayhive.columns import Column
 from rayhive.errors import Problem, unknown
 from rayhive.spec.axes.base import Axis, Values
-
-if TYPE_CHECKING:
-    from rayhive.spec.swarm import SwarmConfig
+from rayhive.spec.swarm import SwarmConfig
 
 DelayName = Literal["none", "state", "optimizer", "gradients"]
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayhive.columns import Column
 from rayhive.errors import Problem
 from rayhive.registry import AVERAGERS
 from rayhive.spec.axes.base import Axis, Values, is_whole
 from rayhive.spec.model import MOST
-
-if TYPE_CHECKING:
-    from rayhive.spec.swarm import SwarmConfig
+from rayhive.spec.swarm import SwarmConfig
 
 
 class PowerSGDRank(Axis):

@@ -9,8 +9,7 @@ from typing import Any
 from rayhive.columns import Column
 from rayhive.errors import Problem
 from rayhive.registry import CODECS
-from rayhive.spec.axes.base import Axis, Values, is_whole
-from rayhive.spec.distribution import Range
+from rayhive.spec.axes.base import Axis, Range, Values, is_whole
 from rayhive.spec.model import MOST
 
 
