@@ -16,7 +16,7 @@ from rayhive.sweep.progress import default_progress
 from rayhive.sweep.resolve import ResolvedStudy, StudyLike, planned_on, resolve
 from rayhive.sweep.run_folder import SWEEP, writable
 from rayhive.sweep.signals import Interrupted, Interruption
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 
 if TYPE_CHECKING:
     from rayhive.sweep.driver import Progress
@@ -106,7 +106,7 @@ def plan(study: StudyLike, *, set: Sets = (), address: str | None = None) -> Pla
     """
     from rayhive.sweep.sweep import check_target
 
-    resolved, target = resolve(study, assignments(set)), Target(address)
+    resolved, target = resolve(study, assignments(set)), target_at(address)
     resolved = planned_on(resolved, target.refused(resolved.demands.optional))
     return replace(make_plan(resolved), unmet=tuple(check_target(resolved, target)))
 
@@ -139,7 +139,7 @@ def execute(
     try:
         with Interruption() as interruption, shown as progress:
             done = run_sweep(
-                study, folder, progress, interruption, Target(address), code=code, again=again
+                study, folder, progress, interruption, target_at(address), code=code, again=again
             )
     except Interrupted as stop:
         stop.folder = folder

@@ -13,7 +13,7 @@ from rayhive.sweep.replicate_runner import ReplicateRunner, Watcher
 from rayhive.sweep.resolve import Demands, most_joining
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 
 
 def recorded_spec(
@@ -90,5 +90,5 @@ def run_again(
     faults = () if spec.plan is None else spec.plan.faults
     needs = needs_of((fault.kind, fault.args) for fault in faults)
     demands = Demands(swarm=spec.swarm, needs=needs, joining=most_joining([spec.plan]))
-    with Target(address).cluster(demands, connected=interruption.install) as cluster:
+    with target_at(address).cluster(demands, connected=interruption.install) as cluster:
         ReplicateRunner(cluster, watcher, interruption).run(spec)

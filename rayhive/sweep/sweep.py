@@ -18,7 +18,7 @@ from rayhive.sweep.resolve import ResolvedStudy, planned_on
 from rayhive.sweep.run_folder import RunFolder, writable
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import check_storage, open_study
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import Target, target_at
 from rayhive.sweep.trial_book import TrialBook
 
 
@@ -92,7 +92,7 @@ def run_sweep(
         RayhiveError: The disk of the run folder is full.
         Interrupted: The sweep was interrupted, and nothing of it runs any more.
     """
-    target = target or Target()
+    target = target or target_at()
     study = planned_on(study, target.refused(study.demands.optional))
     run = RunFolder(folder)
     preflight(study, run, target, code)

@@ -44,35 +44,21 @@ def connect_to_ray(address: str | None) -> AbstractContextManager[ClusterLike]:
     return Cluster.connect(address)
 
 
-@dataclass(frozen=True)
-class Target:
-    """Place of a run: a named cluster, or else a Ray of rayhive's own on this machine.
-
-    Attributes:
-        address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for this machine.
-        connect: Replaces :func:`connect_to_ray`.
-    """
-
-    address: str | None = None
-    connect: Connect | None = None
+class Target(Protocol):
+    """Place of a run: a named cluster, or else a Ray of rayhive's own on this machine."""
 
     def refused(self, needs: Mapping[str, frozenset[str]]) -> list[Problem]:
         """Return the kinds of faults that are known to be refused before Ray is started.
 
         On a named cluster there are none: the machine of the driver does not count.
         """
-        if named(self.address) or not needs:
-            return []
-        return capabilities.missing(needs, capabilities.here())
 
     def problems(self, demands: Demands) -> Iterator[Problem]:
         """Yield the demands that are known to be unmet before Ray is started."""
-        yield from self.refused(demands.needs)
-        if not named(self.address):
-            yield from gpu_problems(demands.swarm, [this_machine()])
 
-    @contextmanager
-    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
+    def cluster(
+        self, demands: Demands, connected: Callable[[], None]
+    ) -> AbstractContextManager[ClusterLike]:
         """Connect to the cluster, or start a Ray, with the testbed that the demands may need.
 
         Args:
@@ -83,12 +69,41 @@ class Target:
             ConfigError: The cluster does not meet the demands.
             ClusterError: It does not start or cannot be joined.
         """
+
+
+def target_at(address: str | None = None, connect: Connect | None = None) -> Target:
+    """Return the target of a run.
+
+    Args:
+        address: Address of a Ray cluster; None for ``RAY_ADDRESS``, or else for this machine.
+        connect: Replaces :func:`connect_to_ray`.
+    """
+    return _RayTarget(address, connect or connect_to_ray)
+
+
+@dataclass(frozen=True)
+class _RayTarget:
+    address: str | None
+    connect: Connect
+
+    def refused(self, needs: Mapping[str, frozenset[str]]) -> list[Problem]:
+        if named(self.address) or not needs:
+            return []
+        return capabilities.missing(needs, capabilities.here())
+
+    def problems(self, demands: Demands) -> Iterator[Problem]:
+        yield from self.refused(demands.needs)
+        if not named(self.address):
+            yield from gpu_problems(demands.swarm, [this_machine()])
+
+    @contextmanager
+    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
         host: AbstractContextManager[str | None] = nullcontext(self.address)
         if demands.testbed:
             from rayhive.cluster.testbed.testbed import hosted
 
             host = hosted(demands.swarm, self.address, demands.joining)
-        with host as address, (self.connect or connect_to_ray)(address) as cluster:
+        with host as address, self.connect(address) as cluster:
             connected()
             problems = [
                 *cluster.check_room(demands.swarm),

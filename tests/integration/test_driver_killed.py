@@ -46,7 +46,7 @@ from rayhive.sweep import replicate_runner
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.progress import SweepProgress
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.resolve import WorkloadFacts
 
@@ -120,7 +120,7 @@ try:
     with Interruption() as interruption:
         progress = SweepProgress(config, sys.stdout)
         done = run_sweep(
-            study, folder, progress, interruption, Target(address, connect)
+            study, folder, progress, interruption, target_at(address, connect)
         )
 except Interrupted as stop:
     sys.exit(stop.exit_code)

@@ -24,7 +24,7 @@ from rayhive.cluster.cluster import Cluster
 from rayhive.spec import SweepConfig
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.progress import SweepProgress
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.resolve import WorkloadFacts
@@ -69,7 +69,7 @@ def connect(_):
 with Interruption() as interruption:
     study = resolve(config, workload=WorkloadFacts(((2, 3),), 4, "real"))
     progress = SweepProgress(config, sys.stdout)
-    done = run_sweep(study, folder, progress, interruption, Target(address, connect))
+    done = run_sweep(study, folder, progress, interruption, target_at(address, connect))
 print("done", done.trials, done.failed, flush=True)
 """
 

@@ -19,7 +19,7 @@ from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.unit.sweep_fakes import FakeCluster, Recorder, World
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -70,7 +70,7 @@ def run(
         yield Cluster(world)
 
     with Interruption() as interruption:
-        run_sweep(resolve(given), folder, Recorder(), interruption, Target(address, connect))
+        run_sweep(resolve(given), folder, Recorder(), interruption, target_at(address, connect))
     (path,) = folder.glob("trials/0/*-mix/spec.json")
     plan = ReplicateSpec.model_validate_json(path.read_text()).plan
     assert plan is not None

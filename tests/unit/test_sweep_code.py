@@ -18,7 +18,7 @@ from rayhive.sweep.provenance import Fingerprint, fingerprint_of, read_fingerpri
 from rayhive.sweep.resolve import ResolvedStudy, resolve
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import Recorder, World
 
@@ -82,7 +82,7 @@ def sweep(
             folder,
             progress,
             interruption,
-            Target(connect=world.connect),
+            target_at(connect=world.connect),
             code=how,
         )
     return progress

@@ -15,7 +15,7 @@ from rayhive.errors import RayhiveError
 from rayhive.sweep.run_folder import writable
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_driver import make_study
 
@@ -37,7 +37,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def run(folder: Path, world: World) -> None:
     study = make_study()
-    target = Target(connect=world.connect)
+    target = target_at(connect=world.connect)
     with Interruption() as interruption:
         run_sweep(study, folder, Recorder(), interruption, target)
 

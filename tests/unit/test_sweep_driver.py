@@ -25,7 +25,7 @@ from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import open_study
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Recorder, World
 
@@ -60,7 +60,7 @@ def sweep(study: ResolvedStudy, folder: Path, world: World) -> tuple[Done, Recor
     progress = Recorder()
     with Interruption() as interruption:
         study = journalled(study, folder)
-        done = run_sweep(study, folder, progress, interruption, Target(connect=world.connect))
+        done = run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
     return done, progress
 
 
@@ -72,7 +72,7 @@ def stored(study: ResolvedStudy, folder: Path) -> list[optuna.trial.FrozenTrial]
 def test_a_sweep_runs_every_replicate_of_every_trial_once(run_dir: Path) -> None:
     study, world, progress = make_study(), World(), Recorder()
     with Interruption() as interruption:
-        done = run_sweep(study, run_dir, progress, interruption, Target(connect=world.connect))
+        done = run_sweep(study, run_dir, progress, interruption, target_at(connect=world.connect))
     assert done == Done(trials=3, failed=0, duplicates=done.duplicates, exhausted=False)
     assert sorted(world.starts.values()) == [1] * 6
     assert len(progress.of("finished")) == 6
@@ -318,7 +318,7 @@ def test_a_signal_stops_the_replicate_and_the_next_run_resumes(
             run_dir,
             Signalling(number),
             interruption,
-            target=Target(connect=world.connect),
+            target=target_at(connect=world.connect),
         )
     assert caught.value.exit_code == 128 + number
     assert signal.getsignal(number) is before
@@ -352,7 +352,7 @@ def test_a_second_signal_does_not_wait(run_dir: Path) -> None:
         world.closed += 1
 
     with pytest.raises(Interrupted), Interruption() as interruption:
-        run_sweep(study, run_dir, progress, interruption, Target(connect=connect))
+        run_sweep(study, run_dir, progress, interruption, target_at(connect=connect))
     assert len(world.released) == 1
 
 

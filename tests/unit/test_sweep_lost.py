@@ -26,7 +26,7 @@ from rayhive.sweep.driver import LOSSES, Done
 from rayhive.sweep.resolve import ResolvedStudy
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, FakeHandle, Recorder, World
 from tests.unit.test_sweep_driver import journalled, make_study, stored, sweep
@@ -48,7 +48,7 @@ def again(study: ResolvedStudy, folder: Path, world: World) -> tuple[Done, Recor
             folder,
             progress,
             interruption,
-            target=Target(connect=world.connect),
+            target=target_at(connect=world.connect),
             again=True,
         )
     return done, progress
@@ -83,7 +83,7 @@ def test_the_bound_holds_across_drivers_that_die(run_dir: Path) -> None:
     world = World(log=losing(lambda spec: True))
     for attempt in range(2):  # each driver sees one loss
         study = journalled(make_study(**ONE), run_dir)
-        target = Target(connect=world.connect)
+        target = target_at(connect=world.connect)
         with pytest.raises(RuntimeError), Interruption() as interruption:
             run_sweep(study, run_dir, Dying(attempt), interruption, target)
         assert world.starts["0/0/none"] == attempt + 1

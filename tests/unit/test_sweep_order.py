@@ -14,7 +14,7 @@ from rayhive.sweep.driver import batch_end, run_order
 from rayhive.sweep.resolve import resolve
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.unit.sweep_fakes import Recorder, World
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -43,7 +43,7 @@ def started(folder: Path, world: World, **fields: Any) -> list[tuple[int, int, s
     progress = Recorder()
     with Interruption() as interruption:
         try:
-            run_sweep(study, folder, progress, interruption, Target(connect=world.connect))
+            run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
         except Interrupted:
             world.live.clear()
     found = [name.split("/") for name, *_ in progress.of("started")]

@@ -16,7 +16,7 @@ from rayhive.sweep.resolve import ResolvedStudy, WorkloadFacts, replicate_seed, 
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import preflight, run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from rayhive.workloads.base import Workload
 from rayhive.workloads.digits import Digits
 from tests.unit.sweep_fakes import SHAPES, Recorder, World
@@ -183,7 +183,7 @@ def test_every_fault_plan_is_made_once(run_dir: Path, monkeypatch: pytest.Monkey
     assert make_plan(study).replicates == 4
     world = World()
     with Interruption() as interruption:
-        run_sweep(study, run_dir, Recorder(), interruption, Target(connect=world.connect))
+        run_sweep(study, run_dir, Recorder(), interruption, target_at(connect=world.connect))
     assert len(made) == 2 and world.starts
     assert [scenario.name for scenario in study.scenarios] == ["none", "kill-one"]
     assert all(plan is None for plan in study.scenarios[0].plans)
@@ -209,14 +209,14 @@ def test_the_capabilities_of_this_machine_count_only_without_an_address(
     study = resolve({**BASE, "scenarios": ["kill-one"], "swarm": {"peers": 3}})
     run = RunFolder(run_dir)
     with pytest.raises(ConfigError, match="not on this machine"):
-        preflight(study, run, Target())
+        preflight(study, run, target_at())
     if environment:
         monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     address = None if environment else "10.0.0.1:6379"
-    preflight(study, run, Target(address))
+    preflight(study, run, target_at(address))
     world = World()
     with Interruption() as interruption:
-        run_sweep(study, run_dir, Recorder(), interruption, Target(address, world.connect))
+        run_sweep(study, run_dir, Recorder(), interruption, target_at(address, world.connect))
     assert world.starts
     with pytest.raises(ConfigError, match="not on this machine"):
-        preflight(study, run, Target("local"))
+        preflight(study, run, target_at("local"))

@@ -32,7 +32,7 @@ from rayhive.sweep.signals import Interruption
 from rayhive.sweep.space import SearchSpace
 from rayhive.sweep.storage import open_study, sampler
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from rayhive.sweep.trial_book import TrialBook
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Killed, Recorder, World
@@ -262,7 +262,7 @@ import os, signal, sys
 from pathlib import Path
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_resume import STUDY, short_log
 
@@ -275,7 +275,7 @@ def tick():
         os.kill(os.getpid(), signal.SIGKILL)
 
 world = World(log=short_log, tick=tick)
-target = Target(connect=world.connect)
+target = target_at(connect=world.connect)
 run_sweep(STUDY, Path(sys.argv[1]), Recorder(), Interruption(), target)
 """
 
@@ -293,7 +293,7 @@ def test_sqlite_and_the_lock_survive_kill_9(run_dir: Path, tick: int) -> None:
         run_dir,
         progress,
         Interruption(),
-        target=Target(connect=world.connect),
+        target=target_at(connect=world.connect),
     )
     assert {log: log.read_bytes() for log in kept} == kept
     assert sum(world.starts.values()) == 4 - len(kept)

@@ -22,7 +22,7 @@ from rayhive.sweep.replay import recorded_spec
 from rayhive.sweep.resolve import ResolvedStudy, replicate_seed, resolve, with_twin
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.unit.sweep_fakes import Recorder, World
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -40,7 +40,7 @@ MEMBERS = tuple(f"preempt-notice-{seconds}" for seconds in (0, 5, 15, 30))
 def sweep(folder: Path, world: World, **fields: Any) -> Recorder:
     study, progress = resolve({**STUDY, **fields}), Recorder()
     with Interruption() as interruption:
-        run_sweep(study, folder, progress, interruption, Target(connect=world.connect))
+        run_sweep(study, folder, progress, interruption, target_at(connect=world.connect))
     return progress
 
 

@@ -21,7 +21,7 @@ from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import check_storage, expanded, open_study
 from rayhive.sweep.sweep import preflight, run_sweep
-from rayhive.sweep.target import Target
+from rayhive.sweep.target import target_at
 from tests.unit.sweep_fakes import Recorder, World
 from tests.unit.test_sweep_driver import make_study
 
@@ -69,7 +69,7 @@ def test_a_password_is_not_on_disk_and_not_printed(
     monkeypatch.setattr(sweep_run, "check_storage", lambda url: ())
     given, progress = make_study(storage=URL), Recorder()
     with Interruption() as interruption:
-        run_sweep(given, run_dir, progress, interruption, Target(connect=World().connect))
+        run_sweep(given, run_dir, progress, interruption, target_at(connect=World().connect))
     assert opened == [URL]
     assert not [path for path in run_dir.rglob("*.*") if SECRET in path.read_text("utf-8")]
     written = yaml.safe_load((run_dir / "sweep.yaml").read_text())["storage"]
@@ -79,15 +79,15 @@ def test_a_password_is_not_on_disk_and_not_printed(
     # the same study goes on, also with another password, and not in another database
     same = make_study(storage=URL.replace(SECRET, "newer"))
     with Interruption() as interruption:
-        run_sweep(same, run_dir, Recorder(), interruption, Target(connect=World().connect))
+        run_sweep(same, run_dir, Recorder(), interruption, target_at(connect=World().connect))
     with pytest.raises(ConfigError) as caught:
         other = make_study(storage=URL.replace("host", "other"))
-        preflight(other, RunFolder(run_dir), Target())
+        preflight(other, RunFolder(run_dir), target_at())
     assert "storage" in str(caught.value) and SECRET not in str(caught.value)
     with pytest.raises(ConfigError, match="with its password: a run folder keeps none"):
         monkeypatch.undo()
         masked = make_study(storage=written)
-        preflight(masked, RunFolder(run_dir), Target())
+        preflight(masked, RunFolder(run_dir), target_at())
 
     complain(f"to go on: rayhive sweep --set storage={URL}")
     assert SECRET not in capsys.readouterr().err
