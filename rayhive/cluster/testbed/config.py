@@ -8,8 +8,9 @@ from typing import ClassVar
 from pydantic import Field, ValidationError
 
 from rayhive.errors import ConfigError, Problem
-from rayhive.spec import Link, Model, SwarmConfig, as_problem
-from rayhive.spec.loading import read_mapping
+from rayhive.spec import Link, Model, SwarmConfig
+from rayhive.spec.loading import as_problem
+from rayhive.spec.yaml_data import read_mapping
 
 #: Environment variables of every process on a testbed: its folder, and the number of the node.
 TESTBED_VARIABLE, NODE_VARIABLE = "RAYHIVE_TESTBED", "RAYHIVE_TESTBED_NODE"
