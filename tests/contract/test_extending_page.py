@@ -81,7 +81,7 @@ def checks(contract: ModuleType, argument: str) -> list[Callable[..., None]]:
     [
         ("Add a codec", "compression.md", "Codecs"),
         ("Add a workload", "workloads.md", "Workloads"),
-        ("Add an axis", "sweep.md", "The space"),
+        ("Add an axis", "sweep.md", "Search space"),
         ("Add an axis", "results.md", "configuration"),
         ("Add a column", "results.md", "communication"),
         ("Add a fault kind", "faults.md", "Kinds on processes"),

@@ -27,7 +27,7 @@ def listed(page: str, heading: str) -> list[str]:
     [
         ("compression.md", "Codecs", CODECS.names()),
         ("workloads.md", "Workloads", WORKLOADS.names()),
-        ("sweep.md", "The space", REGISTERED.names()),
+        ("sweep.md", "Search space", REGISTERED.names()),
         ("faults.md", "Node tools", NODE_TOOLS.names()),
         ("faults-metrics.md", "Invariants", INVARIANTS.names()),
         ("scenarios.md", "The library", SCENARIOS),
