@@ -26,7 +26,9 @@ SHAPES = [(30, 20), (13,), (1,), (7, 3, 3)]
 PART_SIZE = 256
 LIMIT = 30.0
 CODECS_WITHOUT_THRESHOLD = [
-    name for name in CODECS if CODECS.get(name).available() and not CODECS.get(name).uses_threshold
+    name
+    for name in CODECS.names()
+    if CODECS.get(name).available() and not CODECS.get(name).uses_threshold
 ]
 
 
