@@ -10,8 +10,9 @@ from typing import Any
 import optuna
 import pytest
 
+from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError, RayhiveError, described
-from rayhive.events import Event, make_event
+from rayhive.events import Event, ReplicateFinished, make_event
 from rayhive.report.results import load_results
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.early_failures import EarlyFailures
@@ -40,8 +41,8 @@ def reasons(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[ReplicateSpe
 
     def finish(self: Any, state: str, reason: str) -> None:
         text = found(self.spec) if state == "completed" else reason
-        outcome = {"state": "failed" if text else state, "stop_reason": text or reason}
-        self.write([make_event("replicate_finished", **outcome)])
+        outcome = Outcome("failed" if text else state, text or reason)
+        self.write([ReplicateFinished(state=outcome.state, stop_reason=outcome.stop_reason)])
         self.file.close()
         self.outcome = outcome
 
