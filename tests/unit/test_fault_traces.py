@@ -157,7 +157,7 @@ def test_rows_that_cannot_be_read_are_refused_by_their_numbers(
 def test_a_file_of_another_kind_is_refused_with_the_formats(tmp_path: Path) -> None:
     for text in ("", "hello\n", "{}", "0,add\n"):
         (allowed,) = refused(tmp_path, text).values()
-        assert all(name in allowed for name in TRACE_FORMATS)
+        assert all(name in allowed for name in TRACE_FORMATS.names())
     assert "one of bamboo" in refused(tmp_path, "0,add,a\n", "banboo")["format"]
     assert "with a live node" in refused(tmp_path, "2024-01-01, 00:00:00, 0\n")["file"]
 
