@@ -45,7 +45,10 @@ def digits(folder: Path, trial: int, samples: int | None) -> ReplicateSpec:
 
 def story(spec: ReplicateSpec) -> str:
     """Return the last events and the logs, for the message of a failed test."""
-    shown = [{k: v for k, v in e.items() if k not in ("sketch", "spec")} for e in events_of(spec)]
+    shown = [
+        {k: v for k, v in e.stored().items() if k not in ("sketch", "spec")}
+        for e in events_of(spec)
+    ]
     logs = [path.read_text()[-1500:] for path in Path(spec.folder).glob("logs/*")]
     return "\n".join([*map(str, shown[-12:]), *logs])
 

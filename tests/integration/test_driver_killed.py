@@ -55,7 +55,12 @@ folder, number = Path(folder), int(number)
 config = SweepConfig(
     name=folder.name,
     workload={"name": "pretended", "args": {"fake": {"rounds": 3}}},
-    swarm={"peers": int(peers), "matchmaking_time": 0.5, "averaging_timeout": 1.0},
+    swarm={
+        "peers": int(peers),
+        "target_batch_size": 32,
+        "matchmaking_time": 0.5,
+        "averaging_timeout": 1.0,
+    },
     replicates=int(replicated),
     objectives={"samples_per_s": "maximize"},
     budget={"trials": 1, "seconds_per_replicate": 30, "samples_per_replicate": 40},
