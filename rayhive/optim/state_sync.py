@@ -54,8 +54,8 @@ class StateSync:
         """
         if self._peer.consistency.take_divergence():
             return True
-        self.note_reunion()
         behind = self._round < self._peer.tracker.global_epoch - 1
+        self.note_reunion()  # afterwards: a lost peer may have come back just now
         if behind and self._peer.partitions.rounds_apart:
             self._join_newest_round()
             return False
@@ -86,12 +86,17 @@ class StateSync:
     # -- breaks ------------------------------------------------------------------------------------
 
     def return_from_break(self) -> None:
-        """Take part again if this peer stepped out, with the newest state if it missed a round."""
+        """Take part again if this peer stepped out, with the newest state if it missed a round.
+
+        After a partition it keeps the work of its side, as in :meth:`needs_download`.
+        """
         seconds = self._peer.tracker.begin_batch()
         if seconds is None:
             return
         before = self._round
-        if self._missed(before + 1):
+        missed = self._missed(before + 1)
+        self.note_reunion()
+        if missed and not self._peer.partitions.rounds_apart:
             self.download(keep_gradients=True)
         else:
             self._peer.tracker.take_part(True)

@@ -15,6 +15,19 @@ from tests.unit.optim_fakes import ROUND, Peer
 NEXT = ROUND + 1
 
 
+def lose(peer: Peer) -> None:
+    """Lose the other peer, and go on for five rounds."""
+    peer.tracker.view.give_up(OTHER.to_bytes())
+    peer.tracker.jump_to(ROUND + 5)
+    peer.state_averager.local_epoch = ROUND + 5
+
+
+def hear_of_return(peer: Peer, round_: int) -> None:
+    """Hear directly from the other peer, which was lost, that it is in a later round."""
+    peer.hear(round=round_, averaged=round_, met_averaged=round_)
+    peer.tracker.view.receive(peer.tracker.view.known()[0])
+
+
 @pytest.mark.parametrize("missed", [True, False])
 def test_a_peer_back_from_a_break_downloads_the_state_if_it_missed_a_round(
     missed: bool, clock: Clock
@@ -78,12 +91,8 @@ def test_a_peer_far_behind_needs_a_download_unless_it_settles() -> None:
 
 def test_a_side_of_a_partition_joins_the_newest_round_with_its_own_work() -> None:
     peer = Peer()
-    view = peer.tracker.view
-    view.give_up(OTHER.to_bytes())
-    peer.tracker.jump_to(ROUND + 5)
-    peer.state_averager.local_epoch = ROUND + 5
-    peer.hear(round=ROUND + 9, averaged=ROUND + 9)
-    view.receive(view.known()[0])  # from the peer itself
+    lose(peer)
+    hear_of_return(peer, ROUND + 9)
     assert not peer.sync.needs_download()
     assert peer.state_averager.local_epoch == ROUND + 9
     assert dict(peer.events)["reunited"] == {
@@ -92,6 +101,37 @@ def test_a_side_of_a_partition_joins_the_newest_round_with_its_own_work() -> Non
         "apart": 5,
     }
     assert peer.sync.gathered(ROUND + 10) == [ROUND + 10, [], 5]
+
+
+def test_a_side_of_a_partition_that_heals_during_a_break_keeps_its_work(clock: Clock) -> None:
+    peer = Peer(clock=clock)
+    lose(peer)
+    peer.tracker.end_batch()
+    clock.now += 2 * BREAK_S
+    peer.tracker.check_break()
+    hear_of_return(peer, ROUND + 9)
+    peer.sync.return_from_break()
+    assert peer.kinds() == ["stepped_in"]
+    assert not peer.sync.needs_download()
+    assert peer.kinds() == ["stepped_in", "reunited"] and not peer.state_averager.downloads
+
+
+def test_a_partition_that_heals_while_it_is_checked_costs_no_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peer = Peer()
+    lose(peer)
+    take_reunion = peer.tracker.swarm.take_reunion
+
+    def heal_just_after() -> Any:
+        reunion = take_reunion()
+        hear_of_return(peer, ROUND + 9)
+        return reunion
+
+    monkeypatch.setattr(peer.tracker.swarm, "take_reunion", heal_just_after)
+    assert not peer.sync.needs_download()
+    assert not peer.sync.needs_download()
+    assert peer.kinds() == ["reunited"]
 
 
 def test_refused_parameters_are_replaced_once() -> None:
