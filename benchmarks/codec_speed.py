@@ -38,7 +38,6 @@ from hivemind.proto.runtime_pb2 import CompressionType
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from benchmarks.claims import Claim, print_claims, print_fact
 from benchmarks.ratios import paired_ratio
 from benchmarks.swarm import conditions

@@ -32,7 +32,6 @@ from hivemind.utils import MSGPackSerializer
 
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
-import rayhive.workloads  # noqa: F401 - registers them
 from benchmarks.claims import Claim, print_claims
 from benchmarks.ratios import paired_ratio
 from benchmarks.swarm import conditions

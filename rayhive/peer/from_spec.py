@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.compression.payload import allreduce_bytes, configuration_payload
 from rayhive.registry import CODECS
 from rayhive.spec import SwarmConfig

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import yaml
 
-import rayhive.compression  # noqa: F401 - fills a registry that the checks use
 from rayhive.errors import ConfigError, Problem, described
 from rayhive.faults.kind import needs_of
 from rayhive.faults.library import load_scenario, plan_of

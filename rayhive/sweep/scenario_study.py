@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import rayhive.compression  # noqa: F401 - fills a registry that the checks use
 from rayhive.errors import Problem
 from rayhive.faults.library import load_scenario
 from rayhive.spec import SweepConfig, validate_sweep

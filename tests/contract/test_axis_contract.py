@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.columns import Column, find_column
 from rayhive.compression.equivalence import configuration_key
 from rayhive.compression.payload import payload

@@ -13,7 +13,6 @@ from hivemind.compression import CompressionInfo, deserialize_torch_tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.compression.codecs.base import Codec
 from rayhive.errors import ConfigError
 from rayhive.registry import CODECS

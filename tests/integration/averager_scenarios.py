@@ -24,7 +24,6 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.state_averager import RayhiveStateAverager

@@ -7,7 +7,6 @@ from math import prod
 
 import pytest
 
-import rayhive.workloads  # noqa: F401 - registers them
 from rayhive.registry import WORKLOADS
 
 FLOAT = 4  # bytes

@@ -9,7 +9,6 @@ import math
 
 import pytest
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.compression.payload import payload
 
 Shapes = list[tuple[int, ...]]

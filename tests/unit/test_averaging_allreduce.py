@@ -13,7 +13,6 @@ import torch
 from hivemind.p2p import PeerID, ServicerBase
 from hivemind.proto import averaging_pb2
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.averaging.allreduce import ABSENT, MeasuredAllReduce
 from rayhive.averaging.answers import AVERAGE, HANGS_UP
 from rayhive.averaging.round_result import RoundResult

@@ -16,7 +16,6 @@ from hivemind.utils.math import get_flatten_greedy_dims
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.compression.equivalence import configuration_key
 from rayhive.compression.payload import (
     allreduce_bytes,

@@ -5,8 +5,6 @@ from typing import Any, get_args
 
 import pytest
 
-import rayhive.compression
-import rayhive.faults  # noqa: F401  (both fill registries)
 from rayhive.errors import Problem
 from rayhive.spec import Configuration, SwarmConfig, SweepConfig
 from rayhive.spec.axes.delay import DELAY_FLAGS, DelayName

@@ -9,8 +9,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rayhive.compression
-import rayhive.faults  # noqa: F401  (both fill registries)
 from rayhive.errors import ConfigError, Problem
 from rayhive.spec import Configuration, Range, SweepConfig, load_sweep, validate_sweep
 

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-import rayhive.compression  # noqa: F401 - registers the codecs
 from rayhive.cluster.node.tools import NODE_TOOLS
 from rayhive.invariants import INVARIANTS
 from rayhive.registry import CODECS
