@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from tests.integration.swarm_helpers import call, forks  # noqa: F401
-from tests.integration.toy import FAST, LOOPBACK, Regression, Together, loader
+from tests.integration.swarm_helpers import call
+from tests.integration.toy import (
+    FAST,
+    LOOPBACK,
+    Regression,
+    Together,
+    address_in,
+    loader,
+    share_address,
+)
 from tests.integration.toy import trainer as make_trainer
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -81,8 +87,7 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
             }
         )
         if peer == 0:
-            (meeting / "part").write_text(json.dumps(strategy.addresses))
-            (meeting / "part").rename(meeting / "address")
+            share_address(strategy, meeting)
         module = Regression(optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
         together = Together(str(meeting), peer, peers, rounds=ROUNDS)
         fitted = make_trainer(strategy, together)
@@ -91,14 +96,6 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
         statistics = [each[key] for each in state.values() for key in ("exp_avg", "exp_avg_sq")]
         found[way] = [digest(module.parameters()), digest(statistics), events]
     return found
-
-
-def address_in(folder: Path) -> Any:
-    deadline = time.monotonic() + 60
-    while not (folder / "address").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return json.loads((folder / "address").read_text())
 
 
 @pytest.mark.parametrize("peers", [2, pytest.param(3, marks=pytest.mark.slow)])

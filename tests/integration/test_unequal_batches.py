@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,15 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.integration.swarm_helpers import call
-from tests.integration.toy import ALONE, FAST, LOOPBACK, Together, UntilRound
+from tests.integration.toy import (
+    ALONE,
+    FAST,
+    LOOPBACK,
+    Together,
+    UntilRound,
+    address_in,
+    share_address,
+)
 from tests.integration.toy import trainer as make_trainer
 
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
@@ -166,22 +172,13 @@ def two_peers(folder: str, peer: int) -> dict[str, Any]:
             }
         )
         if peer == 0:
-            (meeting / "part").write_text(json.dumps(strategy.addresses))
-            (meeting / "part").rename(meeting / "address")
+            share_address(strategy, meeting)
         module = Slope()
         together = Together(str(meeting), peer, rounds=ROUNDS)
         fitted = make_trainer(strategy, together, **plugins(precision))
         fitted.fit(module, odd_data(65, 32) if peer == 0 else odd_data(20, 8))
         found[way] = [module.rounds, list(Recorder.applied), outcomes]
     return found
-
-
-def address_in(folder: Path) -> Any:
-    deadline = time.monotonic() + 60
-    while not (folder / "address").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return json.loads((folder / "address").read_text())
 
 
 def test_two_peers_apply_the_mean_over_the_samples_of_both(tmp_path: Path) -> None:

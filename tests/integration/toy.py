@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import time
 from pathlib import Path
@@ -134,6 +135,21 @@ class Together(UntilRound):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.optimizers[0].state_averager.step(wait_for_delayed_updates=True)
         self.meet("end")
+
+
+def share_address(strategy: Any, folder: Path) -> None:
+    """Let the other peers of a test find the first one through a folder that they share."""
+    (folder / "part").write_text(json.dumps(strategy.addresses))
+    (folder / "part").rename(folder / "address")
+
+
+def address_in(folder: Path) -> Any:
+    """Wait for the first peer of a test; return its addresses."""
+    deadline = time.monotonic() + 60
+    while not (folder / "address").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return json.loads((folder / "address").read_text())
 
 
 def trainer(strategy: Any, *callbacks: pl.Callback, **options: Any) -> pl.Trainer:
