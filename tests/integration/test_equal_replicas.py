@@ -66,16 +66,19 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
         codec, rank, options = WAYS[way]
         meeting = Path(folder) / str(number)
         meeting.mkdir(exist_ok=True)
-        events: list[tuple[str, int, str]] = []
+        events: list[tuple[str, int, str, Any]] = []
 
         def note(kind: str, fields: dict[str, Any], seen: list[Any] = events) -> None:
             if kind in ("round", "state_round"):
-                seen.append((kind, fields["round"], fields["outcome"]))
+                lost = fields.get("banned"), fields.get("failures")
+                seen.append((kind, fields["round"], fields["outcome"], lost))
 
         strategy = HivemindStrategy(
             **{
                 **FAST,
                 "on_event": note,
+                # a busy machine may take seconds over a part, and the round must be complete
+                "averaging_timeout": 60.0,
                 "target_batch_size": 110,
                 "run_id": f"equal{number}",
                 "host_maddrs": LOOPBACK,
@@ -106,7 +109,8 @@ def test_complete_rounds_leave_equal_replicas(tmp_path: Path, peers: int) -> Non
     for way in WAYS:
         parameters, statistics, logs = zip(*(result[way] for result in results), strict=True)
         for log in logs:
-            assert {outcome for kind, _, outcome in log if kind == "round"} == {"averaged"}, way
-            assert {number for kind, number, _ in log if kind == "state_round"} <= {1}, way
+            partly = [event for event in log if event[0] == "round" and event[2] != "averaged"]
+            assert not partly, f"{way}: {partly}"
+            assert {event[1] for event in log if event[0] == "state_round"} <= {1}, way
         assert len(set(parameters)) == 1, f"{way}: parameters differ"
         assert len(set(statistics)) == 1, f"{way}: statistics of the optimizer differ"
