@@ -50,24 +50,27 @@ class Event(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)
 
-    kind: str
+    kind: str = ""
     t: float = Field(default_factory=time.time, ge=0, lt=_END_OF_TIME)
     peer: str | None = None
     extra: dict[str, Any] = {}
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Enter a kind into :data:`KINDS`.
+    def __init_subclass__(cls, kind: str | None = None, **kwargs: Any) -> None:
+        """Give the records their kind, and enter it into :data:`KINDS`.
+
+        Args:
+            kind: The kind; None for a base of several kinds.
+            **kwargs: Further arguments of the class statement.
 
         Raises:
             ValueError: The kind is declared twice.
         """
-        kind = cls.model_fields["kind"].default
-        if not isinstance(kind, str):  # a base of several kinds
-            return
+        super().__init_subclass__(**kwargs)
         if kind in KINDS:
             raise ValueError(f"event kind {kind!r} is declared twice")
-        KINDS[kind] = cls
+        if kind is not None:
+            cls.kind = kind  # the field's default
+            KINDS[kind] = cls
 
     def of_peer(self, name: str) -> Event:
         """Return the same event with the peer replaced."""

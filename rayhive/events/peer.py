@@ -5,23 +5,22 @@ The number of a round is that of hivemind's global epoch after the round.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from rayhive.events.event import ByteCount, Event
 
 
-class Spawned(Event):
+class Spawned(Event, kind="spawned"):
     """The forked peer process runs; sent to its actor, not stored.
 
     Attributes:
         pid: Process id.
     """
 
-    kind: Literal["spawned"] = "spawned"
     pid: int
 
 
-class DHTReady(Event):
+class DHTReady(Event, kind="dht_ready"):
     """The peer's DHT can be reached.
 
     Attributes:
@@ -29,12 +28,11 @@ class DHTReady(Event):
         addresses: Multiaddresses at which it listens.
     """
 
-    kind: Literal["dht_ready"] = "dht_ready"
     peer_id: str | None = None
     addresses: list[str]
 
 
-class PeerReady(Event):
+class PeerReady(Event, kind="peer_ready"):
     """Data, model and optimizer of the peer are built, and it waits for the start of training.
 
     Attributes:
@@ -54,7 +52,6 @@ class PeerReady(Event):
         hardware: The peer's machine, on one line.
     """
 
-    kind: Literal["peer_ready"] = "peer_ready"
     shapes: list[list[int]] | None = None
     dense_payload_bytes: ByteCount | None = None
     dense_state_bytes: ByteCount | None = None
@@ -70,29 +67,27 @@ class PeerReady(Event):
     hardware: str | None = None
 
 
-class TrainingStarted(Event):
+class TrainingStarted(Event, kind="training_started"):
     """The peer begins to train.
 
     Attributes:
         round: The round that it starts from.
     """
 
-    kind: Literal["training_started"] = "training_started"
     round: int | None = None
 
 
-class SteppedOut(Event):
+class SteppedOut(Event, kind="stepped_out"):
     """The peer computes nothing for a while, and the other peers go on without it.
 
     Attributes:
         round: The last round that it finished.
     """
 
-    kind: Literal["stepped_out"] = "stepped_out"
     round: int
 
 
-class SteppedIn(Event):
+class SteppedIn(Event, kind="stepped_in"):
     """The peer computes again after it stepped out.
 
     Attributes:
@@ -101,13 +96,12 @@ class SteppedIn(Event):
         seconds: Time between its two batches [s].
     """
 
-    kind: Literal["stepped_in"] = "stepped_in"
     round_before: int | None = None
     round: int
     seconds: float
 
 
-class StateLoaded(Event):
+class StateLoaded(Event, kind="state_loaded"):
     """The peer took over the state of another peer.
 
     Attributes:
@@ -120,7 +114,6 @@ class StateLoaded(Event):
         kept: Own samples that enter the next round.
     """
 
-    kind: Literal["state_loaded"] = "state_loaded"
     round_before: int | None = None
     round_of_state: int | None = None
     round: int
@@ -130,7 +123,7 @@ class StateLoaded(Event):
     kept: int | None = None
 
 
-class Reunited(Event):
+class Reunited(Event, kind="reunited"):
     """Two parts of the swarm that had lost each other train together again.
 
     Attributes:
@@ -139,13 +132,12 @@ class Reunited(Event):
         apart: Rounds that the peer did meanwhile: the weight of its parameters in the next average.
     """
 
-    kind: Literal["reunited"] = "reunited"
     round_before: int | None = None
     round: int
     apart: int | None = None
 
 
-class Notice(Event):
+class Notice(Event, kind="notice"):
     """The peer was told that it will be taken away.
 
     Attributes:
@@ -153,12 +145,11 @@ class Notice(Event):
         fault: Id of the fault that gave the notice; None for a signal.
     """
 
-    kind: Literal["notice"] = "notice"
     deadline_s: float | None = None
     fault: str | None = None
 
 
-class Left(Event):
+class Left(Event, kind="left"):
     """The peer left the swarm after a notice.
 
     Attributes:
@@ -167,13 +158,12 @@ class Left(Event):
         lost: Own samples that were computed and thrown away.
     """
 
-    kind: Literal["left"] = "left"
     round: int
     handed_over: int | None = None
     lost: int | None = None
 
 
-class Checkpoint(Event):
+class Checkpoint(Event, kind="checkpoint"):
     """The peer wrote a checkpoint because it was asked to, or failed to.
 
     Attributes:
@@ -185,7 +175,6 @@ class Checkpoint(Event):
         error: Name of the error, for example ``ENOSPC``; None if it was written.
     """
 
-    kind: Literal["checkpoint"] = "checkpoint"
     round: int | None = None
     path: str | None = None
     ok: bool
@@ -194,7 +183,7 @@ class Checkpoint(Event):
     error: str | None = None
 
 
-class PeerFinished(Event):
+class PeerFinished(Event, kind="peer_finished"):
     """The peer ended its training.
 
     Attributes:
@@ -206,7 +195,6 @@ class PeerFinished(Event):
         clock_s: Training time since ``training_started``, without evaluation [s].
     """
 
-    kind: Literal["peer_finished"] = "peer_finished"
     reason: str
     round: int
     samples: int
@@ -214,7 +202,7 @@ class PeerFinished(Event):
     clock_s: float | None = None
 
 
-class PeerFailed(Event):
+class PeerFailed(Event, kind="peer_failed"):
     """The peer failed.
 
     Attributes:
@@ -222,6 +210,5 @@ class PeerFailed(Event):
         traceback: Its traceback.
     """
 
-    kind: Literal["peer_failed"] = "peer_failed"
     error: str
     traceback: str | None = None

@@ -13,7 +13,7 @@ FaultEffect = Literal["none", "gone", "stopped", "cut_off"]
 FaultPhase = Literal["setup", "inject", "verify", "heal", "teardown"]
 
 
-class ReplicateStarted(Event):
+class ReplicateStarted(Event, kind="replicate_started"):
     """The supervisor begins with the replicate.
 
     Attributes:
@@ -22,13 +22,12 @@ class ReplicateStarted(Event):
         hardware: The supervisor's machine, on one line.
     """
 
-    kind: Literal["replicate_started"] = "replicate_started"
     spec: dict[str, Any]
     versions: dict[str, str | None] | None = None
     hardware: str | None = None
 
 
-class PeerSpawned(Event):
+class PeerSpawned(Event, kind="peer_spawned"):
     """The process of an incarnation runs.
 
     Attributes:
@@ -40,7 +39,6 @@ class PeerSpawned(Event):
         cause: Id of the fault that started it; None for the peers that start together.
     """
 
-    kind: Literal["peer_spawned"] = "peer_spawned"
     node: str
     host: str
     pid: int
@@ -49,18 +47,17 @@ class PeerSpawned(Event):
     cause: str | None = None
 
 
-class BarrierReleased(Event):
+class BarrierReleased(Event, kind="barrier_released"):
     """All peers are ready, and training begins.
 
     Attributes:
         peers: Number of peers.
     """
 
-    kind: Literal["barrier_released"] = "barrier_released"
     peers: int
 
 
-class LinkCounted(Event):
+class LinkCounted(Event, kind="link_counted"):
     """Counters of the network interfaces that the peers use; on a testbed only.
 
     Attributes:
@@ -69,12 +66,11 @@ class LinkCounted(Event):
             ``dropped`` of its interface.
     """
 
-    kind: Literal["link_counted"] = "link_counted"
     when: Literal["start", "end"]
     nodes: dict[str, dict[str, int]]
 
 
-class TrainingExtended(Event):
+class TrainingExtended(Event, kind="training_extended"):
     """Training went on after its budget of seconds, because faults were late.
 
     Attributes:
@@ -82,12 +78,11 @@ class TrainingExtended(Event):
         slip_s: Greatest delay of a fault [s].
     """
 
-    kind: Literal["training_extended"] = "training_extended"
     seconds: float
     slip_s: float
 
 
-class PeerLost(Event):
+class PeerLost(Event, kind="peer_lost"):
     """The process of an incarnation ended without being asked to.
 
     Attributes:
@@ -95,12 +90,11 @@ class PeerLost(Event):
         reason: Known reason of its end.
     """
 
-    kind: Literal["peer_lost"] = "peer_lost"
     exit_code: int | None = None
     reason: str | None = None
 
 
-class FaultFired(Event):
+class FaultFired(Event, kind="fault_fired"):
     """A fault was injected.
 
     Attributes:
@@ -116,7 +110,6 @@ class FaultFired(Event):
         slip_rounds: Delay of a fault that was planned by round [rounds].
     """
 
-    kind: Literal["fault_fired"] = "fault_fired"
     fault: str
     fault_kind: str
     effect: FaultEffect
@@ -129,7 +122,7 @@ class FaultFired(Event):
     slip_rounds: float | None = None
 
 
-class FaultVerified(Event):
+class FaultVerified(Event, kind="fault_verified"):
     """The effect of a fault was checked.
 
     Attributes:
@@ -138,13 +131,12 @@ class FaultVerified(Event):
         proof: The observations.
     """
 
-    kind: Literal["fault_verified"] = "fault_verified"
     fault: str
     ok: bool
     proof: Any = None
 
 
-class FaultHealed(Event):
+class FaultHealed(Event, kind="fault_healed"):
     """A fault was healed.
 
     Attributes:
@@ -154,14 +146,13 @@ class FaultHealed(Event):
         seconds: Time since the fault fired [s].
     """
 
-    kind: Literal["fault_healed"] = "fault_healed"
     fault: str
     lives: list[str] | None = None
     done: Any = None
     seconds: float | None = None
 
 
-class FaultFailed(Event):
+class FaultFailed(Event, kind="fault_failed"):
     """A step of a fault raised an error.
 
     Attributes:
@@ -170,13 +161,12 @@ class FaultFailed(Event):
         error: The error.
     """
 
-    kind: Literal["fault_failed"] = "fault_failed"
     fault: str
     phase: FaultPhase | None = None
     error: str | None = None
 
 
-class InvariantChecked(Event):
+class InvariantChecked(Event, kind="invariant"):
     """An invariant was checked at the end of the replicate.
 
     Attributes:
@@ -186,14 +176,13 @@ class InvariantChecked(Event):
         violations: A text for each violation.
     """
 
-    kind: Literal["invariant"] = "invariant"
     name: str
     ok: bool
     checked: int | None = None
     violations: list[str] | None = None
 
 
-class OutcomeFound(Event):
+class OutcomeFound(Event, kind="outcome"):
     """The outcome is known; it is that of the ``replicate_finished`` that follows the clean-up.
 
     Attributes:
@@ -201,12 +190,11 @@ class OutcomeFound(Event):
         stop_reason: Why it ended.
     """
 
-    kind: Literal["outcome"] = "outcome"
     state: str
     stop_reason: str | None = None
 
 
-class ReplicateFinished(Event):
+class ReplicateFinished(Event, kind="replicate_finished"):
     """The replicate is over and its nodes are cleaned up.
 
     Attributes:
@@ -215,6 +203,5 @@ class ReplicateFinished(Event):
         stop_reason: Why it ended.
     """
 
-    kind: Literal["replicate_finished"] = "replicate_finished"
     state: str
     stop_reason: str | None = None

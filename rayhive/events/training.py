@@ -54,7 +54,7 @@ class AveragingEvent(Event):
     counts_complete: bool | None = None
 
 
-class Round(AveragingEvent):
+class Round(AveragingEvent, kind="round"):
     """The gradients of a round were averaged, or the attempt ended in another way.
 
     With delayed gradients it comes later than the ``transition`` of the round.
@@ -73,7 +73,6 @@ class Round(AveragingEvent):
         error: Error that ended the averaging.
     """
 
-    kind: Literal["round"] = "round"
     round: int
     samples: int
     outcome: RoundOutcome
@@ -87,7 +86,7 @@ class Round(AveragingEvent):
     error: str | None = None
 
 
-class StateRound(AveragingEvent):
+class StateRound(AveragingEvent, kind="state_round"):
     """The parameters and optimizer statistics were averaged, or the attempt failed.
 
     Attributes:
@@ -95,12 +94,11 @@ class StateRound(AveragingEvent):
         outcome: ``averaged`` for a complete average, ``partial`` with some parts missing.
     """
 
-    kind: Literal["state_round"] = "state_round"
     round: int
     outcome: Literal["averaged", "partial", "failed"]
 
 
-class Transition(Event):
+class Transition(Event, kind="transition"):
     """The peer goes on with the next round.
 
     Attributes:
@@ -111,7 +109,6 @@ class Transition(Event):
         computed: Own samples computed so far.
     """
 
-    kind: Literal["transition"] = "transition"
     round: int
     seconds: float
     update_s: float | None = None
@@ -119,18 +116,17 @@ class Transition(Event):
     computed: int | None = None
 
 
-class Progress(Event):
+class Progress(Event, kind="progress"):
     """Progress between two transitions, sent now and then.
 
     Attributes:
         computed: Own samples computed so far.
     """
 
-    kind: Literal["progress"] = "progress"
     computed: int
 
 
-class Weights(Event):
+class Weights(Event, kind="weights"):
     """Fingerprint of the parameters after a round.
 
     Attributes:
@@ -141,7 +137,6 @@ class Weights(Event):
         finite: Whether all parameters are finite.
     """
 
-    kind: Literal["weights"] = "weights"
     round: int
     norm: float | None = None
     sketch: list[float]
@@ -153,7 +148,7 @@ class Weights(Event):
         return math.dist(self.sketch, other.sketch) / scale if scale else 0.0
 
 
-class Evaluation(Event):
+class Evaluation(Event, kind="evaluation"):
     """The model was evaluated.
 
     Attributes:
@@ -164,7 +159,6 @@ class Evaluation(Event):
         final: Whether this is the evaluation after the last round.
     """
 
-    kind: Literal["evaluation"] = "evaluation"
     round: int
     samples: int | None = None
     clock_s: float | None = None
@@ -172,7 +166,7 @@ class Evaluation(Event):
     final: bool | None = None
 
 
-class Fallback(Event):
+class Fallback(Event, kind="fallback"):
     """The averaging of gradients failed.
 
     Attributes:
@@ -181,13 +175,12 @@ class Fallback(Event):
         choice: ``local`` to apply the peer's own gradients, ``skip`` to apply none.
     """
 
-    kind: Literal["fallback"] = "fallback"
     round: int
     reason: str | None = None
     choice: Literal["local", "skip"]
 
 
-class FaultActed(Event):
+class FaultActed(Event, kind="sabotaged"):
     """A fault that is planned inside the peer process did its work.
 
     Attributes:
@@ -196,13 +189,12 @@ class FaultActed(Event):
         what: Details of the act; they depend on the kind of fault.
     """
 
-    kind: Literal["sabotaged"] = "sabotaged"
     fault: str
     round: int | None = None
     what: dict[str, Any] | None = None
 
 
-class Rejected(Event):
+class Rejected(Event, kind="rejected"):
     """Tensors of another peer were refused: they did not enter this peer's average or state.
 
     Attributes:
@@ -215,7 +207,6 @@ class Rejected(Event):
         lean: Mean cosine with the tensors of the other peers.
     """
 
-    kind: Literal["rejected"] = "rejected"
     round: int | None = None
     offender: str | None = None
     tensors: str | None = None

@@ -157,8 +157,8 @@ def test_every_field_of_a_kind_is_described(kind: str) -> None:
 def test_a_kind_is_declared_once() -> None:
     with pytest.raises(ValueError, match="'round' is declared twice"):
 
-        class Again(Event):
-            kind: Any = "round"
+        class Again(Event, kind="round"):
+            pass
 
 
 # -- logs --------------------------------------------------------------------------------------
