@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
 from rayhive.columns import (
@@ -22,9 +23,7 @@ from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import FINISHED, LOST, UNCOUNTED
 from rayhive.registry import METRICS
 
-
-def _number(name: str, about: str, fold: Count) -> Column:
-    return Column(name, about, type="count", stage="fold", fold=fold)
+_number = partial(Column, type="count", stage="fold")
 
 
 class Replication(MetricGroup):
@@ -39,22 +38,22 @@ class Replication(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = (
         *in_group(
             "replication",
-            _number("n", "Replicates that finished", Count(FINISHED)),
+            _number("n", "Replicates that finished", fold=Count(FINISHED)),
             _number(
                 "n_failed",
                 "Replicates that diverged, failed or were invalid",
-                Count(FINISHED | {LOST}, other=True),
+                fold=Count(FINISHED | {LOST}, other=True),
             ),
             _number(
                 "n_lost",
                 "Replicates that the infrastructure lost in every attempt",
-                Count(frozenset({LOST})),
+                fold=Count(frozenset({LOST})),
             ),
         ),
         _number(
             "n_timed_out",
             "Replicates among the n that the time limit ended",
-            Count(frozenset({"timed_out"})),
+            fold=Count(frozenset({"timed_out"})),
         ),
     )
 
@@ -80,11 +79,16 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
         Rows in the order in which their first replicate appears.
     """
     key = tuple(dict.fromkeys((*by, *conditions()))) if by else row_key()
-    groups: dict[str, list[Row]] = defaultdict(list)
+    counted = (row for row in rows if row["state"] not in UNCOUNTED)
+    return [_fold_group(group) for group in rows_by(counted, key)]
+
+
+def rows_by(rows: Iterable[Row], names: Iterable[str]) -> list[list[Row]]:
+    """Return groups of the rows that agree in some columns, in the order of their first rows."""
+    names, groups = tuple(names), defaultdict[str, list[Row]](list)
     for row in rows:
-        if row["state"] not in UNCOUNTED:
-            groups[json.dumps([row.get(name) for name in key])].append(row)
-    return [_fold_group(group) for group in groups.values()]
+        groups[json.dumps([row.get(name) for name in names])].append(row)
+    return list(groups.values())
 
 
 def _fold_group(rows: list[Row]) -> Row:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import groupby, zip_longest
 from typing import ClassVar, TypeVar
 
@@ -21,8 +22,7 @@ from rayhive.events import (
     Transition,
     of_kind,
 )
-from rayhive.metrics.folds import Mean
-from rayhive.metrics.group import MetricGroup
+from rayhive.metrics.group import MetricGroup, averaged
 from rayhive.metrics.live_capacity import Window, fault_windows, overlap
 from rayhive.metrics.timeline import Incarnation, Timeline
 
@@ -40,8 +40,7 @@ Part = tuple[str, float]
 E = TypeVar("E", bound=Event)
 
 
-def _seconds(name: str, about: str) -> Column:
-    return Column(name, about, "s", fold=Mean())
+_seconds = partial(averaged, unit="s")
 
 
 class Badput(MetricGroup):

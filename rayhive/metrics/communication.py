@@ -17,8 +17,8 @@ from rayhive.events import (
     TrainingStarted,
     Transition,
 )
-from rayhive.metrics.folds import All, Mean
-from rayhive.metrics.group import MetricGroup, measured, ratio, total
+from rayhive.metrics.folds import Reduced
+from rayhive.metrics.group import MetricGroup, averaged, maximized, minimized, ratio, total
 from rayhive.metrics.stats import estimate, percentile
 from rayhive.metrics.timeline import Timeline
 
@@ -66,54 +66,24 @@ class Communication(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = (
         *in_group(
             "communication",
-            measured(
+            minimized(
                 "payload_bytes_per_round",
                 "Gradient payload sent per peer and round",
                 "B",
-                better="minimize",
                 exact=True,
             ),
-            Column(
-                "payload_bytes_per_round_predicted", "The same from shapes alone", "B", fold=Mean()
+            averaged("payload_bytes_per_round_predicted", "The same from shapes alone", "B"),
+            minimized(
+                "state_bytes_per_round", "State-averaging payload sent per peer and round", "B"
             ),
-            measured(
-                "state_bytes_per_round",
-                "State-averaging payload sent per peer and round",
-                "B",
-                better="minimize",
+            averaged("wire_bytes_per_round", "Bytes on the interface, counted by a testbed", "B"),
+            minimized("payload_bytes_per_sample", "All payload per committed sample", "B"),
+            maximized("compression_ratio", "All payload without compression / measured", "x"),
+            maximized(
+                "gradient_compression_ratio", "The same for gradients alone", "x", exact=True
             ),
-            Column(
-                "wire_bytes_per_round",
-                "Bytes on the interface, counted by a testbed",
-                "B",
-                fold=Mean(),
-            ),
-            measured(
-                "payload_bytes_per_sample",
-                "All payload per committed sample",
-                "B",
-                better="minimize",
-            ),
-            measured(
-                "compression_ratio",
-                "All payload without compression / measured",
-                "x",
-                better="maximize",
-            ),
-            measured(
-                "gradient_compression_ratio",
-                "The same for gradients alone",
-                "x",
-                better="maximize",
-                exact=True,
-            ),
-            measured(
-                "averaging_p50_s",
-                "Median duration of a gradient all-reduce",
-                "s",
-                better="minimize",
-            ),
-            measured("averaging_p95_s", "95th percentile of the same", "s", better="minimize"),
+            minimized("averaging_p50_s", "Median duration of a gradient all-reduce", "s"),
+            minimized("averaging_p95_s", "95th percentile of the same", "s"),
             total("rounds", "Committed rounds"),
             total("rounds_failed", "Rounds in which a peer got no average"),
             total("rounds_partial", "Rounds in which some parts were not averaged"),
@@ -123,7 +93,7 @@ class Communication(MetricGroup):
             "payload_matches",
             "Whether every complete round sent exactly the predicted payload",
             type="flag",
-            fold=All(),
+            fold=Reduced(all),
         ),
     )
 

@@ -10,8 +10,10 @@ from typing import ClassVar
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import Evaluation, Left
 from rayhive.metrics.folds import Mean, Total
-from rayhive.metrics.group import MetricGroup, difference, finite
+from rayhive.metrics.group import MetricGroup, averaged, difference, finite, minimized
 from rayhive.metrics.timeline import Timeline
+
+_BOUND = Mean(interval=True, missing="bound")
 
 
 @dataclass(frozen=True)
@@ -51,26 +53,20 @@ class Convergence(MetricGroup):
 
     columns: ClassVar[tuple[Column, ...]] = in_group(
         "convergence",
-        Column(
+        minimized(
             "final_loss",
             "Held-out loss at the last evaluation",
-            better="minimize",
             fold=Mean(interval=True, survivors=True),
         ),
-        Column("loss_delta", "final_loss less the twin's", stage="twin", fold=Mean()),
-        Column(
-            "time_to_target_s",
-            "Training time until the target was reached",
-            "s",
-            better="minimize",
-            fold=Mean(interval=True, missing="bound"),
+        averaged("loss_delta", "final_loss less the twin's", stage="twin"),
+        minimized(
+            "time_to_target_s", "Training time until the target was reached", "s", fold=_BOUND
         ),
-        Column(
+        minimized(
             "samples_to_target",
             "Committed samples until the target was reached",
             type="count",
-            better="minimize",
-            fold=Mean(interval=True, missing="bound"),
+            fold=_BOUND,
         ),
         Column(
             "reached", "Replicates that reached the target", type="flag", fold=Total(share=True)

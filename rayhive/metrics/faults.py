@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain, starmap
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
@@ -15,14 +16,22 @@ from rayhive.events import (
     StateLoaded,
 )
 from rayhive.metrics.fault_impact import impacts, rejoins
-from rayhive.metrics.folds import Percentile, Pool, times_text
+from rayhive.metrics.folds import Percentile, Reduced, pool_times, times_text
 from rayhive.metrics.group import MetricGroup, total
 from rayhive.metrics.stats import Time, known_percentile
 from rayhive.metrics.timeline import Timeline
 
+#: Time of a fault -> definition of its median.
+_TIMES = {
+    "detect": "Fault to first survivor's progress",
+    "stall": "Longest time that a survivor went without a round",
+    "recover": "Fault to 90 % of live-capacity throughput",
+    "rejoin": "Peer start to its first accepted contribution",
+}
+
 
 def _percentiles(time: str, about: str) -> tuple[Column, Column]:
-    """Return the two columns with percentiles of a time, such as ``detect``."""
+    """Return the two columns with percentiles of a time."""
     median, tail = Percentile(f"{time}_s", 50), Percentile(f"{time}_s", 95)
     return (
         Column(f"{time}_p50_s", about, "s", fold=median),
@@ -30,8 +39,9 @@ def _percentiles(time: str, about: str) -> tuple[Column, Column]:
     )
 
 
-def _pool(time: str, about: str) -> Column:
-    return Column(f"{time}_s", about, type="text", fold=Pool())
+def _pool(time: str) -> Column:
+    about = f"Times behind `{time}_p50_s` and `{time}_p95_s`"
+    return Column(f"{time}_s", about, type="text", fold=Reduced(pool_times))
 
 
 class Faults(MetricGroup):
@@ -63,19 +73,13 @@ class Faults(MetricGroup):
             total("faults_planned", "Faults in the plan"),
             total("faults_fired", "Faults that fired"),
             total("faults_verified", "Faults proved to have taken effect"),
-            *_percentiles("detect", "Fault to first survivor's progress"),
-            *_percentiles("stall", "Longest time that a survivor went without a round"),
-            *_percentiles("recover", "Fault to 90 % of live-capacity throughput"),
-            *_percentiles("rejoin", "Peer start to its first accepted contribution"),
+            *chain.from_iterable(starmap(_percentiles, _TIMES.items())),
             total("censored", "Faults whose recovery was not seen"),
             total("samples_lost", "Samples computed and not committed"),
             total("state_transfer_bytes", "State that peers downloaded from other peers", "B"),
             total("invariants_violated", "Violated invariants"),
         ),
-        _pool("detect", "Times behind `detect_p50_s` and `detect_p95_s`"),
-        _pool("stall", "Times behind `stall_p50_s` and `stall_p95_s`"),
-        _pool("recover", "Times behind `recover_p50_s` and `recover_p95_s`"),
-        _pool("rejoin", "Times behind `rejoin_p50_s` and `rejoin_p95_s`"),
+        *map(_pool, _TIMES),
     )
 
     def compute(self, timeline: Timeline) -> Row:

@@ -1,7 +1,7 @@
 """Rules by which the values of replicates become one value of the results table.
 
 A :class:`~rayhive.columns.Column` names one of these rules. All but :class:`Common` and
-:class:`Extreme` use the replicates that finished; cells that are None are left out.
+:class:`Reduced` use the replicates that finished; cells that are None are left out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rayhive.columns import Column, Fold, Replicates, Row
+from rayhive.columns import Column, Fold, Replicates, Row, Value
 from rayhive.metrics.stats import Time, estimate, known_percentile
 
 
@@ -80,33 +80,21 @@ class Total(Fold):
 
 
 @dataclass(frozen=True)
-class All(Fold):
-    """True if it is true for every replicate that has a value."""
-
-    type = "flag"
-
-    def __call__(self, column: Column, replicates: Replicates) -> Row:
-        """Return whether all values are true; None if there are none."""
-        values = known(replicates.finished, column.name)
-        return {column.name: all(values) if values else None}
-
-
-@dataclass(frozen=True)
-class Extreme(Fold):
-    """Smallest or largest value.
+class Reduced(Fold):
+    """Result of a function of the values, of the type of the column.
 
     Attributes:
-        choose: ``min`` or ``max``.
+        function: The function, for example :func:`max`.
         failed: Whether replicates that failed count.
     """
 
-    choose: Callable[[list[Any]], Any]
+    function: Callable[[list[Any]], Value]
     failed: bool = False
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
-        """Return the extreme value; None if there are none."""
+        """Return the result; None if there are no values."""
         values = known(replicates.ran if self.failed else replicates.finished, column.name)
-        return {column.name: self.choose(values) if values else None}
+        return {column.name: self.function(values) if values else None}
 
 
 @dataclass(frozen=True)
@@ -126,29 +114,11 @@ class Common(Fold):
 
 
 @dataclass(frozen=True)
-class AddedCounts(Fold):
-    """Sums of counts by name (:func:`add_counts`)."""
-
-    def __call__(self, column: Column, replicates: Replicates) -> Row:
-        """Return the sums as a text."""
-        return {column.name: add_counts(known(replicates.finished, column.name))}
-
-
-@dataclass(frozen=True)
-class Pool(Fold):
-    """Times of all replicates together (:func:`times_text`)."""
-
-    def __call__(self, column: Column, replicates: Replicates) -> Row:
-        """Return the times as a text."""
-        return {column.name: times_text(parse_times(known(replicates.finished, column.name)))}
-
-
-@dataclass(frozen=True)
 class Percentile(Fold):
     """Percentile over the pooled times of another column.
 
     Attributes:
-        of: Column with the times, folded by :class:`Pool`.
+        of: Column with the times, folded by :func:`pool_times`.
         percent: Percentile, 0 to 100.
     """
 
@@ -194,6 +164,11 @@ def parse_times(texts: Iterable[str]) -> list[Time]:
         for text in texts
         for item in text.split()
     ]
+
+
+def pool_times(texts: Iterable[str]) -> str | None:
+    """Return the times in several texts of :func:`times_text` as one such text."""
+    return times_text(parse_times(texts))
 
 
 def counts_text(counts: Mapping[str, int]) -> str | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar
 
-from rayhive.columns import Column, Direction, Row, Stage
+from rayhive.columns import Column, Row, Stage
 from rayhive.metrics.folds import Mean, Total
 from rayhive.metrics.timeline import Timeline
 
@@ -55,23 +56,13 @@ class MetricGroup:
         """
 
 
-def measured(
-    name: str,
-    about: str,
-    unit: str = "",
-    *,
-    better: Direction,
-    stage: Stage = "replicate",
-    exact: bool = False,
-) -> Column:
-    """Return a column that a study can optimise, folded to a mean with its interval."""
-    fold = Mean(interval=True)
-    return Column(name, about, unit, better=better, fold=fold, stage=stage, exact=exact)
-
-
-def total(name: str, about: str, unit: str = "") -> Column:
-    """Return a column of counts, folded to their sum."""
-    return Column(name, about, unit, type="count", fold=Total())
+#: Columns that a study can optimise, folded to a mean with its interval.
+minimized = partial(Column, better="minimize", fold=Mean(interval=True))
+maximized = partial(Column, better="maximize", fold=Mean(interval=True))
+#: Column that is folded to a mean without interval.
+averaged = partial(Column, fold=Mean())
+#: Column of counts, folded to their sum.
+total = partial(Column, type="count", fold=Total())
 
 
 def finite(value: float | None) -> float | None:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import ClassVar
 
-from rayhive.columns import Column, Fold, Row, in_group
+from rayhive.columns import Column, Row, in_group
 from rayhive.events import PeerReady, ReplicateFinished, ReplicateStarted
-from rayhive.metrics.folds import Common, Extreme
+from rayhive.metrics.folds import Common, Reduced
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
 
-
-def _text(name: str, about: str, fold: Fold) -> Column:
-    return Column(name, about, type="text", fold=fold, in_table=False)
+_text = partial(Column, type="text", fold=Common(), in_table=False)
 
 
 class Provenance(MetricGroup):
@@ -32,16 +30,12 @@ class Provenance(MetricGroup):
 
     columns: ClassVar[tuple[Column, ...]] = in_group(
         "provenance",
-        _text("git_revision", "Revision of rayhive's code", Common()),
-        replace(
-            _text("code", "Fingerprint of the user's code and data", Common()),
-            tells_apart=True,
-            condition=True,
-        ),
-        _text("versions", "Versions of the important packages", Common()),
-        _text("hardware", "Machines of the run", Common()),
-        _text("started", "Start of the first replicate (UTC)", Extreme(min, failed=True)),
-        _text("ended", "End of the last replicate (UTC)", Extreme(max, failed=True)),
+        _text("git_revision", "Revision of rayhive's code"),
+        _text("code", "Fingerprint of the user's code and data", tells_apart=True, condition=True),
+        _text("versions", "Versions of the important packages"),
+        _text("hardware", "Machines of the run"),
+        _text("started", "Start of the first replicate (UTC)", fold=Reduced(min, failed=True)),
+        _text("ended", "End of the last replicate (UTC)", fold=Reduced(max, failed=True)),
     )
 
     def compute(self, timeline: Timeline) -> Row:

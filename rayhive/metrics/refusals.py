@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import DHTReady, Event, Rejected, TrainingStarted, of_kind
-from rayhive.metrics.folds import AddedCounts, counts_text
+from rayhive.metrics.folds import Reduced, add_counts, counts_text
 from rayhive.metrics.group import MetricGroup, total
 from rayhive.metrics.timeline import Timeline
 
@@ -45,7 +45,10 @@ class Refusals(MetricGroup):
         "communication",
         total("rejected", "Refused gradients, parameters and states"),
         Column(
-            "rejected_peers", "Peers that sent them, with counts", type="text", fold=AddedCounts()
+            "rejected_peers",
+            "Peers that sent them, with counts",
+            type="text",
+            fold=Reduced(add_counts),
         ),
     )
 

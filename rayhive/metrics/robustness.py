@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, conditions, in_group
-from rayhive.metrics.aggregate import objectives_known, row_key
+from rayhive.metrics.aggregate import objectives_known, row_key, rows_by
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.rows import NO_FAULTS
 
@@ -41,24 +39,17 @@ class Robustness(MetricGroup):
         """Set the columns of every configuration that is known under all scenarios."""
         places = [name for name in conditions() if name != "scenario"]
         identity = [name for name in (by or row_key()) if name != "scenario"]
-        for compared in _groups(rows, places):
+        for compared in rows_by(rows, places):
             scenarios = {str(row["scenario"]) for row in compared}
             if scenarios == {NO_FAULTS}:
                 continue
-            configurations = _groups(compared, identity)
+            configurations = rows_by(compared, identity)
             complete = [group for group in configurations if _is_complete(group, scenarios)]
             for group in complete:
                 _set(group, worst_retention=_worst_retention(group))
             if objectives:
                 name, direction = next(iter(objectives.items()))
                 _set_objective(complete, name, 1.0 if direction == "minimize" else -1.0)
-
-
-def _groups(rows: Sequence[Row], names: Sequence[str]) -> list[list[Row]]:
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[json.dumps([row.get(name) for name in names])].append(row)
-    return list(groups.values())
 
 
 def _is_complete(group: Sequence[Row], scenarios: set[str]) -> bool:

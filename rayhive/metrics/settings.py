@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import ClassVar
 
-from rayhive.columns import Column, ColumnType, Row, in_group
+from rayhive.columns import Column, Row, in_group
 from rayhive.events import PeerReady
 from rayhive.metrics.folds import Common
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
 from rayhive.spec import AXES, Link, SwarmConfig
 
-
-def _setting(name: str, about: str, type: ColumnType = "text", condition: bool = True) -> Column:
-    return Column(name, about, type=type, fold=Common(), tells_apart=True, condition=condition)
-
-
+_setting = partial(Column, type="text", fold=Common(), tells_apart=True, condition=True)
 #: Columns of the axes of a study.
 _AXES = tuple(replace(axis.column, fold=Common(), tells_apart=True) for axis in AXES)
 

@@ -39,16 +39,12 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     if min(values) == max(values):  # exact; a sum could lose a bit
         same = float(values[0])
         return Estimate(same, same if n > 1 else None, same if n > 1 else None, n)
+    from scipy.special import stdtrit  # takes long to import
+
     mean = fmean(values)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = _t_quantile((1 + CONFIDENCE) / 2, n - 1) * deviation / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
-
-
-def _t_quantile(probability: float, degrees: int) -> float:
-    from scipy.special import stdtrit
-
-    return float(stdtrit(degrees, probability))
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

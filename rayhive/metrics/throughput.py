@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import Transition
-from rayhive.metrics.folds import Mean
-from rayhive.metrics.group import MetricGroup, measured, number, ratio
+from rayhive.metrics.group import MetricGroup, averaged, maximized, minimized, number, ratio
 from rayhive.metrics.live_capacity import live_share
 from rayhive.metrics.stats import percentile
 from rayhive.metrics.timeline import Timeline
@@ -33,29 +32,14 @@ class Throughput(MetricGroup):
     columns: ClassVar[tuple[Column, ...]] = (
         *in_group(
             "throughput",
-            measured(
-                "samples_per_s",
-                "Committed samples per second of training time",
-                "1/s",
-                better="maximize",
-            ),
-            measured(
-                "round_p50_s",
-                "Median overhead-inclusive time of the global step",
-                "s",
-                better="minimize",
-            ),
-            measured("round_p95_s", "95th percentile of the same", "s", better="minimize"),
-            measured("goodput", "Committed samples / computed samples", better="maximize"),
-            measured("retention", "samples_per_s / the twin's", better="maximize", stage="twin"),
-            measured(
-                "retention_normalised",
-                "retention / live share of peers",
-                better="maximize",
-                stage="twin",
-            ),
+            maximized("samples_per_s", "Committed samples per second of training time", "1/s"),
+            minimized("round_p50_s", "Median overhead-inclusive time of the global step", "s"),
+            minimized("round_p95_s", "95th percentile of the same", "s"),
+            maximized("goodput", "Committed samples / computed samples"),
+            maximized("retention", "samples_per_s / the twin's", stage="twin"),
+            maximized("retention_normalised", "retention / live share of peers", stage="twin"),
         ),
-        Column("live_share", "Mean number of peers / number that began", fold=Mean()),
+        averaged("live_share", "Mean number of peers / number that began"),
     )
 
     def compute(self, timeline: Timeline) -> Row:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import Weights as Fingerprint
-from rayhive.metrics.folds import Extreme
+from rayhive.metrics.folds import Reduced
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.timeline import Timeline
 
@@ -28,7 +28,7 @@ class Weights(MetricGroup):
         Column(
             "weights_distance_max",
             "Largest relative distance between replicas after a round",
-            fold=Extreme(max),
+            fold=Reduced(max),
         ),
     )
 

@@ -15,7 +15,7 @@ from rayhive.columns import (
     group_columns,
 )
 from rayhive.metrics.aggregate import comparable, is_censored, ran
-from rayhive.metrics.folds import Extreme, Mean, Percentile, Total, parse_times
+from rayhive.metrics.folds import Mean, Percentile, Reduced, Total, parse_times
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.stats import censored_percentile
 from rayhive.metrics.timeline import UNCOUNTED
@@ -286,7 +286,7 @@ def _provenance(rows: Sequence[Row], column: Column) -> Iterator[str]:
     values = sorted({str(row[column.name]) for row in rows if row[column.name] is not None})
     if not values:
         return
-    if isinstance(column.fold, Extreme):
-        yield f"{column.name}: {column.fold.choose(values)}"
+    if isinstance(column.fold, Reduced):
+        yield f"{column.name}: {column.fold.function(values)}"
     else:
         yield f"{column.name}: {' | '.join(values)}"

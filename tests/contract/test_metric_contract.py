@@ -13,7 +13,7 @@ from rayhive.columns import BOUNDS, Column, ColumnType, Row, all_columns, in_gro
 from rayhive.events import Event
 from rayhive.metrics import METRICS
 from rayhive.metrics.aggregate import fold, rank_rows
-from rayhive.metrics.folds import Mean, Pool, Total
+from rayhive.metrics.folds import Mean, Reduced, Total, pool_times
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.rows import timeline_row
 from rayhive.metrics.timeline import Timeline
@@ -186,7 +186,7 @@ def test_declarations_are_consistent(column: Column) -> None:
         assert column.type in ("float", "count")
     if isinstance(column.fold, Total):
         assert column.type in ("flag" if column.fold.share else "count",)
-    if isinstance(column.fold, Pool):
+    if column.fold == Reduced(pool_times):
         assert column.type == "text"
 
 
