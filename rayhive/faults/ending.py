@@ -47,7 +47,7 @@ class EndsPeers(FaultKind):
     group = "process"
     effect = "gone"
     heals = True
-    Args = ReplacedArgs
+    args: ReplacedArgs
 
     @classmethod
     def needs_for(cls, args: Mapping[str, Any]) -> tuple[str, ...]:

@@ -105,6 +105,11 @@ class InTraining(FaultKind):
         return compare(before, gradients)
 
     @property
+    def rounds(self) -> int:
+        """Rounds in which the fault acts; one without the parameter."""
+        return getattr(self.args, "rounds", 1)
+
+    @property
     def history(self) -> int:
         """Past rounds whose gradients :meth:`act` needs."""
         return 0
@@ -126,7 +131,7 @@ class InTraining(FaultKind):
                 for peer in self.planned.who
             }
 
-        self._first, self._last = reports(1), reports(self.args.rounds)
+        self._first, self._last = reports(1), reports(self.rounds)
         await asyncio.sleep(0)  # the tasks begin to listen
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
@@ -149,7 +154,7 @@ class InTraining(FaultKind):
         last = [event.what or {} for event in events if event is not None]
         both = [*self._seen, *last]
         ok = len(both) == 2 * len(self.planned.who) and all(map(self.took_effect, both))
-        return Proof(ok, {"sabotaged": last, "rounds": self.args.rounds})
+        return Proof(ok, {"sabotaged": last, "rounds": self.rounds})
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Stop listening."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from rayhive.events.supervisor import FaultEffect
+from rayhive.faults.node_tools import ToolHandle
+from rayhive.faults.steps import stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.registry import FAULTS
 from rayhive.spec import Model
@@ -55,7 +58,11 @@ class FaultKind(ABC):
         joins: Whether the fault starts peers that are new to the swarm.
         in_training: Whether the peer's training process executes the fault itself, from its spec,
             in the planned round.
-        Args: Model of the parameters, with defaults; unknown parameters are refused.
+        Args: Model of the parameters, with defaults; unknown parameters are refused. A kind with
+            parameters annotates ``args`` with the model.
+        args: Parameters of the planned fault.
+        tools: Node tools that the fault has started, by the name of their target. The teardown
+            stops those that are left.
     """
 
     about: ClassVar[str]
@@ -67,6 +74,11 @@ class FaultKind(ABC):
     joins: ClassVar[bool] = False
     in_training: ClassVar[bool] = False
     Args: ClassVar[type[Model]] = NoArgs
+    args: Model
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.Args = inspect.get_annotations(cls, eval_str=True).get("args", cls.Args)
 
     @classmethod
     def needs_for(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
@@ -104,7 +116,8 @@ class FaultKind(ABC):
 
     def __init__(self, planned: PlannedFault) -> None:
         self.planned = planned
-        self.args: Any = self.Args.model_validate(planned.args)
+        self.args = self.Args.model_validate(planned.args)
+        self.tools: dict[str, ToolHandle[Any, Any]] = {}
 
     async def setup(self, swarm: FaultTarget) -> None:
         """Prepare the fault before training starts."""
@@ -137,7 +150,7 @@ class FaultKind(ABC):
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Remove any remains of the fault. Called once, also after errors."""
-        return
+        await stop_all(self.tools)
 
 
 def kind_of(name: str) -> type[FaultKind]:

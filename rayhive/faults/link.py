@@ -15,10 +15,9 @@ from rayhive.faults.node_tools import (
     LinkState,
     ToolHandle,
 )
-from rayhive.faults.steps import for_each, stop_all
+from rayhive.faults.steps import for_each, stop_each
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Link
-from rayhive.spec.fault_plan import PlannedFault
 
 
 class LinkFault(FaultKind):
@@ -33,12 +32,7 @@ class LinkFault(FaultKind):
     target_type = "node"
     heals = True
     key: ClassVar[str]
-
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
-        #: Tools of the nodes that are not healed yet, and the links before the fault.
-        self._shaped: dict[str, ToolHandle[LinkChange, LinkState]] = {}
-        self._before: dict[str, Link] = {}
+    tools: dict[str, ToolHandle[LinkChange, LinkState]]
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Change the links.
@@ -54,8 +48,9 @@ class LinkFault(FaultKind):
                 raise RayhiveError(
                     f"{self.key} {value:g} must be worse than the present one of {node} ({present})"
                 )
+        self._before: dict[str, Link] = {}
         for node, tool in tools.items():
-            self._shaped[node] = tool
+            self.tools[node] = tool
             state = await tool.start(LinkChange.model_validate({self.key: value}))
             assert state.before is not None
             self._before[node] = state.before
@@ -64,7 +59,7 @@ class LinkFault(FaultKind):
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Measure every changed link."""
-        found = await for_each(targets, lambda node: self._shaped[node].state())
+        found = await for_each(targets, lambda node: self.tools[node].state())
         seen = {node: state.measured for node, state in found.items()}
         ok = bool(targets) and all(
             measured is not None and self.proves(measured, self._before[node])
@@ -75,16 +70,8 @@ class LinkFault(FaultKind):
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Restore the quantity that the testbed was made with."""
-        links = {}
-        for node in targets:
-            state = await self._shaped[node].stop()
-            links[node] = None if state is None else state.now.model_dump()
-            del self._shaped[node]
-        return {"links": links}
-
-    async def teardown(self, swarm: FaultTarget) -> None:
-        """Restore the links that were not healed; a node that is gone comes back with a new one."""
-        await stop_all(self._shaped)
+        states = await stop_each(self.tools, targets)
+        return {"links": {node: state and state.now.model_dump() for node, state in states.items()}}
 
     @abstractmethod
     def worse(self, value: float, present: float | None) -> bool:

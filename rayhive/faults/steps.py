@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from rayhive.errors import RayhiveError
 from rayhive.events.event import E
-from rayhive.faults.node_tools import ToolHandle
+from rayhive.faults.node_tools import ArgsT, StateT, ToolHandle
 from rayhive.faults.target import FaultTarget, ProcessRole
 
 #: Polling interval for state on another node, which sends no notification [s].
@@ -136,6 +136,21 @@ async def failures(
         except (RayhiveError, asyncio.TimeoutError) as error:
             failed[name] = str(error) or "no answer"
     return failed
+
+
+async def stop_each(
+    tools: dict[str, ToolHandle[ArgsT, StateT]], names: Iterable[str]
+) -> dict[str, StateT | None]:
+    """Stop tools by the name of their target, and forget them; return their last states.
+
+    Raises:
+        ClusterError: A tool cannot be stopped; it and those after it are kept.
+    """
+    states = {}
+    for name in names:
+        states[name] = await tools[name].stop()
+        del tools[name]
+    return states
 
 
 async def stop_all(tools: dict[str, ToolHandle[Any, Any]]) -> dict[str, str]:

@@ -79,7 +79,7 @@ class FaultInjection:
 
     def _is_due(self, fault: InTraining, round_: int) -> bool:
         at = fault.planned.at
-        if self._times[fault.planned.id] >= fault.args.rounds:
+        if self._times[fault.planned.id] >= fault.rounds:
             return False
         if at.round is not None:
             return round_ >= at.round

@@ -127,7 +127,7 @@ class WithoutAct(InTraining):
     """A kind in the training that has a proof only."""
 
     about = "Has no act."
-    Args = RoundsArgs
+    args: RoundsArgs
 
     def took_effect(self, what: dict[str, Any]) -> bool:
         return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from rayhive.faults.in_training import InTraining, TrainingPeer
 from rayhive.spec import Model
@@ -15,7 +15,6 @@ class Skew(Model):
         seconds: Offset of the clock; negative if it is behind [s].
     """
 
-    rounds: ClassVar[int] = 1  # one act, whose effect lasts
     seconds: float = 30.0
 
 
@@ -24,7 +23,7 @@ class ClockSkew(InTraining):
 
     about = "The DHT clock of a peer is ahead or behind."
     group = "clock"
-    Args = Skew
+    args: Skew
 
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
         """Set the offset."""

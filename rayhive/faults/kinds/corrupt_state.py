@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from rayhive.faults.in_training import InTraining, Tensors, TrainingPeer
 from rayhive.spec import Model
@@ -17,7 +17,6 @@ class Corruption(Model):
         factor: Multiplier of ``scaled``.
     """
 
-    rounds: ClassVar[int] = 1  # one act, whose effect lasts
     what: Literal["nan", "scaled"] = "nan"
     factor: float = 1000.0
 
@@ -26,7 +25,7 @@ class CorruptState(InTraining):
     """Corrupts every state that a peer serves, from the planned round on."""
 
     about = "The state that a peer serves to joiners is corrupt; its own parameters are not."
-    Args = Corruption
+    args: Corruption
 
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
         """Arm the peer. Each state that it then serves is a further ``sabotaged`` event."""

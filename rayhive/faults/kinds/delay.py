@@ -24,7 +24,7 @@ class Delay(LinkFault):
 
     about = "Every packet to and from a node takes longer."
     key = "delay_ms"
-    Args = DelayArgs
+    args: DelayArgs
 
     def worse(self, value: float, present: float | None) -> bool:
         """Return whether the delay is longer than the present one."""

@@ -10,11 +10,10 @@ from pydantic import Field
 from rayhive.events import Checkpoint, Transition
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import SMALL_DISK, DiskArgs, DiskState, ToolHandle
-from rayhive.faults.steps import Listening, failures, for_each, leader_of, require_living, stop_all
+from rayhive.faults.steps import Listening, failures, for_each, leader_of, require_living
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
 from rayhive.spec.commands import WriteCheckpoint
-from rayhive.spec.fault_plan import PlannedFault
 
 #: Folder in a peer's temporary directory that its checkpoints are written to.
 FOLDER = "checkpoints"
@@ -45,11 +44,8 @@ class DiskFull(FaultKind):
     group = "node"
     needs = ("mount",)
     heals = True
-    Args = DiskFullArgs
-
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
-        self._disks: dict[str, ToolHandle[DiskArgs, DiskState]] = {}
+    args: DiskFullArgs
+    tools: dict[str, ToolHandle[DiskArgs, DiskState]]
 
     def _disk(self, full: bool) -> DiskArgs:
         return DiskArgs(folder=FOLDER, size=self.args.megabytes * _MB, full=full)
@@ -64,7 +60,7 @@ class DiskFull(FaultKind):
     async def _start(self, swarm: FaultTarget, peer: str, full: bool) -> DiskState:
         """Mount the file system over the folder of the peer's present incarnation, if need be."""
         disk = SMALL_DISK.on(swarm, swarm.node_of(peer), await leader_of(swarm, peer))
-        self._disks[peer] = disk
+        self.tools[peer] = disk
         return await disk.start(self._disk(full))
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
@@ -83,7 +79,7 @@ class DiskFull(FaultKind):
         return Proof(ok, seen)
 
     async def _check(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
-        state = await self._disks[peer].state()
+        state = await self.tools[peer].state()
         disk = {"free": state.free, "error": state.error}
         checkpoints = Listening(swarm, Checkpoint, [peer])
         await swarm.command(peer, WriteCheckpoint())
@@ -94,10 +90,6 @@ class DiskFull(FaultKind):
         return {"disk": disk, "checkpoint": event.error, "goes_on": went_on is not None}
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
-        """Free the space; the file system stays mounted until the end."""
+        """Free the space; the teardown unmounts the file system."""
         empty = self._disk(full=False)
-        return {"failed": await failures(self._disks, lambda disk: disk.start(empty))}
-
-    async def teardown(self, swarm: FaultTarget) -> None:
-        """Unmount the file system."""
-        await stop_all(self._disks)
+        return {"failed": await failures(self.tools, lambda disk: disk.start(empty))}

@@ -35,7 +35,7 @@ class DrainNode(EndsNodes):
 
     about = "Announces that a node will be taken away, and does it at the deadline."
     needs = ("node", "drain", "signals")
-    Args = DrainNodeArgs
+    args: DrainNodeArgs
 
     _drained = False
 

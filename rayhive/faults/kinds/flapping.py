@@ -7,9 +7,8 @@ from typing import Any
 
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import FLAPPING, FlapArgs, FlapPhase, FlapState, ToolHandle
-from rayhive.faults.steps import for_each, poll, stop_all
+from rayhive.faults.steps import for_each, poll, stop_each
 from rayhive.faults.target import FaultTarget
-from rayhive.spec.fault_plan import PlannedFault
 
 PATIENCE_S = 6.0
 
@@ -22,18 +21,14 @@ class Flapping(FaultKind):
     needs = ("link",)
     target_type = "node"
     heals = True
-    Args = FlapArgs
-
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
-        #: Flapping links that are not healed yet, by node.
-        self._flapping: dict[str, ToolHandle[FlapArgs, FlapState]] = {}
+    args: FlapArgs
+    tools: dict[str, ToolHandle[FlapArgs, FlapState]]
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Start to flap the links."""
         for node in targets:
-            self._flapping[node] = FLAPPING.on(swarm, node, self.planned.id)
-            await self._flapping[node].start(self.args)
+            self.tools[node] = FLAPPING.on(swarm, node, self.planned.id)
+            await self.tools[node].start(self.args)
         return dict(self.args.model_dump())
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
@@ -41,8 +36,8 @@ class Flapping(FaultKind):
         phases = 2 if self.args.down_s + 1 < PATIENCE_S else 1
 
         async def observed(node: str) -> tuple[FlapPhase, ...]:
-            tool = self._flapping[node]
-            state = await poll(tool.state, lambda state: len(state.phases) >= phases, PATIENCE_S)
+            read = self.tools[node].state
+            state = await poll(read, lambda state: len(state.phases) >= phases, PATIENCE_S)
             return state.phases
 
         logs = await for_each(targets, observed)
@@ -55,17 +50,9 @@ class Flapping(FaultKind):
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Stop flapping, with the links up."""
-        times = {}
-        for node in targets:
-            state = await self._flapping[node].stop()
-            phases = () if state is None else state.phases
-            times[node] = sum(phase.phase == "down" for phase in phases)
-            del self._flapping[node]
-        return {"times_down": times}
-
-    async def teardown(self, swarm: FaultTarget) -> None:
-        """Stop the links that were not healed; on a node that is gone the agent's end did it."""
-        await stop_all(self._flapping)
+        states = await stop_each(self.tools, targets)
+        logs = {node: state.phases if state else () for node, state in states.items()}
+        return {"times_down": {n: sum(p.phase == "down" for p in log) for n, log in logs.items()}}
 
 
 def _flaps(log: Sequence[FlapPhase], phases: int) -> bool:

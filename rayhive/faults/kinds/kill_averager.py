@@ -26,7 +26,7 @@ class KillAverager(EndsPeers):
     """Kills an averager, whose answers the trainer would otherwise wait for without limit."""
 
     about = "Kills an averaging process of a peer, which has to notice and end."
-    Args = KillAveragerArgs
+    args: KillAveragerArgs
     patience_s = CHILD_S
 
     def __init__(self, planned: PlannedFault) -> None:

@@ -24,7 +24,7 @@ class Loss(LinkFault):
 
     about = "Some of the packets to and from a node get lost."
     key = "loss"
-    Args = LossArgs
+    args: LossArgs
 
     def worse(self, value: float, present: float | None) -> bool:
         """Return whether the loss is greater than the present one."""

@@ -13,7 +13,6 @@ from rayhive.faults.node_tools import MEMORY_HOG, HeldMemory, MemorySize, ToolHa
 from rayhive.faults.steps import for_each, stop_all
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
-from rayhive.spec.fault_plan import PlannedFault
 
 #: Share of the held memory that has to be resident for a proof.
 _RESIDENT = 0.95
@@ -42,11 +41,8 @@ class MemoryPressure(FaultKind):
     needs = ("memory",)
     target_type = "node"
     heals = True
-    Args = MemoryPressureArgs
-
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
-        self._held: dict[str, ToolHandle[MemorySize, HeldMemory]] = {}
+    args: MemoryPressureArgs
+    tools: dict[str, ToolHandle[MemorySize, HeldMemory]]
 
     async def setup(self, swarm: FaultTarget) -> None:
         """Check that the memory is free, on nodes that are known before training starts.
@@ -72,22 +68,18 @@ class MemoryPressure(FaultKind):
         for node in targets:
             if not swarm.peers_on(node):
                 raise RayhiveError(f"no peer runs on {node}")
-        self._held = {node: MEMORY_HOG.on(swarm, node, node) for node in targets}
+        self.tools = {node: MEMORY_HOG.on(swarm, node, node) for node in targets}
         size = MemorySize(size=self.args.megabytes * _MB)
-        done = await for_each(targets, lambda node: self._held[node].start(size))
+        done = await for_each(targets, lambda node: self.tools[node].start(size))
         return {"held": {node: {"pid": s.pid, "rss": s.rss} for node, s in done.items()}}
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Check that the memory is resident."""
-        seen = await for_each(targets, lambda node: self._held[node].state())
+        seen = await for_each(targets, lambda node: self.tools[node].state())
         enough = _RESIDENT * self.args.megabytes * _MB
         rss = {node: state.rss for node, state in seen.items()}
         return Proof(all(held >= enough for held in rss.values()), {"rss": rss})
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Free the memory."""
-        return {"failed": await stop_all(self._held)}
-
-    async def teardown(self, swarm: FaultTarget) -> None:
-        """Free the memory if it was not healed."""
-        await stop_all(self._held)
+        return {"failed": await stop_all(self.tools)}

@@ -12,7 +12,7 @@ class NanGradient(InTraining):
     """Fills the largest tensor of a peer's accumulated gradients with NaN."""
 
     about = "The gradient of a peer becomes NaN just before it is averaged."
-    Args = RoundsArgs
+    args: RoundsArgs
 
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
         """Fill one tensor, as an overflow in one layer does."""

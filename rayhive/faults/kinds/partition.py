@@ -8,10 +8,9 @@ from typing import Any, Literal
 from rayhive.errors import RayhiveError
 from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import CUT, Arrived, CutArgs, CutState, ToolHandle
-from rayhive.faults.steps import for_each, stop_all
+from rayhive.faults.steps import for_each, stop_each
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
-from rayhive.spec.fault_plan import PlannedFault
 
 
 class PartitionArgs(Model):
@@ -37,12 +36,8 @@ class Partition(FaultKind):
     target_type = "node"
     effect = "cut_off"
     heals = True
-    Args = PartitionArgs
-
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
-        #: Cuts that are not healed yet, by node.
-        self._cuts: dict[str, ToolHandle[CutArgs, CutState]] = {}
+    args: PartitionArgs
+    tools: dict[str, ToolHandle[CutArgs, CutState]]
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Cut the nodes off.
@@ -56,7 +51,7 @@ class Partition(FaultKind):
             keep = tuple([(await tool.state()).address for tool in tools.values()])
         cut_from: dict[str, list[str]] = {}
         for node, tool in tools.items():
-            self._cuts[node] = tool
+            self.tools[node] = tool
             state = await tool.start(CutArgs(keep=keep, direction=self._direction))
             cut_from[node] = list(state.cut_from)
         if not all(cut_from.values()):
@@ -65,7 +60,7 @@ class Partition(FaultKind):
 
     async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
         """Send packets both ways between each node and every node that it is cut from, or keeps."""
-        states = await for_each(targets, lambda node: self._cuts[node].state())
+        states = await for_each(targets, lambda node: self.tools[node].state())
         arrived = {
             f"{node} {address}": each.model_dump(by_alias=True)
             for node, state in states.items()
@@ -83,21 +78,13 @@ class Partition(FaultKind):
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Mend the cuts."""
-        dropped = {}
-        for node in targets:
-            state = await self._cuts[node].stop()
-            dropped[node] = 0 if state is None else state.dropped
-            del self._cuts[node]
+        states = await stop_each(self.tools, targets)
+        dropped = {node: state.dropped if state else 0 for node, state in states.items()}
         return {"dropped_packets": dropped}
-
-    async def teardown(self, swarm: FaultTarget) -> None:
-        """Mend the cuts that were not healed; the cuts of a node that is gone went with it."""
-        await stop_all(self._cuts)
 
     @property
     def _direction(self) -> Literal["out", "in", "both"]:
-        direction: Literal["out", "in"] = self.args.direction
-        return direction if self.args.mode == "one-way" else "both"
+        return self.args.direction if self.args.mode == "one-way" else "both"
 
     def _is_cut(self, arrived: Arrived) -> bool:
         """Return whether packets arrived in the open directions, and in no other."""

@@ -43,7 +43,7 @@ class Preempt(EndsPeers):
     """
 
     about = "Tells a peer that it will be taken away, and does it at the deadline."
-    Args = PreemptArgs
+    args: PreemptArgs
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Give the notice."""

@@ -27,7 +27,7 @@ class Rate(LinkFault):
 
     about = "A node's link becomes slow in both directions."
     key = "rate_mbit"
-    Args = RateArgs
+    args: RateArgs
 
     def worse(self, value: float, present: float | None) -> bool:
         """Return whether the rate is lower than the present one."""

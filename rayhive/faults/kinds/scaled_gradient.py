@@ -22,7 +22,7 @@ class ScaledGradient(InTraining):
     """Multiplies a peer's accumulated gradients, as a loss that is a sum and no mean does."""
 
     about = "The gradient of a peer is multiplied, by 1000 unless said otherwise."
-    Args = Scaling
+    args: Scaling
 
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
         """Multiply by ``factor``."""

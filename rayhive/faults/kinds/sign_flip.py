@@ -11,7 +11,7 @@ class SignFlip(InTraining):
     """Negates a peer's accumulated gradients: it ascends the loss instead of descending."""
 
     about = "The gradient of a peer points the other way."
-    Args = RoundsArgs
+    args: RoundsArgs
 
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
         """Negate the gradients."""

@@ -24,7 +24,7 @@ class StaleGradient(InTraining):
     """Replaces a peer's accumulated gradients with those of an earlier round."""
 
     about = "A peer contributes its gradient of some rounds ago."
-    Args = Staleness
+    args: Staleness
 
     @property
     def history(self) -> int:

@@ -9,7 +9,6 @@ from rayhive.faults.kind import FaultKind, Proof
 from rayhive.faults.node_tools import CPU_LIMIT, CpuQuota, CpuUsage, ToolHandle
 from rayhive.faults.steps import for_each, leader_of, poll, require_living, stop_all
 from rayhive.faults.target import FaultTarget
-from rayhive.spec.fault_plan import PlannedFault
 
 #: Time limit for the quota to take effect [s]: a peer that waits for others uses no CPU time.
 PATIENCE_S = 8.0
@@ -23,20 +22,17 @@ class Straggler(FaultKind):
     group = "node"
     needs = ("cpu_quota",)
     heals = True
-    Args = CpuQuota
-
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
-        self._limits: dict[str, ToolHandle[CpuQuota, CpuUsage]] = {}
+    args: CpuQuota
+    tools: dict[str, ToolHandle[CpuQuota, CpuUsage]]
 
     async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Set the quota."""
         require_living(swarm, targets)
-        self._limits = {
+        self.tools = {
             peer: CPU_LIMIT.on(swarm, swarm.node_of(peer), await leader_of(swarm, peer))
             for peer in targets
         }
-        self._began = await for_each(targets, lambda peer: self._limits[peer].start(self.args))
+        self._began = await for_each(targets, lambda peer: self.tools[peer].start(self.args))
         pids = {peer: list(usage.pids) for peer, usage in self._began.items()}
         return {"cores": self.args.cores, "pids": pids}
 
@@ -48,14 +44,10 @@ class Straggler(FaultKind):
     async def _throttling(self, peer: str) -> dict[str, float]:
         """Return the growth of the control group's counters since the injection."""
         before = self._began[peer]
-        read = self._limits[peer].state
+        read = self.tools[peer].state
         after = await poll(read, lambda now: now.throttled > before.throttled, PATIENCE_S)
         return {key: getattr(after, key) - getattr(before, key) for key in _COUNTERS}
 
     async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
         """Remove the quota."""
-        return {"failed": await stop_all(self._limits)}
-
-    async def teardown(self, swarm: FaultTarget) -> None:
-        """Remove the quota if it was not healed."""
-        await stop_all(self._limits)
+        return {"failed": await stop_all(self.tools)}
