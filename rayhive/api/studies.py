@@ -13,7 +13,7 @@ from rayhive.api.run import Run, load
 from rayhive.errors import ConfigError, Problem
 from rayhive.sweep.dry_run import Plan, make_plan
 from rayhive.sweep.progress import default_progress
-from rayhive.sweep.resolve import ResolvedStudy, StudyLike, planned_on, resolve
+from rayhive.sweep.resolve import ResolvedStudy, StudyLike, resolve
 from rayhive.sweep.run_folder import SWEEP, writable
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.target import target_at
@@ -106,8 +106,8 @@ def plan(study: StudyLike, *, set: Sets = (), address: str | None = None) -> Pla
     """
     from rayhive.sweep.sweep import check_target
 
-    resolved, target = resolve(study, assignments(set)), target_at(address)
-    resolved = planned_on(resolved, target.refused(resolved.demands.optional))
+    target = target_at(address)
+    resolved = target.planned(resolve(study, assignments(set)))
     return replace(make_plan(resolved), unmet=tuple(check_target(resolved, target)))
 
 

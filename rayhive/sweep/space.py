@@ -1,7 +1,7 @@
 """Conditional search space of a study: its configurations, and how one is drawn.
 
 An axis is asked only where it applies, and only if it has several values, so every draw is valid.
-Draws with the same :func:`rayhive.compression.equivalence.configuration_key` are one configuration.
+Draws with the same :meth:`SearchSpace.key` are one configuration.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rayhive.compression.equivalence import configuration_key
-from rayhive.compression.payload import averaged_sizes
+from rayhive.compression.codecs.base import Codec
+from rayhive.compression.codecs.size_adaptive import SizeAdaptive
+from rayhive.compression.payload import averaged_sizes, configuration_payload
+from rayhive.registry import CODECS
 from rayhive.spec import AXES, Axis, Configuration, Range, Space
 from rayhive.spec.axes.base import Values, choices
 from rayhive.spec.configuration import combinations, decide
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 ENOUGH_DRAWS = 500
 #: Largest number of points of a space that is listed.
 LISTABLE = 2000
+#: Axes whose effect depends on shapes; a key has the values of all other axes.
+_OF_SHAPES = ("codec", "threshold", "powersgd_rank", "min_compression_ratio")
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -65,8 +69,25 @@ class SearchSpace:
         self.shapes = tuple(tuple(shape) for shape in shapes)
 
     def key(self, configuration: Configuration) -> str:
-        """Return a string that is equal for configurations with the same effect."""
-        return configuration_key(self.shapes, configuration)
+        """Return a string that is equal for configurations with the same effect.
+
+        They send the same bytes and compute the same. A threshold counts by the tensors that it
+        makes large. A ratio counts by the tensors that PowerSGD factorises: for one rank these sets
+        are nested, so their number identifies them. A rank that factorises nothing does not count,
+        nor do axes that depend on a rank.
+        """
+        values = configuration.values
+        predicted = configuration_payload(self.shapes, configuration)
+        sizes = [size for phase in predicted.phases for size in phase.elements]
+        count = len(predicted.compressed)
+        if not count:
+            values["powersgd_rank"] = None
+        parts = [
+            f"codec {_codec_key(values['codec'], values['threshold'], sizes)}",
+            f"powersgd rank {values['powersgd_rank']} on {count}" if count else "powersgd none",
+        ]
+        others = (axis for axis in AXES if axis.name not in _OF_SHAPES and axis.applies(values))
+        return "; ".join([*parts, *(f"{axis.name} {values[axis.name]}" for axis in others)])
 
     def draw(self, choose: Chooser) -> Configuration:
         """Return the configuration of the chosen values."""
@@ -154,6 +175,18 @@ class SearchSpace:
             if self.key(configuration) not in seen:
                 return configuration
         return None
+
+
+def _codec_key(name: str, threshold: int | None, sizes: Sequence[int]) -> str:
+    """Return a key of a codec's effect on tensors of these sizes."""
+    codec: Codec = CODECS.get(name, "codec")()
+    codec.check_threshold(threshold)
+    if threshold is None:
+        return codec.name
+    large = [size for size in sizes if size >= threshold]
+    if isinstance(codec, SizeAdaptive) and len(large) in (0, len(sizes)):
+        return codec.large.name if large else codec.small.name
+    return f"{codec.name} from {min(large)} elements" if large else f"{codec.name} on nothing"
 
 
 def suggested(trial: Trial) -> Chooser:

@@ -14,7 +14,7 @@ from rayhive.cluster.address import in_job
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.provenance import CHOICES, Fingerprint, fingerprint_of
-from rayhive.sweep.resolve import ResolvedStudy, planned_on
+from rayhive.sweep.resolve import ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder, writable
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import check_storage, open_study
@@ -93,14 +93,12 @@ def run_sweep(
         Interrupted: The sweep was interrupted, and nothing of it runs any more.
     """
     target = target or target_at()
-    study = planned_on(study, target.refused(study.demands.optional))
+    study = target.planned(study)
     run = RunFolder(folder)
     preflight(study, run, target, code)
     if in_job():
         progress.note(f"this run is kept in {run.path} on {socket.gethostname()}")
-    with target.cluster(study.demands, connected=interruption.install) as cluster:
-        refused = cluster.check_kinds(study.demands.optional, study.demands.swarm)
-        study = planned_on(study, refused)
+    with target.placed(study, connected=interruption.install) as (cluster, study):
         now = run.continued(fingerprint(study), accept=code == "accept")
         with writable(run.path), run.opened(study.config, now) as identity:
             driver = Driver(

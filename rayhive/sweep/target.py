@@ -18,7 +18,7 @@ from rayhive.cluster.replicate.placement import gpu_problems, this_machine
 from rayhive.errors import ConfigError, Problem
 from rayhive.spec import SwarmConfig
 from rayhive.sweep.replicate_runner import Swarms
-from rayhive.sweep.resolve import Demands
+from rayhive.sweep.resolve import Demands, ResolvedStudy, planned_on
 
 
 class ClusterLike(Swarms, Protocol):
@@ -47,10 +47,10 @@ def connect_to_ray(address: str | None) -> AbstractContextManager[ClusterLike]:
 class Target(Protocol):
     """Place of a run: a named cluster, or else a Ray of rayhive's own on this machine."""
 
-    def refused(self, needs: Mapping[str, frozenset[str]]) -> list[Problem]:
-        """Return the kinds of faults that are known to be refused before Ray is started.
+    def planned(self, study: ResolvedStudy) -> ResolvedStudy:
+        """Return a study without the optional kinds of faults that are known to be refused.
 
-        On a named cluster there are none: the machine of the driver does not count.
+        On a named cluster there are none before it is joined.
         """
 
     def problems(self, demands: Demands) -> Iterator[Problem]:
@@ -70,6 +70,14 @@ class Target(Protocol):
             ClusterError: It does not start or cannot be joined.
         """
 
+    def placed(
+        self, study: ResolvedStudy, connected: Callable[[], None]
+    ) -> AbstractContextManager[tuple[ClusterLike, ResolvedStudy]]:
+        """Connect as :meth:`cluster` does, and plan the faults of a study for the cluster.
+
+        The study that is yielded has no optional kinds of faults that the cluster refuses.
+        """
+
 
 def target_at(address: str | None = None, connect: Connect | None = None) -> Target:
     """Return the target of a run.
@@ -86,13 +94,16 @@ class _RayTarget:
     address: str | None
     connect: Connect
 
-    def refused(self, needs: Mapping[str, frozenset[str]]) -> list[Problem]:
+    def planned(self, study: ResolvedStudy) -> ResolvedStudy:
+        return planned_on(study, self._refused(study.demands.optional))
+
+    def _refused(self, needs: Mapping[str, frozenset[str]]) -> list[Problem]:
         if named(self.address) or not needs:
             return []
         return capabilities.missing(needs, capabilities.here())
 
     def problems(self, demands: Demands) -> Iterator[Problem]:
-        yield from self.refused(demands.needs)
+        yield from self._refused(demands.needs)
         if not named(self.address):
             yield from gpu_problems(demands.swarm, [this_machine()])
 
@@ -112,3 +123,12 @@ class _RayTarget:
             if problems:
                 raise ConfigError(problems)
             yield cluster
+
+    @contextmanager
+    def placed(
+        self, study: ResolvedStudy, connected: Callable[[], None]
+    ) -> Iterator[tuple[ClusterLike, ResolvedStudy]]:
+        demands = study.demands
+        with self.cluster(demands, connected) as cluster:
+            refused = cluster.check_kinds(demands.optional, demands.swarm)
+            yield cluster, planned_on(study, refused)

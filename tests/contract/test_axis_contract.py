@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from rayhive.columns import Column, find_column
-from rayhive.compression.equivalence import configuration_key
 from rayhive.compression.payload import payload
 from rayhive.errors import Problem
 from rayhive.registry import Registry
@@ -22,6 +21,7 @@ from rayhive.spec.axes.min_compression_ratio import MinCompressionRatio
 from rayhive.spec.axes.powersgd_rank import PowerSGDRank
 from rayhive.spec.configuration import combinations
 from rayhive.spec.rules import check_configuration, check_space
+from rayhive.sweep.space import SearchSpace
 
 #: Shapes for which the two examples of every axis differ in effect.
 SHAPES = ((64, 4000), (64, 100), (64,), (3, 4))
@@ -88,7 +88,7 @@ def missing_parts(axis: Axis) -> Iterator[str]:
                 yield "apply"
         except KeyError:  # an axis that depends on this one has nothing to extend
             yield "apply"
-        keys |= {configuration_key(SHAPES, Configuration(**each)) for each in values}
+        keys |= {SearchSpace(Space(), SHAPES).key(Configuration(**each)) for each in values}
     if len(keys) <= len(applying):
         yield "key"
     if not axis.gradients and list(

@@ -16,7 +16,6 @@ from hivemind.utils.math import get_flatten_greedy_dims
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayhive.compression.equivalence import configuration_key
 from rayhive.compression.payload import (
     allreduce_bytes,
     averaged_sizes,
@@ -26,8 +25,9 @@ from rayhive.compression.payload import (
 from rayhive.compression.powersgd.shapes import compressed_tensors, matrix_dims
 from rayhive.errors import ConfigError
 from rayhive.registry import CODECS
-from rayhive.spec import Configuration
+from rayhive.spec import Configuration, Space
 from rayhive.spec.axes.threshold import deciding_range
+from rayhive.sweep.space import SearchSpace
 from tests.unit.averaging_fakes import unstarted
 
 FIXED = ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")
@@ -210,15 +210,17 @@ configurations = st.builds(
 def test_keys_are_equal_exactly_when_the_effects_are(
     shapes: list[tuple[int, ...]], one: Configuration, other: Configuration
 ) -> None:
-    same_key = configuration_key(shapes, one) == configuration_key(shapes, other)
-    assert same_key == (behaviour(shapes, one) == behaviour(shapes, other))
+    space = SearchSpace(Space(), shapes)
+    assert (space.key(one) == space.key(other)) == (
+        behaviour(shapes, one) == behaviour(shapes, other)
+    )
 
 
 def test_equivalent_configurations_have_one_key() -> None:
     shapes = [(64, 64), (64,), (64, 1000)]
 
     def key(**fields: Any) -> str:
-        return configuration_key(shapes, Configuration(**fields))
+        return SearchSpace(Space(), shapes).key(Configuration(**fields))
 
     adaptive = {"codec": "size_adaptive"}
     assert key(**adaptive, threshold=65) == key(**adaptive, threshold=4096)
@@ -240,14 +242,13 @@ def test_thresholds_outside_the_range_act_like_its_ends(
     )
 
     def key(value: int) -> str:
-        return configuration_key(
-            shapes,
+        return SearchSpace(Space(), shapes).key(
             Configuration(
                 codec="size_adaptive",
                 threshold=value,
                 powersgd_rank=rank,
                 min_compression_ratio=ratio,
-            ),
+            )
         )
 
     assert key(threshold) == key(min(max(threshold, low), high))
