@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from rayhive.api.run import Run, load
 from rayhive.api.story import StoryProgress
-from rayhive.api.studies import Sets, assignments, execute
+from rayhive.api.studies import execute
 from rayhive.cluster.node import capabilities
 from rayhive.errors import Problem
 from rayhive.faults.library import load_scenario
 from rayhive.faults.scenario import Scenario
 from rayhive.registry import SCENARIOS
 from rayhive.spec.fault_plan import FaultPlan
+from rayhive.spec.yaml_data import Overrides
 from rayhive.sweep.replay import recorded_spec, run_again
 from rayhive.sweep.resolve import fault_needs, plan_replicate, resolve
 from rayhive.sweep.scenario_study import scenario_config
@@ -61,7 +62,7 @@ def plan_scenario(
     seed: int = 0,
     peers: int | None = None,
     config: str | Path | None = None,
-    set: Sets = (),
+    set: Overrides = (),
 ) -> tuple[list[PlannedScenario], list[Problem]]:
     """Return the fault plans of a scenario, one for each scenario that it stands for.
 
@@ -82,7 +83,7 @@ def plan_scenario(
     needs: dict[str, frozenset[str]] = {}
     for member in load_scenario(name).members or (name,):
         scenario = load_scenario(member)
-        study = scenario_config(member, config, assignments(set), peers, seed)
+        study = scenario_config(member, config, set, peers, seed)
         warnings: list[str] = []
         lacking = capabilities.missing(fault_needs(study, [member], optional=True), here)
         absent = {str(problem.value) for problem in lacking}
@@ -101,7 +102,7 @@ def run_scenario(
     seed: int = 0,
     peers: int | None = None,
     config: str | Path | None = None,
-    set: Sets = (),
+    set: Overrides = (),
     address: str | None = None,
     out: str | Path | None = None,
     twin: bool = True,
@@ -130,7 +131,7 @@ def run_scenario(
         RayhiveError: The scenario could not be run.
         Interrupted: Ctrl-C or SIGTERM.
     """
-    study = scenario_config(name, config, assignments(set), peers, seed)
+    study = scenario_config(name, config, set, peers, seed)
     source = None if config is None else str(config)
     resolved = resolve(study, source=source, twin=twin)
     folder = Path(out) if out is not None else new_folder(resolved.config.name)

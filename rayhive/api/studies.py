@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from rayhive.api.run import Run, load
 from rayhive.errors import ConfigError, Problem
+from rayhive.spec.yaml_data import Overrides
 from rayhive.sweep.dry_run import Plan, make_plan
 from rayhive.sweep.progress import default_progress
 from rayhive.sweep.resolve import ResolvedStudy, StudyLike, resolve
@@ -21,14 +20,11 @@ from rayhive.sweep.target import target_at
 if TYPE_CHECKING:
     from rayhive.sweep.driver import Progress
 
-#: Values of single fields: ``{"replicates": 3}``, or ``["replicates=3"]`` with YAML values.
-Sets: TypeAlias = Mapping[str, Any] | Sequence[str]
-
 
 def sweep(
     study: StudyLike,
     *,
-    set: Sets = (),
+    set: Overrides = (),
     address: str | None = None,
     out: str | Path | None = None,
     code: str = "refuse",
@@ -57,7 +53,7 @@ def sweep(
     """
     from rayhive.sweep.sweep import default_folder
 
-    resolved = resolve(study, assignments(set))
+    resolved = resolve(study, set)
     folder = Path(out) if out is not None else default_folder(resolved)
     return execute(resolved, folder, address, _shown(resolved, progress), code)
 
@@ -65,7 +61,7 @@ def sweep(
 def retry(
     folder: str | Path,
     *,
-    set: Sets = (),
+    set: Overrides = (),
     address: str | None = None,
     progress: bool | Progress = True,
 ) -> Run:
@@ -85,11 +81,11 @@ def retry(
     folder = Path(folder)
     if not (folder / SWEEP).is_file():
         raise ConfigError(Problem("DIR", str(folder), f"a run folder, which has a {SWEEP}"))
-    resolved = resolve(folder / SWEEP, assignments(set))
+    resolved = resolve(folder / SWEEP, set)
     return execute(resolved, folder, address, _shown(resolved, progress), again=True)
 
 
-def plan(study: StudyLike, *, set: Sets = (), address: str | None = None) -> Plan:
+def plan(study: StudyLike, *, set: Overrides = (), address: str | None = None) -> Plan:
     """Predict the trials, bytes and duration of a study; nothing is started or written.
 
     Args:
@@ -107,7 +103,7 @@ def plan(study: StudyLike, *, set: Sets = (), address: str | None = None) -> Pla
     from rayhive.sweep.sweep import check_target
 
     target = target_at(address)
-    resolved = target.planned(resolve(study, assignments(set)))
+    resolved = target.planned(resolve(study, set))
     return replace(make_plan(resolved), unmet=tuple(check_target(resolved, target)))
 
 
@@ -155,27 +151,6 @@ def _with_tables(folder: Path) -> Run:
     with writable(folder):
         run.results.write_parquet(folder)
     return run
-
-
-def assignments(given: Sets) -> list[str]:
-    """Return values of single fields as ``a.b=c`` strings.
-
-    Raises:
-        ConfigError: A value is none that a YAML file can hold.
-    """
-    if isinstance(given, str):
-        raise ConfigError(Problem("set", given, "a mapping, or a list of KEY=VALUE strings"))
-    if not isinstance(given, Mapping):
-        return list(given)
-    texts, problems = [], []
-    for key, value in given.items():
-        try:
-            texts.append(f"{key}={json.dumps(value)}")
-        except (TypeError, ValueError):
-            problems.append(Problem(f"set {key}", value, "a value that a YAML file can hold"))
-    if problems:
-        raise ConfigError(problems)
-    return texts
 
 
 def _shown(study: ResolvedStudy, progress: bool | Progress) -> AbstractContextManager[Progress]:

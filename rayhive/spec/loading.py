@@ -12,7 +12,7 @@ from rayhive.errors import ConfigError, Problem, nearest
 from rayhive.spec.rules import check_sweep
 from rayhive.spec.study import SweepConfig
 from rayhive.spec.swarm import WORD
-from rayhive.spec.yaml_data import apply_overrides, plain, read_mapping
+from rayhive.spec.yaml_data import Overrides, apply_overrides, plain, read_mapping
 
 #: Rule that finds problems in a study whose structure is valid.
 Check: TypeAlias = Callable[[SweepConfig], Iterable[Problem]]
@@ -36,12 +36,12 @@ _WORDS = {
 }
 
 
-def load_sweep(path: str | Path, overrides: Sequence[str] = ()) -> SweepConfig:
+def load_sweep(path: str | Path, overrides: Overrides = ()) -> SweepConfig:
     """Read a study from a YAML file.
 
     Args:
         path: The file.
-        overrides: ``a.b=c`` strings that replace single fields; the values are YAML.
+        overrides: Values that replace single fields.
 
     Raises:
         ConfigError: There are mistakes in the file or the overrides; all are reported.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from pydantic import BaseModel
@@ -58,37 +58,54 @@ def read_mapping(file: Path, problems: list[Problem]) -> dict[str, Any]:
     return found
 
 
-def apply_overrides(
-    data: dict[str, Any], overrides: Sequence[str], problems: list[Problem]
-) -> None:
+#: Values of single fields: ``{"a.b": 3}``, or ``["a.b=3"]`` with YAML values.
+Overrides: TypeAlias = Mapping[str, Any] | Sequence[str]
+
+
+def apply_overrides(data: dict[str, Any], overrides: Overrides, problems: list[Problem]) -> None:
     """Replace single fields of ``data``.
 
     Args:
         data: Content of a study file, changed in place.
-        overrides: ``a.b=c`` strings; the values are YAML.
+        overrides: The fields and their values.
         problems: List to which a problem is added for each override that cannot be applied.
     """
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not key:
-            problems.append(Problem("--set", override, "KEY=VALUE, for example replicates=2"))
-            continue
-        try:
-            value = parse(text, problems)
-        except yaml.YAMLError as error:
-            problems.append(Problem(f"--set {key}", text, f"a YAML value: {error}"))
-            continue
-        *parents, last = key.split(".")
-        holder: Any = data
-        for parent in parents:
-            if holder.get(parent) is None:
-                holder[parent] = {}
-            holder = holder[parent]
-            if not isinstance(holder, dict):
-                problems.append(Problem(f"--set {key}", text, f"{parent} holds no keys"))
-                break
-        else:
-            holder[last] = value
+    if isinstance(overrides, str):
+        allowed = "a mapping, or a list of KEY=VALUE strings"
+        problems.append(Problem("set", overrides, allowed))
+    elif isinstance(overrides, Mapping):
+        for key, value in overrides.items():
+            wrong: list[Problem] = []
+            copy = plain(value, wrong)
+            if wrong:
+                problems.append(Problem(f"set {key}", value, "a value that a YAML file can hold"))
+            else:
+                _set(data, key, copy, value, problems)
+    else:
+        for override in overrides:
+            key, equals, text = override.partition("=")
+            if not equals or not key:
+                problems.append(Problem("--set", override, "KEY=VALUE, for example replicates=2"))
+                continue
+            try:
+                _set(data, key, parse(text, problems), text, problems)
+            except yaml.YAMLError as error:
+                problems.append(Problem(f"--set {key}", text, f"a YAML value: {error}"))
+
+
+def _set(
+    data: dict[str, Any], key: str, value: Any, given: object, problems: list[Problem]
+) -> None:
+    """Set the value at a dotted key, or add a problem with the value as it was given."""
+    *parents, last = key.split(".")
+    for parent in parents:
+        if data.get(parent) is None:
+            data[parent] = {}
+        data = data[parent]
+        if not isinstance(data, dict):
+            problems.append(Problem(f"--set {key}", given, f"{parent} holds no keys"))
+            return
+    data[last] = value
 
 
 def _sibling(file: Path) -> str | None:

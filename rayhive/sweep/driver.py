@@ -76,10 +76,11 @@ class Done:
     exhausted: bool
 
 
+@dataclass
 class Driver:
     """Runs a study to its end.
 
-    Args:
+    Attributes:
         study: The study.
         folder: Its run folder, locked by this process.
         book: Its trials.
@@ -92,32 +93,24 @@ class Driver:
             attempts.
     """
 
-    def __init__(
-        self,
-        study: ResolvedStudy,
-        folder: RunFolder,
-        book: TrialBook,
-        swarms: Swarms,
-        progress: Progress,
-        interruption: Interruption,
-        measure: Callable[[Path], Row] = replicate_row,
-        code: Fingerprint | None = None,
-        again: bool = False,
-    ) -> None:
-        self._study = study
-        self._config = study.config
-        self._folder = folder
-        self._book = book
-        self._progress = progress
-        self._interruption = interruption
-        self._measure = measure
-        self._charges = Charges(study.config)
-        self._size = study.space.size(study.config.enqueue)
-        self._code = code
+    study: ResolvedStudy
+    folder: RunFolder
+    book: TrialBook
+    swarms: Swarms
+    progress: Progress
+    interruption: Interruption
+    measure: Callable[[Path], Row] = replicate_row
+    code: Fingerprint | None = None
+    again: bool = False
+
+    def __post_init__(self) -> None:
+        self._charges = Charges(self.study.config)
+        self._size = self.study.space.size(self.study.config.enqueue)
         self._early = EarlyFailures()
-        self._again = again
         self._lost_in_a_row = 0
-        self._runner = ReplicateRunner(swarms, progress, interruption, retries=study.config.retries)
+        self._runner = ReplicateRunner(
+            self.swarms, self.progress, self.interruption, retries=self.study.config.retries
+        )
 
     def run(self) -> Done:
         """Run every trial of the budget to its end.
@@ -127,22 +120,22 @@ class Driver:
             RayhiveError: The first replicates failed with the same error.
             ClusterError: Several replicates in a row were lost to the infrastructure.
         """
-        config = self._config
-        self._progress.began(config.budget.trials, self._study.replicates_per_trial)
+        config = self.study.config
+        self.progress.began(config.budget.trials, self.study.replicates_per_trial)
         self._reset_early_failures()
         start, exhausted = 0, False
-        while not exhausted and start < max(config.budget.trials, len(self._book.records)):
+        while not exhausted and start < max(config.budget.trials, len(self.book.records)):
             batch, exhausted = self._batch(start)
             self._run_batch(start, batch)
             start += len(batch)
         if exhausted:
-            self._progress.note(
-                f"the space has no further configuration: {len(self._book.records)} "
+            self.progress.note(
+                f"the space has no further configuration: {len(self.book.records)} "
                 f"instead of {config.budget.trials} trials"
             )
-        records = self._book.records
-        failed = sum(self._book.failed(record) is not None for record in records)
-        return Done(len(records), failed, self._book.duplicates, exhausted)
+        records = self.book.records
+        failed = sum(self.book.failed(record) is not None for record in records)
+        return Done(len(records), failed, self.book.duplicates, exhausted)
 
     def _batch(self, start: int) -> tuple[Sequence[TrialRecord], bool]:
         """Return the batch of trials that begins at position ``start``.
@@ -150,14 +143,14 @@ class Driver:
         Returns:
             The trials, and whether the space has no further configuration.
         """
-        end = batch_end(self._config, start, self._size)
-        wanted = min(end, max(self._config.budget.trials, len(self._book.records)))
-        while len(self._book.records) < wanted:
-            self._interruption.check()
-            if self._book.next() is None:
+        end = batch_end(self.study.config, start, self._size)
+        wanted = min(end, max(self.study.config.budget.trials, len(self.book.records)))
+        while len(self.book.records) < wanted:
+            self.interruption.check()
+            if self.book.next() is None:
                 break
-        batch = self._book.records[start:end]
-        exhausted = len(self._book.records) < wanted
+        batch = self.book.records[start:end]
+        exhausted = len(self.book.records) < wanted
         return batch, exhausted
 
     def _reset_early_failures(self) -> None:
@@ -165,10 +158,10 @@ class Driver:
 
         An earlier sweep may have ended at early failures whose cause has since been removed.
         """
-        if self._folder.has_measured:
+        if self.folder.has_measured:
             return
-        for record in self._book.records:
-            for folder in [] if record.reported else self._folder.replicates(record.number):
+        for record in self.book.records:
+            for folder in [] if record.reported else self.folder.replicates(record.number):
                 with suppress(DamagedError):
                     finished = finished_event(folder)
                     if finished is not None and finished.state == "failed":
@@ -181,15 +174,15 @@ class Driver:
         """
         rows: dict[int, list[Row]] = {record.number: [] for record in batch}
         whole: list[TrialRecord] = []
-        scenarios = self._study.scenarios
-        for record, scenario, number in run_order(self._config, scenarios, start, batch):
-            self._interruption.check()
+        scenarios = self.study.scenarios
+        for record, scenario, number in run_order(self.study.config, scenarios, start, batch):
+            self.interruption.check()
             done = rows[record.number]
             done.append(self._replicate(record, scenario, number))
-            folder = self._folder.replicate(record.number, number, scenario.name)
+            folder = self.folder.replicate(record.number, number, scenario.name)
             if done[-1]["state"] != LOST:
                 self._early.take(record.number, done[-1], folder)
-            if len(done) == self._study.replicates_per_trial:
+            if len(done) == self.study.replicates_per_trial:
                 whole.append(record)
             while whole and not self._early.undecided:
                 first = whole.pop(0)
@@ -199,46 +192,46 @@ class Driver:
 
     def _tell(self, record: TrialRecord, rows: list[Row]) -> None:
         rows = list(self._with_twins(record, rows))
-        if record.reported and not self._book.lost(record):
+        if record.reported and not self.book.lost(record):
             self._charges.learn(rows)
         else:
             reason = failure(rows)
             try:
-                values = objective_values(self._config, rows, self._charges)
-                self._book.tell(record, values, reason)
+                values = objective_values(self.study.config, rows, self._charges)
+                self.book.tell(record, values, reason)
             except NoValue as error:
                 lost = any(row["state"] == LOST for row in rows)
                 if not record.reported:
-                    self._book.tell(record, None, str(error), lost)
-        known, reason = self._book.values(record), self._book.failed(record)
-        self._progress.trial_finished(record, known, reason)
+                    self.book.tell(record, None, str(error), lost)
+        known, reason = self.book.values(record), self.book.failed(record)
+        self.progress.trial_finished(record, known, reason)
 
     def _with_twins(self, record: TrialRecord, rows: list[Row]) -> Sequence[Row]:
         """Return the rows of a trial, the faulted ones compared with their twins."""
-        scenarios = self._study.scenarios
+        scenarios = self.study.scenarios
         if len(scenarios) == 1:
             return rows
         folders = [
-            self._folder.replicate(record.number, number, scenario.name)
+            self.folder.replicate(record.number, number, scenario.name)
             for scenario in scenarios
-            for number in range(self._config.replicates)
+            for number in range(self.study.config.replicates)
         ]
         return rows_with_twins(last_attempt(folder) for folder in folders)
 
     def _replicate(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> Row:
         spec = self.spec(record, scenario, number)
-        if self._code is not None:
-            self._code.check_unchanged(self._config.workload)
-        ran = self._runner.run(spec, self._again)
+        if self.code is not None:
+            self.code.check_unchanged(self.study.config.workload)
+        ran = self._runner.run(spec, self.again)
         if not record.reported and self._runner.of_other_code(spec):
             ran = self._runner.run(spec)
         try:
-            row = self._measure(Path(spec.folder))
+            row = self.measure(Path(spec.folder))
         except DamagedError as error:
             self._runner.set_aside(spec, error)
             ran = self._runner.run(spec) or ran
-            row = self._measure(Path(spec.folder))
-        self._progress.replicate_finished(spec, row, kept=not ran)
+            row = self.measure(Path(spec.folder))
+        self.progress.replicate_finished(spec, row, kept=not ran)
         if ran:
             self._count_losses(row)
         return row
@@ -254,29 +247,29 @@ class Driver:
             raise ClusterError(
                 f"{LOSSES} replicates in a row were lost to the infrastructure, the last one: "
                 f"{row.get('stop_reason')}; once the cause is removed, `rayhive retry "
-                f"{self._folder.path}` runs them again and resumes the sweep"
+                f"{self.folder.path}` runs them again and resumes the sweep"
             )
 
     def spec(
         self, record: TrialRecord, scenario: ResolvedScenario, replicate: int
     ) -> ReplicateSpec:
         """Return the spec of a replicate of a trial; the runner chooses its attempt."""
-        config = self._config
+        config = self.study.config
         return ReplicateSpec(
             study=config.name,
             trial=record.number,
             replicate=replicate,
             scenario=scenario.name,
             plan=scenario.plans[replicate],
-            seed=self._study.seeds[replicate],
+            seed=self.study.seeds[replicate],
             workload=config.workload,
             swarm=config.swarm,
             configuration=record.configuration,
             budget=config.budget,
             evaluation=config.evaluation,
             timeouts=config.timeouts,
-            folder=str(self._folder.replicate(record.number, replicate, scenario.name)),
-            code=None if self._code is None else self._code.digest,
+            folder=str(self.folder.replicate(record.number, replicate, scenario.name)),
+            code=None if self.code is None else self.code.digest,
             git_revision=code_revision(),
             directory=os.getcwd(),
         )

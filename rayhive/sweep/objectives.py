@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from rayhive.columns import find_column
+from rayhive.columns import Row, find_column
 from rayhive.errors import RayhiveError
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import Budget, SweepConfig
-
-Row = Mapping[str, Any]
 
 #: States of a replicate whose measurements count.
 GOOD = ("completed", "timed_out")
@@ -30,6 +28,7 @@ class NoValue(RayhiveError):
     """A trial has no value for an objective."""
 
 
+@dataclass
 class Charges:
     """Charges for a replicate that diverged or failed, one for each objective.
 
@@ -41,18 +40,17 @@ class Charges:
     * for any other minimised objective twice the worst value measured so far. Where that is not
       worse, as for a loss that can be negative, the worst value plus the range of all values.
 
-    Args:
+    Attributes:
         config: The study.
     """
 
-    def __init__(self, config: SweepConfig) -> None:
-        self._config = config
-        self._range: dict[str, tuple[float, float]] = {}
+    config: SweepConfig
+    _range: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
     def learn(self, rows: Iterable[Row]) -> None:
         """Take account of measured rows."""
         for row in rows:
-            for name in self._config.objectives:
+            for name in self.config.objectives:
                 value = _number(row, name) if row["state"] in GOOD else None
                 if value is not None:
                     low, high = self._range.get(name, (value, value))
@@ -60,10 +58,10 @@ class Charges:
 
     def of(self, name: str) -> float:
         """Return the charge of one replicate in one objective."""
-        missed = missed_charge(name, self._config.budget)
+        missed = missed_charge(name, self.config.budget)
         if missed is not None:
             return missed
-        if self._config.objectives[name] == "maximize":
+        if self.config.objectives[name] == "maximize":
             return 0.0
         if name not in self._range:
             return UNKNOWN_WORST

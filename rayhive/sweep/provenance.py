@@ -13,7 +13,9 @@ import hashlib
 import importlib.util
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,7 @@ def fingerprint_of(
 def collect(config: SweepConfig) -> dict[str, Any]:
     """Return the content of ``provenance.json`` for this process on this machine."""
     revision, dirty = git_state(_CHECKOUT)
+    links = ((name, item.link) for name, item in (config.swarm.node_classes or {}).items())
     return {
         "study": config.name,
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -120,7 +123,7 @@ def collect(config: SweepConfig) -> dict[str, Any]:
         # A checkout that is not installed has no package metadata.
         "versions": {**machine.versions(), "rayhive": rayhive.__version__},
         "hardware": machine.facts(),
-        "link": _link(config),
+        "link": "; ".join(f"{name}: {link}" for name, link in links if link) or "none",
     }
 
 
@@ -144,13 +147,6 @@ def git_state(root: Path) -> tuple[str | None, bool | None]:
     return revision, None if changes is None else bool(changes)
 
 
-def _link(config: SweepConfig) -> str:
-    """Return the shaping of the links by node class, or ``none``."""
-    classes = config.swarm.node_classes or {}
-    shaped = {name: item.link for name, item in classes.items() if item.link is not None}
-    return "; ".join(f"{name}: {link}" for name, link in shaped.items()) or "none"
-
-
 def _git(root: Path, *arguments: str) -> str | None:
     """Return the output of a git command; None if it fails or takes too long."""
     command = ["git", "-C", str(root), *arguments]
@@ -165,14 +161,10 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def _code_digests(workload: WorkloadConfig) -> dict[str, str]:
-    return {name: _file_digest(path) for name, path in _code(workload).items()}
-
-
-def _code(workload: WorkloadConfig) -> dict[str, Path]:
-    """Return the source files of the workload's module and of the user's modules it imports."""
+    """Return the digests of the workload's module and of the user's modules that it imports."""
     if workload.import_path is None:
         return {}
-    found: dict[str, Path] = {}
+    found: dict[str, str] = {}
     waiting = [workload.import_path.partition(":")[0]]
     seen: set[str] = set()
     while waiting:
@@ -183,7 +175,7 @@ def _code(workload: WorkloadConfig) -> dict[str, Path]:
         for name, path in _files(module):
             key = f"{name.replace('.', '/')}{'/__init__' * (path.stem == '__init__')}{path.suffix}"
             if key not in found:
-                found[key] = path
+                found[key] = _file_digest(path)
                 package = name if path.stem == "__init__" else name.rpartition(".")[0]
                 waiting += _imports(path, package)
     return found
@@ -191,30 +183,23 @@ def _code(workload: WorkloadConfig) -> dict[str, Path]:
 
 def _files(module: str) -> Iterator[tuple[str, Path]]:
     """Yield a module of the user's with its file, after the packages that contain it."""
-    top, *rest = module.split(".")
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return
-    if spec is None:
-        return
-    places = [Path(place) for place in spec.submodule_search_locations or ()]
-    if spec.origin is not None and spec.origin.endswith(".py"):
-        if not (_is_own(Path(spec.origin)) and Path(spec.origin).is_file()):
+    name, _, rest = module.partition(".")
+    spec = None
+    with suppress(ImportError, ValueError, AttributeError):
+        spec = importlib.util.find_spec(name)
+    # Found without importing the packages around a module, which would run the user's code.
+    while spec is not None:
+        places = list(spec.submodule_search_locations or ())
+        source = None if spec.origin is None else Path(spec.origin)
+        if not all(map(_is_own, [source] if source else map(Path, places))):
             return
-        yield top, Path(spec.origin)
-    elif not places or not all(map(_is_own, places)):
-        return
-    name = top
-    for part in rest:
+        if source is not None and source.suffix == ".py" and source.is_file():
+            yield name, source
+        part, _, rest = rest.partition(".")
+        if not part:
+            return
         name = f"{name}.{part}"
-        files = [place / part / "__init__.py" for place in places]
-        files += [place / f"{part}.py" for place in places]
-        for file in files:
-            if file.is_file():
-                yield name, file
-                break
-        places = [place / part for place in places]
+        spec = PathFinder.find_spec(part, places)
 
 
 def _is_own(path: Path) -> bool:
@@ -235,12 +220,11 @@ def _imports(path: Path, package: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            parts = package.split(".") if package else []
-            around = parts[: len(parts) - node.level + 1] if node.level else []
-            module = ".".join([*around, *([node.module] if node.module else [])])
-            if module:
-                yield module
-            yield from (f"{module}.{a.name}" if module else a.name for a in node.names)
+            with suppress(ImportError):  # more dots than packages
+                module = importlib.util.resolve_name(
+                    "." * node.level + (node.module or ""), package
+                )
+                yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
 
 
 # -- data --------------------------------------------------------------------------------------
@@ -277,25 +261,20 @@ def _paths(given: Mapping[str, Any]) -> Iterator[tuple[str, Path]]:
                     continue
 
 
-#: Path, size and modification time -> digest, so that an unchanged file is read once.
-_READ: dict[tuple[str, int, int], str] = {}
-
-
 def _file_digest(path: Path) -> str:
     try:
         found = path.stat()
-        key = (str(path), found.st_size, found.st_mtime_ns)
         if found.st_size > LARGE:
-            return _digest(repr(key[1:]))
-        if key not in _READ:
-            digest = hashlib.sha256()
-            with path.open("rb") as file:
-                while block := file.read(2**20):
-                    digest.update(block)
-            _READ[key] = digest.hexdigest()[:16]
-        return _READ[key]
+            return _digest(repr((found.st_size, found.st_mtime_ns)))
+        return _content_digest(path, found.st_size, found.st_mtime_ns)
     except OSError as error:
         return f"not readable: {error.strerror}"
+
+
+@functools.cache
+def _content_digest(path: Path, size: int, modified_ns: int) -> str:
+    """Return the digest of a file's content; an unchanged file is read once."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def _digest(text: str) -> str:

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -73,10 +74,11 @@ class Watcher(Protocol):
         """Show a line."""
 
 
+@dataclass(frozen=True)
 class ReplicateRunner:
     """Runs replicates to their end.
 
-    Args:
+    Attributes:
         swarms: The cluster.
         watcher: Display of the progress.
         interruption: Ends the running replicate.
@@ -84,19 +86,11 @@ class ReplicateRunner:
         retries: Further attempts at a replicate that was lost.
     """
 
-    def __init__(
-        self,
-        swarms: Swarms,
-        watcher: Watcher,
-        interruption: Interruption,
-        poll_s: float = POLL_S,
-        retries: int = RETRIES,
-    ) -> None:
-        self._swarms = swarms
-        self._watcher = watcher
-        self._interruption = interruption
-        self._poll_s = poll_s
-        self._retries = retries
+    swarms: Swarms
+    watcher: Watcher
+    interruption: Interruption
+    poll_s: float = POLL_S
+    retries: int = RETRIES
 
     def run(self, spec: ReplicateSpec, again: bool = False) -> bool:
         """Return once the replicate is finished on disk.
@@ -115,8 +109,8 @@ class ReplicateRunner:
         """
         folder = Path(spec.folder)
         ran = False
-        bound = self._retries + (attempts.lost_attempts(folder) if again else 0)
-        self._interruption.check()
+        bound = self.retries + (attempts.lost_attempts(folder) if again else 0)
+        self.interruption.check()
         spec = spec.model_copy(update={"attempt": attempts.current_attempt(folder)})
         # The cluster is asked before the disk is read: a replicate that ends in between has written
         # its last event by then.
@@ -128,11 +122,11 @@ class ReplicateRunner:
             if end is not None:
                 if end.state != LOST or attempts.lost_attempts(folder) > bound:
                     return ran
-                self._watcher.note(
+                self.watcher.note(
                     f"trial {spec.trial} r{spec.replicate} {spec.scenario} was lost "
                     f"({end.stop_reason}); it is tried again"
                 )
-            self._interruption.check()
+            self.interruption.check()
             ran = True
             # The supervisor of an attempt that has ended may still live; it is not adopted.
             reason, handle = self._follow(spec, handle), None
@@ -156,7 +150,7 @@ class ReplicateRunner:
         """Rename a damaged file of a replicate so that it is not read, and report it."""
         new = attempts.set_aside(error.path)
         again = "; it is run again" if error.path.name == "events.jsonl" else ""
-        self._watcher.note(
+        self.watcher.note(
             f"trial {spec.trial} r{spec.replicate} {spec.scenario} is damaged: {error}; "
             f"kept as {new.name}{again}"
         )
@@ -173,7 +167,7 @@ class ReplicateRunner:
         except (OSError, ValueError):
             return False
         attempts.archive(Path(spec.folder))
-        self._watcher.note(
+        self.watcher.note(
             f"trial {spec.trial} r{spec.replicate} {spec.scenario} ran with other code, and its "
             "trial has not ended: it is run again"
         )
@@ -187,25 +181,25 @@ class ReplicateRunner:
         noted = False
         while True:
             try:
-                return self._swarms.find(run_id, folder)
+                return self.swarms.find(run_id, folder)
             except NoAnswerError as error:
                 if not noted:
-                    self._watcher.note(f"{error}; waiting for it")
+                    self.watcher.note(f"{error}; waiting for it")
                 noted = True
-            time.sleep(self._poll_s)
+            time.sleep(self.poll_s)
 
     def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> str:
         """Run a replicate, or wait for one that runs, and return the reason of its end."""
         adopted = handle is not None
-        with self._interruption.held():
+        with self.interruption.held():
             if handle is None:
                 spec = prepare(spec)
                 try:
-                    handle = self._swarms.start(spec)
+                    handle = self.swarms.start(spec)
                 except SupervisorError as error:
                     return str(error)
             try:
-                self._watcher.replicate_started(spec, adopted)
+                self.watcher.replicate_started(spec, adopted)
                 return self._wait(spec, handle)
             finally:
                 handle.release()
@@ -214,10 +208,10 @@ class ReplicateRunner:
         outcome = None
         try:
             while outcome is None:
-                outcome = handle.wait(self._poll_s)
-                self._interruption.check()
+                outcome = handle.wait(self.poll_s)
+                self.interruption.check()
                 if outcome is None:
-                    self._watcher.replicate_status(spec, handle)
+                    self.watcher.replicate_status(spec, handle)
         except BaseException as error:
             # Peers must not outlive the driver's error. Stopping them may fail for the same cause.
             with suppress(Exception):

@@ -25,7 +25,7 @@ from rayhive.spec import SwarmConfig, SweepConfig, validate_sweep
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.rules import check_target_batch_size
 from rayhive.spec.study import is_path, scenario_label
-from rayhive.spec.yaml_data import apply_overrides, read_mapping
+from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
 from rayhive.sweep.space import SearchSpace
 
 #: A study as a user gives it: the path of a YAML file, the content of one, or the model.
@@ -137,7 +137,7 @@ class ResolvedStudy:
 
 def resolve(
     study: StudyLike,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     source: str | None = None,
     twin: bool = True,
@@ -147,7 +147,7 @@ def resolve(
 
     Args:
         study: The study.
-        overrides: ``a.b=c`` strings that replace single fields; the values are YAML.
+        overrides: Values that replace single fields.
         source: Origin of the study for error messages; by default its path, if it has one.
         twin: Whether the scenario ``none`` is added to faulted scenarios that lack it.
         workload: Properties of the workload, if they are known; by default it is loaded for them.
@@ -159,8 +159,10 @@ def resolve(
     if isinstance(study, (str, Path)):
         source = str(study) if source is None else source
         data = read_mapping(Path(study), problems)
+    elif isinstance(study, SweepConfig):
+        data = {**yaml.safe_load(study.to_yaml()), "storage": study.storage}  # with its password
     else:
-        data = _as_data(study) if isinstance(study, SweepConfig) else deepcopy(dict(study))
+        data = deepcopy(dict(study))
     apply_overrides(data, overrides, problems)
     check = _Check(workload)
     config = validate_sweep(data, source, problems, [check.workload, check.scenarios])
@@ -184,12 +186,6 @@ def resolve(
         ),
         twin_added=NO_FAULTS not in config.scenarios and NO_FAULTS in scenarios,
     )
-
-
-def _as_data(config: SweepConfig) -> dict[str, Any]:
-    """Return a study as the content of its YAML file, the password of ``storage`` included."""
-    data: dict[str, Any] = yaml.safe_load(config.to_yaml())
-    return {**data, "storage": config.storage}
 
 
 def expanded(config: SweepConfig) -> SweepConfig:
@@ -268,20 +264,23 @@ def planned_on(study: ResolvedStudy, refused: Iterable[Problem]) -> ResolvedStud
     if not kinds:
         return study
 
-    def plan(name: str, number: int) -> FaultPlan | None:
-        found = plan_replicate(study.config, name, number, refused=kinds)
-        return found if found.faults else None
-
     numbers = range(study.config.replicates)
     optional = {kind: n for kind, n in study.demands.optional.items() if kind not in kinds}
-    return replace(
-        study,
-        scenarios=tuple(
-            ResolvedScenario(scenario_label(name), tuple(plan(name, n) for n in numbers))
-            for name in study.config.scenarios
-        ),
-        demands=replace(study.demands, optional=optional),
+    scenarios = tuple(
+        ResolvedScenario(
+            scenario_label(name), tuple(_faulted(study.config, name, n, kinds) for n in numbers)
+        )
+        for name in study.config.scenarios
     )
+    return replace(study, scenarios=scenarios, demands=replace(study.demands, optional=optional))
+
+
+def _faulted(
+    config: SweepConfig, scenario: str, replicate: int, refused: Collection[str] = ()
+) -> FaultPlan | None:
+    """Return the fault plan of a replicate, None if it has no faults."""
+    plan = plan_replicate(config, scenario, replicate, refused=refused)
+    return plan if plan.faults else None
 
 
 def fault_needs(
@@ -326,14 +325,10 @@ class _Check:
         given = config.workload
         try:
             workload = load_workload(given.name, given.import_path, given.args)
-        except ConfigError as error:
-            yield from error.problems
-            return
-        least = workload.default_batch_size
-        if config.swarm.batch_size is None:
-            source = "the workload's default batch size"
-            yield from check_target_batch_size(config.swarm, least, source)
-        try:
+            least = workload.default_batch_size
+            if config.swarm.batch_size is None:
+                source = "the workload's default batch size"
+                yield from check_target_batch_size(config.swarm, least, source)
             size = workload.train_size()
             self.facts = WorkloadFacts(
                 shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
@@ -362,8 +357,7 @@ class _Check:
             plans: list[FaultPlan | None] = []
             for number in range(config.replicates):
                 try:
-                    plan = plan_replicate(config, name, number)
-                    plans.append(plan if plan.faults else None)
+                    plans.append(_faulted(config, name, number))
                 except ConfigError as error:
                     found.update((str(problem), problem) for problem in error.problems)
             self.plans[name] = tuple(plans)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,13 @@ from rayhive.errors import Problem
 from rayhive.faults.library import load_scenario
 from rayhive.spec import SweepConfig, validate_sweep
 from rayhive.spec.study import scenario_label
-from rayhive.spec.yaml_data import apply_overrides, read_mapping
+from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
 
 
 def scenario_config(
     name: str,
     file: str | Path | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     peers: int | None = None,
     seed: int | None = None,
 ) -> SweepConfig:
@@ -26,7 +26,7 @@ def scenario_config(
         name: Name of the scenario, or the path of its file.
         file: A study whose settings replace the scenario's. Its other scenarios, further
             configurations and replicates are left out.
-        overrides: ``a.b=c`` strings that replace single fields.
+        overrides: Values that replace single fields.
         peers: Peers that start together; replaces both settings.
         seed: Seed of the study; replaces both settings.
 

@@ -50,27 +50,24 @@ class TrialRecord:
     reported: bool
 
 
+@dataclass
 class TrialBook:
     """The distinct trials of a study.
 
-    Args:
+    Attributes:
         study: The study in Optuna's storage.
         space: The space of new configurations.
         enqueue: The configurations to try first, in this order.
         seed: Seed of the random choices.
+        duplicates: Suggestions that repeated an earlier configuration.
     """
 
-    def __init__(
-        self,
-        study: optuna.Study,
-        space: SearchSpace,
-        enqueue: Sequence[Configuration] = (),
-        seed: int = 0,
-    ) -> None:
-        self._study = study
-        self._space = space
-        self._enqueue = tuple(enqueue)
-        self._seed = seed
+    study: optuna.Study
+    space: SearchSpace
+    enqueue: Sequence[Configuration] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
         self._seen: dict[str, int] = {}
         self._records: list[TrialRecord] = []
         self._amended: dict[int, int] = {}  # lost trial -> trial with its values
@@ -91,13 +88,13 @@ class TrialBook:
         asked = 0
         while True:
             if not self._waiting() and not self._queue_enqueued():
-                fresh = self._space.unseen(set(self._seen), self._random())
+                fresh = self.space.unseen(set(self._seen), self._random())
                 if fresh is None:
                     return None
                 if asked >= REASKS:
                     self._queue(fresh)
                 asked += 1
-            record = self._take(self._study.ask())
+            record = self._take(self.study.ask())
             if record is not None:
                 return record
 
@@ -129,9 +126,9 @@ class TrialBook:
             if lost:
                 trial.set_user_attr(LOST, True)
         if values is None:
-            self._study.tell(record.number, state=TrialState.FAIL)
+            self.study.tell(record.number, state=TrialState.FAIL)
         else:
-            self._study.tell(record.number, list(values))
+            self.study.tell(record.number, list(values))
         at = self._records.index(record)
         self._records[at] = TrialRecord(record.number, record.configuration, reported=True)
 
@@ -142,7 +139,7 @@ class TrialBook:
         attributes: dict[str, Any] = {AMENDS: record.number}
         if reason is not None:
             attributes[FAILED] = reason
-        self._study.add_trial(
+        self.study.add_trial(
             optuna.trial.create_trial(
                 state=TrialState.COMPLETE,
                 values=list(values or ()),
@@ -185,14 +182,14 @@ class TrialBook:
                 self._discard(trial.number, ORPHAN, True)
             return
         configuration = _configuration(trial, given)
-        key = self._space.key(configuration)
+        key = self.space.key(configuration)
         if DUPLICATE_OF in trial.user_attrs or key in self._seen:
             self.duplicates += 1
             if running:
                 self._discard(trial.number, DUPLICATE_OF, self._seen[key])
             return
         if running:  # the driver may have died while it asked for the queued values
-            self._space.parameters(configuration, self._trial(trial.number))
+            self.space.parameters(configuration, self._trial(trial.number))
         self._seen[key] = trial.number
         self._records.append(TrialRecord(trial.number, configuration, reported=not running))
 
@@ -200,12 +197,12 @@ class TrialBook:
         """Record a new trial if it is distinct, or finish it as a duplicate."""
         given = trial.user_attrs.get(CONFIGURATION)
         if given is None:
-            configuration = self._space.draw(suggested(trial))
+            configuration = self.space.draw(suggested(trial))
             trial.set_user_attr(CONFIGURATION, configuration.model_dump(mode="json"))
         else:
             configuration = _configuration(trial, given)
-            self._space.parameters(configuration, trial)
-        key = self._space.key(configuration)
+            self.space.parameters(configuration, trial)
+        key = self.space.key(configuration)
         earlier = self._seen.setdefault(key, trial.number)
         if earlier != trial.number:
             self.duplicates += 1
@@ -218,15 +215,15 @@ class TrialBook:
     def _queue_enqueued(self) -> bool:
         """Queue the next enqueued configuration that has not been queued."""
         done = {trial.user_attrs.get(ENQUEUED) for trial in self._trials()}
-        for index, configuration in enumerate(self._enqueue):
+        for index, configuration in enumerate(self.enqueue):
             if index not in done:
                 self._queue(configuration, **{ENQUEUED: index})
                 return True
         return False
 
     def _queue(self, configuration: Configuration, **attributes: Any) -> None:
-        self._study.enqueue_trial(
-            self._space.parameters(configuration),
+        self.study.enqueue_trial(
+            self.space.parameters(configuration),
             user_attrs={CONFIGURATION: configuration.model_dump(mode="json"), **attributes},
         )
 
@@ -234,20 +231,20 @@ class TrialBook:
         return any(trial.state == TrialState.WAITING for trial in self._trials())
 
     def _random(self) -> Random:
-        digest = hashlib.blake2b(f"chance/{self._seed}/{len(self._trials())}".encode()).digest()
+        digest = hashlib.blake2b(f"chance/{self.seed}/{len(self._trials())}".encode()).digest()
         return Random(digest)
 
     def _trials(self) -> list[FrozenTrial]:
-        return self._study.get_trials(deepcopy=False)
+        return self.study.get_trials(deepcopy=False)
 
     def _trial(self, number: int) -> optuna.Trial:
         """Return a trial whose attributes and parameters can be set."""
-        return optuna.Trial(self._study, self._trials()[number]._trial_id)
+        return optuna.Trial(self.study, self._trials()[number]._trial_id)
 
     def _discard(self, number: int, attribute: str, value: Any) -> None:
         """Finish a trial that stands for no configuration, with the reason as an attribute."""
         self._trial(number).set_user_attr(attribute, value)
-        self._study.tell(number, state=TrialState.FAIL)
+        self.study.tell(number, state=TrialState.FAIL)
 
 
 def _configuration(trial: FrozenTrial | optuna.Trial, given: object) -> Configuration:
