@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import pkgutil
-from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 from rayhive.errors import ConfigError, Problem
@@ -20,24 +19,29 @@ DENSE_BITS = 32
 CODEBOOK_BYTES = 8 + 256 * 4
 
 
-class Codec(ABC):
-    """One codec of the registry.
+class Codec:
+    """One codec of the registry, with a fixed number of bits per element and of bytes per part.
+
+    A codec of variable size overrides :meth:`bits` and :meth:`part_bytes`.
 
     Attributes:
         name: Name in the registry and in configurations.
         encoder: Class of the hivemind object that encodes, or another function that returns one, as
             ``package.module:name``; :meth:`build` imports it.
+        element_bits: Bits of one element; whole bytes.
+        overhead: Bytes of every part besides its elements.
         uses_threshold: Whether it treats tensors differently from a number of elements on.
-        lossless: Whether decoding restores every bit.
         exact_size: Whether :meth:`part_bytes` holds for every content, not only on average.
-        relative_error: Upper bound of L2 error over L2 norm on normally distributed parts.
+        relative_error: Upper bound of L2 error over L2 norm on normally distributed parts; 0 if
+            decoding restores every bit.
         requires: Import name of an optional dependency; None if it needs none.
     """
 
     name: ClassVar[str]
     encoder: ClassVar[str]
+    element_bits: ClassVar[int]
+    overhead: ClassVar[int] = 0
     uses_threshold: ClassVar[bool] = False
-    lossless: ClassVar[bool] = False
     exact_size: ClassVar[bool] = True
     relative_error: ClassVar[float]
     requires: ClassVar[str | None] = None
@@ -60,7 +64,6 @@ class Codec(ABC):
         self.check_threshold(threshold)
         return pkgutil.resolve_name(self.encoder)()
 
-    @abstractmethod
     def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
         """Return the bits per element by which hivemind cuts a tensor into parts.
 
@@ -70,8 +73,9 @@ class Codec(ABC):
             tensor_elements: Elements of the whole tensor.
             threshold: As for :meth:`build`.
         """
+        self.check_threshold(threshold)
+        return float(self.element_bits)
 
-    @abstractmethod
     def part_bytes(
         self, part_elements: int, tensor_elements: int, threshold: int | None = None
     ) -> int:
@@ -82,6 +86,8 @@ class Codec(ABC):
             tensor_elements: Elements of the whole tensor that it was cut from.
             threshold: As for :meth:`build`.
         """
+        self.check_threshold(threshold)
+        return part_elements * self.element_bits // 8 + self.overhead
 
     def check_threshold(self, threshold: int | None) -> None:
         """Refuse a threshold that is missing, unwanted or not positive.
@@ -95,27 +101,3 @@ class Codec(ABC):
         elif threshold is None or threshold < 1:
             allowed = f"a number of elements, at least 1, with {self.name}"
             raise ConfigError(Problem("threshold", threshold, allowed))
-
-
-class FixedCodec(Codec):
-    """Codec with a fixed number of bits per element and of bytes per part.
-
-    Attributes:
-        element_bits: Bits of one element; whole bytes.
-        overhead: Bytes of every part besides its elements.
-    """
-
-    element_bits: ClassVar[int]
-    overhead: ClassVar[int] = 0
-
-    def bits(self, tensor_elements: int, threshold: int | None = None) -> float:
-        """Return ``element_bits``, whatever the tensor."""
-        self.check_threshold(threshold)
-        return float(self.element_bits)
-
-    def part_bytes(
-        self, part_elements: int, tensor_elements: int, threshold: int | None = None
-    ) -> int:
-        """Return the elements' bytes and the part's overhead."""
-        self.check_threshold(threshold)
-        return part_elements * self.element_bits // 8 + self.overhead

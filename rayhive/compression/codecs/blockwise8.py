@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from rayhive.compression.codecs.base import CODEBOOK_BYTES, FixedCodec
+from rayhive.compression.codecs.base import CODEBOOK_BYTES, Codec
 
 #: hivemind's block.
 BLOCK_ELEMENTS = 4096
 
 
-class Blockwise8(FixedCodec):
+class Blockwise8(Codec):
     """Codec with a common codebook and one float32 scale per block of 4096 elements.
 
     hivemind ignores the scales when it cuts parts.
     """
 
     name = "blockwise8"
-    encoder = "rayhive.compression.kernels.eight_bit:BlockwiseEightBit"
+    encoder = "hivemind.compression:BlockwiseQuantization"
     relative_error = 0.02
     element_bits = 8
     overhead = 8 + CODEBOOK_BYTES  # the number of scales as int64

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rayhive.compression.codecs.base import FixedCodec
+from rayhive.compression.codecs.base import Codec
 
 
-class Float16(FixedCodec):
+class Float16(Codec):
     """Codec of IEEE half precision: 2 bytes per element, finite values clamped to ±65504.
 
     Infinities stay infinite.

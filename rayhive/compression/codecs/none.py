@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from rayhive.compression.codecs.base import DENSE_BITS, FixedCodec
+from rayhive.compression.codecs.base import DENSE_BITS, Codec
 
 
-class Plain(FixedCodec):
+class Plain(Codec):
     """Codec of plain float32: 4 bytes per element."""
 
     name = "none"
     encoder = "hivemind.compression:NoCompression"
-    lossless = True
     relative_error = 0.0
     element_bits = DENSE_BITS

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rayhive.compression.codecs.base import CODEBOOK_BYTES, FixedCodec
+from rayhive.compression.codecs.base import CODEBOOK_BYTES, Codec
 
 
-class Quantile8(FixedCodec):
+class Quantile8(Codec):
     """Codec with 256 buckets between quantiles: the slowest one, for heavy tails."""
 
     name = "quantile8"

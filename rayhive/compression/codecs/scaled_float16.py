@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rayhive.compression.codecs.base import FixedCodec
+from rayhive.compression.codecs.base import Codec
 
 
-class ScaledFloat16(FixedCodec):
+class ScaledFloat16(Codec):
     """Codec of half precision after standardisation; mean and deviation are sent as float32."""
 
     name = "scaled_float16"

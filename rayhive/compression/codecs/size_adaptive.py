@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rayhive.compression.codecs.base import Codec, FixedCodec
+from rayhive.compression.codecs.base import Codec
 from rayhive.compression.codecs.float16 import Float16
 from rayhive.compression.codecs.uniform8 import Uniform8
 
@@ -19,8 +19,8 @@ class SizeAdaptive(Codec):
     name = "size_adaptive"
     uses_threshold = True
     relative_error = Uniform8.relative_error
-    small: FixedCodec = Float16()
-    large: FixedCodec = Uniform8()
+    small: Codec = Float16()
+    large: Codec = Uniform8()
 
     def build(self, threshold: int | None = None) -> Any:
         """Return hivemind's switch between the two codecs."""
@@ -41,7 +41,7 @@ class SizeAdaptive(Codec):
         """Return the bytes of a part by the codec for a tensor of this size."""
         return self.choose(tensor_elements, threshold).part_bytes(part_elements, tensor_elements)
 
-    def choose(self, tensor_elements: int, threshold: int | None) -> FixedCodec:
+    def choose(self, tensor_elements: int, threshold: int | None) -> Codec:
         """Return the codec for a tensor of ``tensor_elements``.
 
         Raises:

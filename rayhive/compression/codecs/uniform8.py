@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rayhive.compression.codecs.base import CODEBOOK_BYTES, FixedCodec
+from rayhive.compression.codecs.base import CODEBOOK_BYTES, Codec
 
 
-class Uniform8(FixedCodec):
+class Uniform8(Codec):
     """Codec with 256 equal buckets over six deviations, decoded to the means of their values."""
 
     name = "uniform8"

@@ -7,7 +7,6 @@ compiled.
 
 from __future__ import annotations
 
-import importlib
 import math
 from functools import cache
 from types import ModuleType
@@ -15,7 +14,6 @@ from types import ModuleType
 import numpy as np
 import torch
 from hivemind.compression import (
-    BlockwiseQuantization,
     CompressionInfo,
     Quantile8BitQuantization,
     Uniform8BitQuantization,
@@ -226,30 +224,3 @@ def _below(values: torch.Tensor, borders: torch.Tensor) -> torch.Tensor:
             step //= 2
         out.copy_(found)
     return counts
-
-
-class BlockwiseEightBit(BlockwiseQuantization):
-    """Blockwise quantisation whose decoder works with numpy 2.4."""
-
-    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
-        """Decode with bitsandbytes.
-
-        Raises:
-            ImportError: bitsandbytes is not installed.
-        """
-        functional = importlib.import_module("bitsandbytes.functional")
-        buffer = serialized_tensor.buffer
-        scales, codes = (int(length) for length in np.frombuffer(buffer, count=2, dtype=np.int64))
-        absmax = torch.tensor(np.frombuffer(buffer, np.float32, scales, 16))
-        codebook = torch.tensor(np.frombuffer(buffer, np.float32, codes, 16 + absmax.nbytes))
-        start = 16 + absmax.nbytes + codebook.nbytes
-        indices = torch.tensor(np.frombuffer(buffer, np.uint8, offset=start))
-        block = quantization._BLOCKWISE_QUANTIZATION_BLOCKSIZE
-        values: torch.Tensor = functional.dequantize_blockwise(
-            indices.reshape(tuple(serialized_tensor.size)),
-            absmax=absmax,
-            code=codebook,
-            blocksize=block,
-            nested=False,
-        )
-        return decoded(values.to(decoded_dtype(serialized_tensor)), serialized_tensor)

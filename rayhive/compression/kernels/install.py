@@ -15,11 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from hivemind.compression import CompressionBase, quantization, serialization
 
-from rayhive.compression.kernels.eight_bit import (
-    BlockwiseEightBit,
-    QuantileEightBit,
-    UniformEightBit,
-)
+from rayhive.compression.kernels.eight_bit import QuantileEightBit, UniformEightBit
 from rayhive.compression.kernels.half import HalfPrecision, ScaledHalfPrecision
 
 #: hivemind's table of codecs, by the name of the wire type.
@@ -33,7 +29,6 @@ def table() -> dict[str, CompressionBase]:
         "MEANSTD_16BIT": ScaledHalfPrecision(),
         "UNIFORM_8BIT": UniformEightBit(),
         "QUANTILE_8BIT": QuantileEightBit(),
-        "BLOCKWISE_8BIT": BlockwiseEightBit(),
     }
 
 
