@@ -77,6 +77,8 @@ class InTraining(FaultKind):
     group: ClassVar[Group] = "training"
     needs = ()
     in_training = True
+    #: Whether :meth:`act` sets the peer's clock, which has to be replaced before the peer forks.
+    skews_clock: ClassVar[bool] = False
 
     def __init__(self, planned: PlannedFault) -> None:
         super().__init__(planned)

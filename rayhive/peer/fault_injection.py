@@ -26,13 +26,13 @@ Change = Callable[[Tensors], Tensors]
 class FaultInjection:
     """The in-training faults of one peer.
 
-    It is the :class:`~rayhive.faults.in_training.TrainingPeer` on which a fault acts.
+    It is the :class:`~rayhive.faults.in_training.TrainingPeer` on which a fault acts. It has to be
+    made before the peer forks, because it replaces the DHT's clock if a fault sets that.
 
     Args:
         faults: Faults planned for the peer; other than in-training kinds are left out.
         emit: Receives the peer's events.
         seconds: Returns the time since training started [s].
-        skew: DHT clock of the peer; needed for ``clock_skew`` only.
 
     Attributes:
         gradients: Accumulated gradients of the present round, one tensor a parameter.
@@ -43,12 +43,13 @@ class FaultInjection:
         faults: Sequence[PlannedFault],
         emit: Callable[[FaultActed], None],
         seconds: Callable[[], float],
-        skew: SkewedClock | None = None,
     ) -> None:
-        self._emit, self._seconds, self._skew = emit, seconds, skew
+        self._emit, self._seconds, self._clock = emit, seconds, SkewedClock()
         self._faults: list[InTraining] = [
             FAULTS.get(fault.kind)(fault) for fault in faults if FAULTS.get(fault.kind).in_training
         ]
+        if any(fault.skews_clock for fault in self._faults):
+            self._clock.install()
         self._times = {fault.planned.id: 0 for fault in self._faults}
         history = max((fault.history for fault in self._faults), default=0)
         self._past: deque[tuple[int, Tensors]] = deque(maxlen=history)
@@ -111,8 +112,7 @@ class FaultInjection:
 
     def skew_clock(self, seconds: float) -> dict[str, float]:
         """Set the offset of the peer's DHT clock; return the offset before and after [s]."""
-        assert self._skew is not None, "a peer with a planned clock_skew has a SkewedClock"
-        return self._skew.set(seconds)
+        return self._clock.set(seconds)
 
     def change_served_state(self, change: Change) -> None:
         """Pass served states through ``change``; the last fault that does so counts."""

@@ -106,20 +106,16 @@ def _train(channel: Channel, spec: PeerSpec) -> None:
     from rayhive.peer.callback import PeerTraining
     from rayhive.peer.from_spec import PeerFit
     from rayhive.peer.replicate_monitor import ReplicateMonitor
-    from rayhive.strategy.dht import SkewedClock, start_on_host
+    from rayhive.strategy.dht import start_on_host
 
     fit = PeerFit(spec)
     _prepare_one_at_a_time(fit.module)
-    skew = None
-    if any(fault.kind == "clock_skew" for fault in spec.faults):
-        skew = SkewedClock()
-        skew.install()
+    monitor = ReplicateMonitor(spec, fit.workload, channel, _facts())
     start = channel.wait_for(Start)
     dht = start_on_host(spec.host, start.initial_peers)
     try:
         addresses = [str(address) for address in dht.get_visible_maddrs()]
         channel.emit(DHTReady(peer_id=str(dht.peer_id), addresses=addresses))
-        monitor = ReplicateMonitor(spec, fit.workload, channel, _facts(), skew)
         strategy = fit.strategy(dht=dht, on_event=monitor.on_event)
         fit.run(fit.trainer(strategy, PeerTraining(spec, fit.workload, monitor)))
     finally:

@@ -27,7 +27,6 @@ from rayhive.peer.preemption import Preemption
 from rayhive.peer.process import leave
 from rayhive.spec.commands import Shutdown, Train
 from rayhive.spec.replicate import PeerSpec
-from rayhive.strategy.dht import SkewedClock
 from rayhive.workloads.base import Workload
 
 #: Longest wait at the start for the announcements of peers that are ready [s].
@@ -38,28 +37,22 @@ PROGRESS_S = 0.5
 
 
 class ReplicateMonitor:
-    """Makes a training one peer's part of a replicate.
+    """Makes a training one peer's part of a replicate; made before the peer forks.
 
     Args:
         spec: The peer.
         workload: Its workload.
         channel: Destination of its events and source of its commands.
         facts: Further fields of ``peer_ready``: versions and hardware.
-        skew: The peer's clock, if a fault may skew it.
     """
 
     def __init__(
-        self,
-        spec: PeerSpec,
-        workload: Workload,
-        channel: Channel,
-        facts: dict[str, Any],
-        skew: SkewedClock | None = None,
+        self, spec: PeerSpec, workload: Workload, channel: Channel, facts: dict[str, Any]
     ) -> None:
         self.spec, self.workload, self.channel, self.facts = spec, workload, channel, facts
         self.clock = TrainingClock()
         self.samples = SampleCounts()
-        self._faults = FaultInjection(spec.faults, channel.emit, self.clock.seconds, skew)
+        self._faults = FaultInjection(spec.faults, channel.emit, self.clock.seconds)
         self._preemption = Preemption(channel)
         self._round_ended = self._training_ended = self._progress_emitted = 0.0
         self._losses: list[float] = []

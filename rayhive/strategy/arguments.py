@@ -38,6 +38,8 @@ _NETWORK_DEFAULTS: dict[str, Any] = {
     "use_relay": True,
     "use_auto_relay": False,
     "identity_path": None,
+    "host_maddrs": None,
+    "initial_peers": None,
 }
 
 
@@ -81,21 +83,17 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
         StrategyError: With all mistakes in the arguments.
     """
     optimizer = dict(arguments)
-    dht, batch_size, scheduler_fn, host_maddrs, given_peers = (
-        optimizer.pop(name)
-        for name in ("dht", "batch_size", "scheduler_fn", "host_maddrs", "initial_peers")
+    dht, batch_size, scheduler_fn = (
+        optimizer.pop(name) for name in ("dht", "batch_size", "scheduler_fn")
     )
     network = {name: optimizer.pop(name) for name in _NETWORK_DEFAULTS}
-    local_updates = bool(optimizer.get("use_local_updates"))
-    flags = {name: optimizer.pop(name) for name in _DELAYS}
-    delays = resolve_delays(**flags, use_local_updates=local_updates)
     chosen = {name: value for name, value in network.items() if value != _NETWORK_DEFAULTS[name]}
-    for name, value in (("host_maddrs", host_maddrs), ("initial_peers", given_peers)):
-        if value is not None:
-            chosen[name] = value
+    given_peers = network.pop("initial_peers")
     peers = None
     if dht is None or given_peers is not None:
         peers = addresses.initial_peers(given_peers)
+    local_updates = bool(optimizer.get("use_local_updates"))
+    delays = resolve_delays({name: optimizer.pop(name) for name in _DELAYS}, local_updates)
     problems = [
         *check_delays(delays, local_updates),
         *check_options(optimizer),
@@ -106,7 +104,9 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
         problems.append(Problem("scheduler_fn", scheduler_fn, "callable(optimizer) -> scheduler"))
     if problems:
         raise StrategyError(problems)
-    network["host_maddrs"] = list(HOST_MADDRS if host_maddrs is None else host_maddrs)
+    if network["host_maddrs"] is None:
+        network["host_maddrs"] = HOST_MADDRS
+    network["host_maddrs"] = list(network["host_maddrs"])
     network["ensure_bootstrap_success"] = True
     if "client_mode" in optimizer:  # the optimizer follows its DHT
         network["client_mode"] = bool(optimizer["client_mode"])
@@ -119,28 +119,19 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
 
 
 def resolve_delays(
-    *,
-    delay_state_averaging: bool,
-    delay_optimizer_step: bool | None,
-    delay_grad_averaging: bool,
-    offload_optimizer: bool | None,
-    use_local_updates: bool = False,
+    given: Mapping[str, bool | None], use_local_updates: bool = False
 ) -> dict[str, bool]:
-    """Return the flags by name, with defaults for those that are None.
+    """Return the flags of the delays by name, with defaults for those that are None.
 
     ``delay_optimizer_step`` follows ``delay_grad_averaging``. ``offload_optimizer`` is on as soon
     as anything is delayed, because the delays need it.
     """
-    step = delay_grad_averaging if delay_optimizer_step is None else delay_optimizer_step
-    offload = offload_optimizer
-    if offload is None:
-        offload = (delay_state_averaging or step or delay_grad_averaging) and not use_local_updates
-    return {
-        "delay_state_averaging": bool(delay_state_averaging),
-        "delay_optimizer_step": bool(step),
-        "delay_grad_averaging": bool(delay_grad_averaging),
-        "offload_optimizer": bool(offload),
-    }
+    flags = dict(given)
+    if flags["delay_optimizer_step"] is None:
+        flags["delay_optimizer_step"] = flags["delay_grad_averaging"]
+    if flags["offload_optimizer"] is None:
+        flags["offload_optimizer"] = any(flags.values()) and not use_local_updates
+    return {name: bool(flag) for name, flag in flags.items()}
 
 
 def check_delays(flags: Mapping[str, bool], use_local_updates: bool) -> Iterator[Problem]:

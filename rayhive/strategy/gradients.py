@@ -11,7 +11,8 @@ would clip the gradient of each micro-batch, which is a small noisy part of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import hivemind
@@ -87,30 +88,17 @@ def swarm_scaler(scaler: Any, reuse_grad_buffers: bool) -> Any:
     return made
 
 
-class Overrides:
-    """Replaces methods of one object, not of its class, until :meth:`restore`.
-
-    Args:
-        target: The object.
-    """
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-        self._before: dict[str, Any] = {}
-
-    def set(self, name: str, method: Callable[..., Any]) -> None:
-        """Replace the method ``name`` by ``method``."""
-        self._before.setdefault(name, vars(self._target).get(name, _ABSENT))
-        vars(self._target)[name] = method
-
-    def restore(self) -> None:
-        """Restore all replaced methods; calling it again does nothing."""
-        while self._before:
-            name, before = self._before.popitem()
-            if before is _ABSENT:
-                vars(self._target).pop(name, None)
-            else:
-                vars(self._target)[name] = before
+@contextlib.contextmanager
+def overridden(target: Any, name: str, method: Callable[..., Any]) -> Iterator[None]:
+    """Replace a method of one object, not of its class, in the body."""
+    before = vars(target).get(name, _ABSENT)
+    vars(target)[name] = method
+    try:
+        yield
+    finally:
+        vars(target).pop(name, None)
+        if before is not _ABSENT:
+            vars(target)[name] = before
 
 
 def clips(trainer: Trainer, module: LightningModule) -> bool:
@@ -134,14 +122,14 @@ def refuse_fused(trainer: Trainer, optimizer: Optimizer) -> None:
         )
 
 
-def clip_in_rounds(
+@contextlib.contextmanager
+def clipping_in_rounds(
     trainer: Trainer,
     module: LightningModule,
     optimizer: Optimizer,
-    overrides: Overrides,
     keep_errors: Callable[[Callable[..., None]], Callable[..., None]],
-) -> Any:
-    """Move the module's clipping from every micro-batch to every round.
+) -> Iterator[None]:
+    """Move the module's clipping from every micro-batch to every round, in the body.
 
     ``module.configure_gradient_clipping`` is called with the torch optimizer, which holds the
     averaged gradients.
@@ -150,11 +138,7 @@ def clip_in_rounds(
         trainer: The trainer, for its clipping settings.
         module: The trained module.
         optimizer: The torch optimizer that steps once per round.
-        overrides: Restores the module's methods at the end.
         keep_errors: Wraps a function that may run in a background thread.
-
-    Returns:
-        A handle; its ``remove()`` ends the clipping.
     """
     clip = module.configure_gradient_clipping
 
@@ -165,5 +149,8 @@ def clip_in_rounds(
             gradient_clip_algorithm=trainer.gradient_clip_algorithm,
         )
 
-    overrides.set("configure_gradient_clipping", lambda *_args, **_kwargs: None)
-    return optimizer.register_step_pre_hook(keep_errors(before_step))
+    with (
+        overridden(module, "configure_gradient_clipping", lambda *_args, **_kwargs: None),
+        optimizer.register_step_pre_hook(keep_errors(before_step)),
+    ):
+        yield

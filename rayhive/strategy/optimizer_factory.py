@@ -121,29 +121,20 @@ def recreate(original: Optimizer) -> Callable[[Any], Optimizer]:
 
 def extra_tensor_problems(extra: Sequence[Any], device: torch.device) -> list[Problem]:
     """Return the problems of extra tensors for a module on ``device``."""
-    kinds = {type(item).__name__ for item in extra if not isinstance(item, torch.Tensor)}
-    tensors = [item for item in extra if isinstance(item, torch.Tensor)]
-    found = [
-        Problem(
-            "extra_tensors",
-            f"a {kind}",
-            "tensors, or a function of the module that returns tensors",
-        )
-        for kind in sorted(kinds)
-    ]
-    for dtype in sorted({str(tensor.dtype) for tensor in tensors if tensor.is_complex()}):
-        allowed = "floating-point tensors, integers and booleans"
-        found.append(Problem("extra_tensors", dtype, allowed))
-    for stray in sorted({str(tensor.device) for tensor in tensors if tensor.device != device}):
-        found.append(
-            Problem(
-                "extra_tensors",
-                f"tensors on {stray}",
+    found: dict[str, str] = {}
+    for item in extra:
+        if not isinstance(item, torch.Tensor):
+            kind = f"a {type(item).__name__}"
+            found[kind] = "tensors, or a function of the module that returns tensors"
+            continue
+        if item.is_complex():
+            found[str(item.dtype)] = "floating-point tensors, integers and booleans"
+        if item.device != device:
+            found[f"tensors on {item.device}"] = (
                 f"tensors on {device}: pass a function of the module, such as "
-                "lambda module: list(module.buffers()), as moving a module replaces buffers",
+                "lambda module: list(module.buffers()), as moving a module replaces buffers"
             )
-        )
-    return found
+    return [Problem("extra_tensors", value, allowed) for value, allowed in found.items()]
 
 
 def initialise_state(optimizer: Optimizer) -> None:

@@ -8,6 +8,7 @@ configured with.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -60,11 +61,6 @@ class RoundSchedule(LRScheduler):
         for scheduler in self.schedulers:
             self._advance(scheduler)
         self._step_count += 1
-
-    @property
-    def steps_taken(self) -> int:
-        """The round at which the schedulers are."""
-        return self._step_count - 1
 
     def level_with(self, round_: int) -> None:
         """Note that the schedulers are at round ``round_``."""
@@ -121,20 +117,16 @@ class HiveMindScheduler:
         return getattr(self.scheduler, name)
 
 
-def wrapped_config(optimizer: Any, scheduler: Any, config: Any = None) -> LRSchedulerConfig:
+def wrapped_config(optimizer: Any, scheduler: Any, config: LRSchedulerConfig) -> LRSchedulerConfig:
     """Return a configuration with which Lightning logs a scheduler but never steps it.
 
     Args:
         optimizer: The swarm's optimizer.
         scheduler: The scheduler.
-        config: Lightning's configuration of the module's scheduler, for its name and interval.
+        config: The configuration with which Lightning would step it, for its name and interval.
     """
     wrapped: Any = HiveMindScheduler(optimizer, scheduler)
-    if config is None:
-        return LRSchedulerConfig(wrapped, interval="step", frequency=NEVER)
-    return LRSchedulerConfig(
-        wrapped, name=config.name, interval=config.interval, frequency=NEVER, strict=config.strict
-    )
+    return dataclasses.replace(config, scheduler=wrapped, frequency=NEVER)
 
 
 def refuse_plateau(schedulers: Sequence[Any]) -> None:

@@ -22,7 +22,7 @@ from rayhive.optim.child_processes import ChildProcesses, end_process
 from rayhive.strategy import optimizer_factory
 from rayhive.strategy.arguments import Settings, StrategyError
 from rayhive.strategy.dht import SwarmDHT
-from rayhive.strategy.gradients import Overrides, clip_in_rounds, clips, refuse_fused
+from rayhive.strategy.gradients import clipping_in_rounds, clips, overridden, refuse_fused
 from rayhive.strategy.schedulers import RoundSchedule, refuse_plateau, unscheduled, wrapped_config
 
 log = logging.getLogger("rayhive.peer")
@@ -60,8 +60,7 @@ class Session:
         self._swarm, self._children = swarm, ChildProcesses()
         self._trainer, self._module = trainer, module
         self._scheduler_fn = settings.scheduler_fn
-        self._overrides = Overrides(module)
-        self._clip_handle: Any = None
+        self._changes = contextlib.ExitStack()  # of the module, for the length of the fit
         self._errors: list[Exception] = []
         self._running = False
         refuse_plateau([config.scheduler for config in configs])
@@ -88,9 +87,8 @@ class Session:
             if arguments["reuse_grad_buffers"]:
                 self._keep_gradients()
             if clipping:
-                self._clip_handle = clip_in_rounds(
-                    trainer, module, self.inner, self._overrides, self._keep_errors
-                )
+                clipping_in = clipping_in_rounds(trainer, module, self.inner, self._keep_errors)
+                self._changes.enter_context(clipping_in)
         except BaseException:
             self.end(abandon=True)
             raise
@@ -100,6 +98,11 @@ class Session:
         """The torch optimizer that steps once per round."""
         inner: Optimizer = self.optimizer.state_averager.optimizer
         return inner
+
+    @property
+    def _averagers(self) -> list[Any]:
+        both = self.optimizer.state_averager, self.optimizer.grad_averager
+        return [averager for averager in both if averager is not None]
 
     @property
     def _schedule(self) -> RoundSchedule | None:
@@ -160,9 +163,7 @@ class Session:
             schedulers = [given]
         elif given is not None:
             for group in configured.param_groups:
-                clean = unscheduled(group)
-                group.pop("initial_lr", None)
-                group["lr"] = clean["lr"]
+                group["lr"] = group.pop("initial_lr", group["lr"])
             schedulers = [given(configured)]
         optimizer_factory.initialise_state(configured)
         return {
@@ -195,11 +196,9 @@ class Session:
             return []
         schedulers = self._schedule.schedulers
         if self._scheduler_fn is not None:
-            return [wrapped_config(self.optimizer, scheduler) for scheduler in schedulers]
-        return [
-            wrapped_config(self.optimizer, scheduler, config)
-            for scheduler, config in zip(schedulers, configs, strict=True)
-        ]
+            configs = [LRSchedulerConfig(item, interval="step") for item in schedulers]
+        pairs = zip(schedulers, configs, strict=True)
+        return [wrapped_config(self.optimizer, scheduler, config) for scheduler, config in pairs]
 
     def _keep_gradients(self) -> None:
         """Disable the module's ``zero_grad``: gradients accumulate until the round."""
@@ -212,11 +211,12 @@ class Session:
                 stacklevel=2,
             )
         for name in ("zero_grad", "optimizer_zero_grad"):
-            self._overrides.set(name, lambda *_args, **_kwargs: None)
+            no_op = overridden(self._module, name, lambda *_args, **_kwargs: None)
+            self._changes.enter_context(no_op)
 
     def _share_state(self, allowed: bool) -> None:
-        for averager in (self.optimizer.state_averager, self.optimizer.grad_averager):
-            if averager is not None and not averager.client_mode:
+        for averager in self._averagers:
+            if not averager.client_mode:
                 averager.allow_state_sharing = allowed
 
     # -- training ----------------------------------------------------------------------------------
@@ -282,20 +282,17 @@ class Session:
         Args:
             abandon: The fit was interrupted or has failed: do not wait for background work.
         """
-        self._overrides.restore()
-        if self._clip_handle is not None:
-            self._clip_handle.remove()
+        self._changes.close()
         if not self._running:
             return
         self._running = False
-        averagers = [self.optimizer.state_averager, self.optimizer.grad_averager]
+        averagers = self._averagers  # the optimizer drops them
         try:
             self.optimizer.shutdown(abandon=abandon)
         except Exception as error:
             log.warning(f"could not say goodbye to the peers: {error!r}")
         for averager in averagers:
-            if averager is not None:
-                end_process(averager)
+            end_process(averager)
         self._children.remove_sockets()
         if torch.cuda.is_available():
             torch.cuda.synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -372,14 +373,11 @@ class HivemindStrategy(ReusableStrategy):
 
     def teardown(self) -> None:
         """End the processes of a fit. The DHT stays after validation, test and prediction."""
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(super().teardown)
+            if self._leaving:
+                self._leaving = False
+                stack.callback(self._swarm.leave)
             if self._session is not None and self._running:
                 self._running = False
                 self._session.end(abandon=self._failed)
-        finally:
-            try:
-                if self._leaving:
-                    self._leaving = False
-                    self._swarm.leave()
-            finally:
-                super().teardown()

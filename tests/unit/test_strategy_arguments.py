@@ -38,26 +38,21 @@ def refused(**arguments: Any) -> dict[str, str]:
 def test_exactly_what_hivemind_can_run_is_accepted(
     state: bool, optimizer: bool | None, gradients: bool, offload: bool | None
 ) -> None:
-    delays = resolve_delays(
-        delay_state_averaging=state,
-        delay_optimizer_step=optimizer,
-        delay_grad_averaging=gradients,
-        offload_optimizer=offload,
-    )
+    flags = {
+        "delay_state_averaging": state,
+        "delay_optimizer_step": optimizer,
+        "delay_grad_averaging": gradients,
+        "offload_optimizer": offload,
+    }
+    delays = resolve_delays(flags)
     step = gradients if optimizer is None else optimizer
     on_host = (state or step or gradients) if offload is None else offload
     valid = (not gradients or step) and (not step or (on_host and state))
     problems = list(check_delays(delays, use_local_updates=False))
     assert valid == (not problems)
     # each problem names a flag, and setting those flags is enough
-    fixed = {
-        "delay_state_averaging": state,
-        "delay_optimizer_step": optimizer,
-        "delay_grad_averaging": gradients,
-        "offload_optimizer": offload,
-        **{problem.key: True for problem in problems},
-    }
-    assert list(check_delays(resolve_delays(**fixed), use_local_updates=False)) == []
+    fixed = {**flags, **{problem.key: True for problem in problems}}
+    assert list(check_delays(resolve_delays(fixed), use_local_updates=False)) == []
 
 
 def test_the_documented_combinations_are_accepted() -> None:

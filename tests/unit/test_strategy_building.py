@@ -12,7 +12,7 @@ from torch import nn, optim
 
 from rayhive.strategy import optimizer_factory
 from rayhive.strategy.arguments import StrategyError
-from rayhive.strategy.gradients import Overrides
+from rayhive.strategy.gradients import overridden
 from rayhive.strategy.schedulers import unscheduled
 
 MAKERS: dict[str, Callable[[Any], optim.Optimizer]] = {
@@ -166,15 +166,11 @@ class Target:
         return "class"
 
 
-def test_overrides_are_taken_back() -> None:
+def test_overridden_methods_are_restored() -> None:
     target, own = Target(), Target()
     own.method = lambda: "own"  # type: ignore[method-assign]
     for item, before in ((target, "class"), (own, "own")):
-        overrides = Overrides(item)
-        overrides.set("method", lambda: "first")
-        overrides.set("method", lambda: "second")
-        assert item.method() == "second"
-        overrides.restore()
-        overrides.restore()
+        with overridden(item, "method", lambda: "replaced"):
+            assert item.method() == "replaced"
         assert item.method() == before
     assert vars(target) == {}

@@ -41,7 +41,7 @@ def schedule(optimizer: Optimizer, *schedulers: Any) -> RoundSchedule:
 
 def hivemind_reaches(round_: int, made: RoundSchedule) -> None:
     """Step as hivemind does when the peer comes to a round."""
-    while made.steps_taken < round_:
+    while made.state_dict()["_step_count"] <= round_:
         made.step()
 
 
@@ -134,7 +134,7 @@ def test_lightning_never_steps_a_scheduler() -> None:
     config = wrapped_config(optimizer, scheduler, own)
     assert (config.name, config.interval) == ("rate", "step")
     assert all(count % config.frequency for count in range(1, 1000))
-    assert config.frequency == wrapped_config(optimizer, scheduler).frequency == NEVER
+    assert config.frequency == NEVER
     assert config.scheduler.state_dict() == scheduler.state_dict()
 
 

@@ -23,6 +23,7 @@ class ClockSkew(InTraining):
 
     about = "The DHT clock of a peer is ahead or behind."
     group = "clock"
+    skews_clock = True
     args: Skew
 
     def act(self, peer: TrainingPeer) -> dict[str, Any]:
