@@ -13,7 +13,6 @@ from rayhive.columns import Row
 from rayhive.events import BarrierReleased, Event, InvariantChecked, load_event, of_kind
 from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.metrics.timeline import FINISHED
 from rayhive.report import timeline_picture
 from rayhive.report.event_text import event_text
 from rayhive.report.table import bound_text
@@ -21,6 +20,7 @@ from rayhive.report.timeline_text import timeline_lines
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.progress import lines_stream
 from rayhive.sweep.tally import figure
+from rayhive.timeline import FINISHED
 
 #: Columns in the summary of a replicate, where they have a value.
 FIGURES = ("final_loss", "time_to_target_s", "samples_per_s", "round_p50_s")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rayhive.events import Event, InvariantChecked
-from rayhive.invariants.base import Invariant, RunLog
+from rayhive.invariants.base import Invariant
 from rayhive.registry import INVARIANTS
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.timeline import Timeline
 
 _HERE = "rayhive.invariants"
 
@@ -33,7 +34,7 @@ def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantChe
     Returns:
         One event for each invariant, sorted by name.
     """
-    log, found = RunLog(spec, events), []
+    log, found = Timeline(spec, events), []
     for name, kind in INVARIANTS.items():
         invariant: Invariant = kind()
         wrong = invariant.check(log)

@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from rayhive import events
-from rayhive.invariants.base import GONE, Invariant, RunLog
+from rayhive.invariants.base import Invariant
+from rayhive.timeline import Timeline
 
 #: Tolerance of the order of events from two threads of a peer [s].
 ORDER_S = 0.5
@@ -38,16 +39,16 @@ class LogComplete(Invariant):
 
     about = "The event log is complete and in order."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         """Return the missing and the misplaced events."""
         wrong = list(self._frame(log))
-        for name in log.peers:
+        for name in log.of_peers:
             self.checked += 1
             wrong += [f"{name}: {text}" for text in _incarnation(log, name)]
         wrong += [f"{fault}: {text}" for fault, text in self._faults(log)]
         return wrong
 
-    def _frame(self, log: RunLog) -> Iterator[str]:
+    def _frame(self, log: Timeline) -> Iterator[str]:
         self.checked += 1
         begins = [isinstance(event, events.ReplicateStarted) for event in log.events]
         if begins[:1] != [True] or any(begins[1:]):
@@ -55,7 +56,7 @@ class LogComplete(Invariant):
         if any(events.of_kind(log.events[:-1], events.ReplicateFinished)):
             yield "goes on after replicate_finished"
 
-    def _faults(self, log: RunLog) -> Iterator[tuple[str, str]]:
+    def _faults(self, log: Timeline) -> Iterator[tuple[str, str]]:
         seen: dict[str, Counter[type[events.Event]]] = defaultdict(Counter)
         for event in log.events:
             if isinstance(event, _OF_FAULT):
@@ -85,7 +86,7 @@ class LogComplete(Invariant):
                 yield fault, f"was to be healed after {after:g} s and was not"
 
 
-def _stopped_s(log: RunLog, name: str, since: float, until: float) -> float:
+def _stopped_s(log: Timeline, name: str, since: float, until: float) -> float:
     """Return how long a peer was stopped around an interval [s].
 
     A thread that is stopped between making an event and sending it sends it that much later.
@@ -94,15 +95,15 @@ def _stopped_s(log: RunLog, name: str, since: float, until: float) -> float:
         (fault.healed or until) - fault.fired
         for fault in log.faults
         if fault.effect == "stopped"
-        and name in fault.incarnations
+        and name in fault.targets
         and fault.fired <= until
         and (fault.healed is None or fault.healed >= since)
     )
     return sum(stops)
 
 
-def _incarnation(log: RunLog, name: str) -> Iterator[str]:
-    own, stages = log.peers[name], list(_BEGINNING)
+def _incarnation(log: Timeline, name: str) -> Iterator[str]:
+    own, stages = log.of_peers[name], list(_BEGINNING)
     latest, reached, last = 0.0, -1, len(stages) - 1
     for event in own:
         if isinstance(event, (events.PeerSpawned, events.PeerLost)):
@@ -118,10 +119,10 @@ def _incarnation(log: RunLog, name: str) -> Iterator[str]:
         elif isinstance(event, _TRAINING) and reached < last:
             yield f"{event.kind} before training_started"
             reached = last  # reported once
-    if reached == last and not log.of(name, events.PeerReady):
+    if reached == last and not log.of(events.PeerReady, name):
         yield "training_started without peer_ready"
     if any(events.of_kind(own[:-1], events.PeerLost)):
         yield f"{own[-1].kind} after peer_lost"
     # A late peer that has not begun when training ends is dismissed without an event.
-    if log.of(name, events.TrainingStarted) and not log.of(name, events.PeerFinished, *GONE):
+    if name in log.trained and log.incarnations[name].end is None:
         yield "its end is missing"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rayhive.events import PeerFinished, Round, TrainingStarted
-from rayhive.invariants.base import GONE, Invariant, RunLog
+from rayhive.events import PeerFinished, Round
+from rayhive.invariants.base import Invariant, settled
+from rayhive.timeline import Timeline
 
 #: Number of last rounds of each peer that are checked.
 ROUNDS = 3
@@ -25,17 +26,17 @@ class OneComponent(Invariant):
 
     about = "All living peers are in one component: they see each other and average together."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         """Return the peers that do not see, or do not average with, all other peers."""
         count = len(log.living)
         if count < 2 or log.spec.swarm.use_local_updates:
             return []
         begin = max(_settled(log), default=0.0)
-        finished = [log.moment(name, PeerFinished) for name in log.living]
-        until = min((moment for moment in finished if moment is not None), default=log.end)
+        finished = [event.t for name in log.living for event in log.of(PeerFinished, name)]
+        until = min(finished, default=log.end)
         wrong = []
         for name in log.living:
-            rounds = [e for e in log.of(name, Round) if begin < e.t <= until][-ROUNDS:]
+            rounds = [e for e in log.of(Round, name) if begin < e.t <= until][-ROUNDS:]
             if len(rounds) < ROUNDS:
                 continue
             self.checked += 1
@@ -46,11 +47,11 @@ class OneComponent(Invariant):
         return wrong
 
 
-def _settled(log: RunLog) -> Iterator[float]:
+def _settled(log: Timeline) -> Iterator[float]:
     for fault in log.faults:
-        yield fault.settled
-    for name in log.peers:
-        begun = log.moment(name, TrainingStarted) if log.joined(name) else None
-        for moment in (begun, log.moment(name, *GONE)):
+        yield settled(fault)
+    for name, peer in log.incarnations.items():
+        begun = peer.started if peer.joined(log.spec.swarm.peers) else None
+        for moment in (begun, log.gone(name)):
             if moment is not None:
                 yield moment + CHANGE_S

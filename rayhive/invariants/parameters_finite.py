@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from rayhive.events import Evaluation, Weights
-from rayhive.invariants.base import Invariant, RunLog
+from rayhive.invariants.base import Invariant
+from rayhive.timeline import Timeline
 
 
 class ParametersFinite(Invariant):
@@ -13,7 +14,7 @@ class ParametersFinite(Invariant):
 
     about = "The parameters of every peer are finite after every round."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         """Return the peers with parameters or a held-out loss that are not finite."""
         wrong = []
         for event in log.events:

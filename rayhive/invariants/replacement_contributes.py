@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from rayhive.events import GROUPED, PeerSpawned, Round
-from rayhive.invariants.base import Invariant, RunLog
+from rayhive.events import GROUPED, Round
+from rayhive.invariants.base import Invariant
+from rayhive.registry import FAULTS
+from rayhive.timeline import FaultWindow, Timeline
 
 #: Time limit for the first contribution, from the start of the process [s].
 GRACE_S = 20.0
@@ -18,21 +20,25 @@ class ReplacementContributes(Invariant):
 
     about = "A peer that joins, or replaces one that was lost, contributes to a round."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         """Return the late peers that never contributed."""
         if log.spec.swarm.use_local_updates:  # gradients are not averaged
             return []
         wrong = []
-        for name in log.peers:
-            spawned = log.moment(name, PeerSpawned)
-            if spawned is None or not log.joined(name):
+        for name, peer in log.incarnations.items():
+            if peer.spawned is None or not peer.joined(log.spec.swarm.peers):
                 continue
-            if any(e.outcome in GROUPED and e.samples > 0 for e in log.of(name, Round)):
+            if any(e.outcome in GROUPED and e.samples > 0 for e in log.of(Round, name)):
                 self.checked += 1
                 continue
-            lived = log.ended(name) - spawned
-            targeted = any(name in f.incarnations and not f.joins for f in log.faults)
+            lived = (peer.ended or log.end) - peer.spawned
+            targeted = any(name in f.targets and not _joins(f) for f in log.faults)
             if lived >= GRACE_S and not targeted:
                 self.checked += 1
                 wrong.append(f"{name}: in no average with other peers in {lived:.1f} s")
         return wrong
+
+
+def _joins(fault: FaultWindow) -> bool:
+    """Return whether a fault started its targets."""
+    return fault.kind in FAULTS and FAULTS.get(fault.kind).joins

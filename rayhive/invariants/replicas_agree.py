@@ -9,8 +9,9 @@ from itertools import combinations
 from typing import TypeAlias
 
 from rayhive import events
-from rayhive.invariants.base import Invariant, RunLog
+from rayhive.invariants.base import Invariant, settled
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.timeline import Timeline
 
 Averaging: TypeAlias = events.Round | events.StateRound
 
@@ -47,12 +48,12 @@ class ReplicasAgree(Invariant):
 
     about = "Replicas agree after every round within the tolerance of the parameters' codec."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         """Return the pairs of replicas that differ, each with its largest distance."""
         tolerance, whole = tolerance_of(log.spec), _whole(log)
-        met = {e.round for n in log.trained for e in log.of(n, events.StateRound) if whole(e)}
+        met = {e.round for n in log.trained for e in log.of(events.StateRound, n) if whole(e)}
         weights = {
-            name: {event.round: event for event in log.of(name, events.Weights) if event.finite}
+            name: {event.round: event for event in log.of(events.Weights, name) if event.finite}
             for name in log.trained
         }
         astray = {name: _astray(log, name, whole, met) for name in log.trained}
@@ -67,12 +68,14 @@ class ReplicasAgree(Invariant):
                 wrong.append(f"{a} and {b} differ by {worst:.2g} {where}")
         return wrong
 
-    def _lasting(self, log: RunLog, name: str, astray: frozenset[int]) -> Iterator[str]:
+    def _lasting(self, log: Timeline, name: str, astray: frozenset[int]) -> Iterator[str]:
         alone = len(log.living) < 2
-        apart = any(fault.settled > log.end for fault in log.faults if fault.effect in events.APART)
-        others = (log.moment(peer, events.TrainingStarted) for peer in log.living if peer != name)
+        apart = any(
+            settled(fault) > log.end for fault in log.faults if fault.effect in events.APART
+        )
+        others = (log.incarnations[peer].started for peer in log.living if peer != name)
         company = min((t for t in others if t is not None), default=math.inf)
-        rounds = [event.round for event in log.of(name, events.Weights) if event.t >= company]
+        rounds = [event.round for event in log.of(events.Weights, name) if event.t >= company]
         last = next((at for at, n in enumerate(reversed(rounds)) if n not in astray), len(rounds))
         if not (alone or apart) and rounds:
             self.checked += 1
@@ -85,11 +88,11 @@ def tolerance_of(spec: ReplicateSpec) -> float:
     return EXACT + LOSS.get(spec.swarm.state_codec, EIGHT_BITS)
 
 
-def _averagings(log: RunLog, name: str) -> list[Averaging]:
-    return [*log.of(name, events.Round), *log.of(name, events.StateRound)]
+def _averagings(log: Timeline, name: str) -> list[Averaging]:
+    return [*log.of(events.Round, name), *log.of(events.StateRound, name)]
 
 
-def _whole(log: RunLog) -> Callable[[Averaging], bool]:
+def _whole(log: Timeline) -> Callable[[Averaging], bool]:
     """Return a test whether a round was averaged completely, by all its peers in one group."""
     grouped = Counter(
         (event.kind, event.round)
@@ -106,16 +109,16 @@ def _whole(log: RunLog) -> Callable[[Averaging], bool]:
 
 
 def _astray(
-    log: RunLog, name: str, whole: Callable[[Averaging], bool], met: Set[int]
+    log: Timeline, name: str, whole: Callable[[Averaging], bool], met: Set[int]
 ) -> frozenset[int]:
     """Return the rounds after which an incarnation may be astray."""
     lag = 0 if log.spec.configuration.delay == "none" else 1
-    averaged = log.of(name, events.StateRound)
-    finished = {event.round for event in log.of(name, events.Weights)}
+    averaged = log.of(events.StateRound, name)
+    finished = {event.round for event in log.of(events.Weights, name)}
     strayed = {event.round for event in _averagings(log, name) if not whole(event)}
     strayed |= (met & finished) - {event.round for event in averaged}
     # A loaded state may be of an earlier round.
-    strayed |= {event.round for event in log.of(name, events.StateLoaded)}
+    strayed |= {event.round for event in log.of(events.StateLoaded, name)}
     complete = sorted(event.round for event in averaged if whole(event))
     astray: set[int] = set()
     for round_ in strayed:

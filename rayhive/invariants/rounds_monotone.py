@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from rayhive.events import PeerSpawned, Round, StateLoaded, Transition, Weights
-from rayhive.invariants.base import Invariant, RunLog
+from rayhive.events import Round, StateLoaded, Transition, Weights
+from rayhive.invariants.base import Invariant
+from rayhive.timeline import Timeline
 
 
 class RoundsMonotone(Invariant):
@@ -18,31 +19,35 @@ class RoundsMonotone(Invariant):
 
     about = "The rounds of every peer only go up, and a joiner begins at the swarm's round."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         """Return every decrease."""
-        return [text for name in log.peers for text in self._of_incarnation(log, name)]
+        return [text for name in log.of_peers for text in self._of_incarnation(log, name)]
 
-    def _of_incarnation(self, log: RunLog, name: str) -> Iterator[str]:
+    def _of_incarnation(self, log: Timeline, name: str) -> Iterator[str]:
         numbered: tuple[Sequence[Round | Transition | Weights], ...]
-        numbered = log.of(name, Round), log.of(name, Transition), log.of(name, Weights)
+        numbered = (
+            log.of(Round, name),
+            log.of(Transition, name),
+            log.of(Weights, name),
+        )
         for events in numbered:
             self.checked += len(events)
             for before, after in pairwise(events):
                 if after.round <= before.round:
                     yield f"{name}: {after.kind} {after.round} after {before.round}"
-        for event in log.of(name, StateLoaded):
+        for event in log.of(StateLoaded, name):
             self.checked += 1
             newest = max(event.round_before or 0, event.round_of_state or 0)
             if event.round < newest:
                 yield f"{name}: at round {event.round} with a state, {newest} before"
         yield from self._beginning(log, name)
 
-    def _beginning(self, log: RunLog, name: str) -> Iterator[str]:
-        spawned, steps = log.moment(name, PeerSpawned), log.of(name, Transition)
-        if not log.joined(name) or spawned is None or not steps:
+    def _beginning(self, log: Timeline, name: str) -> Iterator[str]:
+        peer, steps = log.incarnations[name], log.of(Transition, name)
+        if not peer.joined(log.spec.swarm.peers) or peer.spawned is None or not steps:
             return
         self.checked += 1
-        others = (event for other in log.trained for event in log.of(other, Transition))
-        done = max((event.round for event in others if event.t < spawned), default=0)
+        others = (event for event in log.of(Transition) if event.peer in log.trained)
+        done = max((event.round for event in others if event.t < peer.spawned), default=0)
         if steps[0].round <= done:
             yield f"{name}: came when round {done} was done and began with {steps[0].round}"

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from rayhive.events import Left, PeerFinished, Round, StateLoaded, Transition
-from rayhive.invariants.base import Invariant, RunLog
+from rayhive.invariants.base import Invariant
+from rayhive.timeline import Timeline
 
 
 class SamplesConserved(Invariant):
@@ -25,19 +26,19 @@ class SamplesConserved(Invariant):
 
     about = "Computed samples = committed + lost + pending, of every peer."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         """Return the events at which the sums differ."""
         if log.spec.swarm.use_local_updates:
             return []  # samples enter no rounds
         return [text for name in log.trained for text in self._of_incarnation(log, name)]
 
-    def _of_incarnation(self, log: RunLog, name: str) -> Iterator[str]:
+    def _of_incarnation(self, log: Timeline, name: str) -> Iterator[str]:
         # Samples of the peer that each round took, averaged or lost.
-        entered = {event.round: event.samples + (event.lost or 0) for event in log.of(name, Round)}
+        entered = {event.round: event.samples + (event.lost or 0) for event in log.of(Round, name)}
         rounds = sorted(entered)
         so_far = dict(zip(rounds, accumulate(entered[n] for n in rounds), strict=True))
         dropped = 0
-        for event in log.peers[name]:
+        for event in log.of_peers[name]:
             if isinstance(event, (Round, StateLoaded, Left)):
                 lost = event.lost or 0
                 used = event.samples if isinstance(event, Round) else 0

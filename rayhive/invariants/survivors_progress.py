@@ -6,7 +6,8 @@ from itertools import pairwise
 from statistics import median
 
 from rayhive.events import TrainingStarted, Transition
-from rayhive.invariants.base import Invariant, RunLog
+from rayhive.invariants.base import Invariant
+from rayhive.timeline import Timeline
 
 #: Number of median rounds that the bound allows on top of one averaging.
 ROUNDS = 3
@@ -22,14 +23,16 @@ class SurvivorsProgress(Invariant):
 
     about = "Every peer without a fault finishes a round within a bound."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         """Return every gap between two transitions that is longer than the bound."""
         swarm = log.spec.swarm
         bound = swarm.matchmaking_time + swarm.averaging_timeout + ROUNDS * _normal_s(log)
         wrong = []
         for name in log.trained:
-            steps = [event.t for event in log.of(name, TrainingStarted, Transition)]
-            for begin, end in pairwise([*steps, max(steps[-1], log.ended(name))]):
+            kinds = TrainingStarted, Transition
+            steps = [event.t for kind in kinds for event in log.of(kind, name)]
+            last = log.incarnations[name].ended or log.end
+            for begin, end in pairwise([*steps, max(steps[-1], last)]):
                 self.checked += 1
                 gap = end - _released(log, name, begin, end)
                 if gap > bound:
@@ -37,18 +40,18 @@ class SurvivorsProgress(Invariant):
         return wrong
 
 
-def _normal_s(log: RunLog) -> float:
+def _normal_s(log: Timeline) -> float:
     first = min((fault.fired for fault in log.faults), default=log.end)
     gaps = [
         end - begin
         for name in log.trained
-        for begin, end in pairwise(event.t for event in log.of(name, Transition))
+        for begin, end in pairwise(event.t for event in log.of(Transition, name))
         if end <= first
     ]
     return median(gaps) if gaps else 0.0
 
 
-def _released(log: RunLog, name: str, begin: float, end: float) -> float:
+def _released(log: Timeline, name: str, begin: float, end: float) -> float:
     """Return the end of the last fault on an incarnation in a window without a round."""
-    targeting = (fault for fault in log.faults if name in fault.incarnations and fault.fired < end)
+    targeting = (fault for fault in log.faults if name in fault.targets and fault.fired < end)
     return max([begin, *(min(fault.healed or end, end) for fault in targeting)])

@@ -20,8 +20,8 @@ from rayhive.columns import (
 )
 from rayhive.metrics.folds import Count, Mean
 from rayhive.metrics.group import MetricGroup
-from rayhive.metrics.timeline import FINISHED, LOST, UNCOUNTED
 from rayhive.registry import METRICS
+from rayhive.timeline import FINISHED, LOST, UNCOUNTED
 
 _number = partial(Column, type="count", stage="fold")
 

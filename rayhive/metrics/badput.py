@@ -20,11 +20,10 @@ from rayhive.events import (
     StateRound,
     SteppedIn,
     Transition,
-    of_kind,
 )
 from rayhive.metrics.group import MetricGroup, averaged
 from rayhive.metrics.live_capacity import Window, fault_windows, overlap
-from rayhive.metrics.timeline import Incarnation, Timeline
+from rayhive.timeline import Incarnation, Timeline
 
 PRODUCTIVE = "productive_s"
 MATCHMAKING = "badput_matchmaking_s"
@@ -147,9 +146,8 @@ class _TimeAccount:
         self._at, until = window
         ended = incarnation.ended
         self._end = until if ended is None else min(max(ended, self._at), until)
-        self._own = timeline.of_peers.get(incarnation.name, [])
-        self._loads = list(of_kind(self._own, StateLoaded))
-        self._breaks = list(of_kind(self._own, SteppedIn))
+        self._loads = timeline.of(StateLoaded, incarnation.name)
+        self._breaks = timeline.of(SteppedIn, incarnation.name)
         self._training()
         self._end = until
         finished = isinstance(incarnation.end, PeerFinished)
@@ -163,10 +161,10 @@ class _TimeAccount:
             return
         late = self._incarnation.joined(self._timeline.spec.swarm.peers)
         self._fill(start, self._transfers(start), DOWN if late else STALLED)
-        rounds = {event.round: event for event in of_kind(self._own, Round)}
-        states = {event.round: event for event in of_kind(self._own, StateRound)}
-        clock = 0.0
-        for step in of_kind(self._own, Transition):
+        name, clock = self._incarnation.name, 0.0
+        rounds = {event.round: event for event in self._timeline.of(Round, name)}
+        states = {event.round: event for event in self._timeline.of(StateRound, name)}
+        for step in self._timeline.of(Transition, name):
             clock_s = None if step.clock_s is None else step.clock_s - clock
             self._between(step, clock_s, rounds.get(step.round), states.get(step.round))
             clock = step.clock_s or clock

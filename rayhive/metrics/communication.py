@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
@@ -20,7 +20,7 @@ from rayhive.events import (
 from rayhive.metrics.folds import Reduced
 from rayhive.metrics.group import MetricGroup, averaged, maximized, minimized, ratio, total
 from rayhive.metrics.stats import estimate, percentile
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import APPLIED, Timeline
 
 #: Outcomes of a gradient round or a state averaging that gave a peer no average.
 FAILED = frozenset({"local", "skipped", "failed"})
@@ -102,7 +102,8 @@ class Communication(MetricGroup):
         peers = timeline.spec.swarm.peers
         gradients, states = timeline.of(Round), timeline.of(StateRound)
         ready = timeline.of(PeerReady)
-        sent = [_sent(events) for events in timeline.complete_rounds.values()]
+        complete = complete_rounds(timeline)
+        sent = [_sent(events) for events in complete]
         measured = ratio(sum(sent), len(sent) * peers)  # exact: one division of whole numbers
         dense = _mean(event.dense_payload_bytes for event in ready)
         if dense is not None:  # of an all-reduce, from the payload of one peer
@@ -129,9 +130,30 @@ class Communication(MetricGroup):
             "gradient_compression_ratio": ratio(dense, measured),
             "averaging_p50_s": percentile(averaging, 50),
             "averaging_p95_s": percentile(averaging, 95),
-            **_rounds(timeline),
-            "payload_matches": _matches(timeline),
+            **_rounds(timeline, complete),
+            "payload_matches": _matches(timeline, complete),
         }
+
+
+def complete_rounds(timeline: Timeline) -> list[list[Round]]:
+    """Return the gradient rounds that all initial peers averaged in one group at the first attempt.
+
+    In a swarm of one peer, which has no groups, the applied rounds count.
+    """
+    peers = timeline.spec.swarm.peers
+
+    def is_whole(event: Round) -> bool:
+        if peers == 1:
+            return event.outcome in APPLIED
+        whole = event.outcome == "averaged" and event.group_size == peers
+        return whole and not event.retries
+
+    return [
+        events
+        for events in timeline.by_round(Round).values()
+        if len({event.peer for event in events}) == len(events) == peers
+        and all(map(is_whole, events))
+    ]
 
 
 def _sent(events: Iterable[Round | StateRound]) -> int:
@@ -168,7 +190,7 @@ def _averaging_seconds(timeline: Timeline) -> list[float]:
     return seconds
 
 
-def _rounds(timeline: Timeline) -> Row:
+def _rounds(timeline: Timeline, complete: Sequence[Sequence[Round]]) -> Row:
     if timeline.first(TrainingStarted) is None:
         return dict.fromkeys(("rounds", "rounds_failed", "rounds_partial", "rounds_complete"))
     events = timeline.averagings
@@ -176,7 +198,7 @@ def _rounds(timeline: Timeline) -> Row:
         "rounds": len(timeline.rounds),
         "rounds_failed": len({event.round for event in events if event.outcome in FAILED}),
         "rounds_partial": len({event.round for event in events if _partial(event)}),
-        "rounds_complete": len(timeline.complete_rounds),
+        "rounds_complete": len(complete),
     }
 
 
@@ -186,8 +208,7 @@ def _partial(event: Round | StateRound) -> bool:
     return event.outcome == "partial" or (event.fraction is not None and event.fraction < 1)
 
 
-def _matches(timeline: Timeline) -> bool | None:
-    complete = timeline.complete_rounds.values()
+def _matches(timeline: Timeline, complete: Sequence[Sequence[Round]]) -> bool | None:
     ready = {event.peer: event for event in timeline.of(PeerReady)}
     if not complete or not ready or not all(event.payload_exact for event in ready.values()):
         return None

@@ -11,7 +11,7 @@ from rayhive.columns import Column, Row, in_group
 from rayhive.events import Evaluation, Left
 from rayhive.metrics.folds import Mean, Total
 from rayhive.metrics.group import MetricGroup, averaged, difference, finite, minimized
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 _BOUND = Mean(interval=True, missing="bound")
 

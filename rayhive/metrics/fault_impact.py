@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from rayhive.events import (
     GROUPED,
     FaultActed,
     FaultFired,
-    FaultHealed,
     FaultVerified,
     Notice,
     PeerFinished,
@@ -19,8 +18,8 @@ from rayhive.events import (
 )
 from rayhive.metrics.live_capacity import Capacity
 from rayhive.metrics.stats import Time
-from rayhive.metrics.survivor_progress import ActiveFault, SurvivorProgress
-from rayhive.metrics.timeline import Timeline
+from rayhive.metrics.survivor_progress import SurvivorProgress
+from rayhive.timeline import Timeline
 
 #: Rounds over which throughput is measured.
 ROUNDS = 3
@@ -139,15 +138,13 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
     """
     rounds, capacity = swarm_rounds(timeline), Capacity(timeline, from_start=True)
     progress, end = SurvivorProgress(timeline, capacity), _end(timeline)
-    begins = _took_effect(timeline)
-    fired = sorted(zip(begins, timeline.of(FaultFired), strict=True), key=lambda item: item[0])
-    baseline = _baseline(rounds, capacity, fired[0][0]) if fired else None
-    healed = {event.fault: event.t for event in timeline.of(FaultHealed)}
+    begins = zip(timeline.faults, _took_effect(timeline), strict=True)
+    faults = sorted((replace(f, fired=t) for f, t in begins), key=lambda fault: fault.fired)
+    baseline = _baseline(rounds, capacity, faults[0].fired) if faults else None
     verified = {event.fault: event.ok for event in timeline.of(FaultVerified)}
     found = []
-    for moment, event in fired:
-        targets = frozenset(event.lives or ())
-        fault = ActiveFault(moment, healed.get(event.fault), event.effect, targets)
+    for fault in faults:
+        moment = fault.fired
         reports: dict[int, float] = {}
         for step, counts in progress.rounds(fault):
             if counts:
@@ -155,12 +152,12 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
         recovered = _recovered(rounds, capacity, baseline, reports)
         found.append(
             FaultImpact(
-                fault=event.fault,
-                kind=event.fault_kind,
-                targets=tuple(sorted(targets)),
+                fault=fault.fault,
+                kind=fault.kind,
+                targets=tuple(sorted(fault.targets)),
                 fired=moment,
                 healed=fault.healed,
-                ok=verified.get(event.fault),
+                ok=verified.get(fault.fault),
                 detect_s=min(reports.values()) - moment if reports else None,
                 stall=progress.stall(fault),
                 recover_s=None if recovered is None else recovered - moment,

@@ -19,7 +19,7 @@ from rayhive.metrics.fault_impact import impacts, rejoins
 from rayhive.metrics.folds import Percentile, Reduced, pool_times, times_text
 from rayhive.metrics.group import MetricGroup, total
 from rayhive.metrics.stats import Time, known_percentile
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 #: Time of a fault -> definition of its median.
 _TIMES = {

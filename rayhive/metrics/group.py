@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from rayhive.columns import Column, Row, Stage
 from rayhive.metrics.folds import Mean, Total
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 
 class MetricGroup:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 
-from rayhive.events import APART, FaultFired, FaultHealed, PeerFinished
-from rayhive.metrics.timeline import Timeline
+from rayhive.events import APART, PeerFinished
+from rayhive.timeline import Timeline
 
 Window = tuple[float, float]
 
@@ -19,13 +19,11 @@ def fault_windows(timeline: Timeline, effects: Collection[str]) -> dict[str, lis
     Returns:
         Name of the peer to its windows [s, Unix time].
     """
-    healed = {event.fault: event.t for event in timeline.of(FaultHealed)}
     end = float("inf") if timeline.span is None else timeline.span[1]
     windows: dict[str, list[Window]] = defaultdict(list)
-    for fired in timeline.of(FaultFired):
-        if fired.effect in effects:
-            for peer in fired.lives or ():
-                windows[peer].append((fired.t, healed.get(fired.fault, end)))
+    for fault in timeline.faults:
+        for peer in fault.targets if fault.effect in effects else ():
+            windows[peer].append((fault.fired, end if fault.healed is None else fault.healed))
     return dict(windows)
 
 

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from rayhive.errors import DamagedError
 from rayhive.events import Event, ReplicateStarted, of_kind, read_events
-from rayhive.metrics.timeline import UNCOUNTED, Timeline
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.timeline import UNCOUNTED, Timeline
 
 
 def read_timelines(folder: str | Path) -> Iterator[Timeline]:

@@ -11,7 +11,7 @@ from rayhive.columns import Column, Row, in_group
 from rayhive.events import PeerReady, ReplicateFinished, ReplicateStarted
 from rayhive.metrics.folds import Common, Reduced
 from rayhive.metrics.group import MetricGroup
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 _text = partial(Column, type="text", fold=Common(), in_table=False)
 

@@ -11,7 +11,7 @@ from rayhive.columns import Column, Row, in_group
 from rayhive.events import DHTReady, Event, Rejected, TrainingStarted, of_kind
 from rayhive.metrics.folds import Reduced, add_counts, counts_text
 from rayhive.metrics.group import MetricGroup, total
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.metrics.group import MetricGroup
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 
 class ReplicateColumns(MetricGroup):

@@ -12,8 +12,8 @@ from rayhive.columns import Row
 from rayhive.errors import DamagedError
 from rayhive.events import ReplicateStarted
 from rayhive.metrics.logs import read_timelines
-from rayhive.metrics.timeline import FINISHED, LOST, UNCOUNTED, Timeline
 from rayhive.registry import METRICS
+from rayhive.timeline import FINISHED, LOST, UNCOUNTED, Timeline
 
 #: Scenario without faults; every other scenario is compared with it.
 NO_FAULTS = "none"

@@ -10,8 +10,8 @@ from rayhive.columns import Column, Row, in_group
 from rayhive.events import PeerReady
 from rayhive.metrics.folds import Common
 from rayhive.metrics.group import MetricGroup
-from rayhive.metrics.timeline import Timeline
 from rayhive.spec import AXES, Link, SwarmConfig
+from rayhive.timeline import Timeline
 
 _setting = partial(Column, type="text", fold=Common(), tells_apart=True, condition=True)
 #: Columns of the axes of a study.

@@ -4,37 +4,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeAlias
 
 from rayhive.events import APART, GROUPED, DHTReady, PeerFinished, Round, StateRound, Transition
-from rayhive.events.supervisor import FaultEffect
 from rayhive.metrics.live_capacity import Capacity, fault_windows, overlap
 from rayhive.metrics.stats import Time
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import FaultWindow, Timeline
 
 #: Report of a round that a peer applied.
 Step: TypeAlias = Round | Transition
 #: Effects of faults that remove the targets from the survivors' groups.
 AWAY = APART | {"gone"}
-
-
-@dataclass(frozen=True)
-class ActiveFault:
-    """A fault from the view of its survivors.
-
-    Attributes:
-        fired: Time at which it took effect [s, Unix time].
-        healed: Time at which it was healed; None if it was not.
-        effect: Effect of its kind.
-        targets: Names of the target peers.
-    """
-
-    fired: float
-    healed: float | None
-    effect: FaultEffect
-    targets: frozenset[str]
 
 
 class SurvivorProgress:
@@ -60,12 +41,12 @@ class SurvivorProgress:
         self._incarnations = timeline.incarnations
         self._end = 0.0 if timeline.span is None else timeline.span[1]
 
-    def survivors(self, fault: ActiveFault) -> frozenset[str]:
+    def survivors(self, fault: FaultWindow) -> frozenset[str]:
         """Return the peers that trained then and are no targets; if all are targets, all peers."""
         present = self._capacity.present(fault.fired)
         return present - fault.targets or present
 
-    def rounds(self, fault: ActiveFault) -> list[tuple[Step, bool]]:
+    def rounds(self, fault: FaultWindow) -> list[tuple[Step, bool]]:
         """Return the rounds that survivors applied after a fault, and whether each is progress.
 
         A round counts as progress if the survivor's group contained none of the targets. Once a
@@ -117,7 +98,7 @@ class SurvivorProgress:
         }
         return (own.group_size or 0) > len(reporting - targets)
 
-    def stall(self, fault: ActiveFault) -> Time | None:
+    def stall(self, fault: FaultWindow) -> Time | None:
         """Return the longest time that a survivor went without a round [s].
 
         The time of each survivor begins with the fault and lasts until its first progress without
@@ -137,7 +118,7 @@ class SurvivorProgress:
         return Time(longest, any(stall.censored for stall in stalls))
 
     def _stall(
-        self, fault: ActiveFault, name: str, rounds: Sequence[tuple[float, bool]]
+        self, fault: FaultWindow, name: str, rounds: Sequence[tuple[float, bool]]
     ) -> Time | None:
         """Return the longest time of one survivor, from the time and kind of its rounds."""
         survivor = self._incarnations[name]

@@ -9,7 +9,7 @@ from rayhive.events import Transition
 from rayhive.metrics.group import MetricGroup, averaged, maximized, minimized, number, ratio
 from rayhive.metrics.live_capacity import live_share
 from rayhive.metrics.stats import percentile
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 
 class Throughput(MetricGroup):

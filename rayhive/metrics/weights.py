@@ -9,7 +9,7 @@ from rayhive.columns import Column, Row, in_group
 from rayhive.events import Weights as Fingerprint
 from rayhive.metrics.folds import Reduced
 from rayhive.metrics.group import MetricGroup
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 
 class Weights(MetricGroup):

@@ -10,7 +10,7 @@ from typing import Any
 
 from rayhive import events
 from rayhive.metrics.refusals import RefusedTensors, refusals
-from rayhive.metrics.timeline import Timeline
+from rayhive.timeline import Timeline
 
 #: Characters of a proof or a reason that are shown.
 SHOWN = 90

@@ -18,9 +18,9 @@ from rayhive.metrics.aggregate import comparable, is_censored, ran
 from rayhive.metrics.folds import Mean, Percentile, Reduced, Total, parse_times
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.stats import censored_percentile
-from rayhive.metrics.timeline import UNCOUNTED
 from rayhive.report.numbers import estimate_text, number_text
 from rayhive.report.results import Results
+from rayhive.timeline import UNCOUNTED
 
 #: Groups that are shown only if the run has a scenario with faults.
 _OF_FAULTS = frozenset({"time", "robustness"})

@@ -15,8 +15,8 @@ from rayhive.errors import RayhiveError
 from rayhive.events import Evaluation, Round, Transition, of_kind
 from rayhive.metrics.fault_impact import impacts, rejoins
 from rayhive.metrics.logs import last_timeline
-from rayhive.metrics.timeline import Incarnation, Timeline
 from rayhive.report.timeline_text import throughput
+from rayhive.timeline import Incarnation, Timeline
 
 #: Number of windows in the throughput curve.
 WINDOWS = 120

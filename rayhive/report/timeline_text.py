@@ -15,9 +15,9 @@ from rayhive.metrics.folds import counts_text
 from rayhive.metrics.group import ratio
 from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.refusals import refusals
-from rayhive.metrics.timeline import Timeline
 from rayhive.report.event_text import timeline_texts
 from rayhive.report.numbers import number_text
+from rayhive.timeline import Timeline
 
 _BARS = " ▁▂▃▄▅▆▇█"
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from rayhive.errors import DamagedError
 from rayhive.events import Event, EventLog, OutcomeFound, ReplicateFinished, of_kind, read_events
-from rayhive.metrics.timeline import LOST
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.timeline import LOST
 
 E = TypeVar("E", bound=Event)
 

@@ -26,7 +26,6 @@ from typing import Protocol
 from rayhive.columns import Row
 from rayhive.errors import ClusterError, DamagedError
 from rayhive.metrics.rows import last_attempt, replicate_row, rows_with_twins
-from rayhive.metrics.timeline import LOST
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.attempts import archive, finished_event
@@ -39,6 +38,7 @@ from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import STARTUP_TRIALS
 from rayhive.sweep.trial_book import TrialBook, TrialRecord
+from rayhive.timeline import LOST
 
 #: Replicates in a row, each lost in all of its attempts, after which a sweep ends.
 LOSSES = 3

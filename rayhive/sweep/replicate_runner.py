@@ -18,10 +18,10 @@ from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
 from rayhive.events import ReplicateFinished, ReplicateStarted, read_events
 from rayhive.files import write_atomically
-from rayhive.metrics.timeline import LOST
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep import attempts
 from rayhive.sweep.signals import Interrupted, Interruption
+from rayhive.timeline import LOST
 
 #: Interval at which a running replicate is polled [s].
 POLL_S = 0.5

@@ -9,10 +9,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rayhive.columns import find_column
-from rayhive.metrics.timeline import LOST
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.objectives import missed_charge
+from rayhive.timeline import LOST
 
 if TYPE_CHECKING:
     from rayhive.sweep.trial_book import TrialRecord

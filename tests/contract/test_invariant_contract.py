@@ -14,8 +14,9 @@ import pytest
 
 from rayhive.events import InvariantChecked
 from rayhive.invariants import check_all
-from rayhive.invariants.base import Invariant, RunLog
+from rayhive.invariants.base import Invariant
 from rayhive.registry import INVARIANTS
+from rayhive.timeline import Timeline
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec, records
 
@@ -339,7 +340,7 @@ class CannotFail(Invariant):
 
     about = "Always holds."
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         self.checked += len(log.events)
         return []
 
@@ -347,7 +348,7 @@ class CannotFail(Invariant):
 class ChecksNothing(CannotFail):
     """An invariant that checks nothing."""
 
-    def check(self, log: RunLog) -> list[str]:
+    def check(self, log: Timeline) -> list[str]:
         return []
 
 
@@ -371,8 +372,8 @@ def test_a_log_that_ends_early_is_no_error(kind: type[Invariant]) -> None:
     story = long_story()
     events = story.timeline.events
     for count in range(0, len(events), 11):
-        kind().check(RunLog(story.spec, events[:count]))
-    empty = RunLog(make_spec(), [])
+        kind().check(Timeline(story.spec, events[:count]))
+    empty = Timeline(make_spec(), [])
     assert kind().check(empty) in ([], ["does not begin with its one replicate_started"])
 
 

@@ -16,8 +16,8 @@ from rayhive.metrics.aggregate import fold, rank_rows
 from rayhive.metrics.folds import Mean, Reduced, Total, pool_times
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.rows import timeline_row
-from rayhive.metrics.timeline import Timeline
 from rayhive.spec import AXES, Link, NodeClass
+from rayhive.timeline import Timeline
 from tests.fixtures.faulted import ALL, Story, kill_and_restart
 from tests.fixtures.logs import Log, make_spec, timeline_of
 

@@ -13,8 +13,8 @@ import pytest
 
 from rayhive.events import load_event
 from rayhive.metrics.fault_impact import impacts
-from rayhive.metrics.timeline import Timeline
 from rayhive.spec import SwarmConfig
+from rayhive.timeline import Timeline
 from tests.fixtures.logs import make_spec
 from tests.fixtures.storms import storm
 

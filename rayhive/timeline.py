@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -14,6 +15,8 @@ from rayhive.events import (
     BarrierReleased,
     Evaluation,
     Event,
+    FaultFired,
+    FaultHealed,
     Left,
     PeerFailed,
     PeerFinished,
@@ -28,8 +31,8 @@ from rayhive.events import (
     TrainingStarted,
     Transition,
     Weights,
-    of_kind,
 )
+from rayhive.events.supervisor import FaultEffect
 from rayhive.spec.replicate import ReplicateSpec
 
 #: Outcomes of a gradient round after which the optimizer stepped: the samples are committed.
@@ -91,6 +94,27 @@ class Incarnation:
         return earlier > 0 or replica >= peers
 
 
+@dataclass(frozen=True)
+class FaultWindow:
+    """A fault from its firing to its heal.
+
+    Attributes:
+        fault: Id of the fault.
+        kind: Kind of the fault.
+        effect: State of its targets while it lasts.
+        targets: Names of the targeted incarnations.
+        fired: Time of the injection [s, Unix time].
+        healed: Time of the heal [s, Unix time]; None without one.
+    """
+
+    fault: str
+    kind: str
+    effect: FaultEffect
+    targets: frozenset[str]
+    fired: float
+    healed: float | None
+
+
 class Timeline:
     """Events of one attempt at a replicate.
 
@@ -110,15 +134,16 @@ class Timeline:
         self.spec = spec
         self.log = log
         self.events = tuple(events)
-        self._by_kind: dict[type[Event], list[Any]] = defaultdict(list)
+        self._index: dict[tuple[type[Event], str | None], list[Any]] = defaultdict(list)
         for event in self.events:
-            self._by_kind[type(event)].append(event)
+            for peer in {None, event.peer}:
+                self._index[type(event), peer].append(event)
 
     # -- selections ----------------------------------------------------------------------------
 
-    def of(self, kind: type[E]) -> list[E]:
-        """Return the events of one kind."""
-        return self._by_kind.get(kind, [])
+    def of(self, kind: type[E], peer: str | None = None) -> list[E]:
+        """Return the events of one kind, of one peer or of all."""
+        return self._index.get((kind, peer), [])
 
     def first(self, kind: type[E]) -> E | None:
         """Return the first event of a kind, or None."""
@@ -165,8 +190,8 @@ class Timeline:
         """Incarnations of all replicas by name, in the order of replicas and incarnations."""
         found = []
         for name, events in self.of_peers.items():
-            spawned = _earliest(of_kind(events, PeerSpawned))
-            started = _earliest(of_kind(events, TrainingStarted))
+            spawned = _earliest(self.of(PeerSpawned, name))
+            started = _earliest(self.of(TrainingStarted, name))
             found.append(
                 Incarnation(
                     name,
@@ -179,20 +204,56 @@ class Timeline:
         return {item.name: item for item in sorted(found, key=lambda item: item.place)}
 
     @cached_property
+    def trained(self) -> tuple[str, ...]:
+        """Names of the peers that began to train, in the order of the log."""
+        return tuple(dict.fromkeys(event.peer or "" for event in self.of(TrainingStarted)))
+
+    @cached_property
+    def living(self) -> tuple[str, ...]:
+        """Names of the peers that trained to the end."""
+        return tuple(name for name in self.trained if self.gone(name) is None)
+
+    def gone(self, peer: str) -> float | None:
+        """Return when a peer left, failed or was lost [s, Unix time]; None if it did not."""
+        events = chain.from_iterable(self.of(kind, peer) for kind in (Left, PeerLost, PeerFailed))
+        return min((event.t for event in events), default=None)
+
+    @cached_property
+    def faults(self) -> tuple[FaultWindow, ...]:
+        """Faults that fired, in the order of the log."""
+        healed = {event.fault: event.t for event in self.of(FaultHealed)}
+        return tuple(
+            FaultWindow(
+                fault=event.fault,
+                kind=event.fault_kind,
+                effect=event.effect,
+                targets=frozenset(event.lives or ()),
+                fired=event.t,
+                healed=healed.get(event.fault),
+            )
+            for event in self.of(FaultFired)
+        )
+
+    @cached_property
+    def end(self) -> float:
+        """Unix time of the last peer's end of training, or else of any peer's last event [s]."""
+        finished = [event.t for event in self.of(PeerFinished)]
+        last_seen = [event.t for event in self.events if event.peer is not None]
+        return max(finished or last_seen, default=0.0)
+
+    @cached_property
     def span(self) -> tuple[float, float] | None:
         """Unix times [s] between which the swarm trained; None if it never did.
 
-        From the release of the barrier (without that event, the first start of training) to the
-        last peer's end of training (if no peer finished, the last event of any peer).
+        From the release of the barrier (without that event, the first start of training) to
+        :attr:`end`.
         """
         started = [item.started for item in self.incarnations.values() if item.started is not None]
         if not started:
             return None
         released = self.first(BarrierReleased)
-        finished = [event.t for event in self.of(PeerFinished)]
-        last_seen = [event.t for event in self.events if event.peer is not None]
         began = min(started) if released is None else released.t
-        return began, max(began, *(finished or last_seen))
+        return began, max(began, self.end)
 
     @cached_property
     def clock_s(self) -> float | None:
@@ -249,25 +310,6 @@ class Timeline:
     def averagings(self) -> list[Round | StateRound]:
         """Averagings of gradients, then those of state."""
         return [*self.of(Round), *self.of(StateRound)]
-
-    @cached_property
-    def complete_rounds(self) -> dict[int, list[Round]]:
-        """Gradient rounds that all initial peers averaged in one group at the first attempt.
-
-        In a swarm of one peer, which has no groups, the applied rounds count.
-        """
-        return {
-            number: events
-            for number, events in self.by_round(Round).items()
-            if len({event.peer for event in events}) == len(events) == self.spec.swarm.peers
-            and all(self._is_complete(event) for event in events)
-        }
-
-    def _is_complete(self, event: Round) -> bool:
-        if self.spec.swarm.peers == 1:
-            return event.outcome in APPLIED
-        whole = event.outcome == "averaged" and event.group_size == self.spec.swarm.peers
-        return whole and not event.retries
 
     def applied(self, event: Round) -> bool:
         """Return whether a peer applied a round and did not undo it later."""
