@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayhive.api.story import Story, replicate_story
-from rayhive.report.frames import event_frame
 from rayhive.report.notice_grid import SCENARIO, GridPoint, notice_grid
 from rayhive.report.render import results_text
-from rayhive.report.results import Results, load_results
+from rayhive.report.results import Results, event_frame, load_results
 from rayhive.sweep.run_folder import replicate_folder
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from rayhive.events import BarrierReleased, Event, InvariantChecked, load_event,
 from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report import timeline_picture
-from rayhive.report.event_text import event_text
 from rayhive.report.table import bound_text
-from rayhive.report.timeline_text import timeline_lines
+from rayhive.report.timeline_text import event_text, timeline_lines
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.progress import lines_stream
 from rayhive.sweep.tally import figure

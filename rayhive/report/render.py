@@ -7,15 +7,13 @@ import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 
 from rayhive.columns import Row, Value, group_columns
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.metrics.aggregate import is_censored
-from rayhive.report.frames import configuration_types
 from rayhive.report.markup import latex_text, markdown_text
-from rayhive.report.results import Results, load_results
+from rayhive.report.results import Results, configuration_types, load_results
 from rayhive.report.table import build_table, damage_note
 from rayhive.report.text_table import table_text
 
@@ -88,14 +86,9 @@ def sorted_rows(rows: Sequence[Row], sort: str) -> list[Row]:
     """
     name = sort.removeprefix("-")
     full = [row for row in rows if row[name] is not None]
-    empty = [row for row in rows if row[name] is None]
-    known = [row for row in full if not is_censored(row, name)]
-    bounds = [row for row in full if is_censored(row, name)]
-    ordered = (
-        sorted(part, key=lambda row: _rank(row[name]), reverse=sort != name)
-        for part in (known, bounds)
-    )
-    return [*chain(*ordered), *empty]
+    full.sort(key=lambda row: _rank(row[name]), reverse=sort != name)
+    full.sort(key=lambda row: is_censored(row, name))
+    return [*full, *(row for row in rows if row[name] is None)]
 
 
 def _rank(value: Value) -> tuple[float, str]:

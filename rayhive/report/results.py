@@ -1,25 +1,46 @@
-"""Results of a run folder, computed from its events."""
+"""Results of a run folder, computed from its events, as rows and as data frames.
+
+pandas is imported when the first frame is made.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rayhive.columns import Direction, Row
+from rayhive.columns import (
+    BOUNDS,
+    ColumnType,
+    Direction,
+    Row,
+    configuration_columns,
+    replicate_columns,
+)
 from rayhive.errors import ConfigError, DamagedError, Problem, nearest
 from rayhive.files import replaced
 from rayhive.metrics.aggregate import fold, rank_rows
+from rayhive.metrics.logs import read_timelines
 from rayhive.metrics.rows import Attempt, read_attempts, rows_with_twins
-from rayhive.report.frames import configuration_frame, replicate_frame
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+#: Nullable types of pandas.
+_DTYPES: dict[ColumnType, str] = {
+    "text": "string",
+    "count": "Int64",
+    "float": "Float64",
+    "flag": "boolean",
+}
+#: First columns of the frame of events.
+_OF_REPLICATE = ("trial", "replicate", "scenario", "attempt")
 
 
 @dataclass(frozen=True)
@@ -65,7 +86,7 @@ class Results:
                 frame.to_parquet(new, index=False)
 
 
-def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
+def load_results(folder: str | Path) -> Results:
     """Read a run folder.
 
     The sources are ``sweep.yaml`` (name and objectives) and the replicates' specs and events, not
@@ -73,7 +94,6 @@ def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
 
     Args:
         folder: The run folder, or the folder of one replicate, such as a replay's.
-        by: Configuration columns that make a row; by default all of them.
 
     Raises:
         ConfigError: ``folder`` is neither a run folder nor that of a replicate.
@@ -88,7 +108,6 @@ def load_results(folder: str | Path, by: Sequence[str] = ()) -> Results:
         name=study.name or folder.resolve().name,
         objectives=study.objectives or {},
         rows=rows,
-        by=tuple(by),
         damaged=damaged,
     )
 
@@ -97,8 +116,7 @@ def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     """Return one row for each replicate, and the error of each unreadable one."""
     best: dict[str, Attempt] = {}
     damaged: list[str] = []
-    places = sorted((folder / "trials").glob("*/*/")) if _is_run(folder) else [folder]
-    for path in places:
+    for path in _replicate_folders(folder):
         if _is_replicate(path):
             try:
                 for attempt in read_attempts(path):
@@ -109,6 +127,11 @@ def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
     rows = rows_with_twins(best.values())
     rows.sort(key=lambda row: (row["trial"], row["scenario"], row["replicate"]))
     return tuple(rows), tuple(damaged)
+
+
+def _replicate_folders(folder: Path) -> list[Path]:
+    """Return the folders of a run's replicates, or the folder itself if it is no run."""
+    return sorted((folder / "trials").glob("*/*/")) if _is_run(folder) else [folder]
 
 
 class _Study(BaseModel):
@@ -157,3 +180,58 @@ def _no_run(folder: Path) -> Problem:
         f"a run folder, with a sweep.yaml or trials in it, or a replicate's{listed}",
         None if close is None else runs[close],
     )
+
+
+# -- data frames -------------------------------------------------------------------------------
+
+
+def configuration_types() -> dict[str, ColumnType]:
+    """Return the columns of ``configurations.parquet``, CSV and JSON in order, and their types."""
+    types: dict[str, ColumnType] = {}
+    for column in configuration_columns():
+        types[column.name] = column.folded_type
+        if column.interval:
+            types |= dict.fromkeys((column.name + end for end in BOUNDS), "float")
+    return types
+
+
+def configuration_frame(rows: Iterable[Row]) -> DataFrame:
+    """Return folded rows as a data frame with nullable types."""
+    return _frame(rows, configuration_types())
+
+
+def replicate_frame(rows: Iterable[Row]) -> DataFrame:
+    """Return replicates' rows as a data frame with nullable types."""
+    return _frame(rows, {column.name: column.type for column in replicate_columns()})
+
+
+def _frame(rows: Iterable[Row], types: Mapping[str, ColumnType]) -> DataFrame:
+    import pandas as pd
+
+    values = [{name: row[name] for name in types} for row in rows]
+    dtypes = {name: _DTYPES[kind] for name, kind in types.items()}
+    return pd.DataFrame(values, columns=list(types), dtype=object).astype(dtypes)
+
+
+def event_frame(folder: str | Path) -> DataFrame:
+    """Return the events of every attempt at every replicate, one row each.
+
+    Args:
+        folder: A run folder, or the folder of one replicate. Damaged logs are left out.
+
+    Returns:
+        The events in the order of trials, scenarios, replicates and attempts. The first columns
+        are ``trial``, ``replicate``, ``scenario``, ``attempt``, ``t``, ``kind`` and ``peer``. Every
+        other field of an event is a further column; fields that an event lacks are empty.
+    """
+    import pandas as pd
+
+    places = _replicate_folders(Path(folder))
+    rows: list[dict[str, Any]] = []
+    for place in sorted(places, key=lambda path: (path.parent.name.zfill(9), path.name)):
+        with suppress(DamagedError):
+            for timeline in read_timelines(place):
+                head = timeline.spec.model_dump(include=set(_OF_REPLICATE))
+                rows += ({**head, **dict(event)} for event in timeline.events)
+    names = dict.fromkeys((*_OF_REPLICATE, "t", "kind", "peer", *(n for row in rows for n in row)))
+    return pd.DataFrame(rows, columns=list(names))

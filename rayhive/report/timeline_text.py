@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from rayhive import events
 from rayhive.events import FaultFired, InvariantChecked, of_kind
 from rayhive.invariants import check_all
 from rayhive.metrics.badput import time_spent
@@ -14,20 +20,24 @@ from rayhive.metrics.faults import samples_lost
 from rayhive.metrics.folds import counts_text
 from rayhive.metrics.group import ratio
 from rayhive.metrics.logs import last_timeline
-from rayhive.metrics.refusals import refusals
-from rayhive.report.event_text import timeline_texts
+from rayhive.metrics.refusals import RefusedTensors, refusals
 from rayhive.report.numbers import number_text
 from rayhive.timeline import Timeline
 
 _BARS = " ▁▂▃▄▅▆▇█"
+#: Characters of the throughput line after its name.
+_WIDTH = 86
+#: Characters of a proof or a reason that are shown.
+SHOWN = 90
+#: Reaction of a peer whose gradients could not be averaged.
+_CHOICES = {"local": "applies its own gradients in", "skip": "skips"}
 
 
-def timeline_lines(folder: str | Path, width: int = 100) -> list[str]:
+def timeline_lines(folder: str | Path) -> list[str]:
     """Return the timeline of a replicate for a terminal.
 
     Args:
         folder: Folder of the replicate. Of several attempts, the last finished one is shown.
-        width: Characters of the throughput line.
 
     Raises:
         RayhiveError: The events or the spec cannot be read.
@@ -37,7 +47,7 @@ def timeline_lines(folder: str | Path, width: int = 100) -> list[str]:
     if timeline.span is None:
         return [*lines, "It never trained."]
     lines += _events(timeline)
-    parts = (_throughput(timeline, width), _faults(timeline), _refused(timeline), _time(timeline))
+    parts = (_throughput(timeline), _faults(timeline), _refused(timeline), _time(timeline))
     for part in parts:
         part_lines = list(part)
         lines += ["", *part_lines] if part_lines else []
@@ -68,31 +78,122 @@ def throughput(timeline: Timeline, windows: int) -> list[float]:
     """
     assert timeline.span is not None
     begin, end = timeline.span
+    rounds = swarm_rounds(timeline)
+    moments = [begin, *(round_.moment for round_ in rounds)]
+    committed = np.cumsum([0.0, *(round_.samples for round_ in rounds)])
+    edges = np.linspace(begin, end, windows + 1)
     step = (end - begin) / windows or 1.0
-    rates, before = [0.0] * windows, begin
-    for round_ in swarm_rounds(timeline):
-        length = round_.moment - before
-        for at in range(windows):
-            low, high = begin + at * step, begin + (at + 1) * step
-            shared = min(high, round_.moment) - max(low, before)
-            if shared > 0:
-                rates[at] += round_.samples * shared / length / step
-        before = round_.moment
-    return rates
+    return [float(rate) for rate in np.diff(np.interp(edges, moments, committed)) / step]
 
 
-def _throughput(timeline: Timeline, width: int) -> Iterator[str]:
+def _throughput(timeline: Timeline) -> Iterator[str]:
     """Yield a bar chart of the samples per second over time, with a mark at each fault."""
     assert timeline.span is not None
     begin, end = timeline.span
-    columns = max(10, width - 14)
-    rates, marks = throughput(timeline, columns), [" "] * columns
+    rates, marks = throughput(timeline, _WIDTH), [" "] * _WIDTH
     for fired in of_kind(timeline.events, FaultFired):
-        at = int(columns * (fired.t - begin) / (end - begin or 1.0))
-        marks[min(max(at, 0), columns - 1)] = "!"
+        at = int(_WIDTH * (fired.t - begin) / (end - begin or 1.0))
+        marks[min(max(at, 0), _WIDTH - 1)] = "!"
     top = max(rates) or 1.0
     yield "samples/s     " + "".join(_BARS[round(8 * rate / top)] for rate in rates)
     yield f"up to {number_text(round(top, 1)):>7} {''.join(marks)}".rstrip()
+
+
+# -- events ------------------------------------------------------------------------------------
+
+
+def timeline_texts(timeline: Timeline) -> Iterator[tuple[float, str]]:
+    """Yield the events of a timeline in words, with their Unix times [s], in any order.
+
+    A refusal, which every member of the group reports, is included once. Refusals of one peer in
+    consecutive rounds are one text.
+    """
+    for event in timeline.events:
+        if not isinstance(event, events.Rejected) and (text := event_text(event)) is not None:
+            yield event.t, text
+    for item, text in _refusal_runs(timeline):
+        yield item.t, text
+
+
+def _refusal_runs(timeline: Timeline) -> Iterator[tuple[RefusedTensors, str]]:
+    """Yield the first refusal of each run of consecutive rounds, and the run in words."""
+    kinds: dict[tuple[str, str, str], list[RefusedTensors]] = defaultdict(list)
+    for item in refusals(timeline.events):
+        kinds[item.offender, item.tensors, item.reason].append(item)
+    for (offender, tensors, reason), items in kinds.items():
+        items.sort(key=lambda item: item.round)
+        starts = [n for n, item in enumerate(items) if not n or item.round > items[n - 1].round + 1]
+        for start, end in pairwise([*starts, len(items)]):
+            run = items[start:end]
+            first, last = run[0].round, run[-1].round
+            when = f"round {first}" if first == last else f"rounds {first}-{last}"
+            yield run[0], f"the {tensors} of {offender} are refused in {when}: {reason}"
+
+
+def event_text(event: events.Event) -> str | None:
+    """Return an event in words; None if timelines leave its kind out."""
+    peer = event.peer
+    match event:
+        case events.FaultFired():
+            targets = ", ".join(event.who or ())
+            return f"{event.fault} {event.fault_kind} on {targets} fires{_slip(event)}"
+        case events.FaultVerified():
+            verdict = "verified" if event.ok else "NOT VERIFIED"
+            return f"{event.fault} {verdict}: {shortened(event.proof)}"
+        case events.FaultHealed():
+            done = {key: item for key, item in (event.done or {}).items() if item}
+            return f"{event.fault} healed: {shortened(done) or 'nothing left'}"
+        case events.FaultFailed():
+            return f"{event.fault} FAILED in {event.phase}: {shortened(event.error)}"
+        case events.PeerSpawned():
+            return f"{peer} started" + (f" by {event.cause}" if event.cause else "")
+        case events.PeerLost():
+            return f"{peer} lost: {shortened(event.reason)}"
+        case events.PeerFailed():
+            return f"{peer} failed: {shortened(event.error)}"
+        case events.Notice():
+            seconds = event.deadline_s or math.inf
+            return f"{peer} receives notice" + (f": {seconds:g} s" if seconds < math.inf else "")
+        case events.Left():
+            return f"{peer} leaves: {event.handed_over} samples handed over, {event.lost} lost"
+        case events.Rejected():
+            tensors = event.tensors or "gradients"
+            return (
+                f"{peer} refuses the {tensors} of {event.offender} in round {event.round}: "
+                f"{event.reason}"
+            )
+        case events.FaultActed():
+            return f"{peer} corrupts round {event.round}: {shortened(event.what)}"
+        case events.StateLoaded():
+            return (
+                f"{peer} loaded the state of round {event.round_of_state} in {event.seconds:.2f} s"
+            )
+        case events.SteppedOut():
+            return f"{peer} steps out after round {event.round}"
+        case events.SteppedIn():
+            return (
+                f"{peer} returns in round {event.round} after {event.seconds:.1f} s without a batch"
+            )
+        case events.Fallback():
+            reason = shortened(event.reason)
+            return f"{peer} {_CHOICES[event.choice]} round {event.round}: {reason}"
+    return None
+
+
+def _slip(event: events.FaultFired) -> str:
+    if event.slip_rounds is not None:
+        return f", {event.slip_rounds:g} rounds late"
+    return "" if event.slip_s is None else f", {event.slip_s:.2f} s late"
+
+
+def shortened(value: Any) -> str:
+    """Return a field's value on one line of at most :data:`SHOWN` characters."""
+    if isinstance(value, Mapping):
+        value = ", ".join(f"{key} {shortened(item)}" for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        value = " ".join(map(str, value))
+    text = " ".join(str(value).split())
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
 # -- impact and cost ---------------------------------------------------------------------------

@@ -15,7 +15,26 @@ from rayhive.spec.swarm import SwarmConfig
 LONGEST = 2.0
 
 
-class ReplicateSpec(Model):
+class TrainingSpec(Model):
+    """Settings that a replicate passes on to each of its peers.
+
+    Attributes:
+        seed: Seed of data order and parameters. It is the same for all configurations of a
+            replicate number, so that rows differ by configuration alone.
+        directory: Working directory of the driver; also that of the peers, on every node that has
+            it. None is the one in which a peer starts.
+    """
+
+    seed: int = 0
+    workload: WorkloadConfig
+    swarm: SwarmConfig
+    configuration: Configuration
+    budget: Budget = Budget()
+    evaluation: Evaluation = Evaluation()
+    directory: str | None = None
+
+
+class ReplicateSpec(TrainingSpec):
     """One repetition of a configuration under one scenario with one seed.
 
     Attributes:
@@ -25,15 +44,11 @@ class ReplicateSpec(Model):
         attempt: Number of earlier attempts at the replicate.
         scenario: Name of the fault scenario.
         plan: Fault plan; None without faults.
-        seed: Seed of data order and parameters. It is the same for all configurations of a
-            replicate number, so that rows differ by configuration alone.
         timeouts: Limits of the phases before and after training; measurements do not depend on
             them.
         folder: Absolute path of the replicate's folder on the driver's node.
         code: Digest of the user's code and data; None if there is neither.
         git_revision: Git revision of the driver's code; nodes may lack its history.
-        directory: Working directory of the driver; also that of the peers, on every node that has
-            it.
     """
 
     study: str
@@ -42,17 +57,10 @@ class ReplicateSpec(Model):
     attempt: int = Field(default=0, ge=0)
     scenario: str = "none"
     plan: FaultPlan | None = None
-    seed: int = 0
-    workload: WorkloadConfig
-    swarm: SwarmConfig
-    configuration: Configuration
-    budget: Budget = Budget()
-    evaluation: Evaluation = Evaluation()
     timeouts: Timeouts = Timeouts()
     folder: str
     code: str | None = None
     git_revision: str | None = None
-    directory: str | None = None
 
     @property
     def run_id(self) -> str:
@@ -77,28 +85,22 @@ class ReplicateSpec(Model):
             incarnation: Number of the incarnation, from 0.
         """
         planned = () if self.plan is None or incarnation else self.plan.faults
-        budget = self.budget
+        settings = {name: getattr(self, name) for name in TrainingSpec.model_fields}
         if self.plan is not None and self.plan.faults:  # the supervisor ends training earlier
-            longest = LONGEST * budget.seconds_per_replicate
-            budget = budget.model_copy(update={"seconds_per_replicate": longest})
+            longest = LONGEST * self.budget.seconds_per_replicate
+            settings["budget"] = self.budget.model_copy(update={"seconds_per_replicate": longest})
         return PeerSpec(
+            **settings,
             run_id=self.run_id,
             peer=peer,
             incarnation=incarnation,
             peers=self.swarm.peers,
             replicas=self.replicas,
             faults=tuple(fault for fault in planned if f"peer-{peer}" in fault.who),
-            seed=self.seed,
-            workload=self.workload,
-            swarm=self.swarm,
-            configuration=self.configuration,
-            budget=budget,
-            evaluation=self.evaluation,
-            directory=self.directory,
         )
 
 
-class PeerSpec(Model):
+class PeerSpec(TrainingSpec):
     """Settings of one peer process.
 
     Attributes:
@@ -108,10 +110,8 @@ class PeerSpec(Model):
         peers: Number of peers that start together.
         replicas: Number of replicas, including peers that join later; None if none joins later.
         faults: Faults that are planned for the peer. The peer injects those inside the training.
-        seed: Seed of the parameters (the same on all peers) and, with ``peer``, of the data.
         host: Address on which the peer listens, and which it announces.
         accelerator: ``auto``, ``cpu`` or ``cuda``.
-        directory: Working directory, if the node has it; None is the one in which it starts.
     """
 
     run_id: str
@@ -120,15 +120,8 @@ class PeerSpec(Model):
     peers: int = Field(ge=1)
     replicas: int | None = Field(default=None, ge=1)
     faults: tuple[PlannedFault, ...] = ()
-    seed: int = 0
-    workload: WorkloadConfig
-    swarm: SwarmConfig
-    configuration: Configuration
-    budget: Budget = Budget()
-    evaluation: Evaluation = Evaluation()
     host: str = "127.0.0.1"
     accelerator: str = "auto"
-    directory: str | None = None
 
     @property
     def name(self) -> str:

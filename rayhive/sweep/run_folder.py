@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import re
-import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -111,10 +110,20 @@ class RunFolder:
         return now.model_copy(update={"accepted": before.accepted}) if same else now
 
     def _fingerprint(self) -> Fingerprint | None:
-        with suppress(OSError, ValueError, RecursionError, AttributeError):
-            found = json.loads((self.path / PROVENANCE).read_bytes())
-            return read_fingerprint(found.get("fingerprint"))
-        return None
+        return read_fingerprint((self._provenance() or {}).get("fingerprint"))
+
+    def _provenance(self) -> dict[str, Any] | None:
+        """Return the content of ``provenance.json``, empty without it; None if it is damaged."""
+        try:
+            found = json.loads((self.path / PROVENANCE).read_text("utf-8", errors="replace"))
+            valid = isinstance(found.get("run", ""), str) and isinstance(
+                found.get("earlier", []), list
+            )
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, RecursionError, AttributeError):  # the last: not a mapping
+            return None
+        return dict(found) if valid else None
 
     def replicates(self, trial: int) -> list[Path]:
         """Return the existing folders of a trial's replicates."""
@@ -176,6 +185,11 @@ class RunFolder:
             known: Identity of the run in the lock file, for a damaged ``provenance.json``.
         """
         before = self._provenance()
+        if before is None:
+            file = self.path / PROVENANCE
+            found = _RUN.search(file.read_text("utf-8", errors="replace"))
+            before = {} if found is None else {"run": found[1]}
+            set_aside(file)
         run = before.pop("run", None) or known or uuid.uuid4().hex
         earlier = before.pop("earlier", [])
         now = collect(config)
@@ -187,34 +201,16 @@ class RunFolder:
             now["started"] = before.get("started", now["started"])
         return {"run": run, **now, **({"earlier": earlier} if earlier else {})}
 
-    def _provenance(self) -> dict[str, Any]:
-        """Return the content of ``provenance.json``; of a damaged one, set aside, the identity."""
-        file = self.path / PROVENANCE
-        if not file.exists():
-            return {}
-        text = file.read_bytes().decode("utf-8", errors="replace")
-        with suppress(ValueError, RecursionError, AttributeError):  # the last: not a mapping
-            found = json.loads(text)
-            if isinstance(found.get("run", ""), str) and isinstance(found.get("earlier", []), list):
-                return dict(found)
-        set_aside(file)
-        run = _RUN.search(text)
-        return {} if run is None else {"run": run[1]}
-
     def _unwritable(self) -> Problem | None:
         """Return a problem if the first existing part of the path cannot be written."""
-        for part in (self.path, *self.path.parents):
-            try:
-                found = part.stat()
-            except (FileNotFoundError, NotADirectoryError):
-                continue
-            except OSError as error:
-                return _not_writable(self.path, error)
-            if not stat.S_ISDIR(found.st_mode):
-                return Problem("--out", str(self.path), f"a folder, but {part} is a file")
-            if not os.access(part, os.W_OK | os.X_OK):
-                return Problem("--out", str(self.path), f"writable, but {part} is not")
-            return None
+        try:
+            part = next(each for each in (self.path, *self.path.parents) if each.exists())
+        except OSError as error:
+            return _not_writable(self.path, error)
+        if not part.is_dir():
+            return Problem("--out", str(self.path), f"a folder, but {part} is a file")
+        if not os.access(part, os.W_OK | os.X_OK):
+            return Problem("--out", str(self.path), f"writable, but {part} is not")
         return None
 
     def _locked_by(self) -> str | None:

@@ -36,25 +36,22 @@ ALLOWED = (
 
 def check_storage(url: str) -> Iterator[Problem]:
     """Yield the mistakes in a storage URL that show without opening the storage."""
-    unset = sorted({name for name in _VARIABLE.findall(url) if name not in os.environ})
-    if unset:
-        yield Problem("storage", url, f"with variables that are set; not set: {', '.join(unset)}")
-        return
-    if f":{MASK}@" in url or f"={MASK}" in url:
-        yield Problem(
-            "storage",
-            url,
-            "with its password: a run folder keeps none. Write ${NAME} in its place and set NAME "
-            "in the environment, or pass the URL by --set storage=…",
-        )
-        return
-    allowed = _unusable(expanded(url))
+    allowed = _unusable(url)
     if allowed is not None:
         yield Problem("storage", url, allowed)
 
 
 def _unusable(url: str) -> str | None:
     """Return the requirement that a storage URL does not meet, or None."""
+    unset = sorted({name for name in _VARIABLE.findall(url) if name not in os.environ})
+    if unset:
+        return f"with variables that are set; not set: {', '.join(unset)}"
+    if f":{MASK}@" in url or f"={MASK}" in url:
+        return (
+            "with its password: a run folder keeps none. Write ${NAME} in its place and set NAME "
+            "in the environment, or pass the URL by --set storage=…"
+        )
+    url = expanded(url)
     file: str | None
     if url.startswith(REDIS):
         found = importlib.util.find_spec("redis")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -21,21 +22,18 @@ if TYPE_CHECKING:
 KEY_FIGURES = ("final_loss", "samples_per_s", "round_p50_s", "payload_bytes_per_round")
 
 
+@dataclass
 class Eta:
     """Estimates the remaining duration from the mean duration of the finished replicates.
-
-    Args:
-        replicates: Number of replicates in the sweep.
 
     Attributes:
         total: All replicates.
         done: Finished replicates.
     """
 
-    def __init__(self, replicates: int) -> None:
-        self.total = replicates
-        self.done = 0
-        self._durations: list[float] = []
+    total: int = 0
+    done: int = 0
+    _durations: list[float] = field(default_factory=list)
 
     def add(self, seconds: float | None) -> None:
         """Count a finished replicate.
@@ -62,22 +60,25 @@ class Eta:
         return left * mean - min(running_s, mean)
 
 
+@dataclass
 class Tally:
     """Counts of finished replicates and trials, and the best value of each objective.
 
-    Args:
+    Attributes:
         config: The study.
         now: Monotonic clock [s].
+        trials: All trials.
+        trials_done: Finished trials.
+        best: Objective -> its best value, and the trial that has it.
     """
 
-    def __init__(self, config: SweepConfig, now: Callable[[], float] = time.monotonic) -> None:
-        self.config = config
-        self.eta = Eta(0)
-        self.trials_done = 0
-        self.trials = 0
-        self.best: dict[str, tuple[float, TrialRecord]] = {}
-        self._now = now
-        self._started: float | None = None
+    config: SweepConfig
+    now: Callable[[], float] = time.monotonic
+    eta: Eta = field(default_factory=Eta)
+    trials: int = 0
+    trials_done: int = 0
+    best: dict[str, tuple[float, TrialRecord]] = field(default_factory=dict)
+    _started: float | None = None
 
     def began(self, trials: int, replicates: int) -> None:
         """Set the number of trials, and of replicates in each."""
@@ -86,11 +87,11 @@ class Tally:
 
     def started(self, adopted: bool) -> None:
         """Start timing a replicate; the start of an adopted one is unknown."""
-        self._started = None if adopted else self._now()
+        self._started = None if adopted else self.now()
 
     def finished(self, row: Mapping[str, Any]) -> float | None:
         """Count a finished replicate and return its duration [s], if it is known."""
-        seconds = _seconds(row) if self._started is None else self._now() - self._started
+        seconds = _seconds(row) if self._started is None else self.now() - self._started
         self._started = None
         self.eta.add(seconds)
         return seconds
@@ -111,7 +112,7 @@ class Tally:
     @property
     def remaining(self) -> str:
         """Estimate of the remaining duration, as text."""
-        running = 0.0 if self._started is None else self._now() - self._started
+        running = 0.0 if self._started is None else self.now() - self._started
         return clock(self.eta.remaining_s(running))
 
     @property

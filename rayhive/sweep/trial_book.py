@@ -177,21 +177,13 @@ class TrialBook:
             return
         given = trial.user_attrs.get(CONFIGURATION)
         running = trial.state == TrialState.RUNNING
-        if given is None:
-            if running:  # the driver died before it received the configuration
-                self._discard(trial.number, ORPHAN, True)
-            return
-        configuration = _configuration(trial, given)
-        key = self.space.key(configuration)
-        if DUPLICATE_OF in trial.user_attrs or key in self._seen:
-            self.duplicates += 1
-            if running:
-                self._discard(trial.number, DUPLICATE_OF, self._seen[key])
-            return
-        if running:  # the driver may have died while it asked for the queued values
-            self.space.parameters(configuration, self._trial(trial.number))
-        self._seen[key] = trial.number
-        self._records.append(TrialRecord(trial.number, configuration, reported=not running))
+        if given is not None:
+            configuration = _configuration(trial, given)
+            if self._record(trial.number, configuration, running) is not None and running:
+                # the driver may have died while it asked for the queued values
+                self.space.parameters(configuration, self._trial(trial.number))
+        elif running:  # the driver died before it received the configuration
+            self._discard(trial.number, ORPHAN, True)
 
     def _take(self, trial: optuna.Trial) -> TrialRecord | None:
         """Record a new trial if it is distinct, or finish it as a duplicate."""
@@ -202,13 +194,19 @@ class TrialBook:
         else:
             configuration = _configuration(trial, given)
             self.space.parameters(configuration, trial)
-        key = self.space.key(configuration)
-        earlier = self._seen.setdefault(key, trial.number)
-        if earlier != trial.number:
+        return self._record(trial.number, configuration, running=True)
+
+    def _record(
+        self, number: int, configuration: Configuration, running: bool
+    ) -> TrialRecord | None:
+        """Record a trial if it is distinct; a running duplicate is finished."""
+        earlier = self._seen.setdefault(self.space.key(configuration), number)
+        if earlier != number:
             self.duplicates += 1
-            self._discard(trial.number, DUPLICATE_OF, earlier)
+            if running:
+                self._discard(number, DUPLICATE_OF, earlier)
             return None
-        record = TrialRecord(trial.number, configuration, reported=False)
+        record = TrialRecord(number, configuration, reported=not running)
         self._records.append(record)
         return record
 

@@ -18,12 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
+from rayhive.api.scenarios import scenario_config
 from rayhive.cluster.node.tools import NODE_TOOLS, OfferedTool
 from rayhive.faults import node_tools
 from rayhive.faults.kind import FaultKind
 from rayhive.faults.library import plan_of
 from rayhive.registry import CODECS, FAULTS, INVARIANTS, WORKLOADS
-from rayhive.sweep.scenario_study import scenario_config
 from rayhive.workloads.loading import load_workload
 from tests.contract import (
     test_codec_contract,

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from rayhive.api.scenarios import scenario_config
 from rayhive.errors import ConfigError
 from rayhive.faults.library import PLACES, load_scenario, plan_of
 from rayhive.faults.scenario import Scenario
 from rayhive.registry import FAULTS, SCENARIOS
 from rayhive.spec import SweepConfig
 from rayhive.spec.fault_plan import FaultPlan
-from rayhive.sweep.scenario_study import scenario_config
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "scenarios"

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rayhive.errors import ConfigError
-from rayhive.report.frames import configuration_types
 from rayhive.report.render import results_text
+from rayhive.report.results import configuration_types
 from rayhive.spec import Configuration, SwarmConfig
 from tests.fixtures.faulted import ALL, REST, Story, planned
 from tests.fixtures.logs import Log, make_spec, write_run

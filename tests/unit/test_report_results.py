@@ -13,8 +13,12 @@ import pytest
 from rayhive.columns import group_columns, replicate_columns
 from rayhive.errors import ConfigError, RayhiveError
 from rayhive.metrics.pareto import Pareto
-from rayhive.report.frames import configuration_frame, configuration_types, replicate_frame
-from rayhive.report.results import load_results
+from rayhive.report.results import (
+    configuration_frame,
+    configuration_types,
+    load_results,
+    replicate_frame,
+)
 from rayhive.spec import Configuration
 from tests.fixtures.logs import START, Log, make_spec, write_run
 

@@ -22,7 +22,6 @@ from rayhive.events import (
     Progress,
     Rejected,
 )
-from rayhive.report.event_text import event_text
 from rayhive.report.notice_grid import notice_grid, notice_html, notice_lines
 from rayhive.report.timeline_picture import (
     lanes,
@@ -30,7 +29,7 @@ from rayhive.report.timeline_picture import (
     timeline_html,
     write_timeline_picture,
 )
-from rayhive.report.timeline_text import throughput, timeline_lines
+from rayhive.report.timeline_text import event_text, throughput, timeline_lines
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import Log, timeline_of, write_run
 
