@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
@@ -54,6 +55,23 @@ class Registry(Generic[T]):
         """
         module, _, attribute = target.partition(":")
         self._enter(name, lambda: cast(T, getattr(importlib.import_module(module), attribute)))
+
+    def register_files(self, package: str) -> None:
+        """Register every file of a package except ``base.py``, without importing it.
+
+        The name is that of the file. The entry is its class with the same name in CamelCase, as
+        ``SignFlip`` in ``sign_flip.py``.
+
+        Args:
+            package: Name of the package.
+
+        Raises:
+            ValueError: A name is taken.
+        """
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+            if module.name != "base":
+                attribute = "".join(map(str.capitalize, module.name.split("_")))
+                self.register_lazy(module.name, f"{package}.{module.name}:{attribute}")
 
     def _enter(self, name: str, loader: Callable[[], T]) -> None:
         if name in self._loaders:

@@ -73,9 +73,9 @@ class LinkFault(FaultKind):
         states = await stop_each(self.tools, targets)
         return {"links": {node: state and state.now.model_dump() for node, state in states.items()}}
 
-    @abstractmethod
     def worse(self, value: float, present: float | None) -> bool:
         """Return whether a value is worse than the present one; None is no limit."""
+        return value > (present or 0.0)
 
     @abstractmethod
     def proves(self, seen: LinkMeasurement, before: Link) -> bool:

@@ -221,10 +221,10 @@ class LinkMeasurement(Model):
     """Measurement of a node's link against the switch; None where it was not measured.
 
     Attributes:
-        rate_up_mbit: Rate from the node [Mbit/s].
+        rate_up_mbit: Rate from the node, headers included [Mbit/s].
         rate_down_mbit: Rate to the node [Mbit/s].
-        rtt_ms: Round-trip time [ms].
-        jitter_ms: Difference between the median and the quickest packets [ms].
+        rtt_ms: Round-trip time, the sum of the medians of both directions [ms].
+        jitter_ms: Difference between ``rtt_ms`` and the same sum of the minima [ms].
         loss_up: Share of the packets from the node that was lost.
         loss_down: Share of the packets to the node that was lost.
         probes: Packets in each direction that the loss was counted on.

@@ -10,18 +10,7 @@ from rayhive.registry import INVARIANTS
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.timeline import Timeline
 
-_HERE = "rayhive.invariants"
-
-INVARIANTS.register_lazy("log_complete", f"{_HERE}.log_complete:LogComplete")
-INVARIANTS.register_lazy("one_component", f"{_HERE}.one_component:OneComponent")
-INVARIANTS.register_lazy("parameters_finite", f"{_HERE}.parameters_finite:ParametersFinite")
-INVARIANTS.register_lazy(
-    "replacement_contributes", f"{_HERE}.replacement_contributes:ReplacementContributes"
-)
-INVARIANTS.register_lazy("replicas_agree", f"{_HERE}.replicas_agree:ReplicasAgree")
-INVARIANTS.register_lazy("rounds_monotone", f"{_HERE}.rounds_monotone:RoundsMonotone")
-INVARIANTS.register_lazy("samples_conserved", f"{_HERE}.samples_conserved:SamplesConserved")
-INVARIANTS.register_lazy("survivors_progress", f"{_HERE}.survivors_progress:SurvivorsProgress")
+INVARIANTS.register_files("rayhive.invariants")
 
 
 def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantChecked]:

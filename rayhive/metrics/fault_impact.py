@@ -19,7 +19,7 @@ from rayhive.events import (
 from rayhive.metrics.live_capacity import Capacity
 from rayhive.metrics.stats import Time
 from rayhive.metrics.survivor_progress import SurvivorProgress
-from rayhive.timeline import Timeline
+from rayhive.timeline import FaultWindow, Timeline
 
 #: Rounds over which throughput is measured.
 ROUNDS = 3
@@ -30,15 +30,10 @@ BASELINE_ROUNDS = 2
 
 
 @dataclass(frozen=True)
-class FaultImpact:
-    """Impact of one fault that fired.
+class FaultImpact(FaultWindow):
+    """A fault that fired, with its impact; ``fired`` is the time at which it took effect.
 
     Attributes:
-        fault: Id of the fault.
-        kind: Kind of the fault.
-        targets: Names of the target peers, sorted.
-        fired: Time at which it took effect [s, Unix time].
-        healed: Time at which it was healed; None if it was not.
         ok: Whether it was proved to have taken effect; None without a ``fault_verified`` event.
         detect_s: Seconds to the first survivor's progress; None if that was not seen.
         stall: Longest time that a survivor went without a round; None if no survivor counts.
@@ -46,11 +41,6 @@ class FaultImpact:
         observed_s: Seconds from the fault to the end of training.
     """
 
-    fault: str
-    kind: str
-    targets: tuple[str, ...]
-    fired: float
-    healed: float | None
     ok: bool | None
     detect_s: float | None
     stall: Time | None
@@ -152,11 +142,7 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
         recovered = _recovered(rounds, capacity, baseline, reports)
         found.append(
             FaultImpact(
-                fault=fault.fault,
-                kind=fault.kind,
-                targets=tuple(sorted(fault.targets)),
-                fired=moment,
-                healed=fault.healed,
+                **vars(fault),
                 ok=verified.get(fault.fault),
                 detect_s=min(reports.values()) - moment if reports else None,
                 stall=progress.stall(fault),

@@ -233,7 +233,7 @@ def _impact(impact: FaultImpact) -> str:
     if impact.stall is not None:
         least = "more than " if impact.stall.censored else ""
         stall = f" (longest stall {least}{impact.stall.seconds:.2f} s)"
-    targets = ", ".join(impact.targets) or "no peer"
+    targets = ", ".join(sorted(impact.targets)) or "no peer"
     return f"{impact.fault} {impact.kind} ({targets}): {proof}; {continued}{stall}; {recovered}"
 
 

@@ -57,10 +57,12 @@ def registered(heading: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str, Any]
     """Return the name and the class of a section's new file and of its registration."""
     code = steps(heading)
     file, registry = list(code)[:2]
-    found = re.search(r'register_lazy\(\s*"(\w+)", "([\w.]+):(\w+)"\s*\)', code[registry])
-    assert found is not None
-    name, path, attribute = found.groups()
     module = module_of(file, code[file], monkeypatch)
+    found = re.search(r'register_lazy\(\s*"(\w+)", "([\w.]+):(\w+)"\s*\)', code[registry])
+    if found is None:  # the file's name is its registration
+        name = Path(file).stem
+        return name, getattr(module, name.title().replace("_", ""))
+    name, path, attribute = found.groups()
     assert module.__name__ == path
     return name, getattr(module, attribute)
 

@@ -17,7 +17,6 @@ from rayhive.cluster.node.tools import NODE_TOOLS, OfferedTool, Toolbox
 from rayhive.cluster.node.tools.base import Tool
 from rayhive.cluster.node.tools.cpu_limit import CpuLimitTool
 from rayhive.cluster.node.tools.cut import CutTool
-from rayhive.cluster.testbed.link_probe import Measured
 from rayhive.errors import ClusterError, RayhiveError
 from rayhive.faults import node_tools
 from rayhive.faults.node_tools import (
@@ -27,6 +26,7 @@ from rayhive.faults.node_tools import (
     CpuUsage,
     CutState,
     LinkChange,
+    LinkMeasurement,
     NodeTool,
 )
 from rayhive.spec import Link, Model
@@ -66,8 +66,8 @@ class FakeLink(NodeLink):
         self.set_to = self.set_to.model_copy(update={key: made[key] for key in keys or made})
         return self.set_to
 
-    async def measure(self, *what: str) -> Measured:
-        return Measured(rate_up_mbit=self.set_to.rate_mbit)
+    async def measure(self, *what: str) -> LinkMeasurement:
+        return LinkMeasurement(rate_up_mbit=self.set_to.rate_mbit)
 
     async def cut(self, name: str, keep: Any = (), direction: str = "both") -> list[str]:
         self.cuts[name] = direction

@@ -48,6 +48,25 @@ def test_lazy_entry_is_imported_when_asked_for(
         sys.modules.pop("rayhive_lazy_probe", None)
 
 
+def test_the_files_of_a_package_are_entries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := tmp_path / "rayhive_files_probe").mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "base.py").write_text("raise AssertionError\n")
+    (folder / "two_words.py").write_text("class TwoWords: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[type] = Registry("thing")
+    registry.register_files("rayhive_files_probe")
+    assert registry.names() == ("two_words",)
+    assert "rayhive_files_probe.two_words" not in sys.modules
+    try:
+        assert registry.get("two_words").__name__ == "TwoWords"
+    finally:
+        for name in ("rayhive_files_probe", "rayhive_files_probe.two_words"):
+            sys.modules.pop(name, None)
+
+
 @pytest.mark.parametrize("taken", ["cat", "fraction"])
 def test_duplicate_names_are_refused(animals: Registry[type], taken: str) -> None:
     with pytest.raises(ValueError, match=f"animal '{taken}' is registered twice"):

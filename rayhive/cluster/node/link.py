@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rayhive.cluster.testbed.config import NODE_VARIABLE, TESTBED_VARIABLE
 from rayhive.errors import ClusterError
-from rayhive.faults.node_tools import Arrived, LinkChange
+from rayhive.faults.node_tools import Arrived, LinkChange, LinkMeasurement
 from rayhive.spec import Link
 
 if TYPE_CHECKING:
-    from rayhive.cluster.testbed.link_probe import Measured
     from rayhive.cluster.testbed.state import NodeState, TestbedState
     from rayhive.cluster.testbed.veth import Veth
 
@@ -79,7 +78,7 @@ class NodeLink:
         """Return the bytes and packets that passed the node's data interface, and the drops."""
         return await self._with_veth(lambda veth: veth.counters())
 
-    async def measure(self, *what: str) -> Measured:
+    async def measure(self, *what: str) -> LinkMeasurement:
         """Measure the link to the switch. Traffic of peers takes its share meanwhile.
 
         Args:

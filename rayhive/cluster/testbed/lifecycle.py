@@ -26,6 +26,7 @@ from rayhive.cluster.testbed.config import (
 )
 from rayhive.cluster.testbed.state import NodeState, TestbedState
 from rayhive.errors import ClusterError, ConfigError, Problem, RayhiveError, unknown
+from rayhive.faults.node_tools import LinkMeasurement
 
 #: Last part of the addresses of node 0.
 _FIRST_HOST = 10
@@ -233,9 +234,9 @@ def alive(node: NodeState) -> bool:
     return bool(namespaces.processes([node.namespace]))
 
 
-def measured(known: TestbedState) -> list[link_probe.Measured | None]:
+def measured(known: TestbedState) -> list[LinkMeasurement | None]:
     """Measure the links of all nodes in turn; None for a link that cannot be measured."""
-    found: list[link_probe.Measured | None] = []
+    found: list[LinkMeasurement | None] = []
     for node in known.nodes:
         try:
             found.append(link_probe.measure_link(known, node, veth.Veth(known, node).now))

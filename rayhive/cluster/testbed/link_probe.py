@@ -19,7 +19,8 @@ from typing import NamedTuple
 
 from rayhive.cluster.testbed import namespaces
 from rayhive.cluster.testbed.state import NodeState, TestbedState
-from rayhive.spec import Link, Model
+from rayhive.faults.node_tools import LinkMeasurement
+from rayhive.spec import Link
 
 _HEADER = struct.Struct("!Id")
 #: Headers of UDP, IP and Ethernet on the wire [bytes].
@@ -40,29 +41,6 @@ _PINGS, _PING_GAP_S = 21, 0.004
 #: Probes for loss: expected number of lost ones, number without loss, largest rate [Mbit/s] and
 #: longest time [s].
 _LOST, _CLEAN, _PROBE_MBIT, _LOSS_S = 200, 1000, 6.0, 8.0
-
-
-class Measured(Model):
-    """Measured properties of a path, ``up`` from its first end, ``down`` towards it.
-
-    Attributes:
-        rate_up_mbit: Rate, headers included [Mbit/s].
-        rate_down_mbit: Rate in the other direction [Mbit/s].
-        rtt_ms: Round-trip time, the sum of the medians of both directions [ms]; None if no packet
-            arrived.
-        jitter_ms: Difference between ``rtt_ms`` and the same sum of the minima [ms].
-        loss_up: Share of the packets that did not arrive.
-        loss_down: Share in the other direction.
-        probes: Number of packets in each direction for the measurement of the loss.
-    """
-
-    rate_up_mbit: float | None = None
-    rate_down_mbit: float | None = None
-    rtt_ms: float | None = None
-    jitter_ms: float | None = None
-    loss_up: float | None = None
-    loss_down: float | None = None
-    probes: int = 0
 
 
 class Path:
@@ -223,7 +201,7 @@ def _steady(times: list[_Arrival], warm_up: float) -> float:
 
 def measure_link(
     state: TestbedState, node: NodeState, link: Link, what: Collection[str] = ()
-) -> Measured:
+) -> LinkMeasurement:
     """Measure the link between a node and the switch.
 
     It takes one to ten seconds; slow links and small losses take longest. Other traffic on the link
@@ -240,7 +218,7 @@ def measure_link(
     found: dict[str, float | int | None] = {}
     with path(state, node) as ends:
         if not any(ends.reach(10, patience)):
-            return Measured(loss_up=1.0, loss_down=1.0, probes=10)
+            return LinkMeasurement(loss_up=1.0, loss_down=1.0, probes=10)
         if "rtt" in what:
             both = [each for each in ends.delays(patience) if each]
             if len(both) == 2:
@@ -263,7 +241,7 @@ def measure_link(
             # A relay drops packets after the shaper of the upward direction.
             found["rate_up_mbit"] = up if state.netem else up / (1 - link.loss)
             found["rate_down_mbit"] = down
-    return Measured.model_validate(found)
+    return LinkMeasurement.model_validate(found)
 
 
 def path(state: TestbedState, node: NodeState, to: NodeState | None = None) -> Path:

@@ -26,10 +26,6 @@ class Delay(LinkFault):
     key = "delay_ms"
     args: DelayArgs
 
-    def worse(self, value: float, present: float | None) -> bool:
-        """Return whether the delay is longer than the present one."""
-        return value > (present or 0.0)
-
     def proves(self, seen: LinkMeasurement, before: Link) -> bool:
         """Return whether packets take longer than they could have before.
 

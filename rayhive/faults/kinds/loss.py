@@ -26,10 +26,6 @@ class Loss(LinkFault):
     key = "loss"
     args: LossArgs
 
-    def worse(self, value: float, present: float | None) -> bool:
-        """Return whether the loss is greater than the present one."""
-        return value > (present or 0.0)
-
     def proves(self, seen: LinkMeasurement, before: Link) -> bool:
         """Return whether the measured loss is closer to the requested one than to the one before.
 

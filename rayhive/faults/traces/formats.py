@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, ClassVar, TypeGuard
 
+from rayhive.errors import Problem
 from rayhive.registry import Registry
 
 #: Greatest time of a row [s]; larger values are typing errors, or overflow.
@@ -41,19 +42,15 @@ class Record:
     skipped: str | None = None
 
 
-@dataclass(frozen=True)
-class RowError:
-    """An invalid row.
+def row_problem(row: int, value: object, allowed: str) -> Problem:
+    """Return the problem of an invalid row.
 
-    Attributes:
+    Args:
         row: Number of the row, from 1.
         value: Its content.
         allowed: The allowed content, in words.
     """
-
-    row: int
-    value: object
-    allowed: str
+    return Problem(f"row {row}", value, allowed)
 
 
 class TraceFormat(ABC):
@@ -74,7 +71,7 @@ class TraceFormat(ABC):
 
     @classmethod
     @abstractmethod
-    def records(cls, text: str) -> Iterator[Record | RowError]:
+    def records(cls, text: str) -> Iterator[Record | Problem]:
         """Yield the record of each row, or the error of an invalid one."""
 
 
@@ -89,7 +86,7 @@ class LineFormat(TraceFormat):
 
     @classmethod
     @abstractmethod
-    def record(cls, number: int, line: str) -> Record | RowError | None:
+    def record(cls, number: int, line: str) -> Record | Problem | None:
         """Return the content of a line, or its error; None for a line of another form."""
 
     @classmethod
@@ -98,13 +95,13 @@ class LineFormat(TraceFormat):
         return any(cls.record(0, line.strip()) is not None for line in text.splitlines()[:20])
 
     @classmethod
-    def records(cls, text: str) -> Iterator[Record | RowError]:
+    def records(cls, text: str) -> Iterator[Record | Problem]:
         """Yield the record of each line."""
         for number, line in enumerate(map(str.strip, text.splitlines()), start=1):
             if not line:
                 yield Record(number, skipped="blank")
             else:
-                yield cls.record(number, line) or RowError(number, line[:80], cls.row)
+                yield cls.record(number, line) or row_problem(number, line[:80], cls.row)
 
 
 #: The formats, tried in the order of their names.
@@ -141,7 +138,7 @@ class LiveCounts(LineFormat):
     _header = re.compile(r"[A-Za-z_ ]+(,[A-Za-z_ ]+){2}")
 
     @classmethod
-    def record(cls, number: int, line: str) -> Record | RowError | None:
+    def record(cls, number: int, line: str) -> Record | Problem | None:
         """Return the content of a line, or its error; None for a line of another form."""
         found = cls._row.fullmatch(line)
         if found is None:
@@ -150,7 +147,7 @@ class LiveCounts(LineFormat):
         try:
             moment = datetime.fromisoformat(f"{found[1]}T{found[2].zfill(8)}")
         except ValueError as error:
-            return RowError(number, line, f"an existing date and time ({error})")
+            return row_problem(number, line, f"an existing date and time ({error})")
         # Any time zone works: only differences matter, and all rows have the same zone.
         seconds = moment.replace(tzinfo=timezone.utc).timestamp()
         return Record(number, seconds, live=int(found[3]))
@@ -167,7 +164,7 @@ class Parcae(LineFormat):
     about = f"JSON lines {row}"
 
     @classmethod
-    def record(cls, number: int, line: str) -> Record | RowError | None:
+    def record(cls, number: int, line: str) -> Record | Problem | None:
         """Return the content of a line, or its error; None for a line of another form."""
         row = _json(line)
         if not (isinstance(row, list) and len(row) == 3 and isinstance(row[2], dict)):
@@ -184,7 +181,7 @@ class Parcae(LineFormat):
         if operation not in ("no-op", "migration"):
             return None
         if nodes:
-            return RowError(number, line[:80], f"without nodes: it is a {operation}")
+            return row_problem(number, line[:80], f"without nodes: it is a {operation}")
         return Record(number, t_ms / 1000)
 
 
@@ -202,21 +199,21 @@ class SkyPilot(TraceFormat):
         return isinstance(found, dict) and "data" in found
 
     @classmethod
-    def records(cls, text: str) -> Iterator[Record | RowError]:
+    def records(cls, text: str) -> Iterator[Record | Problem]:
         """Yield the record of each entry of ``data``."""
         found = _json(text)
         whole = found if isinstance(found, dict) else {}
         metadata, data = whole.get("metadata"), whole.get("data")
         gap = metadata.get("gap_seconds") if isinstance(metadata, dict) else None
         if not _is_number(gap) or not 0 < gap <= MOST_S:
-            yield RowError(1, gap, f"metadata.gap_seconds, above 0 and at most {MOST_S:g}")
+            yield row_problem(1, gap, f"metadata.gap_seconds, above 0 and at most {MOST_S:g}")
             return
         if not isinstance(data, list):
-            yield RowError(1, data, "data, a list of live counts")
+            yield row_problem(1, data, "data, a list of live counts")
             return
         for number, count in enumerate(data, start=1):
             if not _is_number(count) or not isinstance(count, int) or count < 0:
-                yield RowError(number, count, "a live count, an integer of at least 0")
+                yield row_problem(number, count, "a live count, an integer of at least 0")
             else:
                 yield Record(number, (number - 1) * float(gap), live=count)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from rayhive.errors import ConfigError, Problem, nearest
-from rayhive.faults.traces.formats import MOST_S, TRACE_FORMATS, Record, RowError
+from rayhive.faults.traces.formats import MOST_S, TRACE_FORMATS, Record, row_problem
 
 #: Problems of one file that are listed; more mean another format, or no trace.
 LISTED = 20
@@ -117,7 +117,7 @@ def find_trace(file: str, folder: Path) -> Path:
     return shipped[0] if shipped and not given.exists() else given
 
 
-def assemble(source: str, name: str, rows: Iterable[Record | RowError]) -> Trace:
+def assemble(source: str, name: str, rows: Iterable[Record | Problem]) -> Trace:
     """Assemble a trace from its rows.
 
     Args:
@@ -129,11 +129,7 @@ def assemble(source: str, name: str, rows: Iterable[Record | RowError]) -> Trace
         ConfigError: A row is invalid or contradicts another; lists every problem.
     """
     rows = [_bounded(row) for row in rows]
-    problems = [
-        Problem(f"row {row.row}", row.value, row.allowed)
-        for row in rows
-        if isinstance(row, RowError)
-    ]
+    problems = [row for row in rows if isinstance(row, Problem)]
     valid = [row for row in rows if isinstance(row, Record)]
     records = [row for row in valid if row.skipped is None]
     warnings: list[str] = []
@@ -163,14 +159,14 @@ def assemble(source: str, name: str, rows: Iterable[Record | RowError]) -> Trace
     )
 
 
-def _bounded(row: Record | RowError) -> Record | RowError:
+def _bounded(row: Record | Problem) -> Record | Problem:
     """Return the row, or an error if its numbers are out of range."""
-    if isinstance(row, RowError):
+    if isinstance(row, Problem):
         return row
     if not abs(row.t_s) <= MOST_S:
-        return RowError(row.row, row.t_s, f"a time of at most {MOST_S:g} s")
+        return row_problem(row.row, row.t_s, f"a time of at most {MOST_S:g} s")
     if row.live is not None and row.live > MOST_NODES:
-        return RowError(row.row, row.live, f"at most {MOST_NODES:,} nodes")
+        return row_problem(row.row, row.live, f"at most {MOST_NODES:,} nodes")
     return row
 
 
@@ -184,13 +180,13 @@ def _named(records: Sequence[Record], problems: list[Problem]) -> Iterator[Step]
             for node in record.added:
                 if node in living:
                     before = f"a node that is not live; row {living[node]} added it"
-                    problems.append(Problem(f"row {record.row}", node, before))
+                    problems.append(row_problem(record.row, node, before))
                 living[node] = record.row
                 added += 1
         for record in rows:
             for node in record.removed:
                 if living.pop(node, None) is None:
-                    problems.append(Problem(f"row {record.row}", node, "a live node"))
+                    problems.append(row_problem(record.row, node, "a live node"))
                 removed += 1
         yield Step(t_s, added, removed, len(living), tuple(record.row for record in rows))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.node.tools.base import Site, Tool
-from rayhive.faults.node_tools import LinkChange, LinkMeasurement, LinkState
+from rayhive.faults.node_tools import LinkChange, LinkState
 from rayhive.spec import Link
 
 #: Probe that measures each quantity of the link.
@@ -31,8 +31,7 @@ class LinkShapingTool(Tool[LinkChange, LinkState]):
         link = self.site.link
         if self._before is None:
             return LinkState(now=await link.now())
-        found = await link.measure(*(_PROBES[key] for key in sorted(self._changed)))
-        measured = LinkMeasurement.model_validate(found.model_dump())
+        measured = await link.measure(*(_PROBES[key] for key in sorted(self._changed)))
         return LinkState(now=await link.now(), before=self._before, measured=measured)
 
     async def stop(self) -> LinkState:
