@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rayhive.events import Left, Notice, PeerFailed
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.steps import (
     SETTLE_S,
     Listening,
@@ -54,7 +54,7 @@ class EndsPeers(FaultKind):
         """Return ``needs``, and ``nodes`` if the replacement starts on another node."""
         return cls.needs if args.get("where", "same") == "same" else (*cls.needs, "nodes")
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Start a replacement of each peer."""
         node = OTHER_NODE if self.args.where == "other" else None
         return {"lives": await for_each(targets, lambda peer: swarm.start(peer, node))}
@@ -101,7 +101,7 @@ class EndsNodes(FaultKind):
         left = await poll(alive, lambda names: not names, NODE_S)
         return Proof(not left and not any(found.values()), {"answers": found, "alive": left})
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Start the nodes, and on each the peers that it had."""
         await for_each(self._peers, swarm.start_node)
         home = {peer: node for node, replicas in self._peers.items() for peer in replicas}
@@ -124,18 +124,18 @@ class ChildProcessKill:
     def __init__(self, process: ProcessRole) -> None:
         self._process = process
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Send SIGKILL to the process."""
         self._failed = Listening(swarm, PeerFailed, targets)
         self._began = time.monotonic()
         self._hit = await end_processes(swarm, targets, signal.SIGKILL, self._process)
         return {"process": self._process, "pids": self._hit}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that the process is gone, and that its peer reported it and ended."""
         ok = True
 
-        async def check(peer: str) -> dict[str, Any]:
+        async def check(peer: str) -> Record:
             nonlocal ok
             hit, gone = self._hit[peer], all_are("gone", self._hit[peer])
             one = gone(await wait_for_states(swarm, peer, gone, SETTLE_S, self._process))
@@ -195,7 +195,7 @@ class Preemption:
         """
         return await for_each(self._peers, self._end)
 
-    async def _end(self, peer: str) -> dict[str, Any]:
+    async def _end(self, peer: str) -> Record:
         noticed, left, gone = None, None, self._gone[peer]
         if self._notice_s > 0:
             noticed = await self._noticed.heard(peer, self._remaining())

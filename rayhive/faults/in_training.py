@@ -19,10 +19,9 @@ from pydantic import Field
 
 from rayhive.errors import RayhiveError
 from rayhive.events import FaultActed
-from rayhive.faults.kind import FaultKind, Group, Proof
+from rayhive.faults.kind import FaultKind, Group, Proof, Record, Targets
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
-from rayhive.spec.fault_plan import PlannedFault
 
 if TYPE_CHECKING:
     import torch
@@ -80,14 +79,10 @@ class InTraining(FaultKind):
     #: Whether :meth:`act` sets the peer's clock, which has to be replaced before the peer forks.
     skews_clock: ClassVar[bool] = False
 
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
-        self._first: dict[str, asyncio.Task[FaultActed | None]] = {}
-        self._last: dict[str, asyncio.Task[FaultActed | None]] = {}
-        self._seen: list[dict[str, Any]] = []
+    _reports: Sequence[asyncio.Task[FaultActed | None]] = ()
 
     @abstractmethod
-    def act(self, peer: TrainingPeer) -> dict[str, Any] | None:
+    def act(self, peer: TrainingPeer) -> Record | None:
         """Execute the fault in the peer's training process; called once in each of its rounds.
 
         Returns:
@@ -134,9 +129,10 @@ class InTraining(FaultKind):
             }
 
         self._first, self._last = reports(1), reports(self.rounds)
+        self._reports = [*self._first.values(), *self._last.values()]
         await asyncio.sleep(0)  # the tasks begin to listen
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Wait until every peer has reported its first round.
 
         Raises:
@@ -150,7 +146,7 @@ class InTraining(FaultKind):
         self._seen = [event.what or {} for event in events]
         return {"sabotaged": [{"round": e.round, **(e.what or {})} for e in events]}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check the peers' measurements of the first and the last round."""
         events = await asyncio.gather(*self._last.values())
         last = [event.what or {} for event in events if event is not None]
@@ -160,7 +156,7 @@ class InTraining(FaultKind):
 
     async def teardown(self, swarm: FaultTarget) -> None:
         """Stop listening."""
-        for report in [*self._first.values(), *self._last.values()]:
+        for report in self._reports:
             report.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await report

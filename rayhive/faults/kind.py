@@ -6,7 +6,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from rayhive.events.supervisor import FaultEffect
 from rayhive.faults.node_tools import ToolHandle
@@ -16,6 +16,10 @@ from rayhive.registry import FAULTS
 from rayhive.spec import Model
 from rayhive.spec.fault_plan import PlannedFault
 
+#: Names of replicas or nodes.
+Targets: TypeAlias = Sequence[str]
+#: Details for the event of an injection or a heal, as JSON values.
+Record: TypeAlias = dict[str, Any]
 Group = Literal["process", "node", "link", "training", "clock"]
 
 
@@ -124,7 +128,7 @@ class FaultKind(ABC):
         return
 
     @abstractmethod
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Inject the fault.
 
         Args:
@@ -136,7 +140,7 @@ class FaultKind(ABC):
         """
 
     @abstractmethod
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check from outside, within :attr:`patience_s`, that the fault took effect."""
 
     @property
@@ -144,7 +148,7 @@ class FaultKind(ABC):
         """Time limit of each step [s], notice included; exceeding it is an error."""
         return 60.0 + self.notice_s(self.planned.args)
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Undo the fault; return the record for the ``fault_healed`` event."""
         return {}
 

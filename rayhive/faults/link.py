@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.node_tools import (
     LINK_SHAPING,
     LinkChange,
@@ -34,7 +33,7 @@ class LinkFault(FaultKind):
     key: ClassVar[str]
     tools: dict[str, ToolHandle[LinkChange, LinkState]]
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Change the links.
 
         Raises:
@@ -57,7 +56,7 @@ class LinkFault(FaultKind):
         before = {node: link.model_dump() for node, link in self._before.items()}
         return {"before": before, "now": {self.key: value}}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Measure every changed link."""
         found = await for_each(targets, lambda node: self.tools[node].state())
         seen = {node: state.measured for node, state in found.items()}
@@ -68,7 +67,7 @@ class LinkFault(FaultKind):
         measured = {node: each.model_dump() for node, each in seen.items() if each is not None}
         return Proof(ok, {"asked": getattr(self.args, self.key), "measured": measured})
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Restore the quantity that the testbed was made with."""
         states = await stop_each(self.tools, targets)
         return {"links": {node: state and state.now.model_dump() for node, state in states.items()}}

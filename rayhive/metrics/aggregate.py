@@ -6,7 +6,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import ClassVar
 
 from rayhive.columns import (
     Column,
@@ -35,7 +34,7 @@ class Replication(MetricGroup):
     * ``n_timed_out``: of the ``n``, those ended by the time limit.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = (
+    columns = (
         *in_group(
             "replication",
             _number("n", "Replicates that finished", fold=Count(FINISHED)),

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import groupby, zip_longest
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
-from rayhive.columns import Column, Row, in_group
+from rayhive.columns import Row, in_group
 from rayhive.events import (
     GROUPED,
     Event,
@@ -67,7 +67,7 @@ class Badput(MetricGroup):
       that the training clock leaves out.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "time",
         _seconds("peer_seconds", "Wall time x peers, the sum of the columns below"),
         _seconds(PRODUCTIVE, "Computing committed samples"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import (
@@ -63,7 +62,7 @@ class Communication(MetricGroup):
       round. None without a complete round, or if the size depends on the data.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = (
+    columns = (
         *in_group(
             "communication",
             minimized(

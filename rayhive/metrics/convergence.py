@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import Evaluation, Left
@@ -51,7 +50,7 @@ class Convergence(MetricGroup):
       if one of the two missed the target.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "convergence",
         minimized(
             "final_loss",

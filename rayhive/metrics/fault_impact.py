@@ -127,7 +127,8 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
     Times that do not end before the replicate does are None.
     """
     rounds, capacity = swarm_rounds(timeline), Capacity(timeline, from_start=True)
-    progress, end = SurvivorProgress(timeline, capacity), _end(timeline)
+    progress = SurvivorProgress(timeline, capacity)
+    end = 0.0 if timeline.span is None else timeline.span[1]
     begins = zip(timeline.faults, _took_effect(timeline), strict=True)
     faults = sorted((replace(f, fired=t) for f, t in begins), key=lambda fault: fault.fired)
     baseline = _baseline(rounds, capacity, faults[0].fired) if faults else None
@@ -153,10 +154,6 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
     return tuple(found)
 
 
-def _end(timeline: Timeline) -> float:
-    return 0.0 if timeline.span is None else timeline.span[1]
-
-
 def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
     """Return every peer that was spawned after training had started, in the order of time.
 
@@ -165,24 +162,16 @@ def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
     """
     if timeline.span is None:
         return ()
-    found = []
-    rounds = timeline.by_peer(Round)
+    found, (begin, end) = [], timeline.span
     for peer in timeline.incarnations.values():
-        if peer.spawned is not None and peer.spawned > timeline.span[0]:
-            contributed = (
-                event.t for event in rounds.get(peer.name, ()) if _is_contribution(event)
-            )
-            accepted = next(contributed, None)
+        if peer.spawned is not None and peer.spawned > begin:
+            averaged = (e for e in timeline.of(Round, peer.name) if e.outcome in GROUPED)
+            accepted = next((event.t for event in averaged if event.samples > 0), None)
             seconds = None if accepted is None else accepted - peer.spawned
-            until = _end(timeline) if peer.ended is None else min(peer.ended, _end(timeline))
+            until = end if peer.ended is None else min(peer.ended, end)
             observed = max(0.0, until - peer.spawned)
             found.append(Rejoin(peer.name, peer.cause, peer.spawned, seconds, observed))
     return tuple(sorted(found, key=lambda item: item.spawned))
-
-
-def _is_contribution(event: Round) -> bool:
-    """Return whether samples of the peer entered an average with other peers."""
-    return event.outcome in GROUPED and event.samples > 0
 
 
 def _took_effect(timeline: Timeline) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain, starmap
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import (
@@ -67,7 +66,7 @@ class Faults(MetricGroup):
       in the order of time, separated by spaces. ``>`` marks a censored time.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = (
+    columns = (
         *in_group(
             "faults",
             total("faults_planned", "Faults in the plan"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.metrics.aggregate import comparable, objectives_known
@@ -20,7 +19,7 @@ class Pareto(MetricGroup):
       target or failed. None without objectives.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "replication",
         Column(
             "pareto",

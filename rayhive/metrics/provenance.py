@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from functools import partial
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import PeerReady, ReplicateFinished, ReplicateStarted
@@ -28,7 +27,7 @@ class Provenance(MetricGroup):
       until the replicate has ended.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "provenance",
         _text("git_revision", "Revision of rayhive's code"),
         _text("code", "Fingerprint of the user's code and data", tells_apart=True, condition=True),

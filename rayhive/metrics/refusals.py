@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import DHTReady, Event, Rejected, TrainingStarted, of_kind
@@ -41,7 +40,7 @@ class Refusals(MetricGroup):
     * ``rejected_peers``: the same by peer, for example ``peer-2 153``. None without a refusal.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "communication",
         total("rejected", "Refused gradients, parameters and states"),
         Column(

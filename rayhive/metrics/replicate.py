@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from rayhive.columns import Column, Row, in_group
 from rayhive.metrics.group import MetricGroup
 from rayhive.timeline import Timeline
@@ -17,7 +15,7 @@ class ReplicateColumns(MetricGroup):
       ``stop_reason`` None if the log has no such event.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "replicate",
         Column("trial", "Number of the trial in the study", type="count"),
         Column("replicate", "Number of the replicate in its trial and scenario", type="count"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, conditions, in_group
 from rayhive.metrics.aggregate import objectives_known, row_key, rows_by
@@ -28,7 +27,7 @@ class Robustness(MetricGroup):
     ``worst_case`` and ``regret`` also if the objective is not known of every replicate.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "robustness",
         Column("worst_case", "Worst value of the first objective over the scenarios", stage="run"),
         Column("worst_retention", "Smallest retention over the scenarios", stage="run"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import PeerReady
@@ -29,7 +28,7 @@ class Settings(MetricGroup):
     * ``link``: shaping of the links for each class of nodes; None where nothing is shaped.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "configuration",
         _setting("configuration", "Stable name of the configuration", condition=False),
         _setting("scenario", "Fault scenario"),

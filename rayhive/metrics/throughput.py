@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from rayhive.columns import Column, Row, in_group
+from rayhive.columns import Row, in_group
 from rayhive.events import Transition
 from rayhive.metrics.group import MetricGroup, averaged, maximized, minimized, number, ratio
 from rayhive.metrics.live_capacity import live_share
@@ -29,7 +27,7 @@ class Throughput(MetricGroup):
       (:func:`rayhive.metrics.live_capacity.live_share`).
     """
 
-    columns: ClassVar[tuple[Column, ...]] = (
+    columns = (
         *in_group(
             "throughput",
             maximized("samples_per_s", "Committed samples per second of training time", "1/s"),

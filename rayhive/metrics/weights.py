@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import combinations
-from typing import ClassVar
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import Weights as Fingerprint
@@ -23,7 +22,7 @@ class Weights(MetricGroup):
       ``diverged`` then. None without two peers to compare.
     """
 
-    columns: ClassVar[tuple[Column, ...]] = in_group(
+    columns = in_group(
         "communication",
         Column(
             "weights_distance_max",

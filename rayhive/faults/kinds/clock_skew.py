@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayhive.faults.in_training import InTraining, TrainingPeer
+from rayhive.faults.kind import Record
 from rayhive.spec import Model
 
 
@@ -26,7 +27,7 @@ class ClockSkew(InTraining):
     skews_clock = True
     args: Skew
 
-    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+    def act(self, peer: TrainingPeer) -> Record:
         """Set the offset."""
         return dict(peer.skew_clock(self.args.seconds))
 

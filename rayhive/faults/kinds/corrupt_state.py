@@ -6,6 +6,7 @@ import math
 from typing import Any, Literal
 
 from rayhive.faults.in_training import InTraining, Tensors, TrainingPeer
+from rayhive.faults.kind import Record
 from rayhive.spec import Model
 
 
@@ -27,7 +28,7 @@ class CorruptState(InTraining):
     about = "The state that a peer serves to joiners is corrupt; its own parameters are not."
     args: Corruption
 
-    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+    def act(self, peer: TrainingPeer) -> Record:
         """Arm the peer. Each state that it then serves is a further ``sabotaged`` event."""
         peer.change_served_state(self._corrupt)
         return dict(self.args.model_dump())

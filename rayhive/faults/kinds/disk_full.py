@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from pydantic import Field
 
 from rayhive.events import Checkpoint, Transition
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.node_tools import SMALL_DISK, DiskArgs, DiskState, ToolHandle
 from rayhive.faults.steps import Listening, failures, for_each, leader_of, require_living
 from rayhive.faults.target import FaultTarget
@@ -63,13 +60,13 @@ class DiskFull(FaultKind):
         self.tools[peer] = disk
         return await disk.start(self._disk(full))
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Fill the file system."""
         require_living(swarm, targets)
         filled = {peer: await self._start(swarm, peer, full=True) for peer in targets}
         return {"written": {peer: state.written for peer, state in filled.items()}}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that a write fails, that the peer reports it, and that it trains on."""
         seen = await for_each(targets, lambda peer: self._check(swarm, peer))
         ok = all(
@@ -78,7 +75,7 @@ class DiskFull(FaultKind):
         )
         return Proof(ok, seen)
 
-    async def _check(self, swarm: FaultTarget, peer: str) -> dict[str, Any]:
+    async def _check(self, swarm: FaultTarget, peer: str) -> Record:
         state = await self.tools[peer].state()
         disk = {"free": state.free, "error": state.error}
         checkpoints = Listening(swarm, Checkpoint, [peer])
@@ -89,7 +86,7 @@ class DiskFull(FaultKind):
         went_on = await swarm.event(Transition, peer, ROUND_S)
         return {"disk": disk, "checkpoint": event.error, "goes_on": went_on is not None}
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Free the space; the teardown unmounts the file system."""
         empty = self._disk(full=False)
         return {"failed": await failures(self.tools, lambda disk: disk.start(empty))}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from pydantic import Field
 
 from rayhive.faults.ending import EndsNodes, Preemption
-from rayhive.faults.kind import Proof
+from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.steps import for_each
 from rayhive.faults.target import FaultTarget
 from rayhive.spec import Model
@@ -39,7 +36,7 @@ class DrainNode(EndsNodes):
 
     _drained = False
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Give the notice to Ray and to the peers."""
         self._peers = {node: list(swarm.peers_on(node)) for node in targets}
         peers = [peer for on_node in self._peers.values() for peer in on_node]
@@ -49,7 +46,7 @@ class DrainNode(EndsNodes):
         await self._preemption.give_notice()
         return {"notice_s": self.args.notice_s, "peers": self._peers}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Wait for the end of the peers, end the nodes, and check that no agent answers there."""
         seen = await self._preemption.end()
         await self._preemption.wait_for_deadline()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.node_tools import FLAPPING, FlapArgs, FlapPhase, FlapState, ToolHandle
 from rayhive.faults.steps import for_each, poll, stop_each
 from rayhive.faults.target import FaultTarget
@@ -24,14 +23,14 @@ class Flapping(FaultKind):
     args: FlapArgs
     tools: dict[str, ToolHandle[FlapArgs, FlapState]]
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Start to flap the links."""
         for node in targets:
             self.tools[node] = FLAPPING.on(swarm, node, self.planned.id)
             await self.tools[node].start(self.args)
         return dict(self.args.model_dump())
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check the probes of the first phase, and of the second if it begins soon enough."""
         phases = 2 if self.args.down_s + 1 < PATIENCE_S else 1
 
@@ -48,7 +47,7 @@ class Flapping(FaultKind):
         }
         return Proof(ok, {"phases": dumped})
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Stop flapping, with the links up."""
         states = await stop_each(self.tools, targets)
         logs = {node: state.phases if state else () for node, state in states.items()}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.steps import SETTLE_S, for_each, wait_for_states
 from rayhive.faults.target import FaultTarget
 
@@ -18,11 +15,11 @@ class Join(FaultKind):
     needs = ()
     joins = True
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Start the peers."""
         return {"lives": await for_each(targets, swarm.start)}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that each has a running process."""
         pids = {}
         for peer in targets:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from typing import Any
 
 from rayhive.faults.ending import EndsPeers
-from rayhive.faults.kind import Proof
+from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.steps import SETTLE_S, all_are, end_processes, wait_for_states
 from rayhive.faults.target import FaultTarget
 
@@ -17,12 +15,12 @@ class Kill(EndsPeers):
 
     about = "Kills all the processes of a peer at once (SIGKILL)."
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Send the signal."""
         self._hit = await end_processes(swarm, targets, signal.SIGKILL)
         return {"pids": self._hit}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that no process of any target is left."""
         ok, left = True, {}
         for peer in targets:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from rayhive.faults.ending import CHILD_S, ChildProcessKill, EndsPeers, ReplacedArgs
-from rayhive.faults.kind import Proof
+from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.target import FaultTarget
-from rayhive.spec.fault_plan import PlannedFault
 
 
 class KillAveragerArgs(ReplacedArgs):
@@ -29,15 +27,12 @@ class KillAverager(EndsPeers):
     args: KillAveragerArgs
     patience_s = CHILD_S
 
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
+        """Send SIGKILL to the averager."""
         gradient = self.args.which == "gradient"
         self._kill = ChildProcessKill("gradient_averager" if gradient else "state_averager")
-
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
-        """Send SIGKILL to the averager."""
         return await self._kill.inject(swarm, targets)
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that the averager is gone, and that its peer reported it and ended."""
         return await self._kill.verify(swarm, targets)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from rayhive.faults.ending import EndsNodes
-from rayhive.faults.kind import Proof
+from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.target import FaultTarget
 
 
@@ -16,12 +13,12 @@ class KillNode(EndsNodes):
     about = "Ends a node of the testbed with all that runs on it."
     needs = ("node",)
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """End the nodes."""
         self._peers = {node: list(swarm.peers_on(node)) for node in targets}
         await self.end(swarm)
         return {"peers": self._peers}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that the nodes' agents do not answer and that their peers are gone."""
         return await self.gone(swarm)

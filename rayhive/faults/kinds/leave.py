@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from rayhive.events import Left
 from rayhive.faults.ending import EndsPeers, handed_over
-from rayhive.faults.kind import Proof
+from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.steps import Listening, all_are, for_each, require_living, wait_for_states
 from rayhive.faults.target import FaultTarget
 from rayhive.spec.commands import Leave as LeaveCommand
@@ -23,7 +20,7 @@ class Leave(EndsPeers):
     about = "Asks a peer to hand over its samples and leave the swarm."
     needs = ()
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Send the command."""
         require_living(swarm, targets)
         for peer in targets:
@@ -32,10 +29,10 @@ class Leave(EndsPeers):
         await for_each(targets, lambda peer: swarm.command(peer, LeaveCommand()))
         return {}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that each peer sent ``left`` and that no process of it remains."""
 
-        async def check(peer: str) -> dict[str, Any]:
+        async def check(peer: str) -> Record:
             left = handed_over(await self._left.heard(peer, PATIENCE_S))
             if left is None:
                 return {"left": None, "gone": False}

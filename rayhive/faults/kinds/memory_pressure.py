@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from pydantic import Field
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.node_tools import MEMORY_HOG, HeldMemory, MemorySize, ToolHandle
 from rayhive.faults.steps import for_each, stop_all
 from rayhive.faults.target import FaultTarget
@@ -59,7 +56,7 @@ class MemoryPressure(FaultKind):
                         f"is free on {node} besides a reserve"
                     )
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Hold the memory.
 
         Raises:
@@ -73,13 +70,13 @@ class MemoryPressure(FaultKind):
         done = await for_each(targets, lambda node: self.tools[node].start(size))
         return {"held": {node: {"pid": s.pid, "rss": s.rss} for node, s in done.items()}}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that the memory is resident."""
         seen = await for_each(targets, lambda node: self.tools[node].state())
         enough = _RESIDENT * self.args.megabytes * _MB
         rss = {node: state.rss for node, state in seen.items()}
         return Proof(all(held >= enough for held in rss.values()), {"rss": rss})
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Free the memory."""
         return {"failed": await stop_all(self.tools)}

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from rayhive.faults.in_training import InTraining, RoundsArgs, Tensors, TrainingPeer
+from rayhive.faults.kind import Record
 
 
 class NanGradient(InTraining):
@@ -14,7 +15,7 @@ class NanGradient(InTraining):
     about = "The gradient of a peer becomes NaN just before it is averaged."
     args: RoundsArgs
 
-    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+    def act(self, peer: TrainingPeer) -> Record:
         """Fill one tensor, as an overflow in one layer does."""
         return self.measured(peer.gradients, _fill_largest)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.node_tools import CUT, Arrived, CutArgs, CutState, ToolHandle
 from rayhive.faults.steps import for_each, stop_each
 from rayhive.faults.target import FaultTarget
@@ -39,7 +38,7 @@ class Partition(FaultKind):
     args: PartitionArgs
     tools: dict[str, ToolHandle[CutArgs, CutState]]
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Cut the nodes off.
 
         Raises:
@@ -58,7 +57,7 @@ class Partition(FaultKind):
             raise RayhiveError("there is no node that these could be cut from")
         return {"cut_from": cut_from, "direction": self._direction}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Send packets both ways between each node and every node that it is cut from, or keeps."""
         states = await for_each(targets, lambda node: self.tools[node].state())
         arrived = {
@@ -76,7 +75,7 @@ class Partition(FaultKind):
         ok = all(map(self._is_cut, cut)) and all(each.out > 0 and each.back > 0 for each in kept)
         return Proof(bool(cut) and ok, {"arrived": arrived})
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Mend the cuts."""
         states = await stop_each(self.tools, targets)
         dropped = {node: state.dropped if state else 0 for node, state in states.items()}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Sequence
-from typing import Any
 
 from rayhive.errors import RayhiveError
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.steps import SETTLE_S, all_are, for_each, require_living, wait_for_states
 from rayhive.faults.target import FaultTarget
-from rayhive.spec.fault_plan import PlannedFault
 
 
 class Pause(FaultKind):
@@ -26,18 +23,16 @@ class Pause(FaultKind):
     effect = "stopped"
     heals = True
 
-    def __init__(self, planned: PlannedFault) -> None:
-        super().__init__(planned)
-        self._stopped: list[str] = []
+    _stopped: Targets = ()
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Stop the processes."""
         require_living(swarm, targets)
-        self._stopped = list(targets)
+        self._stopped = targets
         self._hit = await for_each(targets, lambda peer: swarm.signal(peer, signal.SIGSTOP))
         return {"pids": self._hit}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check in the kernel's state of each process that it is stopped."""
 
         async def check(peer: str) -> dict[str, str]:
@@ -53,10 +48,10 @@ class Pause(FaultKind):
         ok = all(each and set(each.values()) == {"stopped"} for each in seen.values())
         return Proof(ok, {"states": seen})
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Continue the processes."""
         hit = await for_each(targets, lambda peer: swarm.signal(peer, signal.SIGCONT))
-        self._stopped = []
+        self._stopped = ()
 
         async def runs(peer: str) -> bool:
             states = await wait_for_states(

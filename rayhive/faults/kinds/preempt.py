@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from rayhive.errors import RayhiveError
 from rayhive.faults.ending import EndsPeers, Preemption, ReplacedArgs
-from rayhive.faults.kind import Proof
+from rayhive.faults.kind import Proof, Record, Targets
 from rayhive.faults.steps import require_living
 from rayhive.faults.target import FaultTarget
 
@@ -45,14 +42,14 @@ class Preempt(EndsPeers):
     about = "Tells a peer that it will be taken away, and does it at the deadline."
     args: PreemptArgs
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Give the notice."""
         require_living(swarm, targets)
         self._preemption = Preemption(swarm, targets, self.args.notice_s, self.args.grace_s)
         await self._preemption.give_notice()
         return {"notice_s": self.args.notice_s, "drained": await self._drain(swarm, targets)}
 
-    async def _drain(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, str | None]:
+    async def _drain(self, swarm: FaultTarget, targets: Targets) -> dict[str, str | None]:
         """Return None for each node that was drained, or the cluster's reason for a refusal."""
         drained: dict[str, str | None] = {}
         for node in {swarm.node_of(peer): None for peer in targets} if self.args.drain else ():
@@ -63,7 +60,7 @@ class Preempt(EndsPeers):
                 drained[node] = str(error)
         return drained
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Wait for the end of each peer, enforce it, and check that nothing is left."""
         seen = await self._preemption.end()
         ok = all(each["gone"] and each["noticed"] is not False for each in seen.values())

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from rayhive.faults.in_training import InTraining, RoundsArgs, TrainingPeer
+from rayhive.faults.kind import Record
 
 
 class Scaling(RoundsArgs):
@@ -24,7 +25,7 @@ class ScaledGradient(InTraining):
     about = "The gradient of a peer is multiplied, by 1000 unless said otherwise."
     args: Scaling
 
-    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+    def act(self, peer: TrainingPeer) -> Record:
         """Multiply by ``factor``."""
         factor = self.args.factor
         return self.measured(peer.gradients, lambda tensors: [t.mul_(factor) for t in tensors])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rayhive.faults.in_training import InTraining, RoundsArgs, TrainingPeer
+from rayhive.faults.kind import Record
 
 
 class SignFlip(InTraining):
@@ -13,7 +14,7 @@ class SignFlip(InTraining):
     about = "The gradient of a peer points the other way."
     args: RoundsArgs
 
-    def act(self, peer: TrainingPeer) -> dict[str, Any]:
+    def act(self, peer: TrainingPeer) -> Record:
         """Negate the gradients."""
         return self.measured(peer.gradients, lambda tensors: [t.neg_() for t in tensors])
 

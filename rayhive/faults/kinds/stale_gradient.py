@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from rayhive.faults.in_training import InTraining, RoundsArgs, Tensors, TrainingPeer
+from rayhive.faults.kind import Record
 
 
 class Staleness(RoundsArgs):
@@ -31,7 +32,7 @@ class StaleGradient(InTraining):
         """The age of the gradient."""
         return int(self.args.age)
 
-    def act(self, peer: TrainingPeer) -> dict[str, Any] | None:
+    def act(self, peer: TrainingPeer) -> Record | None:
         """Copy the old gradients over the present ones; wait if the peer has no old ones yet."""
         found = peer.past_gradients(self.args.age)
         if found is None:

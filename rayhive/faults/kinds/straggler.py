@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-from rayhive.faults.kind import FaultKind, Proof
+from rayhive.faults.kind import FaultKind, Proof, Record, Targets
 from rayhive.faults.node_tools import CPU_LIMIT, CpuQuota, CpuUsage, ToolHandle
 from rayhive.faults.steps import for_each, leader_of, poll, require_living, stop_all
 from rayhive.faults.target import FaultTarget
@@ -25,7 +22,7 @@ class Straggler(FaultKind):
     args: CpuQuota
     tools: dict[str, ToolHandle[CpuQuota, CpuUsage]]
 
-    async def inject(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Set the quota."""
         require_living(swarm, targets)
         self.tools = {
@@ -36,7 +33,7 @@ class Straggler(FaultKind):
         pids = {peer: list(usage.pids) for peer, usage in self._began.items()}
         return {"cores": self.args.cores, "pids": pids}
 
-    async def verify(self, swarm: FaultTarget, targets: Sequence[str]) -> Proof:
+    async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Check that the kernel throttled the processes."""
         seen = await for_each(targets, self._throttling)
         return Proof(all(each["throttled"] > 0 for each in seen.values()), seen)
@@ -48,6 +45,6 @@ class Straggler(FaultKind):
         after = await poll(read, lambda now: now.throttled > before.throttled, PATIENCE_S)
         return {key: getattr(after, key) - getattr(before, key) for key in _COUNTERS}
 
-    async def heal(self, swarm: FaultTarget, targets: Sequence[str]) -> dict[str, Any]:
+    async def heal(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Remove the quota."""
         return {"failed": await stop_all(self.tools)}
