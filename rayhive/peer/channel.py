@@ -97,26 +97,18 @@ class Channel:
             text = "".join(traceback.format_exception(error))
             self.emit(PeerFailed(error=described(error), traceback=text))
 
-    def say_goodbye(
-        self,
-        round_: int = 0,
-        samples: int = 0,
-        clock_s: float = 0.0,
-        handed_over: int = 0,
-        lost: int = 0,
-    ) -> None:
+    def say_goodbye(self, left: Left, samples: int = 0, clock_s: float = 0.0) -> None:
         """Report that this peer left after a notice, by default before it had begun to train.
 
         Args:
-            round_: The last round that it has finished.
+            left: Event with the last round and what became of the pending samples.
             samples: Samples that it has computed.
             clock_s: Its training time [s].
-            handed_over: Samples that were averaged after the notice.
-            lost: Samples that no round had.
         """
         self.has_left = True
-        self.emit(Left(round=round_, handed_over=handed_over, lost=lost))
-        self.emit(PeerFinished(reason="notice", round=round_, samples=samples, clock_s=clock_s))
+        self.emit(left)
+        finished = PeerFinished(reason="notice", round=left.round, samples=samples, clock_s=clock_s)
+        self.emit(finished)
 
     def _read(self) -> None:
         # a peer that ends with unread events resets the connection

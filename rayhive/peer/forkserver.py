@@ -41,6 +41,8 @@ PRELOAD = (
 
 #: How long the processes that a peer forked may outlive it [s].
 GRACE = 1.0
+#: Interval at which they are looked for [s].
+POLL = 0.05
 
 
 class Forkserver:
@@ -82,7 +84,7 @@ class Forkserver:
             self._selector.register(source, selectors.EVENT_READ)
         try:
             while not self._ending:
-                for key, _ in self._selector.select(self._next_deadline_s()):
+                for key, _ in self._selector.select(POLL if self._leaving else None):
                     if key.fileobj is self._server:
                         self._fork(self._server.accept()[0])
                     elif key.fileobj is self._wakeup:
@@ -122,12 +124,9 @@ class Forkserver:
             self._selector.close()
             for other in (self._server, self._wakeup, self._signals, *self._peers.values()):
                 other.close()
-            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            null = os.open(os.devnull, os.O_RDONLY)
-            for source, target in ((null, 0), (log, 1), (log, 2)):
-                os.dup2(source, target)
-            os.close(log)
-            os.close(null)
+            with open(os.devnull) as null, open(request["log"], "a") as log:
+                for source, target in ((null, 0), (log, 1), (log, 2)):
+                    os.dup2(source.fileno(), target)
             os.environ.update(request.get("env") or {})
             tempfile.tempdir = None  # so that a TMPDIR among them counts
             code = run_peer(connection, PeerSpec.model_validate(request["spec"]))
@@ -152,12 +151,6 @@ class Forkserver:
                 with contextlib.suppress(OSError):
                     connection.sendall(f"\n{line}\n".encode())
                 connection.close()
-
-    def _next_deadline_s(self) -> float | None:
-        """Return the time until the next deadline [s]; None if there is none."""
-        if not self._leaving:
-            return None
-        return min(0.05, max(0.0, min(self._leaving.values()) - time.monotonic()))
 
     def _kill_leftovers(self) -> None:
         """Kill the remaining process groups of peers that ended a while ago.

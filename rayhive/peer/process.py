@@ -19,7 +19,7 @@ import traceback
 from importlib import metadata
 from typing import Any
 
-from rayhive.events import DHTReady, Spawned
+from rayhive.events import DHTReady, Left, Spawned
 from rayhive.peer.channel import Channel
 from rayhive.spec.commands import Start
 from rayhive.spec.replicate import PeerSpec
@@ -50,7 +50,7 @@ def run_peer(connection: socket.socket, spec: PeerSpec) -> int:
         if channel.notice is not None:  # the peer was to end anyway
             traceback.print_exc()
             if not channel.has_left:  # it had not begun to train
-                channel.say_goodbye()
+                channel.say_goodbye(Left(round=0, handed_over=0, lost=0))
             return 0
         channel.fail(error)
         traceback.print_exc()

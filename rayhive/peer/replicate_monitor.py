@@ -249,13 +249,9 @@ class ReplicateMonitor:
                 leave(0)
 
     def _say_goodbye(self, round_: int) -> None:
-        self.channel.say_goodbye(
-            round_=round_,
-            samples=self.samples.computed,
-            clock_s=self.clock.seconds(),
-            handed_over=self._preemption.handed_over,
-            lost=self.samples.drop(),
-        )
+        computed, lost = self.samples.computed, self.samples.drop()
+        left = events.Left(round=round_, handed_over=self._preemption.handed_over, lost=lost)
+        self.channel.say_goodbye(left, computed, self.clock.seconds())
 
 
 def save_checkpoint(trainer: Trainer, round_: int) -> events.Checkpoint:

@@ -175,21 +175,17 @@ _TRACKER_KEYS = (
 _CODECS = ("grad_compression", "state_averaging_compression", "load_state_compression")
 
 
-def argument_names(cls: type) -> set[str]:
-    """Return the keyword arguments of a swarm's optimizer, over all classes in its MRO."""
-    lineage = cls.__mro__[: cls.__mro__.index(Optimizer) + 1]
-    return {
+def optimizer_options() -> list[str]:
+    """Return the sorted names that ``HivemindStrategy(**optimizer_kwargs)`` takes."""
+    lineage = RayhiveOptimizer.__mro__[: RayhiveOptimizer.__mro__.index(Optimizer) + 1]
+    names = {
         name
         for ancestor in lineage
         if "__init__" in vars(ancestor)
         for name, parameter in inspect.signature(vars(ancestor)["__init__"]).parameters.items()
         if parameter.kind == parameter.KEYWORD_ONLY
     }
-
-
-def optimizer_options() -> list[str]:
-    """Return the sorted names that ``HivemindStrategy(**optimizer_kwargs)`` takes."""
-    return sorted(argument_names(RayhiveOptimizer) - {"auxiliary", *_OWN})
+    return sorted(names - {"auxiliary", *_OWN})
 
 
 def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:

@@ -59,7 +59,8 @@ class SwarmDHT:
         self._finalizer: weakref.finalize[..., Any] | None = None
         self.dht: hivemind.DHT = dht
         self.join()
-        self.is_first = not self._finds_peers()
+        joins = dht is not None or peers or arguments.get("use_ipfs")
+        self.is_first = not (joins and self._shared_rounds())
 
     def join(self) -> None:
         """Start the DHT unless it runs. After :meth:`leave`, rejoin at the former neighbours."""
@@ -105,12 +106,6 @@ class SwarmDHT:
     def addresses(self) -> list[str]:
         """Addresses at which other machines can join; loopback addresses if there are no others."""
         return reachable(self.dht.get_visible_maddrs())
-
-    def _finds_peers(self) -> bool:
-        """Return whether a peer shares a state in the run already."""
-        if self._given is None and not self._peers and not self._arguments.get("use_ipfs"):
-            return False
-        return bool(self._shared_rounds())
 
     def newest_shared_round(self) -> int | None:
         """Return the newest round of a state that another peer shares; None if none does."""

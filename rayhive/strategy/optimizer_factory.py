@@ -6,29 +6,12 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import hivemind
 import torch
 from lightning.fabric.utilities import rank_zero_warn
 from torch.optim import LBFGS, Optimizer
 
 from rayhive.errors import Problem
-from rayhive.optim.optimizer import RayhiveOptimizer
-from rayhive.strategy.arguments import StrategyError, argument_names
-
-_HIVEMIND_OPTIMIZER = hivemind.Optimizer
-_RAYHIVE_ONLY = argument_names(RayhiveOptimizer) - argument_names(hivemind.Optimizer)
-
-
-def make_optimizer(**arguments: Any) -> Any:
-    """Return a running :class:`RayhiveOptimizer`.
-
-    If ``hivemind.Optimizer`` was replaced, for example by a mock, the replacement is made instead,
-    without the arguments that only rayhive's class has.
-    """
-    if hivemind.Optimizer is not _HIVEMIND_OPTIMIZER:
-        known = {name: value for name, value in arguments.items() if name not in _RAYHIVE_ONLY}
-        return hivemind.Optimizer(**known)
-    return RayhiveOptimizer(**arguments)
+from rayhive.strategy.arguments import StrategyError
 
 
 def check_configured(optimizers: list[Any]) -> Optimizer:

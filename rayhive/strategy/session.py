@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager
 from rayhive.optim.child_processes import ChildProcesses, end_process
+from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.strategy import optimizer_factory
 from rayhive.strategy.arguments import Settings, StrategyError
 from rayhive.strategy.dht import SwarmDHT
@@ -75,7 +76,7 @@ class Session:
         parts = self._recreated(configured) if recreates else self._as_it_is(configured, configs)
         decay = optimizer_factory.NoDecay(parts["params"] or configured.param_groups)
         with self._children.forking():
-            self.optimizer = optimizer_factory.make_optimizer(
+            self.optimizer: Any = RayhiveOptimizer(
                 dht=swarm.dht, **parts, **self._with_extra_tensors(arguments)
             )
         self._running = True

@@ -132,13 +132,6 @@ def test_frozen_parameters_are_left_out() -> None:
     ]
 
 
-def test_a_replaced_hivemind_optimizer_is_used() -> None:
-    """A mock of hivemind's optimizer sees the strategy's calls."""
-    with mock.patch("hivemind.Optimizer") as watched:
-        optimizer_factory.make_optimizer(dht="dht", on_event=print, target_batch_size=3)
-    watched.assert_called_once_with(dht="dht", target_batch_size=3)
-
-
 def test_loading_fills_the_tensors_that_are_shared() -> None:
     module, other = model(), model()
     ours, theirs = (optim.Adam(m.parameters(), lr=0.1) for m in (module, other))

@@ -37,7 +37,7 @@ def swarm() -> Iterator[mock.Mock]:
     """Fail if a swarm's optimizer is made; no DHT is started either."""
     with (
         mock.patch("hivemind.DHT", autospec=True),
-        mock.patch("rayhive.strategy.optimizer_factory.make_optimizer") as made,
+        mock.patch("rayhive.strategy.session.RayhiveOptimizer") as made,
     ):
         yield made
 

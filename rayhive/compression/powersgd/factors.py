@@ -225,12 +225,9 @@ class Factors:
         return self.unstacked([stack.q for stack in self._stacks])
 
     @property
+    @torch.no_grad()
     def error_feedback(self) -> Tensors:
         """Error feedback, in the shapes of the gradients."""
-        return self._error_feedback()
-
-    @torch.no_grad()
-    def _error_feedback(self) -> Tensors:
         feedback = self.unstacked([stack.error_feedback for stack in self._stacks])
         return [each.view(shape) for each, shape in zip(feedback, self._shapes, strict=True)]
 

@@ -78,8 +78,10 @@ class ServedFactors(Factors):
         """Restore the error feedback and the Q from before the last commit."""
         self._ask("undo")
 
-    def _error_feedback(self) -> Tensors:
-        return self._tensors("_error_feedback")
+    @property
+    def error_feedback(self) -> Tensors:
+        """Error feedback, in the shapes of the gradients."""
+        return self._tensors("error_feedback")
 
     def close(self) -> None:
         """End the serving thread."""
@@ -127,7 +129,8 @@ class ServedFactors(Factors):
         try:
             if name in _WITH_GRADIENTS:
                 tensors.insert(0, self._gradients)
-            result = getattr(Factors, name)(self, *tensors, **options)
+            found = getattr(super(), name)
+            result = found(*tensors, **options) if callable(found) else found
         except Exception as error:
             return None, f"{name}: {error!r}"
         return None if result is None else _arrays(result), None

@@ -82,31 +82,22 @@ def _multiply(left: Matrix, right: Matrix, out: Matrix) -> None:
                 row[j] = before + a * w[j] + b * x[j] + c * y[j] + d * z[j]
 
 
-def begin(
-    scale: float,
-    feedback: torch.Tensor,
-    new: torch.Tensor,
-    total: torch.Tensor,
-    left: torch.Tensor,
-    right: torch.Tensor,
-    q: torch.Tensor,
-    p: torch.Tensor,
-) -> None:
-    """Set the total to ``scale * feedback + new - left @ right``, and P to ``q @ total.T``."""
-    found = _padded(p, 0)
-    factors = _padded(left, 1), _padded(right, 0), _padded(q, 0)
-    _begin(np.float32(scale), _array(feedback), _array(new), _array(total), *factors, found)
-    p.copy_(torch.from_numpy(found[: len(p)]))
+def begin(scale: float, *matrices: torch.Tensor) -> None:
+    """Set total and P as :func:`rayhive.compression.powersgd.kernels.begin`, from its arguments."""
+    feedback, new, total, left, right, q, p = (_array(matrix) for matrix in matrices)
+    left, right, q, found = _padded(left, 1), _padded(right, 0), _padded(q, 0), _padded(p, 0)
+    _begin(np.float32(scale), feedback, new, total, left, right, q, found)
+    p[:] = found[: len(p)]
 
 
 def backproject(p: torch.Tensor, total: torch.Tensor, q: torch.Tensor) -> None:
     """Set Q to ``p @ total``."""
-    _backproject(_padded(p, 1), _array(total), _array(q))
+    _backproject(_padded(_array(p), 1), _array(total), _array(q))
 
 
 def multiply(left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
     """Set a matrix to ``left @ right``."""
-    _multiply(_padded(left, 1), _padded(right, 0), _array(out))
+    _multiply(_padded(_array(left), 1), _padded(_array(right), 0), _array(out))
 
 
 def _array(matrix: torch.Tensor) -> Matrix:
@@ -114,8 +105,8 @@ def _array(matrix: torch.Tensor) -> Matrix:
     return array
 
 
-def _padded(factors: torch.Tensor, axis: int) -> Matrix:
-    """Return factors as an array, with zeros up to the next multiple of :data:`WIDTH`."""
+def _padded(factors: Matrix, axis: int) -> Matrix:
+    """Return factors with zeros up to the next multiple of :data:`WIDTH`."""
     missing = -factors.shape[axis] % WIDTH
     widths = [(0, missing if at == axis else 0) for at in range(factors.ndim)]
-    return np.pad(_array(factors), widths) if missing else np.ascontiguousarray(_array(factors))
+    return np.pad(factors, widths) if missing else np.ascontiguousarray(factors)
