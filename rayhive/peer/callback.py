@@ -136,12 +136,8 @@ class PeerTraining(Callback):
         values = self.workload.evaluate(pl_module, pl_module.device)
         reason = self.monitor.after_evaluation(self._round, values, clock_s=clock_s, final=final)
         self._stop(trainer, reason)
-        target = self.workload.target
-        if (
-            reason is None
-            and self.spec.budget.stop_at_target
-            and target.reached(values[target.metric])
-        ):
+        target, may_stop = self.workload.target, self.spec.budget.stop_at_target
+        if reason is None and may_stop and target.reached(values[target.metric]):
             self._stop(trainer, "target")
 
     def _stop(self, trainer: Trainer, reason: str | None) -> None:

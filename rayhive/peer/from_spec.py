@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 
 from rayhive.compression.payload import allreduce_bytes, configuration_payload
+from rayhive.peer.callback import PeerTraining, TrainingMonitor
 from rayhive.registry import CODECS
 from rayhive.spec import SwarmConfig
 from rayhive.spec.axes import DRAW_ORDER
@@ -56,14 +57,17 @@ class PeerFit:
             **network,
         )
 
-    def trainer(self, strategy: HivemindStrategy, callback: Callback) -> Trainer:
-        """Return a trainer that runs until ``callback`` ends it, and writes no files."""
+    def trainer(self, strategy: HivemindStrategy, monitor: TrainingMonitor) -> Trainer:
+        """Return a trainer that runs until the budget is spent or ``monitor`` stops it.
+
+        It writes no files.
+        """
         return Trainer(
             strategy=strategy,
             accelerator=self._spec.accelerator,
             devices=1,
             max_epochs=-1,
-            callbacks=[callback],
+            callbacks=[PeerTraining(self._spec, self.workload, monitor)],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -72,7 +76,7 @@ class PeerFit:
         )
 
     def run(self, trainer: Trainer) -> None:
-        """Train with seeded random numbers until the callback stops the trainer."""
+        """Train with seeded random numbers until the trainer stops."""
         torch.manual_seed(self._spec.seed * 1_000_003 + self._spec.data_index)
         trainer.fit(self.module, self._loader)
 

@@ -19,31 +19,26 @@ class TrainingClock:
     """Stopwatch that can be paused: evaluation belongs to the measurement, not to training."""
 
     def __init__(self) -> None:
-        self._started: float | None = None
-        self._paused_s = 0.0
-        self._pause_began: float | None = None
+        #: Seconds before the present stretch, and the beginning of that; None while it stands.
+        self._counted: tuple[float, float | None] = 0.0, None
 
     def start(self) -> None:
         """Start at zero."""
-        self._started = time.perf_counter()
-        self._paused_s = 0.0
+        self._counted = 0.0, time.perf_counter()
 
     def seconds(self) -> float:
         """Return the training time [s]; 0 before the start."""
-        if self._started is None:
-            return 0.0
-        now = self._pause_began if self._pause_began is not None else time.perf_counter()
-        return now - self._started - self._paused_s
+        before, since = self._counted
+        return before if since is None else before + time.perf_counter() - since
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the clock in the body."""
-        self._pause_began = time.perf_counter()
+        """Pause the running clock in the body."""
+        self._counted = self.seconds(), None
         try:
             yield
         finally:
-            self._paused_s += time.perf_counter() - self._pause_began
-            self._pause_began = None
+            self._counted = self.seconds(), time.perf_counter()
 
 
 class SampleCounts:

@@ -21,13 +21,12 @@ from rayhive.optim.watchdog import PeerProcessDied
 from rayhive.peer.callback import swarm_optimizer
 from rayhive.peer.channel import Channel
 from rayhive.peer.fault_injection import FaultInjection
-from rayhive.peer.from_spec import payload_fields
+from rayhive.peer.from_spec import PeerFit, payload_fields
 from rayhive.peer.measurements import SampleCounts, TrainingClock, WeightsSketch
 from rayhive.peer.preemption import Preemption
 from rayhive.peer.process import leave
 from rayhive.spec.commands import Shutdown, Train
 from rayhive.spec.replicate import PeerSpec
-from rayhive.workloads.base import Workload
 
 #: Longest wait at the start for the announcements of peers that are ready [s].
 ANNOUNCE_TIMEOUT = 30.0
@@ -41,15 +40,15 @@ class ReplicateMonitor:
 
     Args:
         spec: The peer.
-        workload: Its workload.
+        fit: Its fit.
         channel: Destination of its events and source of its commands.
         facts: Further fields of ``peer_ready``: versions and hardware.
     """
 
     def __init__(
-        self, spec: PeerSpec, workload: Workload, channel: Channel, facts: dict[str, Any]
+        self, spec: PeerSpec, fit: PeerFit, channel: Channel, facts: dict[str, Any]
     ) -> None:
-        self.spec, self.workload, self.channel, self.facts = spec, workload, channel, facts
+        self.spec, self.fit, self.channel, self.facts = spec, fit, channel, facts
         self.clock = TrainingClock()
         self.samples = SampleCounts()
         self._faults = FaultInjection(spec.faults, channel.emit, self.clock.seconds)
@@ -61,11 +60,6 @@ class ReplicateMonitor:
         self._sketch: WeightsSketch | None = None
         #: Whether this peer leaves: its own step reaches no other peer from now on.
         self._handing_over = False
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of a batch."""
-        return self.spec.swarm.batch_size or self.workload.default_batch_size
 
     # -- events of the optimizer, from its threads -------------------------------------------------
 
@@ -118,9 +112,9 @@ class ReplicateMonitor:
             events.PeerReady(
                 **payload_fields(self.spec, parameters),
                 dense_state_bytes=ELEMENT_BYTES * optimizer.state_averager.total_size,
-                batch_size=self.batch_size,
-                target=asdict(self.workload.target),
-                data=self.workload.data,
+                batch_size=self.fit.batch_size,
+                target=asdict(self.fit.workload.target),
+                data=self.fit.workload.data,
                 device=str(module.device),
                 processes=optimizer.processes,
                 **self.facts,
@@ -143,7 +137,7 @@ class ReplicateMonitor:
 
     def count_samples(self) -> None:
         """Count the samples of a batch."""
-        self.samples.computed += self.batch_size
+        self.samples.computed += self.fit.batch_size
 
     def after_batch(self, trainer: Trainer, loss: float | None) -> str | None:
         """Keep the loss, and report progress now and then."""

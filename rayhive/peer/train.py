@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from rayhive.errors import ConfigError, Problem
 from rayhive.membership.addresses import initial_peers as resolve_peers
-from rayhive.peer.callback import PeerTraining, swarm_optimizer
+from rayhive.peer.callback import swarm_optimizer
 from rayhive.peer.from_spec import PeerFit
 from rayhive.spec import Axis, Configuration, SweepConfig, load_sweep
 from rayhive.spec.axes.base import Values, choices, shown
@@ -59,7 +59,7 @@ def train_file(
         host_maddrs=None if host is None else [f"/ip4/{host}/tcp/0"],
     )
     console = ConsoleMonitor()
-    trainer = fit.trainer(strategy, PeerTraining(spec, fit.workload, console))
+    trainer = fit.trainer(strategy, console)
     with stopping_on_interrupt(trainer, console):
         fit.run(trainer)
 

@@ -7,10 +7,9 @@ configured with.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lightning.pytorch.utilities.types import LRSchedulerConfig
@@ -49,7 +48,6 @@ class RoundSchedule(LRScheduler):
         self.schedulers = list(schedulers)
         self._advance = advance
         self._step_count = 1
-        self._restoring = False
         self._rates: list[Any] = []
         optimizer.register_load_state_dict_pre_hook(self._keep_rates)
         optimizer.register_load_state_dict_post_hook(self._put_rates_back)
@@ -62,30 +60,22 @@ class RoundSchedule(LRScheduler):
             self._advance(scheduler)
         self._step_count += 1
 
-    def level_with(self, round_: int) -> None:
-        """Note that the schedulers are at round ``round_``."""
+    def restore(self, round_: int, groups: Sequence[dict[str, Any]]) -> None:
+        """Continue at a round with the learning rates of a checkpoint's parameter groups."""
         self._step_count = round_ + 1
+        for group, saved in zip(self.optimizer.param_groups, groups, strict=True):
+            group["lr"] = saved["lr"]
 
     def get_last_lr(self) -> list[Any]:
         """Return the learning rate of each parameter group."""
         return [group["lr"] for group in self.optimizer.param_groups]
 
-    @contextlib.contextmanager
-    def restoring(self) -> Iterator[None]:
-        """Take the learning rates of a state that is loaded in the body: it is this peer's own."""
-        self._restoring = True
-        try:
-            yield
-        finally:
-            self._restoring = False
-
     def _keep_rates(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         self._rates = [group["lr"] for group in optimizer.param_groups]
 
     def _put_rates_back(self, optimizer: Optimizer) -> None:
-        if not self._restoring:
-            for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = rate
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
 
 
 class HiveMindScheduler:

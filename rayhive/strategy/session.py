@@ -248,12 +248,10 @@ class Session:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a checkpoint's optimizer state and round, and put the schedule there."""
-        schedule = self._schedule
-        with schedule.restoring() if schedule is not None else contextlib.nullcontext():
-            round_ = optimizer_factory.load_state(self.optimizer, state)
+        round_ = optimizer_factory.load_state(self.optimizer, state)
         self.optimizer.restore_round(round_)
-        if schedule is not None:
-            schedule.level_with(round_)
+        if self._schedule is not None:
+            self._schedule.restore(round_, state["param_groups"])
 
     def catch_up(self, take_equal: bool) -> None:
         """Download the state of a peer that is further, then begin to share this peer's.

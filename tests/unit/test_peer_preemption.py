@@ -117,10 +117,10 @@ def test_a_round_that_ends_late_counts_the_samples_computed_before_its_transitio
 def test_samples_of_a_local_step_are_lost_when_the_peer_leaves(
     handing_over: bool, lost: int
 ) -> None:
-    workload = SimpleNamespace(default_batch_size=32)
+    fit = SimpleNamespace(batch_size=32)
     events: list[Event] = []
     channel = SimpleNamespace(notice=None, emit=events.append)
-    monitor = ReplicateMonitor(PEER, workload, channel, {})  # type: ignore[arg-type]
+    monitor = ReplicateMonitor(PEER, fit, channel, {})  # type: ignore[arg-type]
     monitor.count_samples()
     if handing_over:
         optimizer = SimpleNamespace(hand_over=lambda scaler: None)
