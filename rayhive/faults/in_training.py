@@ -41,13 +41,9 @@ class TrainingPeer(Protocol):
     def gradients(self) -> Tensors:
         """Accumulated gradients of the round, one tensor a parameter; changed in place."""
 
-    def past_gradients(self, age: int) -> tuple[int, Tensors] | None:
-        """Return the gradients of ``age`` rounds ago, or the oldest ones that are kept.
-
-        Returns:
-            Their round, and the tensors in the scale of :attr:`gradients`; None before the second
-            round of the peer.
-        """
+    @property
+    def scale(self) -> float:
+        """Factor that makes the gradients means over samples; 0 without samples."""
 
     def skew_clock(self, seconds: float) -> dict[str, float]:
         """Set the offset of the peer's DHT clock.
@@ -55,9 +51,6 @@ class TrainingPeer(Protocol):
         Returns:
             ``off_before_s`` and ``off_after_s``, measured [s].
         """
-
-    def change_served_state(self, change: Callable[[Tensors], Tensors]) -> None:
-        """Pass every state that the peer serves to joiners through ``change`` from now on."""
 
 
 class RoundsArgs(Model):
@@ -90,6 +83,13 @@ class InTraining(FaultKind):
             the fault has to wait for the next round.
         """
 
+    def observe(self, peer: TrainingPeer, round_: int) -> None:
+        """Note the gradients of a round, before any fault changes them; called in every round."""
+
+    def serve(self, tensors: Tensors) -> Tensors | None:
+        """Return what a joiner gets in place of the peer's state; None for the state itself."""
+        return None
+
     @abstractmethod
     def took_effect(self, what: dict[str, Any]) -> bool:
         """Return whether the measurements that :meth:`act` returned show the fault."""
@@ -105,11 +105,6 @@ class InTraining(FaultKind):
     def rounds(self) -> int:
         """Rounds in which the fault acts; one without the parameter."""
         return getattr(self.args, "rounds", 1)
-
-    @property
-    def history(self) -> int:
-        """Past rounds whose gradients :meth:`act` needs."""
-        return 0
 
     @property
     def patience_s(self) -> float:

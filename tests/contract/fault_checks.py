@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -121,36 +121,39 @@ async def check_proof(name: str, kind: type[FaultKind], folder: Path) -> None:
 
 
 class FakeTrainingPeer:
-    """The training process of a peer in its seventh round."""
+    """The training process of a peer; its gradients change from round to round."""
+
+    scale = 0.5
 
     def __init__(self) -> None:
-        self.gradients = [torch.full((3, 2), 7.0), torch.tensor([1.0, 2.0])]
+        self.gradients: list[torch.Tensor] = []
         self.offset_s = 0.0
-        self.served: Callable[[Any], Any] = lambda tensors: tensors
 
-    def past_gradients(self, age: int) -> tuple[int, list[torch.Tensor]]:
-        return 7 - age, [torch.full((3, 2), 7.0 - age), torch.tensor([2.0, 1.0])]
+    def begin(self, round_: int) -> None:
+        """Accumulate the gradients of a round."""
+        self.gradients = [torch.full((3, 2), float(round_)), torch.tensor([1.0, round_ - 5.0])]
 
     def skew_clock(self, seconds: float) -> dict[str, float]:
         before, self.offset_s = self.offset_s, seconds
         return {"off_before_s": before, "off_after_s": seconds}
-
-    def change_served_state(self, change: Callable[[Any], Any]) -> None:
-        self.served = change
-
-    def seen(self) -> str:
-        """Return everything about the peer that another peer can observe."""
-        return repr((self.gradients, self.offset_s, self.served([torch.ones(2)])))
 
 
 def check_act(name: str, kind: type[FaultKind]) -> None:
     """The act of an in-training kind changes the peer, and only its own measurements prove it."""
     assert issubclass(kind, InTraining)
     fault, peer = kind(planned_for(name, kind)), FakeTrainingPeer()
-    before = peer.seen()
+
+    def seen() -> str:
+        """Return everything about the peer that another peer can observe."""
+        return repr((peer.gradients, peer.offset_s, fault.serve([torch.ones(2)])))
+
+    for round_ in range(1, 8):
+        peer.begin(round_)
+        fault.observe(peer, round_)
+    before = seen()
     what = fault.act(peer)
     assert what is not None, f"{name} waits although the peer has a past"
-    assert peer.seen() != before, f"the act of {name} changes nothing"
+    assert seen() != before, f"the act of {name} changes nothing"
     assert fault.took_effect({"act": name, **what}), f"{name} does not accept its own measurements"
     nothing = {"norm_before": 2.0, "norm_after": 2.0, "cosine": 1.0}
     clock = {"off_before_s": 0.0, "off_after_s": 0.0}

@@ -27,13 +27,17 @@ class CorruptState(InTraining):
 
     about = "The state that a peer serves to joiners is corrupt; its own parameters are not."
     args: Corruption
+    _armed = False
 
     def act(self, peer: TrainingPeer) -> Record:
         """Arm the peer. Each state that it then serves is a further ``sabotaged`` event."""
-        peer.change_served_state(self._corrupt)
+        self._armed = True
         return dict(self.args.model_dump())
 
-    def _corrupt(self, tensors: Tensors) -> Tensors:
+    def serve(self, tensors: Tensors) -> Tensors | None:
+        """Return a corrupt copy of the state once the peer is armed."""
+        if not self._armed:
+            return None
         factor = math.nan if self.args.what == "nan" else self.args.factor
         return [t * factor if t.is_floating_point() else t for t in tensors]
 

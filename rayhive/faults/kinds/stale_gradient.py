@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from pydantic import Field
 
 from rayhive.faults.in_training import InTraining, RoundsArgs, Tensors, TrainingPeer
 from rayhive.faults.kind import Record
+from rayhive.spec.fault_plan import PlannedFault
 
 
 class Staleness(RoundsArgs):
@@ -27,21 +29,25 @@ class StaleGradient(InTraining):
     about = "A peer contributes its gradient of some rounds ago."
     args: Staleness
 
-    @property
-    def history(self) -> int:
-        """The age of the gradient."""
-        return int(self.args.age)
+    def __init__(self, planned: PlannedFault) -> None:
+        super().__init__(planned)
+        #: Round and mean gradients of the present round and of those before it.
+        self._past: deque[tuple[int, Tensors]] = deque(maxlen=self.args.age + 1)
+
+    def observe(self, peer: TrainingPeer, round_: int) -> None:
+        """Keep the gradients."""
+        self._past.append((round_, [gradient * peer.scale for gradient in peer.gradients]))
 
     def act(self, peer: TrainingPeer) -> Record | None:
         """Copy the old gradients over the present ones; wait if the peer has no old ones yet."""
-        found = peer.past_gradients(self.args.age)
-        if found is None:
+        age = min(self.args.age, len(self._past) - 1)
+        if not age:
             return None
-        of_round, old = found
+        of_round, means = self._past[-1 - age]
 
         def replace(gradients: Tensors) -> None:
-            for gradient, past in zip(gradients, old, strict=True):
-                gradient.copy_(past)
+            for gradient, mean in zip(gradients, means, strict=True):
+                gradient.copy_(mean / (peer.scale or 1.0))
 
         return {"of_round": of_round, **self.measured(peer.gradients, replace)}
 
