@@ -1,15 +1,14 @@
 """Registration of the strategy, so that ``Trainer(strategy="hivemind")`` works.
 
 Lightning has no entry point for strategies, and importing it only to register takes seconds. So
-an import hook registers when Lightning's own registry is imported. The registered function imports
-the strategy when a trainer asks for it.
+an import hook registers when Lightning imports the module that reads its registry. The registered
+function imports the strategy when a trainer asks for it.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.abc
-import importlib.machinery
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -22,6 +21,7 @@ NAMES = ("hivemind", "collaborative")
 DEFAULT_TARGET_BATCH_SIZE = 8192
 
 _TABLE = "lightning.pytorch.strategies"
+_READER = "lightning.pytorch.trainer.connectors.accelerator_connector"
 
 
 def by_name(**arguments: Any) -> Any:
@@ -53,26 +53,12 @@ def register_with_lightning() -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Import hook for the module of Lightning's registry."""
+    """Import hook for the module that looks strategies up."""
 
     def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,
-        target: ModuleType | None = None,
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Return the module's own spec, whose loader registers afterwards."""
-        if fullname != _TABLE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        loader: Any = None if spec is None else spec.loader
-        if loader is not None:
-            execute = loader.exec_module
-
-            def execute_and_register(module: ModuleType) -> None:
-                execute(module)
-                register()
-
-            loader.exec_module = execute_and_register
-        return spec
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> None:
+        """Register before that module is imported; the other finders find it."""
+        if fullname == _READER:
+            sys.meta_path.remove(self)
+            register()
