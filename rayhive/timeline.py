@@ -126,6 +126,10 @@ class Timeline:
         spec: Specification of the replicate.
         events: Its events.
         log: File with the events; None if there is none.
+
+    Attributes:
+        state: State in ``replicate_finished``; ``unfinished`` without that event.
+        stop_reason: Reason of the end, in words.
     """
 
     def __init__(
@@ -138,6 +142,9 @@ class Timeline:
         for event in self.events:
             for peer in {None, event.peer}:
                 self._index[type(event), peer].append(event)
+        finished = self.of(ReplicateFinished)
+        self.state = finished[-1].state if finished else "unfinished"
+        self.stop_reason = finished[-1].stop_reason if finished else None
 
     # -- selections ----------------------------------------------------------------------------
 
@@ -162,20 +169,6 @@ class Timeline:
     def by_round(self, kind: type[InRound]) -> dict[int, list[InRound]]:
         """Return the events of one kind by round, rounds sorted."""
         return group_by(self.of(kind), lambda event: event.round)
-
-    # -- end of the replicate ------------------------------------------------------------------
-
-    @property
-    def state(self) -> str:
-        """State in ``replicate_finished``; ``unfinished`` without that event."""
-        finished = self.of(ReplicateFinished)
-        return finished[-1].state if finished else "unfinished"
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Reason of the end, in words."""
-        finished = self.of(ReplicateFinished)
-        return finished[-1].stop_reason if finished else None
 
     @property
     def target(self) -> Mapping[str, Any] | None:

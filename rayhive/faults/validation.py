@@ -116,30 +116,33 @@ def _check_names(drafts: Sequence[Draft], peers: int) -> Iterator[Problem]:
 def _check_in_training(drafts: Sequence[Draft]) -> Iterator[Problem]:
     """Yield in-training faults of peers that are replaced before: replacements do not get them."""
     for draft in drafts:
-        for other in drafts if kind_of(draft.kind).in_training else ():
-            shared = _numbers(draft.who) & _numbers(other.who)
-            away = kind_of(other.kind).removes_peers()
-            later = other.at != draft.at and _reached(draft.at, other.at)
-            if away and shared and not later:
+        for _, other, peer in _removals(drafts, draft) if kind_of(draft.kind).in_training else ():
+            if other.at == draft.at or not _reached(draft.at, other.at):
                 allowed = f"a peer that {other.kind} ({other.at}) does not remove: {draft.kind} is "
                 allowed += "not in the spec of a replacement"
-                yield draft.problem("who", f"peer-{min(shared)}", allowed)
+                yield draft.problem("who", peer, allowed)
                 break
 
 
 def _check_present(drafts: Sequence[Draft]) -> Iterator[Problem]:
     """Yield faults on peers that another fault has removed by then, as far as the plan can tell."""
     for index, draft in enumerate(drafts):
-        for before, other in enumerate(drafts):
+        for before, other, peer in _removals(drafts, draft):
             first = other.at != draft.at or before < index
-            shared = _numbers(draft.who) & _numbers(other.who)
-            away = kind_of(other.kind).removes_peers()
             known = other.at == draft.at or other.at.seconds is not None
             known = known or other.heal_after_s is None
-            if away and first and shared and known and _is_down(other, draft.at):
+            if first and known and _is_down(other, draft.at):
                 allowed = f"a peer that is present at {draft.at}: {other.kind} removed it at "
-                yield draft.problem("who", f"peer-{min(shared)}", f"{allowed}{other.at}")
+                yield draft.problem("who", peer, f"{allowed}{other.at}")
                 break
+
+
+def _removals(drafts: Sequence[Draft], draft: Draft) -> Iterator[tuple[int, Draft, str]]:
+    """Yield the faults that remove targets of a fault: index, fault, name of the first target."""
+    for index, other in enumerate(drafts):
+        shared = _numbers(draft.who) & _numbers(other.who)
+        if shared and kind_of(other.kind).removes_peers():
+            yield index, other, f"peer-{min(shared)}"
 
 
 def _check_survivors(drafts: Sequence[Draft], peers: int) -> Iterator[Problem]:

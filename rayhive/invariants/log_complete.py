@@ -14,11 +14,7 @@ ORDER_S = 0.5
 #: Time limit of a heal after it was due [s]; it may have to start a node.
 HEAL_S = 60.0
 #: Events of a peer before it trains, in this order.
-_BEGINNING: dict[type[events.Event], str] = {
-    events.DHTReady: "dht_ready",
-    events.PeerReady: "peer_ready",
-    events.TrainingStarted: "training_started",
-}
+_BEGINNING = (events.DHTReady, events.PeerReady, events.TrainingStarted)
 _TRAINING = (events.Round, events.Transition, events.StateRound, events.Weights, events.Evaluation)
 _OF_FAULT = (events.FaultFired, events.FaultVerified, events.FaultHealed, events.FaultFailed)
 
@@ -103,18 +99,18 @@ def _stopped_s(log: Timeline, name: str, since: float, until: float) -> float:
 
 
 def _incarnation(log: Timeline, name: str) -> Iterator[str]:
-    own, stages = log.of_peers[name], list(_BEGINNING)
-    latest, reached, last = 0.0, -1, len(stages) - 1
+    own = log.of_peers[name]
+    latest, reached, last = 0.0, -1, len(_BEGINNING) - 1
     for event in own:
         if isinstance(event, (events.PeerSpawned, events.PeerLost)):
             continue  # from the supervisor, with its clock
         if event.t + _stopped_s(log, name, event.t, latest) < latest - ORDER_S:
             yield f"{event.kind} is {latest - event.t:.2f} s older than the event before it"
         latest = max(latest, event.t)
-        if type(event) in _BEGINNING:
-            stage = stages.index(type(event))
+        if isinstance(event, _BEGINNING):
+            stage = _BEGINNING.index(type(event))
             if stage <= reached:
-                yield f"{event.kind} after {_BEGINNING[stages[reached]]}"
+                yield f"{event.kind} after {_BEGINNING[reached].model_fields['kind'].default}"
             reached = max(reached, stage)
         elif isinstance(event, _TRAINING) and reached < last:
             yield f"{event.kind} before training_started"

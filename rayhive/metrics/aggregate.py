@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 
 from rayhive.columns import (
     Column,
@@ -22,7 +21,10 @@ from rayhive.metrics.group import MetricGroup
 from rayhive.registry import METRICS
 from rayhive.timeline import FINISHED, LOST, UNCOUNTED
 
-_number = partial(Column, type="count", stage="fold")
+
+def _number(name: str, about: str, *states: str, other: bool = False) -> Column:
+    fold = Count(frozenset(states), other)
+    return Column(name, about, type="count", stage="fold", fold=fold)
 
 
 class Replication(MetricGroup):
@@ -37,23 +39,17 @@ class Replication(MetricGroup):
     columns = (
         *in_group(
             "replication",
-            _number("n", "Replicates that finished", fold=Count(FINISHED)),
+            _number("n", "Replicates that finished", *FINISHED),
             _number(
                 "n_failed",
                 "Replicates that diverged, failed or were invalid",
-                fold=Count(FINISHED | {LOST}, other=True),
+                *FINISHED,
+                LOST,
+                other=True,
             ),
-            _number(
-                "n_lost",
-                "Replicates that the infrastructure lost in every attempt",
-                fold=Count(frozenset({LOST})),
-            ),
+            _number("n_lost", "Replicates that the infrastructure lost in every attempt", LOST),
         ),
-        _number(
-            "n_timed_out",
-            "Replicates among the n that the time limit ended",
-            fold=Count(frozenset({"timed_out"})),
-        ),
+        _number("n_timed_out", "Replicates among the n that the time limit ended", "timed_out"),
     )
 
 

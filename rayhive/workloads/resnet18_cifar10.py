@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,8 +63,7 @@ class Resnet18Args(WorkloadArgs):
     eval_samples: int | None = Field(default=None, ge=1)
 
 
-@dataclass(frozen=True)
-class Images:
+class Images(NamedTuple):
     """One split.
 
     Attributes:
@@ -96,6 +94,11 @@ class BasicBlock(nn.Module):
         """Map (n, inputs, h, w) to (n, outputs, h / stride, w / stride)."""
         y = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+def batch_norms(module: nn.Module) -> Iterable[nn.BatchNorm2d]:
+    """Yield the batch-norm layers of a module, in order."""
+    return (part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
 
 
 class Resnet18Module(LightningModule):
@@ -145,13 +148,9 @@ class Resnet18Module(LightningModule):
         images, labels = batch
         return F.cross_entropy(self(images), labels)
 
-    def batch_norms(self) -> Iterable[nn.BatchNorm2d]:
-        """Yield the batch-norm layers, in order."""
-        return (part for part in self.modules() if isinstance(part, nn.BatchNorm2d))
-
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return SGD with the paper's settings and its schedule, one step a round."""
-        plain = [parameter for norm in self.batch_norms() for parameter in norm.parameters()]
+        plain = [parameter for norm in batch_norms(self) for parameter in norm.parameters()]
         exempt = {id(parameter) for parameter in plain}
         decayed = [parameter for parameter in self.parameters() if id(parameter) not in exempt]
         groups: list[dict[str, Any]] = [
@@ -194,8 +193,9 @@ class Resnet18Cifar10(IndexedWorkload):
                 generate_images(0, args.train_samples or 4096),
                 generate_images(1, args.eval_samples or 512),
             )
-        train, test = read_cifar10(args.root)
-        return _first(train, args.train_samples), _first(test, args.eval_samples)
+        (pixels, labels), test = read_cifar10(args.root)
+        train = Images(pixels[: args.train_samples], labels[: args.train_samples])
+        return train, Images(test.pixels[: args.eval_samples], test.labels[: args.eval_samples])
 
     def _schedule(self) -> PaperSchedule:
         rounds = rounds_per_pass(self.train_size(), self.args.workers, PAPER_BATCH)
@@ -244,13 +244,9 @@ class Resnet18Cifar10(IndexedWorkload):
 
     def extra_tensors(self, module: LightningModule) -> list[Tensor]:
         """Return batch norm's running means and variances, layer by layer."""
-        norms = (part for part in module.modules() if isinstance(part, nn.BatchNorm2d))
+        norms = batch_norms(module)
         tensors = [tensor for norm in norms for tensor in (norm.running_mean, norm.running_var)]
         return [tensor for tensor in tensors if tensor is not None]
-
-
-def _first(images: Images, count: int | None) -> Images:
-    return images if count is None else Images(images.pixels[:count], images.labels[:count])
 
 
 def normalise(pixels: Tensor) -> Tensor:
@@ -285,10 +281,8 @@ def read_cifar10(root: str) -> tuple[Images, Images]:
         ConfigError: Files are missing or not in the published format; there is a problem for each.
     """
     batches = read_files(root, FOLDER, (*TRAIN_FILES, TEST_FILE), read_batch, FOLDER)
-    train = [batches[name] for name in TRAIN_FILES]
-    pixels = np.concatenate([part.pixels for part in train])
-    labels = np.concatenate([part.labels for part in train])
-    return Images(pixels, labels), batches[TEST_FILE]
+    pixels, labels = zip(*(batches[name] for name in TRAIN_FILES), strict=True)
+    return Images(np.concatenate(pixels), np.concatenate(labels)), batches[TEST_FILE]
 
 
 def read_batch(path: Path) -> Images:

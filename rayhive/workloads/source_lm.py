@@ -196,18 +196,13 @@ def read_corpus(limit: int, folder: Path | None = None) -> tuple[bytes, bytes]:
             ships the standard library compiled or zipped.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))
-    room = {False: round(limit * (1 - HELD_OUT_SHARE)), True: round(limit * HELD_OUT_SHARE)}
-    parts: dict[bool, list[bytes]] = {False: [], True: []}
+    splits = bytearray(), bytearray()
+    most = round(limit * (1 - HELD_OUT_SHARE)), round(limit * HELD_OUT_SHARE)
     for digest, path in sorted(_source_files(folder)):
-        is_held_out = digest[-1] < 256 * HELD_OUT_SHARE
-        if room[is_held_out] <= 0:
-            continue
-        text = (path.read_bytes() + SEPARATOR)[: room[is_held_out]]
-        parts[is_held_out].append(text)
-        room[is_held_out] -= len(text)
-        if room[False] <= 0 and room[True] <= 0:
-            break
-    train, held_out = b"".join(parts[False]), b"".join(parts[True])
+        split = int(digest[-1] < 256 * HELD_OUT_SHARE)
+        if len(splits[split]) < most[split]:
+            splits[split].extend(path.read_bytes() + SEPARATOR)
+    train, held_out = (bytes(text[:room]) for text, room in zip(splits, most, strict=True))
     if min(len(train), 9 * len(held_out)) < MIN_CORPUS_BYTES // 2:
         raise RayhiveError(
             f"source_lm found only {len(train)} bytes of Python source to train on and "

@@ -8,7 +8,7 @@ import torch
 
 from rayhive.workloads.lstm_wikitext2 import LstmWikitext2
 from rayhive.workloads.paper import PaperSchedule, rounds_per_pass
-from rayhive.workloads.resnet18_cifar10 import Resnet18Cifar10
+from rayhive.workloads.resnet18_cifar10 import Resnet18Cifar10, batch_norms
 
 
 def test_the_rate_climbs_with_the_workers_and_falls_twice() -> None:
@@ -45,7 +45,7 @@ def test_resnet_has_the_published_optimizer() -> None:
     assert decayed["momentum"] == plain["momentum"] == 0.9
     assert decayed["nesterov"]
     assert (decayed["weight_decay"], plain["weight_decay"]) == (1e-4, 0.0)
-    norms = {id(p) for norm in module.batch_norms() for p in norm.parameters()}
+    norms = {id(p) for norm in batch_norms(module) for p in norm.parameters()}
     assert {id(parameter) for parameter in plain["params"]} == norms
     assert len(decayed["params"]) + len(plain["params"]) == len(list(module.parameters()))
     for _ in range(5 * 2):

@@ -152,15 +152,29 @@ class Chaos(Generator):
         chaos = self.chaos
         most = COUNTS["minority"](setting.swarm.peers)
         busy: list[_Busy] = []
+
+        def free(draw: SeededRng, t_s: float, size: int, away: bool) -> tuple[float, list[int]]:
+            """Return the first time from ``t_s`` on with ``size`` free peers, and chosen ones."""
+            while True:
+                now = [item for item in busy if item.until > t_s]
+                struck = {item.number for item in now}
+                gentle = chaos.overlap and not away
+                taken = {item.number for item in now if item.away} if gentle else struck
+                left = [number for number in pool if number not in taken]
+                # A peer under two faults is down once.
+                chosen = draw.sample(left, size) if len(left) >= size else []
+                if chosen and len(struck | set(chosen)) <= most:
+                    return t_s, chosen
+                t_s = min(item.until for item in now)
+
         t_s = chaos.first_s.seconds(setting.draw("chaos", "first"))
         for index, kind in enumerate(kinds):
             item = chaos.kinds[kind]
-            draw = setting.draw("chaos", index, "who")
             if index:
                 t_s += chaos.spacing_s.seconds(setting.draw("chaos", index, "spacing"))
             size = COUNTS[item.size](setting.swarm.peers)
             away = kind_of(kind).removes_peers()
-            t_s, chosen = self._free(draw, t_s, size, most, pool, busy, away)
+            t_s, chosen = free(setting.draw("chaos", index, "who"), t_s, size, away)
             args = self._args(setting, kind, index)
             draw = setting.draw("chaos", index, "heal")
             heal = heal_after_s(kind, item.heal_after_s, args, draw)
@@ -169,29 +183,6 @@ class Chaos(Generator):
             names = tuple(f"{kind_of(kind).target_type}-{number}" for number in chosen)
             at = At(seconds=round(t_s, 3))
             yield Draft(kind, names, at, heal, args, f"plan.chaos.kinds.{kind}")
-
-    def _free(
-        self,
-        draw: SeededRng,
-        t_s: float,
-        size: int,
-        most: int,
-        pool: list[int],
-        busy: list[_Busy],
-        away: bool,
-    ) -> tuple[float, list[int]]:
-        """Return the first time from ``t_s`` on with ``size`` free peers, and the chosen ones."""
-        while True:
-            now = [item for item in busy if item.until > t_s]
-            struck = {item.number for item in now}
-            gentle = self.chaos.overlap and not away
-            taken = {item.number for item in now if item.away} if gentle else struck
-            free = [number for number in pool if number not in taken]
-            # A peer under two faults is down once.
-            chosen = draw.sample(free, size) if len(free) >= size else []
-            if chosen and len(struck | set(chosen)) <= most:
-                return t_s, chosen
-            t_s = min(item.until for item in now)
 
     def _args(self, setting: Setting, kind: str, turn: object) -> dict[str, Any]:
         draw = functools.partial(setting.draw, "chaos", turn, "args")

@@ -57,7 +57,7 @@ class _Replica:
 
     name: str
     since: float = 0.0
-    gone: float | None = None
+    absence: _Absence | None = None
 
 
 @dataclass
@@ -138,29 +138,26 @@ class TraceReplay(Generator):
         absences: list[_Absence] = []
         joins: list[tuple[float, str]] = []
         replicas = [_Replica(f"{unit}-{number}") for number in range(setting.swarm.peers)]
-        away: dict[str, _Absence] = {}
         for level in levels:
             draw = setting.draw("trace", level.t_s)
-            living = [replica for replica in replicas if replica.gone is None]
+            living = [replica for replica in replicas if replica.absence is None]
             steady = [
                 s for s in living if s.since + self.trace.steady_s <= level.t_s or not s.since
             ]
             others = [replica for replica in living if replica not in steady]
             taken = draw.sample(steady, min(level.gone, len(steady)))
             taken += draw.sample(others, level.gone - len(taken))
-            absent = sorted(
-                (replica for replica in replicas if replica.gone is not None),
-                key=lambda replica: replica.gone or 0.0,
-            )
+            gone = [(replica.absence, replica) for replica in replicas if replica.absence]
+            absent = [replica for _, replica in sorted(gone, key=lambda item: item[0].went)]
             stays = min(replica.since for replica in living if replica not in taken)
             for replica in taken:
-                replica.gone = level.t_s
-                away[replica.name] = _Absence(replica.name, max(replica.since, stays), level.t_s)
-                absences.append(away[replica.name])
+                replica.absence = _Absence(replica.name, max(replica.since, stays), level.t_s)
+                absences.append(replica.absence)
             back = (absent + taken)[: level.come]
             for replica in back:
-                away.pop(replica.name).came = level.t_s
-                replica.gone, replica.since = None, level.t_s
+                assert replica.absence is not None
+                replica.absence.came = replica.since = level.t_s
+                replica.absence = None
             for _ in range(level.come - len(back)):
                 replicas.append(_Replica(f"peer-{len(replicas)}", since=level.t_s))
                 joins.append((level.t_s, replicas[-1].name))
