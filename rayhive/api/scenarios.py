@@ -51,7 +51,7 @@ class PlannedScenario:
 def list_scenarios() -> list[tuple[Scenario, list[Problem]]]:
     """Return the scenarios of the library, each with the faults that this machine cannot inject.
 
-    Scenarios that another one stands for are left out.
+    A grid is listed once, without its members.
     """
     found = [load_scenario(name) for name in SCENARIOS.names()]
     here = capabilities.here()
@@ -69,10 +69,10 @@ def plan_scenario(
     """Return the fault plans of a scenario, one for each scenario that it stands for.
 
     Args:
-        name: As for :func:`run_scenario`, like the other arguments.
+        name: Name of a scenario of the library, or the path of a scenario file.
         seed: Seed of the study.
-        peers: Peers that start together.
-        config: A study.
+        peers: Peers that start together; by default the scenario's.
+        config: A study whose swarm, workload and budget replace the scenario's.
         set: Values that replace single fields of the study.
 
     Returns:

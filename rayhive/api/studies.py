@@ -126,7 +126,7 @@ def execute(
         again: Whether lost replicates get further attempts.
 
     Raises:
-        ConfigError: As :func:`rayhive.sweep.sweep.run_sweep`, like the following.
+        ConfigError: As for :func:`rayhive.sweep.sweep.run_sweep`.
         RayhiveError: The sweep cannot go on.
         Interrupted: Its ``folder`` is the run folder.
     """

@@ -44,7 +44,7 @@ def described(value: Any) -> object:
     """Return something that compares equal for arguments with the same effect."""
     if isinstance(value, partial):
         return value.func, value.args, sorted(value.keywords.items())
-    if isinstance(value, (bool, int, str)):
+    if isinstance(value, (bool, int, float, str)):
         return value
     return type(value), sorted((name, repr(item)) for name, item in vars(value).items())
 

@@ -28,6 +28,7 @@ IDENTITY = group_columns("replicate")
 
 @pytest.mark.parametrize("column", TABLE, ids=lambda column: column.name)
 def test_a_column_is_documented_as_declared(column: Column) -> None:
+    assert column.name in ROWS, f"docs/results.md needs a row for {column.name}"
     _, unit, better, definition = ROWS[column.name]
     assert unit == column.unit
     assert better == BETTER[column.better]
@@ -36,6 +37,7 @@ def test_a_column_is_documented_as_declared(column: Column) -> None:
 
 @pytest.mark.parametrize("column", [*EXPORTED, *IDENTITY], ids=lambda column: column.name)
 def test_a_column_outside_of_tables_is_documented_as_declared(column: Column) -> None:
+    assert column.name in ROWS, f"docs/results.md needs a row for {column.name}"
     _, where, definition = ROWS[column.name]
     places = {(True, True): "both", (True, False): "trials", (False, True): "configurations"}
     assert where == places[column.of_replicates, column.of_configurations]

@@ -43,7 +43,7 @@ def here() -> Mapping[str, str | None]:
 
 
 def everywhere(nodes: Iterable[Mapping[str, str | None]]) -> dict[str, str | None]:
-    """Return the capabilities that all nodes have; the reason of one that lacks one counts."""
+    """Return None for each capability that all nodes have, else the reason of a node without it."""
     known = list(nodes)
     return {
         name: next((reason for node in known if (reason := node.get(name)) is not None), None)

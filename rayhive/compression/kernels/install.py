@@ -4,9 +4,9 @@ Every class keeps its parent's ``compression_type`` and layout, so that plain hi
 these decode each other's messages. The differences, each with its test, are listed in
 ``docs/compression.md``; apart from them the bytes are equal.
 
-A reducer answers with the codec that hivemind's table lists under the sender's type, not with the
-sender's object. :func:`install` therefore replaces the codecs in that table, in the averager's
-process.
+A peer decodes with the codec that hivemind's table lists under a message's type, and reducers
+encode differences with that codec. :func:`install` therefore replaces the codecs in the table, in
+the averager's process.
 """
 
 from __future__ import annotations
