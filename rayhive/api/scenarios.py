@@ -217,10 +217,8 @@ def scenario_config(
         given["budget"] = {**_mapping(given.get("budget")), "trials": 1}
         data = _merged(data, {**given, "replicates": 1})
     data["scenarios"] = [name]
-    arguments = _mapping(data.get("scenario_args"))
-    data["scenario_args"] = {
-        each: value for each, value in arguments.items() if each == scenario_label(name)
-    }
+    label, arguments = scenario_label(name), _mapping(data.get("scenario_args"))
+    data["scenario_args"] = {label: arguments[label]} if label in arguments else {}
     apply_overrides(data, overrides, problems)
     if peers is not None:
         data = _merged(data, {"swarm": {"peers": peers}})

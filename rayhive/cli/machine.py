@@ -74,16 +74,13 @@ def doctor(format: ListFormat = "table") -> None:
     if format == "json":
         print_json([asdict(check) for check in checks])
     else:
-        rows = [{**asdict(check), "verdict": _verdict(check)} for check in checks]
+        rows = [
+            {**asdict(check), "verdict": "ok" if check.ok else "bad" if check.needed else "note"}
+            for check in checks
+        ]
         print_rows(rows, {"verdict": "", "name": "check", "detail": "found", "mend": "repair"})
     if any(check.needed and not check.ok for check in checks):
         raise typer.Exit(1)
-
-
-def _verdict(check: Any) -> str:
-    if check.ok:
-        return "ok"
-    return "bad" if check.needed else "note"
 
 
 def _print_replicate(replicate: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from rayhive.registry import FAULTS
-from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
+from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 from rayhive.sweep.dry_run import Plan, describe
 from rayhive.sweep.tally import clock
 
@@ -104,17 +104,13 @@ def _chart(
         cells = ["·"] * _WIDTH
         for fault in faults:
             if row in fault.who:
-                begin = _column(_moment(fault.at), end)
+                begin = _column(fault.at.round or fault.at.seconds or 0.0, end)
                 until = end_of(fault)
                 last = begin if until is None else _column(until, end)
                 cells[begin : last + 1] = "█" * (last + 1 - begin)
                 cells[begin] = "┃" if until is None else "█"
         yield f"  {row:{width}} {''.join(cells)}"
     yield f"  {'':{width}} 0{f'{end:g} {unit}':>{_WIDTH - 1}}"
-
-
-def _moment(at: At) -> float:
-    return float(at.round if at.round is not None else at.seconds or 0.0)
 
 
 def _column(value: float, end: float) -> int:

@@ -113,8 +113,6 @@ def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
     for node, found in zip(known.nodes, lifecycle.measured(known), strict=True):
         asked = Veth(known, node).now
         seen = found.model_dump() if found is not None else {}
-        rates = [seen.get("rate_up_mbit"), seen.get("rate_down_mbit")]
-        losses = [seen.get("loss_up"), seen.get("loss_down")]
         yield {
             "node": node.index,
             "node_class": node.node_class,
@@ -123,17 +121,17 @@ def _rows(known: TestbedState) -> Iterator[dict[str, Any]]:
             "control_address": node.control_address,
             "cpu_share": node.cpu_share,
             "rate_mbit_asked": asked.rate_mbit,
-            "rate_mbit": _mean(rates),
+            "rate_mbit": _mean(seen, "rate_up_mbit", "rate_down_mbit"),
             "rtt_ms_asked": 2 * asked.delay_ms,
             "rtt_ms": seen.get("rtt_ms"),
             "loss_asked": asked.loss,
-            "loss": _mean(losses),
+            "loss": _mean(seen, "loss_up", "loss_down"),
             "measured": seen,
         }
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
+def _mean(measured: dict[str, Any], *names: str) -> float | None:
+    known = [measured[name] for name in names if measured.get(name) is not None]
     return sum(known) / len(known) if known else None
 
 

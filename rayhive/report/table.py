@@ -79,8 +79,9 @@ def build_table(results: Results, rows: Sequence[Row]) -> TableModel:
     ]
     empty = [column.name for column in shown if column not in full] if rows else []
     texts = [cell.text for line in cells for cell in line]
+    replicates = count_text(sum(map(ran, rows)), "replicate")
     return TableModel(
-        title=_title(results, rows),
+        title=f"{results.name}: {count_text(len(rows), 'row')} of {replicates}",
         columns=tuple(columns),
         keys=len(keys),
         rows=tuple(cells),
@@ -102,11 +103,6 @@ def _is_shown(column: Column, results: Results) -> bool:
     if results.by and column.group == "configuration":
         return column.name in (*results.by, *conditions()) or not column.tells_apart
     return True
-
-
-def _title(results: Results, rows: Sequence[Row]) -> str:
-    replicates = count_text(sum(map(ran, rows)), "replicate")
-    return f"{results.name}: {count_text(len(rows), 'row')} of {replicates}"
 
 
 # -- cells -------------------------------------------------------------------------------------

@@ -107,13 +107,8 @@ def _mend(data: Any, item: Any) -> None:
         location = location[:-1]
     if len(location) == 1 and placeholder is not None:
         data[location[0]] = placeholder
-    else:
-        _drop(data, location)
-
-
-def _drop(data: Any, location: Sequence[Any]) -> None:
-    """Remove the deepest part of ``data`` that ``location`` names."""
-    holder, last = None, None
+        return
+    holder, last = None, None  # the deepest part of the data that the location names
     for part in location:
         in_list = isinstance(data, list) and isinstance(part, int) and part < len(data)
         if in_list or (isinstance(data, dict) and part in data):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 from rayhive.columns import objectives
@@ -24,7 +25,7 @@ from rayhive.spec.swarm import SwarmConfig
 def check_sweep(config: SweepConfig) -> list[Problem]:
     """Return every violation in a study whose structure is valid."""
     return [
-        *check_swarm(config.swarm),
+        *_check_swarm(config),
         *check_space(config.space, config.swarm),
         *_check_enqueued(config),
         *_check_scenarios(config),
@@ -33,35 +34,32 @@ def check_sweep(config: SweepConfig) -> list[Problem]:
     ]
 
 
-def check_swarm(swarm: SwarmConfig) -> Iterator[Problem]:
+def _wrong(config: SweepConfig, key: str, allowed: str) -> Problem:
+    """Return the problem of the value that a study has under a dotted key."""
+    return Problem(key, attrgetter(key)(config), allowed)
+
+
+def _check_swarm(config: SweepConfig) -> Iterator[Problem]:
     """Find problems between the settings of the swarm."""
+    swarm = config.swarm
     if swarm.batch_size is not None:
         yield from check_target_batch_size(swarm, swarm.batch_size, "`batch_size`")
     if swarm.matchmaking_time >= swarm.averaging_timeout:
-        yield Problem(
-            "swarm.matchmaking_time",
-            swarm.matchmaking_time,
-            f"less than averaging_timeout ({swarm.averaging_timeout} s)",
-        )
+        allowed = f"less than averaging_timeout ({swarm.averaging_timeout} s)"
+        yield _wrong(config, "swarm.matchmaking_time", allowed)
     if swarm.state_codec not in CODECS:
         yield unknown("swarm.state_codec", swarm.state_codec, CODECS.names())
     elif CODECS.get(swarm.state_codec).uses_threshold:
         names = [name for name, codec in CODECS.items() if not codec.uses_threshold]
-        yield Problem("swarm.state_codec", swarm.state_codec, f"one of {', '.join(names)}")
+        yield _wrong(config, "swarm.state_codec", f"one of {', '.join(names)}")
     if swarm.aggregation != "mean" and swarm.use_local_updates:
-        yield Problem(
-            "swarm.aggregation",
-            swarm.aggregation,
-            "mean with swarm.use_local_updates: no gradients are averaged",
-        )
+        allowed = "mean with swarm.use_local_updates: no gradients are averaged"
+        yield _wrong(config, "swarm.aggregation", allowed)
     if swarm.node_classes is not None:
         count = sum(node_class.count for node_class in swarm.node_classes.values())
         if count != swarm.peers:
-            yield Problem(
-                "swarm.peers",
-                swarm.peers,
-                f"the sum of the counts of swarm.node_classes, which is {count}",
-            )
+            allowed = f"the sum of the counts of swarm.node_classes, which is {count}"
+            yield _wrong(config, "swarm.peers", allowed)
 
 
 def check_target_batch_size(swarm: SwarmConfig, batch_size: int, source: str) -> Iterator[Problem]:
@@ -73,11 +71,8 @@ def check_target_batch_size(swarm: SwarmConfig, batch_size: int, source: str) ->
         source: Description of where ``batch_size`` is given, for the error text.
     """
     if swarm.target_batch_size < batch_size:
-        yield Problem(
-            "swarm.target_batch_size",
-            swarm.target_batch_size,
-            f"must be at least {source} ({batch_size})",
-        )
+        allowed = f"must be at least {source} ({batch_size})"
+        yield Problem("swarm.target_batch_size", swarm.target_batch_size, allowed)
 
 
 def check_space(space: Space, swarm: SwarmConfig) -> Iterator[Problem]:
@@ -152,17 +147,11 @@ def _check_scenarios(config: SweepConfig) -> Iterator[Problem]:
 def _check_budget(config: SweepConfig) -> Iterator[Problem]:
     samples, target = config.budget.samples_per_replicate, config.swarm.target_batch_size
     if samples is not None and samples < target:
-        yield Problem(
-            "swarm.target_batch_size",
-            target,
-            f"at most budget.samples_per_replicate ({samples}), which is at least one round",
-        )
+        allowed = f"at most budget.samples_per_replicate ({samples}), which is at least one round"
+        yield _wrong(config, "swarm.target_batch_size", allowed)
     if config.budget.trials < len(config.enqueue):
-        yield Problem(
-            "budget.trials",
-            config.budget.trials,
-            f"at least the {len(config.enqueue)} configurations of enqueue",
-        )
+        allowed = f"at least the {len(config.enqueue)} configurations of enqueue"
+        yield _wrong(config, "budget.trials", allowed)
 
 
 def _check_objectives(config: SweepConfig) -> Iterator[Problem]:
@@ -176,16 +165,16 @@ def _check_objectives(config: SweepConfig) -> Iterator[Problem]:
         elif name.startswith("retention") and set(config.scenarios) == {"none"}:
             yield Problem(key, name, "absent without a scenario that plans faults")
     if "samples_to_target" in config.objectives and config.budget.samples_per_replicate is None:
-        yield Problem(
+        yield _wrong(
+            config,
             "budget.samples_per_replicate",
-            None,
             "given with the objective samples_to_target: a replicate that misses the target is "
             "charged a multiple of it",
         )
     if config.budget.stop_at_target and "final_loss" in config.objectives:
-        yield Problem(
+        yield _wrong(
+            config,
             "budget.stop_at_target",
-            True,
             "false when final_loss is an objective: losses after different sample counts do "
             "not compare",
         )

@@ -149,9 +149,7 @@ class Driver:
             self.interruption.check()
             if self.book.next() is None:
                 break
-        batch = self.book.records[start:end]
-        exhausted = len(self.book.records) < wanted
-        return batch, exhausted
+        return self.book.records[start:end], len(self.book.records) < wanted
 
     def _reset_early_failures(self) -> None:
         """Archive failed replicates of open trials if no replicate has measured anything yet.
@@ -203,8 +201,7 @@ class Driver:
                 lost = any(row["state"] == LOST for row in rows)
                 if not record.reported:
                     self.book.tell(record, None, str(error), lost)
-        known, reason = self.book.values(record), self.book.failed(record)
-        self.progress.trial_finished(record, known, reason)
+        self.progress.trial_finished(record, self.book.values(record), self.book.failed(record))
 
     def _with_twins(self, record: TrialRecord, rows: list[Row]) -> Sequence[Row]:
         """Return the rows of a trial, the faulted ones compared with their twins."""

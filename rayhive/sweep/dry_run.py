@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice, repeat
+from itertools import islice
 from typing import Any
 
 from rayhive.compression.payload import allreduce_bytes, configuration_payload, payload
@@ -108,13 +108,11 @@ def describe(scenario: ResolvedScenario) -> str:
 def _rows(study: ResolvedStudy) -> Iterator[PlannedConfiguration]:
     """Yield the enqueued configurations, then the other corners, each distinct one once."""
     config = study.config
-    seen: set[str] = set()
-    corners = zip(_corners(config.space), repeat(False))
-    for item, enqueued in chain(zip(config.enqueue, repeat(True)), corners):
-        key = study.space.key(item)
-        if key in seen:
-            continue
-        seen.add(key)
+    distinct: dict[str, Configuration] = {}
+    for item in (*config.enqueue, *_corners(config.space)):
+        distinct.setdefault(study.space.key(item), item)
+    for item in distinct.values():
+        enqueued = item in config.enqueue
         predicted = configuration_payload(study.workload.shapes, item)
         sent = allreduce_bytes(predicted.bytes_per_transfer, config.swarm.peers)
         yield PlannedConfiguration(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from rayhive.columns import Row, find_column
 from rayhive.errors import RayhiveError
@@ -102,31 +103,24 @@ def objective_values(
         scenarios.setdefault(row.get("scenario"), []).append(row)
     for name, group in scenarios.items() or {None: []}.items():
         if not any(row["state"] in (*GOOD, *CHARGED) for row in group):
-            states = ", ".join(sorted({str(row["state"]) for row in group})) or "there are none"
             under = f" under {name}" if len(scenarios) > 1 else ""
-            raise NoValue(f"no replicate was measured{under}: {states}")
+            raise NoValue(f"no replicate was measured{under}: {_states(group)}")
     values = []
     for name, direction in config.objectives.items():
         column = find_column(name)
         of_twins = column is not None and column.stage == "twin"  # the twin itself lacks it
-        groups = [
-            group
+        means = (
+            _scenario_value(config, group, name, charges)
             for scenario, group in scenarios.items()
             if not of_twins or scenario != NO_FAULTS or len(scenarios) == 1
-        ]
-        found = [
-            mean
-            for group in groups
-            if (mean := _scenario_value(config, group, name, charges)) is not None
-        ]
+        )
+        found = [mean for mean in means if mean is not None]
         if not found and any(row["state"] in CHARGED for row in rows):
             found = [charges.of(name)]  # the twin diverged, so no comparison exists
         if not found:
             raise NoValue(f"no replicate has a value of {name}")
-        if config.across_scenarios == "mean":
-            values.append(math.fsum(found) / len(found))
-        else:
-            values.append(max(found) if direction == "minimize" else min(found))
+        worst = max if direction == "minimize" else min
+        values.append(fmean(found) if config.across_scenarios == "mean" else worst(found))
     return values
 
 
@@ -134,8 +128,11 @@ def failure(rows: Sequence[Row]) -> str | None:
     """Return the states of the replicates as text if none of them was measured, else None."""
     if any(row["state"] in GOOD for row in rows):
         return None
-    states = ", ".join(sorted({str(row["state"]) for row in rows})) or "there are none"
-    return f"no replicate completed: {states}"
+    return f"no replicate completed: {_states(rows)}"
+
+
+def _states(rows: Sequence[Row]) -> str:
+    return ", ".join(sorted({str(row["state"]) for row in rows})) or "there are none"
 
 
 def _scenario_value(
@@ -151,7 +148,7 @@ def _scenario_value(
             found = _number(row, name)
             values.append(missed if found is None else found)
     measured = [value for value in values if value is not None]
-    return math.fsum(measured) / len(measured) if measured else None
+    return fmean(measured) if measured else None
 
 
 def missed_charge(objective: str, budget: Budget) -> float | None:

@@ -141,7 +141,9 @@ class DisplayProgress(SweepProgress):
         """Return the display."""
         parts: list[RenderableType] = [self._bar()]
         if self._running is not None:
-            parts += [self._replicate(self._running), self._peers()]
+            phase, seconds = self._status.get("phase", "starting"), time.monotonic() - self._since
+            parts += [Text(f"{replicate_label(self._running)}: {phase}, {seconds:.0f} s")]
+            parts += [self._peers()]
         if self.tally.best:
             parts.append(self._best())
         return Group(*parts)
@@ -157,11 +159,6 @@ class DisplayProgress(SweepProgress):
             f"left: {tally.remaining}",
         )
         return grid
-
-    def _replicate(self, spec: ReplicateSpec) -> RenderableType:
-        phase = str(self._status.get("phase", "starting"))
-        seconds = time.monotonic() - self._since
-        return Text(f"{replicate_label(spec)}: {phase}, {seconds:.0f} s")
 
     def _peers(self) -> RenderableType:
         table = Table(box=None, padding=(0, 2), header_style="dim")

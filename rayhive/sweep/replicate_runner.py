@@ -136,15 +136,13 @@ class ReplicateRunner:
         """Return the last event of a finished replicate; set a damaged log aside."""
         try:
             found = attempts.finished_event(folder)
-            outcome = None if found is not None else attempts.unfinished_outcome(folder)
+            outcome = attempts.unfinished_outcome(folder)
         except DamagedError as error:
             self.set_aside(spec, error)
             return None
-        return (
-            found
-            if outcome is None
-            else attempts.record_end(folder, outcome.state, outcome.stop_reason)
-        )
+        if outcome is None:
+            return found
+        return attempts.record_end(folder, outcome.state, outcome.stop_reason)
 
     def set_aside(self, spec: ReplicateSpec, error: DamagedError) -> None:
         """Rename a damaged file of a replicate so that it is not read, and report it."""

@@ -78,7 +78,7 @@ class RunFolder:
         elif self.path.exists() and any(
             item.name != LOCK and not is_unfinished(item) for item in self.path.iterdir()
         ):
-            yield Problem("--out", str(self.path), "a run folder, or one that is empty or new")
+            yield self._refused("a run folder, or one that is empty or new")
 
     def check_code(self, config: SweepConfig, now: Fingerprint) -> Iterator[Problem]:
         """Yield a problem if the run has measurements of other code or data."""
@@ -157,7 +157,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / LOCK).open("a+", encoding="utf-8", errors="replace")
         except OSError as error:
-            raise ConfigError(_not_writable(self.path, error)) from error
+            allowed = f"a folder that can be written ({error.strerror})"
+            raise ConfigError(self._refused(allowed)) from error
         with lock:
             # The kernel releases the lock when this process dies, in whatever way.
             if not _lock(lock, fcntl.LOCK_EX):
@@ -206,11 +207,11 @@ class RunFolder:
         try:
             part = next(each for each in (self.path, *self.path.parents) if each.exists())
         except OSError as error:
-            return _not_writable(self.path, error)
+            return self._refused(f"a folder that can be written ({error.strerror})")
         if not part.is_dir():
-            return Problem("--out", str(self.path), f"a folder, but {part} is a file")
+            return self._refused(f"a folder, but {part} is a file")
         if not os.access(part, os.W_OK | os.X_OK):
-            return Problem("--out", str(self.path), f"writable, but {part} is not")
+            return self._refused(f"writable, but {part} is not")
         return None
 
     def _locked_by(self) -> str | None:
@@ -222,7 +223,10 @@ class RunFolder:
             return None
 
     def _in_use(self, owner: str) -> Problem:
-        return Problem("--out", str(self.path), f"a folder that no other driver uses; {owner} does")
+        return self._refused(f"a folder that no other driver uses; {owner} does")
+
+    def _refused(self, allowed: str) -> Problem:
+        return Problem("--out", str(self.path), allowed)
 
     def _differences(self, config: SweepConfig) -> Iterator[Problem]:
         try:
@@ -230,8 +234,7 @@ class RunFolder:
             existing = SweepConfig.model_validate(yaml.safe_load(text))
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             first = str(error).splitlines()[0]
-            allowed = f"a run folder; its {SWEEP} is not valid: {first}"
-            yield Problem("--out", str(self.path), allowed)
+            yield self._refused(f"a run folder; its {SWEEP} is not valid: {first}")
             return
         old, new = _flat(existing.as_data()), _flat(config.as_data())
         for key in sorted(old.keys() | new.keys()):
@@ -239,12 +242,9 @@ class RunFolder:
             if MAY_CHANGE.fullmatch(key) or was == now or (key in MAY_GROW and now > was):  # type: ignore[operator]
                 continue
             at_least = "at least " if key in MAY_GROW else ""
-            yield Problem(
-                key,
-                now,
-                f"{at_least}{was!r}, as in the run that {self.path} holds "
-                "(--out or another name starts a new run)",
-            )
+            held = f"as in the run that {self.path} holds"
+            other = "(--out or another name starts a new run)"
+            yield Problem(key, now, f"{at_least}{was!r}, {held} {other}")
 
 
 @contextmanager
@@ -308,7 +308,3 @@ def _lock(file: IO[str], kind: int) -> bool:
 def _owner(lock: IO[str]) -> str:
     lock.seek(0)
     return lock.readline().strip() or "another process"
-
-
-def _not_writable(path: Path, error: OSError) -> Problem:
-    return Problem("--out", str(path), f"a folder that can be written ({error.strerror})")

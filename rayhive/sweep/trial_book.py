@@ -87,8 +87,12 @@ class TrialBook:
         """
         asked = 0
         while True:
-            if not self._waiting() and not self._queue_enqueued():
-                fresh = self.space.unseen(set(self._seen), self._random())
+            trials = self._trials()
+            waiting = any(trial.state == TrialState.WAITING for trial in trials)
+            if not waiting and not self._queue_enqueued():
+                seed = f"chance/{self.seed}/{len(trials)}".encode()
+                random = Random(hashlib.blake2b(seed).digest())
+                fresh = self.space.unseen(set(self._seen), random)
                 if fresh is None:
                     return None
                 if asked >= REASKS:
@@ -136,16 +140,14 @@ class TrialBook:
         self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
     ) -> None:
         before = self._trials()[record.number]
-        attributes: dict[str, Any] = {AMENDS: record.number}
-        if reason is not None:
-            attributes[FAILED] = reason
+        failed = {} if reason is None else {FAILED: reason}
         self.study.add_trial(
             optuna.trial.create_trial(
                 state=TrialState.COMPLETE,
                 values=list(values or ()),
                 params=before.params,
                 distributions=before.distributions,
-                user_attrs=attributes,
+                user_attrs={AMENDS: record.number, **failed},
             )
         )
         self._amended[record.number] = len(self._trials()) - 1
@@ -224,13 +226,6 @@ class TrialBook:
             self.space.parameters(configuration),
             user_attrs={CONFIGURATION: configuration.model_dump(mode="json"), **attributes},
         )
-
-    def _waiting(self) -> bool:
-        return any(trial.state == TrialState.WAITING for trial in self._trials())
-
-    def _random(self) -> Random:
-        digest = hashlib.blake2b(f"chance/{self.seed}/{len(self._trials())}".encode()).digest()
-        return Random(digest)
 
     def _trials(self) -> list[FrozenTrial]:
         return self.study.get_trials(deepcopy=False)
