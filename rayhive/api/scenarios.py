@@ -175,7 +175,7 @@ def replay(
         with Interruption() as interruption:
             run_again(spec, _shown(progress), interruption, address)
     except Interrupted as stop:
-        stop.folder = place
+        stop.folder, stop.kept = place, "the unfinished replicate is"
         raise
     return load(place)
 

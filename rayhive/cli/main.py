@@ -11,6 +11,7 @@ import typer
 from rayhive.cli import machine, scenarios, studies, testbed
 from rayhive.cli.output import complain
 from rayhive.errors import RayhiveError
+from rayhive.sweep.signals import Interrupted
 
 app = typer.Typer(
     name="rayhive",
@@ -55,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app(None if arguments is None else list(arguments), prog_name="rayhive")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except Interrupted as stop:
+        complain(f"{stop.reason}; {stop.kept} in {stop.folder}")
+        return stop.exit_code
     except RayhiveError as error:
         complain(str(error))
         return error.exit_code

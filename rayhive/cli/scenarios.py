@@ -10,7 +10,6 @@ import typer
 from rayhive.cli.options import Address, ListFormat, Sets
 from rayhive.cli.output import complain, print_json, print_rows
 from rayhive.errors import ConfigError, RayhiveError
-from rayhive.sweep.signals import Interrupted
 
 if TYPE_CHECKING:
     from rayhive.api import Run
@@ -89,7 +88,7 @@ def show(
     from rayhive import api
     from rayhive.cli.plan_text import fault_plan_lines
 
-    shown, unmet = api.plan_scenario(name, seed=seed, peers=peers, config=config, set=set_ or ())
+    shown, unmet = api.plan_scenario(name, seed=seed, peers=peers, config=config, set=set_)
     for each in shown:
         for warning in each.warnings:
             complain(warning)
@@ -129,20 +128,9 @@ def run(
     """
     from rayhive import api
 
-    try:
-        found = api.run_scenario(
-            name,
-            seed=seed,
-            peers=peers,
-            config=config,
-            set=set_ or (),
-            address=address,
-            out=out,
-            twin=twin,
-        )
-    except Interrupted as stop:
-        complain(f"{stop.reason}; finished replicates are kept in {stop.folder}")
-        raise typer.Exit(stop.exit_code) from None
+    found = api.run_scenario(
+        name, seed=seed, peers=peers, config=config, set=set_, address=address, out=out, twin=twin
+    )
     wrong = print_stories(found)
     try:
         _print_notice_grid(found)

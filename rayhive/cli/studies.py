@@ -49,7 +49,7 @@ def sweep(
     """
     from rayhive import api
 
-    _run(lambda: api.sweep(file, set=set_ or (), address=address, out=out, code=code), format)
+    _run(lambda: api.sweep(file, set=set_, address=address, out=out, code=code), format)
 
 
 def retry(
@@ -67,7 +67,7 @@ def retry(
     """
     from rayhive import api
 
-    _run(lambda: api.retry(folder, set=set_ or (), address=address), format)
+    _run(lambda: api.retry(folder, set=set_, address=address), format)
 
 
 def _run(run: Callable[[], Run], format: str) -> None:
@@ -79,7 +79,7 @@ def _run(run: Callable[[], Run], format: str) -> None:
     try:
         found = run()
     except Interrupted as stop:
-        complain(f"{stop.reason}; finished replicates are kept in {stop.folder}. To resume:")
+        complain(f"{stop.reason}; {stop.kept} in {stop.folder}. To resume:")
         complain(f"  {shlex.join(command_of_process())}")
         raise typer.Exit(stop.exit_code) from None
     print(results_text(found.results, format, (), None, _width(), sys.stdout.isatty(), complain))
@@ -125,7 +125,7 @@ def plan(
     from rayhive import api
     from rayhive.cli.plan_text import study_plan_lines, study_plan_rows
 
-    found = api.plan(file, set=set_ or (), address=address)
+    found = api.plan(file, set=set_, address=address)
     rows = study_plan_rows(found)
     if format == "json":
         print_json(rows)
@@ -198,13 +198,9 @@ def replay(
     """
     from rayhive import api
 
-    try:
-        found = api.replay(
-            folder, trial, replicate=replicate, scenario=scenario, address=address, out=out
-        )
-    except Interrupted as stop:
-        complain(f"{stop.reason}; the unfinished replicate is in {stop.folder}")
-        raise typer.Exit(stop.exit_code) from None
+    found = api.replay(
+        folder, trial, replicate=replicate, scenario=scenario, address=address, out=out
+    )
     wrong = print_stories(found, always=True)
     print(f"all columns: {shlex.join(['rayhive', 'results', str(found.folder)])}")
     raise typer.Exit(int(wrong))

@@ -59,7 +59,7 @@ def read_mapping(file: Path, problems: list[Problem]) -> dict[str, Any]:
 
 
 #: Values of single fields: ``{"a.b": 3}``, or ``["a.b=3"]`` with YAML values.
-Overrides: TypeAlias = Mapping[str, Any] | Sequence[str]
+Overrides: TypeAlias = Mapping[str, Any] | Sequence[str] | None
 
 
 def apply_overrides(data: dict[str, Any], overrides: Overrides, problems: list[Problem]) -> None:
@@ -82,7 +82,7 @@ def apply_overrides(data: dict[str, Any], overrides: Overrides, problems: list[P
             else:
                 _set(data, key, copy, value, problems)
     else:
-        for override in overrides:
+        for override in overrides or ():
             key, equals, text = override.partition("=")
             if not equals or not key:
                 problems.append(Problem("--set", override, "KEY=VALUE, for example replicates=2"))

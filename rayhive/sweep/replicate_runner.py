@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
 from rayhive.events import ReplicateFinished, ReplicateStarted, read_events
 from rayhive.files import write_atomically
+from rayhive.spec import SwarmConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep import attempts
 from rayhive.sweep.signals import Interrupted, Interruption
@@ -48,7 +49,15 @@ class Handle(Protocol):
 
 
 class Swarms(Protocol):
-    """Interface of a cluster for the driver."""
+    """Interface of a cluster for a sweep."""
+
+    def check_room(self, swarm: SwarmConfig) -> Iterable[Problem]:
+        """Return the reasons for which the swarm can never be placed."""
+
+    def check_kinds(
+        self, needs: Mapping[str, Collection[str]], swarm: SwarmConfig
+    ) -> Iterable[Problem]:
+        """Return the kinds of faults that some node of the swarm cannot commit."""
 
     def find(self, run_id: str, folder: str | Path | None = None) -> Handle | None:
         """Return the live replicate of that name that writes to that folder, if any.

@@ -24,7 +24,8 @@ class Interrupted(BaseException):
             (128 + signal), as in shells.
 
     Attributes:
-        folder: The run folder that holds the finished replicates, once it is known.
+        folder: The folder of the run, once it is known.
+        kept: Description of what the folder holds.
     """
 
     def __init__(self, reason: str, signal_number: int | None = None) -> None:
@@ -33,6 +34,7 @@ class Interrupted(BaseException):
         self.signal_number = signal_number
         self.exit_code = 1 if signal_number is None else 128 + signal_number
         self.folder: Path | None = None
+        self.kept = "finished replicates are kept"
 
 
 class Interruption:

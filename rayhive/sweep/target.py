@@ -7,7 +7,7 @@ they are asked once the cluster is joined: the machine of the driver does not co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,28 +16,14 @@ from rayhive.cluster.address import named
 from rayhive.cluster.node import capabilities
 from rayhive.cluster.replicate.placement import gpu_problems, this_machine
 from rayhive.errors import ConfigError, Problem
-from rayhive.spec import SwarmConfig
 from rayhive.sweep.replicate_runner import Swarms
 from rayhive.sweep.resolve import Demands, ResolvedStudy, planned_on
 
-
-class ClusterLike(Swarms, Protocol):
-    """Interface of a cluster for a sweep."""
-
-    def check_room(self, swarm: SwarmConfig) -> Iterable[Problem]:
-        """Return the reasons for which the swarm can never be placed."""
-
-    def check_kinds(
-        self, needs: Mapping[str, Collection[str]], swarm: SwarmConfig
-    ) -> Iterable[Problem]:
-        """Return the kinds of faults that some node of the swarm cannot commit."""
-
-
 #: Connects to the cluster at an address; without one, starts a Ray on this machine.
-Connect = Callable[[str | None], AbstractContextManager[ClusterLike]]
+Connect = Callable[[str | None], AbstractContextManager[Swarms]]
 
 
-def connect_to_ray(address: str | None) -> AbstractContextManager[ClusterLike]:
+def connect_to_ray(address: str | None) -> AbstractContextManager[Swarms]:
     """Connect to the Ray cluster at ``address``, or start one on this machine."""
     from rayhive.cluster.cluster import Cluster
 
@@ -58,7 +44,7 @@ class Target(Protocol):
 
     def cluster(
         self, demands: Demands, connected: Callable[[], None]
-    ) -> AbstractContextManager[ClusterLike]:
+    ) -> AbstractContextManager[Swarms]:
         """Connect to the cluster, or start a Ray, with the testbed that the demands may need.
 
         Args:
@@ -72,7 +58,7 @@ class Target(Protocol):
 
     def placed(
         self, study: ResolvedStudy, connected: Callable[[], None]
-    ) -> AbstractContextManager[tuple[ClusterLike, ResolvedStudy]]:
+    ) -> AbstractContextManager[tuple[Swarms, ResolvedStudy]]:
         """Connect as :meth:`cluster` does, and plan the faults of a study for the cluster.
 
         The study that is yielded has no optional kinds of faults that the cluster refuses.
@@ -108,7 +94,7 @@ class _RayTarget:
             yield from gpu_problems(demands.swarm, [this_machine()])
 
     @contextmanager
-    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[ClusterLike]:
+    def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[Swarms]:
         host: AbstractContextManager[str | None] = nullcontext(self.address)
         if demands.testbed:
             from rayhive.cluster.testbed.testbed import hosted
@@ -127,7 +113,7 @@ class _RayTarget:
     @contextmanager
     def placed(
         self, study: ResolvedStudy, connected: Callable[[], None]
-    ) -> Iterator[tuple[ClusterLike, ResolvedStudy]]:
+    ) -> Iterator[tuple[Swarms, ResolvedStudy]]:
         demands = study.demands
         with self.cluster(demands, connected) as cluster:
             refused = cluster.check_kinds(demands.optional, demands.swarm)
