@@ -165,12 +165,7 @@ def _ordered(metric_groups: tuple[str, ...]) -> tuple[Column, ...]:
 
 def find_column(name: str) -> Column | None:
     """Return the column with this name, or None."""
-    return _by_name(METRICS.names()).get(name)
-
-
-@lru_cache(maxsize=1)
-def _by_name(metric_groups: tuple[str, ...]) -> dict[str, Column]:
-    return {column.name: column for column in _ordered(metric_groups)}
+    return next((column for column in all_columns() if column.name == name), None)
 
 
 def group_columns(group: str) -> tuple[Column, ...]:

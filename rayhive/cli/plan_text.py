@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from rayhive.registry import FAULTS
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
@@ -75,26 +75,25 @@ def fault_plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:
     if by_round:
         end = math.ceil(1.25 * max(fault.at.round or 0 for fault in by_round))
         yield ""
-        yield from _chart(by_round, plan.peers, end, "rounds", lambda fault: None)
+        yield from _chart(by_round, plan.peers, end, "rounds")
     if by_time:
         yield ""
-        yield from _chart(by_time, plan.peers, seconds, "s", _end_s)
+        yield from _chart(by_time, plan.peers, seconds, "s")
 
 
 def _end_s(fault: PlannedFault) -> float | None:
-    """Return the time of the heal [s]; infinity if it never heals, None for kinds without one."""
-    if fault.heal_after_s is not None and fault.at.seconds is not None:
+    """Return the time of the heal [s]; infinity if it never heals.
+
+    None for kinds without one, and for a fault that fires by round.
+    """
+    if fault.at.seconds is None:
+        return None
+    if fault.heal_after_s is not None:
         return fault.at.seconds + fault.heal_after_s
     return math.inf if FAULTS.get(fault.kind).heals else None
 
 
-def _chart(
-    faults: list[PlannedFault],
-    peers: int,
-    end: float,
-    unit: str,
-    end_of: Callable[[PlannedFault], float | None],
-) -> Iterator[str]:
+def _chart(faults: list[PlannedFault], peers: int, end: float, unit: str) -> Iterator[str]:
     names = list(dict.fromkeys(name for fault in faults for name in fault.who))
     units = {name.partition("-")[0] for name in names} & {"peer", "node"} or {"peer"}
     shown = [f"{unit}-{n}" for unit in units for n in range(peers)] if peers <= 16 else []
@@ -105,7 +104,7 @@ def _chart(
         for fault in faults:
             if row in fault.who:
                 begin = _column(fault.at.round or fault.at.seconds or 0.0, end)
-                until = end_of(fault)
+                until = _end_s(fault)
                 last = begin if until is None else _column(until, end)
                 cells[begin : last + 1] = "█" * (last + 1 - begin)
                 cells[begin] = "┃" if until is None else "█"
