@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayhive.columns import Row
-from rayhive.events import BarrierReleased, Event, InvariantChecked, load_event, of_kind
+from rayhive.events import BarrierReleased, Event, InvariantChecked, load_event
 from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report import timeline_picture
@@ -75,7 +75,7 @@ def replicate_story(folder: Path, row: Row, always: bool = False) -> Story | Non
         row: Its row.
         always: Whether a replicate without planned faults and without problems has a story.
     """
-    verdicts = of_kind(last_timeline(folder).events, InvariantChecked)
+    verdicts = last_timeline(folder).of(InvariantChecked)
     wrong = row["state"] not in FINISHED or not all(event.ok for event in verdicts)
     if row["scenario"] == NO_FAULTS and not wrong and not always:
         return None

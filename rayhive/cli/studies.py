@@ -53,10 +53,7 @@ def sweep(
 
 
 def retry(
-    folder: RunFolder,
-    set_: Sets = None,
-    address: Address = None,
-    format: ResultsFormat = "table",
+    folder: RunFolder, set_: Sets = None, address: Address = None, format: ResultsFormat = "table"
 ) -> None:
     """Run again the replicates that were lost in every attempt, then resume the study.
 

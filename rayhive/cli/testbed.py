@@ -23,10 +23,7 @@ app = typer.Typer(
 )
 Name = Annotated[
     str | None,
-    typer.Argument(
-        metavar="[NAME]",
-        help="Its name; optional if only one exists.",
-    ),
+    typer.Argument(metavar="[NAME]", help="Its name; optional if only one exists."),
 ]
 
 
@@ -48,10 +45,7 @@ def up(
 
 
 @app.command("status")
-def status(
-    name: Name = None,
-    format: ListFormat = "table",
-) -> None:
+def status(name: Name = None, format: ListFormat = "table") -> None:
     """Measure every link of a testbed, and show the settings beside the measurements.
 
     Takes some seconds for each node. Other traffic on the links lowers the measured rates.

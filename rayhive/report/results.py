@@ -104,12 +104,8 @@ def load_results(folder: str | Path) -> Results:
         raise ConfigError(_no_run(folder))
     study = _study(folder)
     rows, damaged = _rows(folder)
-    return Results(
-        name=study.name or folder.resolve().name,
-        objectives=study.objectives or {},
-        rows=rows,
-        damaged=damaged,
-    )
+    name = study.name or folder.resolve().name
+    return Results(name, study.objectives or {}, rows, damaged=damaged)
 
 
 def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
@@ -174,12 +170,8 @@ def _no_run(folder: Path) -> Problem:
     }
     close = nearest(folder.name, list(runs))
     listed = f"; there are {', '.join(sorted(runs.values()))}" if runs else ""
-    return Problem(
-        "DIR",
-        str(folder),
-        f"a run folder, with a sweep.yaml or trials in it, or a replicate's{listed}",
-        None if close is None else runs[close],
-    )
+    allowed = f"a run folder, with a sweep.yaml or trials in it, or a replicate's{listed}"
+    return Problem("DIR", str(folder), allowed, None if close is None else runs[close])
 
 
 # -- data frames -------------------------------------------------------------------------------

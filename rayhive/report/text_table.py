@@ -37,12 +37,10 @@ def table_text(model: TableModel, width: int, color: bool) -> str:
     marked = any(cell.best for line in model.rows for cell in line)
     best = "the value's interval lies on the better side of every other row's."
     notes = [*([f"{'Bold:' if color else '*'} {best}"] if marked else []), *model.notes]
-    parts += [
-        textwrap.fill(
-            note, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        )
-        for note in notes
-    ]
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    parts += map(wrapper.fill, notes)
     return "\n".join(parts) + "\n"
 
 

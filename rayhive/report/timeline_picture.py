@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from rayhive.errors import RayhiveError
-from rayhive.events import Evaluation, Round, Transition, of_kind
+from rayhive.events import Evaluation, Event, Round, Transition
 from rayhive.metrics.fault_impact import impacts, rejoins
 from rayhive.metrics.logs import last_timeline
 from rayhive.report.timeline_text import throughput
 from rayhive.timeline import Incarnation, Timeline
+
+E = TypeVar("E", bound=Event)
 
 #: Number of windows in the throughput curve.
 WINDOWS = 120
@@ -114,31 +115,24 @@ def import_plotly(module: str) -> ModuleType:
 
 def loss_points(timeline: Timeline) -> dict[str, list[tuple[float, float]]]:
     """Return points (seconds, loss) of the training batches by round, and of the evaluations."""
-    rounds = of_kind(timeline.events, Round)
-    evaluations = of_kind(timeline.events, Evaluation)
+    rounds, evaluations = timeline.by_round(Round), timeline.by_round(Evaluation)
     return {
-        "training batches": _means(timeline, ((e.round, e.t, e.loss) for e in rounds)),
-        "held out": _means(timeline, ((e.round, e.t, e.values.get("loss")) for e in evaluations)),
+        "training batches": _means(timeline, rounds, lambda event: event.loss),
+        "held out": _means(timeline, evaluations, lambda event: event.values.get("loss")),
     }
 
 
 def _means(
-    timeline: Timeline, losses: Iterable[tuple[int, float, float | None]]
+    timeline: Timeline, rounds: Mapping[int, Sequence[E]], loss: Callable[[E], float | None]
 ) -> list[tuple[float, float]]:
-    """Return the time of the last report [s] and the mean loss of each round.
-
-    Args:
-        timeline: The timeline.
-        losses: Round, Unix time [s] and loss of each report.
-    """
+    """Return the time of the last report [s] and the mean loss of each round."""
     assert timeline.span is not None
     points = []
-    for _, group in groupby(sorted(losses, key=itemgetter(0)), key=itemgetter(0)):
-        reports = list(group)
-        known = [loss for _, _, loss in reports if loss is not None]
+    for events in rounds.values():
+        known = [value for event in events if (value := loss(event)) is not None]
         if known:
-            ended = max(moment for _, moment, _ in reports)
-            points.append((ended - timeline.span[0], sum(known) / len(known)))
+            ended = max(event.t for event in events)
+            points.append((ended - timeline.span[0], fmean(known)))
     return sorted(points)
 
 
@@ -151,14 +145,13 @@ def _lane(timeline: Timeline, incarnation: Incarnation) -> Iterator[Bar]:
     assert timeline.span is not None
     began = timeline.span[0]
     name, replica, spawned = incarnation.name, incarnation.replica, incarnation.spawned
-    own = timeline.of_peers.get(name, [])
-    rounds = {event.round: event for event in of_kind(own, Round)}
+    rounds = {event.round: event for event in timeline.of(Round, name)}
     started = incarnation.ended if incarnation.started is None else incarnation.started
     if spawned is not None and started is not None and started > began:
         begin = max(spawned, began)
         yield Bar(replica, "starting", begin - began, started - begin, f"{name} starts")
     at, clock = incarnation.started, 0.0
-    for event in of_kind(own, Transition):
+    for event in timeline.of(Transition, name):
         if at is None or event.clock_s is None:
             continue
         round_ = rounds.get(event.round)

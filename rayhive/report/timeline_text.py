@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rayhive import events
-from rayhive.events import FaultFired, InvariantChecked, of_kind
+from rayhive.events import FaultFired, InvariantChecked
 from rayhive.invariants import check_all
 from rayhive.metrics.badput import time_spent
 from rayhive.metrics.fault_impact import FaultImpact, Rejoin, impacts, rejoins, swarm_rounds
@@ -91,7 +91,7 @@ def _throughput(timeline: Timeline) -> Iterator[str]:
     assert timeline.span is not None
     begin, end = timeline.span
     rates, marks = throughput(timeline, _WIDTH), [" "] * _WIDTH
-    for fired in of_kind(timeline.events, FaultFired):
+    for fired in timeline.of(FaultFired):
         at = int(_WIDTH * (fired.t - begin) / (end - begin or 1.0))
         marks[min(max(at, 0), _WIDTH - 1)] = "!"
     top = max(rates) or 1.0
@@ -158,22 +158,18 @@ def event_text(event: events.Event) -> str | None:
             return f"{peer} leaves: {event.handed_over} samples handed over, {event.lost} lost"
         case events.Rejected():
             tensors = event.tensors or "gradients"
-            return (
-                f"{peer} refuses the {tensors} of {event.offender} in round {event.round}: "
-                f"{event.reason}"
-            )
+            refused = f"the {tensors} of {event.offender} in round {event.round}"
+            return f"{peer} refuses {refused}: {event.reason}"
         case events.FaultActed():
             return f"{peer} corrupts round {event.round}: {shortened(event.what)}"
         case events.StateLoaded():
-            return (
-                f"{peer} loaded the state of round {event.round_of_state} in {event.seconds:.2f} s"
-            )
+            state = f"the state of round {event.round_of_state}"
+            return f"{peer} loaded {state} in {event.seconds:.2f} s"
         case events.SteppedOut():
             return f"{peer} steps out after round {event.round}"
         case events.SteppedIn():
-            return (
-                f"{peer} returns in round {event.round} after {event.seconds:.1f} s without a batch"
-            )
+            idle = f"{event.seconds:.1f} s without a batch"
+            return f"{peer} returns in round {event.round} after {idle}"
         case events.Fallback():
             reason = shortened(event.reason)
             return f"{peer} {_CHOICES[event.choice]} round {event.round}: {reason}"
@@ -282,7 +278,7 @@ def invariant_lines(timeline: Timeline) -> list[str]:
     The verdicts are those in the replicate's ``invariant`` events. Without such events, the
     invariants are checked now.
     """
-    recorded = list(of_kind(timeline.events, InvariantChecked))
+    recorded = timeline.of(InvariantChecked)
     lines = []
     for item in recorded or check_all(timeline.spec, timeline.events):
         checked = f"{item.checked} checked" if item.checked else "nothing to check"

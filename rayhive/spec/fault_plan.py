@@ -97,13 +97,8 @@ class FaultPlan(Model):
 
     def canonical(self) -> str:
         """Return the plan as JSON; equal plans have equal bytes."""
-        return json.dumps(
-            self.model_dump(mode="json"),
-            sort_keys=True,
-            separators=(",", ":"),
-            ensure_ascii=True,
-            allow_nan=False,
-        )
+        data = self.model_dump(mode="json")
+        return json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     @property
     def hash(self) -> str:
@@ -113,10 +108,6 @@ class FaultPlan(Model):
     @property
     def joins(self) -> tuple[int, ...]:
         """Numbers of the peers that join after the start."""
-        numbers = {
-            int(name.removeprefix("peer-"))
-            for fault in self.faults
-            for name in fault.who
-            if name.startswith("peer-")
-        }
+        names = (name for fault in self.faults for name in fault.who if name.startswith("peer-"))
+        numbers = {int(name.removeprefix("peer-")) for name in names}
         return tuple(sorted(number for number in numbers if number >= self.peers))

@@ -131,12 +131,9 @@ def as_problem(item: Any, model: type[BaseModel] = SweepConfig) -> Problem:
     key = ".".join(str(part) for part in location)
     if item["type"] == "extra_forbidden":
         fields = _fields_at(location[:-1], model)
-        return Problem(
-            key,
-            item["input"],
-            f"an unknown key; known are {', '.join(fields)}" if fields else "an unknown key",
-            nearest(location[-1], fields),
-        )
+        known = f"; known are {', '.join(fields)}" if fields else ""
+        close = nearest(location[-1], fields)
+        return Problem(key, item["input"], f"an unknown key{known}", close)
     if item["type"] == "missing":
         return Problem(key, None, "required")
     close = None

@@ -65,11 +65,8 @@ class ReplicateSpec(TrainingSpec):
     @property
     def run_id(self) -> str:
         """Name, unique among attempts: the DHT prefix and the name of the supervisor actor."""
-        return (
-            f"{self.study}-t{self.trial}-r{self.replicate}-{self.scenario}-a{self.attempt}".replace(
-                ".", "_"
-            )
-        )
+        name = f"{self.study}-t{self.trial}-r{self.replicate}-{self.scenario}-a{self.attempt}"
+        return name.replace(".", "_")
 
     @property
     def replicas(self) -> int:

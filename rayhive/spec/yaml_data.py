@@ -45,9 +45,8 @@ def read_mapping(file: Path, problems: list[Problem]) -> dict[str, Any]:
         raise ConfigError(Problem("FILE", str(file), f"a text file in UTF-8: {error}")) from error
     except (OSError, ValueError) as error:  # a path may hold characters that no file name has
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(
-            Problem("FILE", str(file), f"a readable YAML file ({reason})", _sibling(file))
-        ) from error
+        allowed = f"a readable YAML file ({reason})"
+        raise ConfigError(Problem("FILE", str(file), allowed, _sibling(file))) from error
     try:
         data = parse(text, problems)
     except yaml.YAMLError as error:

@@ -113,14 +113,11 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
         reason = f"an undamaged storage: {_hidden(repr(error), url)}"
         raise ConfigError(Problem("storage", url, reason)) from None
     if url is not None and owner != run:
-        raise ConfigError(
-            Problem(
-                "storage",
-                url,
-                f"a storage without a study {config.name!r} of another run folder; "
-                "choose another name, or continue in the folder that it was started in",
-            )
+        allowed = (
+            f"a storage without a study {config.name!r} of another run folder; "
+            "choose another name, or continue in the folder that it was started in"
         )
+        raise ConfigError(Problem("storage", url, allowed))
     study.sampler = sampler(config.seed, trials)
     return study
 

@@ -101,17 +101,10 @@ def run_sweep(
     with target.placed(study, connected=interruption.install) as (cluster, study):
         now = run.continued(fingerprint(study), accept=code == "accept")
         with writable(run.path), run.opened(study.config, now) as identity:
-            driver = Driver(
-                study,
-                run,
-                open_book(study, run, identity),
-                cluster,
-                progress,
-                interruption,
-                code=now,
-                again=again,
-            )
-            return driver.run()
+            book = open_book(study, run, identity)
+            return Driver(
+                study, run, book, cluster, progress, interruption, code=now, again=again
+            ).run()
 
 
 def fingerprint(study: ResolvedStudy) -> Fingerprint:

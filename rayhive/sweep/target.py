@@ -102,10 +102,8 @@ class _RayTarget:
             host = hosted(demands.swarm, self.address, demands.joining)
         with host as address, self.connect(address) as cluster:
             connected()
-            problems = [
-                *cluster.check_room(demands.swarm),
-                *cluster.check_kinds(demands.needs, demands.swarm),
-            ]
+            problems = list(cluster.check_room(demands.swarm))
+            problems += cluster.check_kinds(demands.needs, demands.swarm)
             if problems:
                 raise ConfigError(problems)
             yield cluster

@@ -14,21 +14,13 @@ DelayName = Literal["none", "state", "optimizer", "gradients"]
 
 #: Flags of ``hivemind.Optimizer`` for each delay. Of the sixteen combinations of these flags only
 #: four are valid; the last two need the offloaded optimizer.
-DELAY_FLAGS: dict[str, dict[str, bool]] = {
-    "none": {},
-    "state": {"delay_state_averaging": True},
-    "optimizer": {
-        "delay_state_averaging": True,
-        "delay_optimizer_step": True,
-        "offload_optimizer": True,
-    },
-    "gradients": {
-        "delay_state_averaging": True,
-        "delay_optimizer_step": True,
-        "delay_grad_averaging": True,
-        "offload_optimizer": True,
-    },
+DELAY_FLAGS: dict[str, dict[str, bool]] = {"none": {}, "state": {"delay_state_averaging": True}}
+DELAY_FLAGS["optimizer"] = {
+    **DELAY_FLAGS["state"],
+    "delay_optimizer_step": True,
+    "offload_optimizer": True,
 }
+DELAY_FLAGS["gradients"] = {**DELAY_FLAGS["optimizer"], "delay_grad_averaging": True}
 
 
 class Delay(Axis):
