@@ -91,10 +91,8 @@ def plan_scenario(
         absent = {str(problem.value) for problem in lacking}
         plan = plan_replicate(study, member, 0, warnings, absent)
         needs |= fault_needs(study, [member], optional=False)
-        seconds = study.budget.seconds_per_replicate
-        planned.append(
-            PlannedScenario(scenario.name, scenario.about, plan, seconds, tuple(warnings))
-        )
+        seconds, about = study.budget.seconds_per_replicate, scenario.about
+        planned.append(PlannedScenario(scenario.name, about, plan, seconds, tuple(warnings)))
     return planned, capabilities.missing(needs, here)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -26,19 +26,10 @@ Try: `rayhive sweep experiments/quickstart.yaml`, then `rayhive results runs/qui
 
 Exit codes: 0 done, 1 failed, 2 bad input, 130 and 143 interrupted.""",
 )
-_COMMANDS: tuple[Callable[..., None], ...] = (
-    studies.sweep,
-    studies.retry,
-    studies.plan,
-    studies.results,
-    studies.replay,
-    machine.train,
-    machine.status,
-    machine.stop,
-    machine.doctor,
-)
-for command in _COMMANDS:
-    app.command()(command)
+for of_studies in (studies.sweep, studies.retry, studies.plan, studies.results, studies.replay):
+    app.command()(of_studies)
+for of_machine in (machine.train, machine.status, machine.stop, machine.doctor):
+    app.command()(of_machine)
 app.add_typer(scenarios.app, name="scenario")
 app.add_typer(testbed.app, name="testbed")
 

@@ -96,10 +96,9 @@ def show(
             print(f"{each.name}: {each.about}")
             print("\n".join(fault_plan_lines(each.plan, each.seconds)))
     if format == "json":
-        plans = [
-            {"hash": each.plan.hash, "plan": each.plan.model_dump(mode="json")} for each in shown
-        ]
-        print_json(plans if len(plans) > 1 else plans[0])
+        plans = [each.plan for each in shown]
+        found = [{"hash": plan.hash, "plan": plan.model_dump(mode="json")} for plan in plans]
+        print_json(found if len(found) > 1 else found[0])
     if unmet:
         complain(f"this machine cannot run {name}:")
         raise ConfigError(unmet)

@@ -161,13 +161,8 @@ def _is_replicate(folder: Path) -> bool:
 def _no_run(folder: Path) -> Problem:
     """Return the error for a folder without a run; it lists the runs nearby."""
     places = (folder, folder.parent, Path("runs"))
-    runs = {
-        path.name: str(path)
-        for place in places
-        if place.is_dir()
-        for path in sorted(place.iterdir())
-        if _is_run(path)
-    }
+    near = (path for place in places if place.is_dir() for path in sorted(place.iterdir()))
+    runs = {path.name: str(path) for path in near if _is_run(path)}
     close = nearest(folder.name, list(runs))
     listed = f"; there are {', '.join(sorted(runs.values()))}" if runs else ""
     allowed = f"a run folder, with a sweep.yaml or trials in it, or a replicate's{listed}"

@@ -16,7 +16,7 @@ from rayhive.columns import objectives
 from rayhive.errors import Problem, nearest, unknown
 from rayhive.registry import CODECS, SCENARIOS
 from rayhive.spec.axes import AXES, Axis
-from rayhive.spec.axes.base import Range, ends, shown
+from rayhive.spec.axes.base import Distribution, Range, ends, shown
 from rayhive.spec.configuration import Configuration, Space
 from rayhive.spec.study import SCENARIO_NAME, SweepConfig, is_path, scenario_label
 from rayhive.spec.swarm import SwarmConfig
@@ -180,9 +180,7 @@ def _check_objectives(config: SweepConfig) -> Iterator[Problem]:
         )
 
 
-def _check_distribution(
-    axis: Axis, key: str, distribution: Range | tuple[Any, ...]
-) -> Iterator[Problem]:
+def _check_distribution(axis: Axis, key: str, distribution: Distribution) -> Iterator[Problem]:
     if not isinstance(distribution, Range):
         yield from _check_listed_once(key, distribution)
     elif axis.kind == "choice":
@@ -203,7 +201,7 @@ def _may_apply(axis: Axis, space: Space) -> bool:
 
 
 def _check_conflicts(
-    axis: Axis, key: str, distribution: Range | tuple[Any, ...], swarm: SwarmConfig
+    axis: Axis, key: str, distribution: Distribution, swarm: SwarmConfig
 ) -> Iterator[Problem]:
     """Find values that the swarm excludes; one problem for each reason."""
     reasons: dict[str, list[Any]] = {}

@@ -247,25 +247,23 @@ class Driver:
                 f"{self.folder.path}` runs them again and resumes the sweep"
             )
 
-    def spec(
-        self, record: TrialRecord, scenario: ResolvedScenario, replicate: int
-    ) -> ReplicateSpec:
+    def spec(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> ReplicateSpec:
         """Return the spec of a replicate of a trial; the runner chooses its attempt."""
         config = self.study.config
         return ReplicateSpec(
             study=config.name,
             trial=record.number,
-            replicate=replicate,
+            replicate=number,
             scenario=scenario.name,
-            plan=scenario.plans[replicate],
-            seed=self.study.seeds[replicate],
+            plan=scenario.plans[number],
+            seed=self.study.seeds[number],
             workload=config.workload,
             swarm=config.swarm,
             configuration=record.configuration,
             budget=config.budget,
             evaluation=config.evaluation,
             timeouts=config.timeouts,
-            folder=str(self.folder.replicate(record.number, replicate, scenario.name)),
+            folder=str(self.folder.replicate(record.number, number, scenario.name)),
             code=None if self.code is None else self.code.digest,
             git_revision=code_revision(),
             directory=os.getcwd(),

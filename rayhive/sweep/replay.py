@@ -45,10 +45,8 @@ def recorded_spec(
         listed = ", ".join(map(str, numbers)) or "none"
         raise ConfigError(Problem("TRIAL", trial, f"a trial of {run.path}: {listed}"))
     prefix = f"r{replicate}-"
-    found = sorted(
-        path.parent.name.removeprefix(prefix)
-        for path in (trials / str(trial)).glob(f"{prefix}*/{SPEC}")
-    )
+    specs = (trials / str(trial)).glob(f"{prefix}*/{SPEC}")
+    found = sorted(path.parent.name.removeprefix(prefix) for path in specs)
     name = scenario if scenario is not None else _choice(found)
     if name is None or name not in found:
         listed = ", ".join(found) or "none"

@@ -116,14 +116,12 @@ class RunFolder:
         """Return the content of ``provenance.json``, empty without it; None if it is damaged."""
         try:
             found = json.loads((self.path / PROVENANCE).read_text("utf-8", errors="replace"))
-            valid = isinstance(found.get("run", ""), str) and isinstance(
-                found.get("earlier", []), list
-            )
+            run, earlier = found.get("run", ""), found.get("earlier", [])
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError, AttributeError):  # the last: not a mapping
             return None
-        return dict(found) if valid else None
+        return dict(found) if isinstance(run, str) and isinstance(earlier, list) else None
 
     def replicates(self, trial: int) -> list[Path]:
         """Return the existing folders of a trial's replicates."""

@@ -17,7 +17,7 @@ from rayhive.compression.codecs.size_adaptive import SizeAdaptive
 from rayhive.compression.payload import averaged_sizes, configuration_payload
 from rayhive.registry import CODECS
 from rayhive.spec import AXES, Axis, Configuration, Range, Space
-from rayhive.spec.axes.base import Values, choices
+from rayhive.spec.axes.base import Distribution, Values, choices
 from rayhive.spec.configuration import combinations, decide
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class SearchSpace:
 
     def _points(self, axis: Axis, values: Values) -> Span | tuple[Any, ...]:
         """Return the values that an axis can have, given the values of the axes before it."""
-        distribution: Range | tuple[Any, ...] = getattr(self.space, axis.name)
+        distribution: Distribution = getattr(self.space, axis.name)
         if axis.drawn_after and isinstance(distribution, Range):
             sizes = averaged_sizes(self.shapes, {name: values[name] for name in axis.drawn_after})
             distribution = axis.narrowed(distribution, sizes)

@@ -147,9 +147,8 @@ def finished_line(
     """
     state = str(row.get("state"))
     took = "" if seconds is None else f" in {clock(seconds)}"
-    reason = (
-        f" ({row['stop_reason']})" if state in ("failed", LOST) and row.get("stop_reason") else ""
-    )
+    why = row.get("stop_reason") if state in ("failed", LOST) else None
+    reason = f" ({why})" if why else ""
     names = dict.fromkeys((*KEY_FIGURES, *config.objectives))
     figures = [f"{name} {figure(name, row[name])}" for name in names if row.get(name) is not None]
     kept_mark = " (kept)" if kept else ""

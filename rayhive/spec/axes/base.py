@@ -45,21 +45,21 @@ def _read(value: object) -> object:
 Distribution = Annotated[Range | tuple[Any, ...], BeforeValidator(_read)]
 
 
-def ends(distribution: Range | tuple[Any, ...]) -> tuple[Any, ...]:
+def ends(distribution: Distribution) -> tuple[Any, ...]:
     """Return both ends of a range, or every value of a list."""
     if isinstance(distribution, Range):
         return (distribution.low, distribution.high)
     return tuple(distribution)
 
 
-def choices(distribution: Range | tuple[Any, ...]) -> tuple[Any, ...] | None:
+def choices(distribution: Distribution) -> tuple[Any, ...] | None:
     """Return every value of a distribution, or None if it is a range of several values."""
     if not isinstance(distribution, Range):
         return tuple(distribution)
     return (distribution.low,) if distribution.low >= distribution.high else None
 
 
-def shown(distribution: Range | tuple[Any, ...]) -> object:
+def shown(distribution: Distribution) -> object:
     """Return a distribution as a study writes it."""
     if isinstance(distribution, Range):
         return distribution.model_dump()
@@ -132,7 +132,7 @@ class Axis(ABC):
             allowed = "null" if self.default is None else self.default
             yield f"{allowed} with swarm.use_local_updates: gradients are not averaged"
 
-    def narrowed(self, distribution: Range, sizes: Sequence[int]) -> Range | tuple[Any, ...]:
+    def narrowed(self, distribution: Range, sizes: Sequence[int]) -> Distribution:
         """Return the part of a range in which values differ in their effect.
 
         Args:

@@ -30,9 +30,8 @@ class Codec(Axis):
             return
         codec = CODECS.get(value)
         if not codec.available():
-            yield Problem(
-                key, value, f"a codec whose dependency is installed: install {codec.requires}"
-            )
+            allowed = f"a codec whose dependency is installed: install {codec.requires}"
+            yield Problem(key, value, allowed)
 
     def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
         """Find a codec of gradients where parameters are averaged."""

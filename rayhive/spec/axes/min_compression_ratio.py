@@ -34,9 +34,8 @@ class MinCompressionRatio(Axis):
         """Find a value that is no fraction."""
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not number or not 0 <= value < 1:
-            yield Problem(
-                key, value, "at least 0 and less than 1: the fraction saved, not a factor"
-            )
+            allowed = "at least 0 and less than 1: the fraction saved, not a factor"
+            yield Problem(key, value, allowed)
 
     def apply(self, arguments: dict[str, Any], values: Values) -> None:
         """Add the fraction to the averager that the rank chose."""

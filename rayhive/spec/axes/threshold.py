@@ -9,7 +9,7 @@ from typing import Any
 from rayhive.columns import Column
 from rayhive.errors import Problem
 from rayhive.registry import CODECS
-from rayhive.spec.axes.base import Axis, Range, Values, is_whole
+from rayhive.spec.axes.base import Axis, Distribution, Range, Values, is_whole
 from rayhive.spec.model import MOST
 
 
@@ -48,7 +48,7 @@ class Threshold(Axis):
         if not is_whole(value, 1, MOST):
             yield Problem(key, value, f"a whole number of elements, from 1 to {MOST}")
 
-    def narrowed(self, distribution: Range, sizes: Sequence[int]) -> Range | tuple[Any, ...]:
+    def narrowed(self, distribution: Range, sizes: Sequence[int]) -> Distribution:
         """Return the part of a range in which a threshold divides the tensors.
 
         Under PowerSGD the sizes are those of the factors, which are far smaller than the
