@@ -64,11 +64,19 @@ def _title(timeline: Timeline) -> str:
 
 
 def _events(timeline: Timeline) -> Iterator[str]:
+    """Yield the events in words, with the seconds since training started.
+
+    A refusal, which every member of the group reports, is included once. Refusals of one peer in
+    consecutive rounds are one text.
+    """
+    texts = [(item.t, text) for item, text in _refusal_runs(timeline)]
+    for event in timeline.events:
+        if not isinstance(event, events.Rejected) and (text := event_text(event)) is not None:
+            texts.append((event.t, text))
     began = timeline.span[0] if timeline.span is not None else 0.0
-    texts = sorted((moment - began, text) for moment, text in timeline_texts(timeline))
-    for seconds, text in texts:
-        if seconds >= 0:
-            yield f"{seconds:8.2f} s  {text}"
+    for moment, text in sorted(texts):
+        if moment >= began:
+            yield f"{moment - began:8.2f} s  {text}"
 
 
 def throughput(timeline: Timeline, windows: int) -> list[float]:
@@ -100,19 +108,6 @@ def _throughput(timeline: Timeline) -> Iterator[str]:
 
 
 # -- events ------------------------------------------------------------------------------------
-
-
-def timeline_texts(timeline: Timeline) -> Iterator[tuple[float, str]]:
-    """Yield the events of a timeline in words, with their Unix times [s], in any order.
-
-    A refusal, which every member of the group reports, is included once. Refusals of one peer in
-    consecutive rounds are one text.
-    """
-    for event in timeline.events:
-        if not isinstance(event, events.Rejected) and (text := event_text(event)) is not None:
-            yield event.t, text
-    for item, text in _refusal_runs(timeline):
-        yield item.t, text
 
 
 def _refusal_runs(timeline: Timeline) -> Iterator[tuple[RefusedTensors, str]]:
