@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -155,5 +155,5 @@ def _with_tables(folder: Path) -> Run:
 
 def _shown(study: ResolvedStudy, progress: bool | Progress) -> AbstractContextManager[Progress]:
     if isinstance(progress, bool):
-        return default_progress(study.config, progress)
+        return closing(default_progress(study.config, progress))
     return nullcontext(progress)

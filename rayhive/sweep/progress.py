@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -192,9 +192,8 @@ class DisplayProgress(SweepProgress):
         return Text("\n".join(lines), style="green")
 
 
-@contextmanager
-def default_progress(config: SweepConfig, shown: bool = True) -> Iterator[SweepProgress]:
-    """Yield the progress that suits this process.
+def default_progress(config: SweepConfig, shown: bool = True) -> SweepProgress:
+    """Return the progress that suits this process.
 
     On a terminal that is a display, in a notebook lines in the output of the cell, elsewhere lines
     on the standard error output.
@@ -203,16 +202,9 @@ def default_progress(config: SweepConfig, shown: bool = True) -> Iterator[SweepP
         config: The study.
         shown: False to show nothing.
     """
-    if not shown:
-        progress: SweepProgress = SweepProgress(config, out=io.StringIO())
-    elif sys.stderr.isatty():
-        progress = DisplayProgress(config, Console(stderr=True))
-    else:
-        progress = SweepProgress(config, out=lines_stream())
-    try:
-        yield progress
-    finally:
-        progress.close()
+    if shown and sys.stderr.isatty():
+        return DisplayProgress(config, Console(stderr=True))
+    return SweepProgress(config, out=lines_stream() if shown else io.StringIO())
 
 
 def lines_stream() -> IO[str]:

@@ -221,9 +221,8 @@ def _imports(path: Path, package: str) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             with suppress(ImportError):  # more dots than packages
-                module = importlib.util.resolve_name(
-                    "." * node.level + (node.module or ""), package
-                )
+                name = "." * node.level + (node.module or "")
+                module = importlib.util.resolve_name(name, package)
                 yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
 
 

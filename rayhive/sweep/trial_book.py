@@ -244,7 +244,6 @@ def _configuration(trial: FrozenTrial | optuna.Trial, given: object) -> Configur
     try:
         return Configuration.model_validate(given)
     except ValidationError as error:
+        where = f"trial {trial.number} in the storage"
         first = str(error).splitlines()[0]
-        raise RayhiveError(
-            f"trial {trial.number} in the storage has no valid configuration: {first}"
-        ) from error
+        raise RayhiveError(f"{where} has no valid configuration: {first}") from error
