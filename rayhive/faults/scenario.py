@@ -162,9 +162,8 @@ class Scenario:
             try:
                 found.append(model.model_validate({name: value}))
             except ValidationError as error:
-                for item in error.errors():
-                    problem = as_problem(item, model)
-                    problems.append(replace(problem, key=f"plan.{problem.key}"))
+                wrong = (as_problem(item, model) for item in error.errors())
+                problems.extend(replace(each, key=f"plan.{each.key}") for each in wrong)
         if problems:
             raise ConfigError(problems, str(self.path))
         return found
@@ -190,14 +189,12 @@ def read_scenario_file(path: Path) -> ScenarioFile:
     """
     problems: list[Problem] = []
     data = read_mapping(path, problems)
-    file = None
     try:
         file = ScenarioFile.model_validate(data)
+        problems.extend(_check_file(file))
     except ValidationError as error:
         problems.extend(as_problem(item, ScenarioFile) for item in error.errors())
-    if file is not None:
-        problems.extend(_check_file(file))
-    if problems or file is None:
+    if problems:
         raise ConfigError(problems, str(path))
     return file
 

@@ -14,13 +14,13 @@ import numpy as np
 from rayhive import events
 from rayhive.events import FaultFired, InvariantChecked
 from rayhive.invariants import check_all
-from rayhive.metrics.badput import time_spent
 from rayhive.metrics.fault_impact import FaultImpact, Rejoin, impacts, rejoins, swarm_rounds
-from rayhive.metrics.faults import samples_lost
 from rayhive.metrics.folds import counts_text
 from rayhive.metrics.group import ratio
+from rayhive.metrics.groups.badput import time_spent
+from rayhive.metrics.groups.faults import samples_lost
+from rayhive.metrics.groups.refusals import RefusedTensors, refusals
 from rayhive.metrics.logs import last_timeline
-from rayhive.metrics.refusals import RefusedTensors, refusals
 from rayhive.report.numbers import number_text
 from rayhive.timeline import Timeline
 

@@ -42,9 +42,8 @@ def add_axis(copy: Path) -> None:
 
 def add_columns(copy: Path) -> None:
     code = steps("Add a column")
-    file, registry = list(code)[:2]
+    file = "rayhive/metrics/groups/retries.py"
     (copy / file).write_text(code[file], encoding="utf-8")
-    insert_after(copy / registry, 'METRICS.register_lazy("refusals"', code[registry])
     insert_after(copy / "docs/results.md", "| `rejected_peers` |", code["docs/results.md"])
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayhive.columns import group_columns
-from rayhive.metrics.badput import time_spent
+from rayhive.metrics.groups.badput import time_spent
 from rayhive.metrics.rows import timeline_row
 from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned

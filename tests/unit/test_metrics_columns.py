@@ -351,7 +351,7 @@ def test_local_updates_commit_every_computed_sample() -> None:
 
 
 def test_a_group_returns_exactly_its_declared_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rayhive.metrics.weights import Weights
+    from rayhive.metrics.groups.weights import Weights
 
     monkeypatch.setattr(Weights, "compute", lambda self, timeline: {"something": 1})
     with pytest.raises(AssertionError, match="weights"):  # no fault of the log

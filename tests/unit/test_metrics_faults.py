@@ -6,9 +6,9 @@ import pytest
 
 from rayhive.events import Transition
 from rayhive.metrics.aggregate import fold
-from rayhive.metrics.convergence import evaluations
 from rayhive.metrics.fault_impact import impacts, rejoins
-from rayhive.metrics.faults import samples_lost
+from rayhive.metrics.groups.convergence import evaluations
+from rayhive.metrics.groups.faults import samples_lost
 from rayhive.metrics.rows import timeline_row
 from tests.fixtures.faulted import (
     AGAIN,

@@ -8,7 +8,7 @@ import pytest
 
 from rayhive.metrics.aggregate import fold
 from rayhive.metrics.folds import add_counts
-from rayhive.metrics.refusals import refusals
+from rayhive.metrics.groups.refusals import refusals
 from rayhive.metrics.rows import timeline_row
 from rayhive.report.timeline_text import timeline_lines
 from tests.fixtures.faulted import ALL, Story

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.metrics.robustness import Robustness
+from rayhive.metrics.groups.robustness import Robustness
 from rayhive.metrics.rows import last_attempt, rows_with_twins
 from rayhive.report.render import results_text
 from rayhive.report.results import load_results

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rayhive.errors import RayhiveError
 from rayhive.events import Event
-from rayhive.metrics.convergence import evaluations
+from rayhive.metrics.groups.convergence import evaluations
 from rayhive.metrics.logs import read_timelines
 from rayhive.metrics.rows import read_attempts, replicate_row, timeline_row
 from tests.fixtures.logs import Log, make_spec, timeline_of, write_events

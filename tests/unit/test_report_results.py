@@ -12,7 +12,7 @@ import pytest
 
 from rayhive.columns import group_columns, replicate_columns
 from rayhive.errors import ConfigError, RayhiveError
-from rayhive.metrics.pareto import Pareto
+from rayhive.metrics.groups.pareto import Pareto
 from rayhive.report.results import (
     configuration_frame,
     configuration_types,

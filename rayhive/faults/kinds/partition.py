@@ -60,18 +60,15 @@ class Partition(FaultKind):
     async def verify(self, swarm: FaultTarget, targets: Targets) -> Proof:
         """Send packets both ways between each node and every node that it is cut from, or keeps."""
         states = await for_each(targets, lambda node: self.tools[node].state())
-        arrived = {
-            f"{node} {address}": each.model_dump(by_alias=True)
-            for node, state in states.items()
-            for address, each in state.arrived.items()
-        }
-        cut = [state.arrived[a] for state in states.values() for a in state.cut_from]
-        kept = [
-            each
-            for state in states.values()
-            for address, each in state.arrived.items()
-            if address not in state.cut_from
-        ]
+        arrived: Record = {}
+        cut: list[Arrived] = []
+        kept: list[Arrived] = []
+        for node, state in states.items():
+            cut += (state.arrived[address] for address in state.cut_from)
+            for address, each in state.arrived.items():
+                arrived[f"{node} {address}"] = each.model_dump(by_alias=True)
+                if address not in state.cut_from:
+                    kept.append(each)
         ok = all(map(self._is_cut, cut)) and all(each.out > 0 and each.back > 0 for each in kept)
         return Proof(bool(cut) and ok, {"arrived": arrived})
 

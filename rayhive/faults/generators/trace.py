@@ -77,7 +77,7 @@ class _Absence:
     came: float | None = None
 
 
-class TraceReplay(Generator):
+class Trace(Generator):
     """Plans a removal for each replica that goes, with its heal if the replica comes back."""
 
     trace: TraceSettings

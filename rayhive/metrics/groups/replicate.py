@@ -7,7 +7,7 @@ from rayhive.metrics.group import MetricGroup
 from rayhive.timeline import Timeline
 
 
-class ReplicateColumns(MetricGroup):
+class Replicate(MetricGroup):
     """Columns of ``trials.parquet`` that identify a replicate.
 
     * ``trial``, ``replicate``, ``seed``, ``attempt``: from the replicate's spec.

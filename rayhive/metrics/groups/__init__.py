@@ -1,0 +1,1 @@
+"""Metric groups, one file each."""
