@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rayhive.cli.options import ListFormat, RunningAddress, StudyFile
 from rayhive.cli.output import print_json, print_rows
+
+if TYPE_CHECKING:
+    from rayhive.cluster.replicate.peer_table import ReplicateStatus
 
 
 def train(
@@ -40,7 +43,7 @@ def status(address: RunningAddress = None, format: ListFormat = "table") -> None
 
     found = cluster_status(address)
     if format == "json":
-        print_json(found)
+        print_json([asdict(replicate) for replicate in found])
     elif not found:
         print("no replicate is running")
     for replicate in found if format != "json" else ():
@@ -66,8 +69,6 @@ def doctor(format: ListFormat = "table") -> None:
 
     Exit code 1 if a requirement of rayhive is missing.
     """
-    from dataclasses import asdict
-
     from rayhive.cluster.doctor import doctor as examine
 
     checks = examine()
@@ -83,16 +84,14 @@ def doctor(format: ListFormat = "table") -> None:
         raise typer.Exit(1)
 
 
-def _print_replicate(replicate: Mapping[str, Any]) -> None:
-    peers: Iterable[tuple[str, Mapping[str, Any]]] = sorted(dict(replicate["peers"]).items())
-    seconds, budget = replicate["seconds"], replicate["budget_seconds"]
-    if seconds is None:  # the supervisor does not answer
-        print(f"{replicate['run_id']}: {replicate['phase']}")
+def _print_replicate(found: ReplicateStatus) -> None:
+    if found.seconds is None:  # the supervisor does not answer
+        print(f"{found.run_id}: {found.phase}")
         return
-    print(f"{replicate['run_id']}: {replicate['phase']}, {seconds:.0f} of {budget:.0f} s")
-    print(f"  {replicate['folder']}")
+    print(f"{found.run_id}: {found.phase}, {found.seconds:.0f} of {found.budget_seconds:.0f} s")
+    print(f"  {found.folder}")
     print_rows(
-        [{"peer": f"  {name}", **peer} for name, peer in peers],
+        [{"peer": f"  {name}", **asdict(peer)} for name, peer in sorted(found.peers.items())],
         {
             "peer": "  peer",
             "state": "state",

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import ray
 from ray.actor import exit_actor
 from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 NAMESPACE = "rayhive"
 _AGENT = "agent"
@@ -84,6 +85,30 @@ def pending(name: str) -> bool:
     state = importlib.import_module("ray._private.state").state
     found = state.actor_table(actor._actor_id.hex())
     return found.get("State") in ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
+
+
+def detached(actor: type, name: str, node: str, *args: Any) -> Any:
+    """Create an actor that outlives its driver, or return the living one of the same name.
+
+    Args:
+        actor: Its class.
+        name: Its name.
+        node: Ray's id of its node.
+        args: Arguments of the class.
+    """
+    return (
+        ray.remote(actor)
+        .options(
+            name=name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+        )
+        .remote(*args)
+    )
 
 
 def end(name: str) -> None:

@@ -22,9 +22,8 @@ from rayhive.cluster.embedded import EmbeddedRay, keep_silent, kept_signal_handl
 from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate import handle as handles
 from rayhive.cluster.replicate.handle import ReplicateHandle
-from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, ConfigError, NoAnswerError, Problem
-from rayhive.spec import SwarmConfig
+from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
 
 _STOP_TIMEOUT = 6.0
@@ -36,7 +35,6 @@ class Cluster:
 
     Args:
         embedded: The embedded Ray; None on a shared cluster.
-        timing: Bounds of the phases of replicates; None for those of each replicate's study.
         forkserver_command: Replaces rayhive's own forkserver; for tests.
 
     Attributes:
@@ -45,16 +43,12 @@ class Cluster:
     """
 
     def __init__(
-        self,
-        embedded: EmbeddedRay | None,
-        timing: PhaseTimeouts | None,
-        forkserver_command: Sequence[str] | None,
+        self, embedded: EmbeddedRay | None, forkserver_command: Sequence[str] | None
     ) -> None:
-        self.embedded_ray, self._timing = embedded, timing
+        self.embedded_ray = embedded
         self.agent_options = AgentOptions(
             forkserver_command=None if forkserver_command is None else tuple(forkserver_command),
             directory=None if embedded is None else str(embedded.agents),
-            idle=(timing or PhaseTimeouts()).agent_idle,
         )
         self._handles: dict[str, ReplicateHandle] = {}
         self._studies: set[str] = set()
@@ -64,11 +58,7 @@ class Cluster:
 
     @classmethod
     def connect(
-        cls,
-        address: str | None = None,
-        *,
-        timing: PhaseTimeouts | None = None,
-        forkserver_command: Sequence[str] | None = None,
+        cls, address: str | None = None, *, forkserver_command: Sequence[str] | None = None
     ) -> Cluster:
         """Connect to the cluster at ``address`` or ``RAY_ADDRESS``, or start an embedded Ray.
 
@@ -76,7 +66,6 @@ class Cluster:
 
         Args:
             address: ``HOST:PORT`` or ``auto``; ``local`` for an embedded Ray in any case.
-            timing: Bounds of the phases of replicates; None for those of each replicate's study.
             forkserver_command: Replaces rayhive's own forkserver; for tests.
 
         Raises:
@@ -88,7 +77,7 @@ class Cluster:
             raise ClusterError("this process is connected to a Ray cluster already")
         if target is not None:
             _join(target)
-        return cls(None if target else EmbeddedRay(), timing, forkserver_command)
+        return cls(None if target else EmbeddedRay(), forkserver_command)
 
     def __enter__(self) -> Cluster:
         return self
@@ -111,12 +100,11 @@ class Cluster:
         """See :func:`rayhive.cluster.capacity.check_kinds`."""
         return capacity.check_kinds(needs, swarm, self.embedded)
 
-    def start(self, spec: ReplicateSpec, timing: PhaseTimeouts | None = None) -> ReplicateHandle:
+    def start(self, spec: ReplicateSpec) -> ReplicateHandle:
         """Start a replicate, or adopt the one of this name if its supervisor lives.
 
         Args:
             spec: The replicate.
-            timing: Bounds in place of the cluster's.
 
         Raises:
             ConfigError: A supervisor of this name runs another replicate.
@@ -124,14 +112,12 @@ class Cluster:
         """
         self._replace_broken()
         self._studies.add(spec.study)
-        bounds = timing or self._timing or PhaseTimeouts(spec.timeouts)
-        actor, running = handles.start(spec, bounds, self.agent_options)
-        if running != spec:
-            text = f"a name that no other run on this cluster has; {running.folder} is running"
+        handle = handles.start(spec, self.agent_options, self._broken)
+        if handle.spec != spec:
+            text = f"a name that no other run on this cluster has; {handle.spec.folder} is running"
             raise ConfigError(Problem("name", spec.study, text))
         if self.embedded_ray is not None:
             self.embedded_ray.note_run(spec)
-        handle = ReplicateHandle(spec, actor, self._broken)
         self._handles[spec.run_id] = handle
         return handle
 
@@ -170,7 +156,7 @@ class Cluster:
             if not actors.pending(run_id):
                 raise
             since = self._pending.setdefault(run_id, time.monotonic())
-            if time.monotonic() - since < (self._timing or PhaseTimeouts()).study.supervisor:
+            if time.monotonic() - since < Timeouts().supervisor:
                 raise
             actors.end(run_id)
             return None
@@ -186,8 +172,7 @@ class Cluster:
         Raises:
             NoAnswerError: The supervisor lives and does not answer.
         """
-        found = handles.find(run_id)
-        return None if found is None else ReplicateHandle(found[1], found[0], self._broken)
+        return handles.find(run_id, self._broken)
 
     def supervisors(self, study: str | None = None) -> list[str]:
         """Return the run ids of the living supervisors of a study, or of all studies."""

@@ -13,8 +13,9 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
+from rayhive import events
 from rayhive.cluster import actors
 from rayhive.cluster.address import resolve
 from rayhive.cluster.cluster import Cluster
@@ -22,16 +23,8 @@ from rayhive.cluster.embedded import RUNS_FILE
 from rayhive.cluster.node import machine, process_group
 from rayhive.cluster.node.processes import started, wait_until
 from rayhive.cluster.replicate.handle import still_running
-from rayhive.cluster.replicate.peer_table import PeerTable
+from rayhive.cluster.replicate.peer_table import Outcome, PeerTable, ReplicateStatus, State
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError
-from rayhive.events import (
-    BarrierReleased,
-    Event,
-    PeerLost,
-    PeerSpawned,
-    ReplicateFinished,
-    read_events,
-)
 from rayhive.spec.replicate import ReplicateSpec
 
 _STOP_TIMEOUT = 60.0
@@ -39,7 +32,7 @@ _STOP_TIMEOUT = 60.0
 SILENT = "does not answer"
 
 
-def cluster_status(address: str | None = None) -> list[dict[str, Any]]:
+def cluster_status(address: str | None = None) -> list[ReplicateStatus]:
     """Return the status of every running replicate.
 
     If a supervisor does not answer, only the run id is known, and the phase is :data:`SILENT`.
@@ -58,13 +51,12 @@ def cluster_status(address: str | None = None) -> list[dict[str, Any]]:
         return [status for status in found if status is not None]
 
 
-def _status(cluster: Cluster, run_id: str) -> dict[str, Any] | None:
+def _status(cluster: Cluster, run_id: str) -> ReplicateStatus | None:
     try:
         handle = cluster.peek(run_id)
         return None if handle is None else handle.status()
     except NoAnswerError:
-        unknown = ("study", "folder", "seconds", "budget_seconds", "outcome")
-        return {"run_id": run_id, "phase": SILENT, "peers": {}, **dict.fromkeys(unknown)}
+        return ReplicateStatus(run_id, SILENT)
     except ClusterError:  # it has ended since it was listed
         return None
 
@@ -117,7 +109,7 @@ def stop_study(address: str | None, study: str) -> list[str]:
 
 
 def _stop_embedded(study: str) -> list[str]:
-    runs = [(pid, run["run_id"]) for pid, run in _embedded_runs() if run["study"] == study]
+    runs = [(pid, run.run_id) for pid, run in _embedded_runs() if run.study == study]
     for pid in dict.fromkeys(pid for pid, _ in runs):
         _terminate(pid)
     return [run_id for _, run_id in runs]
@@ -136,7 +128,7 @@ def _terminate(pid: int) -> None:
         raise ClusterError(f"the driver (pid {pid}) did not end within {_STOP_TIMEOUT:g} s")
 
 
-def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
+def _embedded_runs() -> Iterator[tuple[int, ReplicateStatus]]:
     """Yield the pid of the driver and the status of each replicate on an embedded cluster."""
     for directory, pid in process_group.owned(Path(machine.short_temporary_directory())):
         path = directory / RUNS_FILE
@@ -149,11 +141,11 @@ def _embedded_runs() -> Iterator[tuple[int, dict[str, Any]]]:
             except (ValueError, LookupError, TypeError):  # its writer died while it wrote
                 continue
             status = status_from_disk(folder)
-            if status is not None and status["outcome"] is None:
+            if status is not None and status.outcome is None:
                 yield pid, status
 
 
-def status_from_disk(folder: Path) -> dict[str, Any] | None:
+def status_from_disk(folder: Path) -> ReplicateStatus | None:
     """Return the status of a replicate from its events; None if they cannot be read."""
     try:
         return _status_from_disk(folder)
@@ -161,44 +153,32 @@ def status_from_disk(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _status_from_disk(folder: Path) -> dict[str, Any]:
-    events = list(read_events(folder / "events.jsonl"))
+def _status_from_disk(folder: Path) -> ReplicateStatus:
+    log = list(events.read_events(folder / "events.jsonl"))
     spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_bytes())
     peer_table = PeerTable.of(spec)
-    phase, since, outcome = "placing", events[0].t if events else time.time(), None
-    heard: dict[str, float] = {}
-    for event in events:
+    since = log[0].t if log else time.time()
+    phase, outcome = "placing", None
+    for event in log:
         if event.peer is not None:
-            heard[event.peer] = event.t
             _replay(peer_table, event.peer, event)
-        elif isinstance(event, BarrierReleased):
+        elif isinstance(event, events.BarrierReleased):
             phase, since = "training", event.t
-        elif isinstance(event, ReplicateFinished):
+        elif isinstance(event, events.ReplicateFinished):
             phase = "finished"
-            outcome = {"state": event.state, "stop_reason": event.stop_reason}
-    peers = {name: peer.status() for name, peer in peer_table.peers.items()}
-    for name, peer in peers.items():
-        peer["last_event_age"] = time.time() - heard.get(name, since)
-        if phase == "placing" and peer["pid"] is not None:
-            phase = "starting"
-    return {
-        "run_id": spec.run_id,
-        "study": spec.study,
-        "folder": str(folder),
-        "phase": phase,
-        "seconds": time.time() - since,
-        "budget_seconds": spec.budget.seconds_per_replicate,
-        "outcome": outcome,
-        "peers": peers,
-    }
+            outcome = Outcome(cast(State, event.state), str(event.stop_reason))
+    if phase == "placing" and any(peer.pid is not None for peer in peer_table.peers.values()):
+        phase = "starting"
+    return peer_table.status(spec, phase, time.time() - since, outcome)
 
 
-def _replay(peer_table: PeerTable, name: str, event: Event) -> None:
+def _replay(peer_table: PeerTable, name: str, event: events.Event) -> None:
     if name not in peer_table.peers:  # it started later
         peer_table.add(name)
-    if isinstance(event, PeerSpawned):
+    if isinstance(event, events.PeerSpawned):
         peer_table.spawned(name, event.pid, event.host)
-    elif isinstance(event, PeerLost):
+    elif isinstance(event, events.PeerLost):
         peer_table.lost(name, str(event.reason))
     else:
         peer_table.take(name, event)
+    peer_table.peers[name].heard = event.t

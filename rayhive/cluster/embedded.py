@@ -13,16 +13,15 @@ import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import ray
 
 from rayhive.cluster import actors
 from rayhive.cluster.node import machine, process_group
 from rayhive.cluster.node.processes import import_paths, start_reaper
+from rayhive.cluster.testbed.entrypoint import refuse_dashboard
 from rayhive.errors import ClusterError
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -51,7 +50,8 @@ class EmbeddedRay:
         process_group.claim(self.directory, os.getpid())
         self._reaper = start_reaper(process_group.__name__, str(self.directory))
         try:
-            with _environment(daemon_variables()), kept_signal_handlers(), _minimal_daemons():
+            refuse_dashboard()
+            with environment(daemon_variables()), kept_signal_handlers():
                 ray.init(
                     num_cpus=len(os.sched_getaffinity(0)),
                     namespace=actors.NAMESPACE,
@@ -128,7 +128,7 @@ def daemon_variables() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set variables of the environment in the block; restore all changed ones at its end."""
     before = {name: os.environ.get(name) for name in (*variables, "RAY_AUTH_MODE", "RAY_ADDRESS")}
     os.environ.update(variables)
@@ -141,20 +141,6 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _minimal_daemons() -> AbstractContextManager[object]:
-    """Start Ray's daemons as if Ray's dashboard were not installed.
-
-    ``include_dashboard=False`` still imports most of the dashboard in three processes, one after
-    the other. Without it the start takes 4.1 s instead of 7.5 s on two cores. There is no public
-    switch; in a version of Ray without the private one, the start is slow.
-    """
-    utils = importlib.import_module("ray._private.utils")
-    name = "get_dashboard_dependency_error"
-    if not hasattr(utils, name):
-        return contextlib.nullcontext()
-    return mock.patch.object(utils, name, lambda: ImportError("rayhive needs no dashboard"))
 
 
 def keep_silent() -> None:

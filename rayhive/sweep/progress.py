@@ -15,6 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rayhive.cluster.replicate.peer_table import PeerStatus, ReplicateStatus
 from rayhive.errors import RayhiveError
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
@@ -103,7 +104,7 @@ class DisplayProgress(SweepProgress):
         self._console = console
         self._running: ReplicateSpec | None = None
         self._since = 0.0
-        self._status: Mapping[str, Any] = {}
+        self._status: ReplicateStatus | None = None
         self._live = Live(
             get_renderable=self.render, console=console, refresh_per_second=2, transient=True
         )
@@ -120,7 +121,7 @@ class DisplayProgress(SweepProgress):
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Show the peers of the replicate."""
         self.tally.started(adopted)
-        self._running, self._status, self._since = spec, {}, time.monotonic()
+        self._running, self._status, self._since = spec, None, time.monotonic()
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
         """Read the state of the peers; if that fails, the last one stays."""
@@ -141,7 +142,8 @@ class DisplayProgress(SweepProgress):
         """Return the display."""
         parts: list[RenderableType] = [self._bar()]
         if self._running is not None:
-            phase, seconds = self._status.get("phase", "starting"), time.monotonic() - self._since
+            phase = "starting" if self._status is None else self._status.phase
+            seconds = time.monotonic() - self._since
             parts += [Text(f"{replicate_label(self._running)}: {phase}, {seconds:.0f} s")]
             parts += [self._peers()]
         if self.tally.best:
@@ -165,23 +167,23 @@ class DisplayProgress(SweepProgress):
         table.add_column("peer")
         for _, header, _ in PEER_FIGURES:
             table.add_column(header, justify="right")
-        for name, peer in sorted(dict(self._status.get("peers", {})).items()):
-            shown = {**peer, "samples_per_s": self._rate(peer)}
+        for name, peer in sorted(self._status.peers.items() if self._status else ()):
+            shown = {**vars(peer), "samples_per_s": self._rate(peer)}
             cells = [
-                "" if shown.get(key) is None else form.format(shown[key])
+                "" if shown[key] is None else form.format(shown[key])
                 for key, _, form in PEER_FIGURES
             ]
-            table.add_row(str(name), *cells)
+            table.add_row(name, *cells)
         return table
 
-    def _rate(self, peer: Mapping[str, Any]) -> float | None:
+    def _rate(self, peer: PeerStatus) -> float | None:
         """Return the rate that a peer reports, or else its mean since training began [1/s]."""
-        if peer.get("samples_per_s") is not None:
-            return float(peer["samples_per_s"])
-        seconds, samples = self._status.get("seconds"), peer.get("samples")
-        if self._status.get("phase") != "training" or not seconds or not samples:
+        status = self._status
+        if peer.samples_per_s is not None or status is None:
+            return peer.samples_per_s
+        if status.phase != "training" or not status.seconds or not peer.samples:
             return None
-        return float(samples / seconds)
+        return peer.samples / status.seconds
 
     def _best(self) -> RenderableType:
         lines = [

@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from rayhive.cluster.replicate.peer_table import Outcome
+from rayhive.cluster.replicate.peer_table import Outcome, ReplicateStatus
 from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
 from rayhive.events import ReplicateFinished, ReplicateStarted, read_events
 from rayhive.files import write_atomically
@@ -38,7 +38,7 @@ class Handle(Protocol):
     def wait(self, timeout: float) -> Outcome | None:
         """Return the outcome once it has ended, None while it runs."""
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> ReplicateStatus:
         """Return the phase and the state of each peer."""
 
     def stop(self, reason: str) -> None:

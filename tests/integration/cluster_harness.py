@@ -33,7 +33,7 @@ def replicate(folder: Path, study: str = "study", **settings: Any) -> ReplicateS
     Args:
         folder: Folder of the replicate.
         study: Name of its study.
-        settings: ``budget``, ``swarm``, and options of the simulated peers.
+        settings: ``budget``, ``swarm``, ``timeouts``, and options of the simulated peers.
     """
     budget = {
         "seconds_per_replicate": 30,
@@ -51,6 +51,7 @@ def replicate(folder: Path, study: str = "study", **settings: Any) -> ReplicateS
             "swarm": swarm,
             "configuration": {},
             "budget": budget,
+            "timeouts": settings.pop("timeouts", {}),
             "folder": str(folder),
             "git_revision": "abc1234",
         }

@@ -19,9 +19,8 @@ import pytest
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.node.raylets import rooms
 from rayhive.cluster.replicate.peer_table import Outcome
-from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ConfigError
-from rayhive.spec import SwarmConfig, Timeouts
+from rayhive.spec import SwarmConfig
 from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import (
     FAKE_FORKSERVER,
@@ -51,9 +50,9 @@ def cluster() -> Iterator[Cluster]:
     assert not directory.exists()
 
 
-def run(cluster: Cluster, spec: ReplicateSpec, timing: PhaseTimeouts | None = None) -> Outcome:
+def run(cluster: Cluster, spec: ReplicateSpec) -> Outcome:
     """Run a replicate to its end and check the properties of every end."""
-    handle = cluster.start(spec, timing)
+    handle = cluster.start(spec)
     outcome = handle.wait(PATIENT)
     assert outcome is not None, handle.status()
     events = events_of(spec)
@@ -71,9 +70,9 @@ def test_a_replicate_goes_through_all_phases(cluster: Cluster, tmp_path: Path) -
     assert handle.wait(PATIENT) == Outcome("completed", "rounds")
 
     status = handle.status()
-    assert status["phase"] == "finished" and set(status["peers"]) == {"peer-0", "peer-1"}
-    for peer in status["peers"].values():
-        assert (peer["round"], peer["samples"], peer["loss"]) == (6, 24, pytest.approx(1 / 6))
+    assert status.phase == "finished" and set(status.peers) == {"peer-0", "peer-1"}
+    for peer in status.peers.values():
+        assert (peer.round, peer.samples, peer.loss) == (6, 24, pytest.approx(1 / 6))
 
     assert ReplicateSpec.model_validate_json((tmp_path / "spec.json").read_text()) == spec
     events = events_of(spec)
@@ -117,10 +116,10 @@ def test_starting_again_adopts_and_stopping_is_quick(cluster: Cluster, tmp_path:
     spec = replicate(tmp_path, rounds=None)
     handle = cluster.start(spec)
     eventually(lambda: training(spec))
-    assert handle.wait(0.0) is None and handle.status()["phase"] == "training"
+    assert handle.wait(0.0) is None and handle.status().phase == "training"
     again = cluster.start(spec)
     found = cluster.find(spec.run_id, spec.folder)
-    assert found is not None and found.status()["run_id"] == spec.run_id
+    assert found is not None and found.status().run_id == spec.run_id
     assert cluster.find(spec.run_id, tmp_path / "elsewhere") is None
     with pytest.raises(ConfigError, match="name that no other run"):
         cluster.start(spec.model_copy(update={"folder": str(tmp_path / "elsewhere")}))
@@ -196,8 +195,8 @@ def test_a_full_disk_loses_the_replicate(cluster: Cluster, tmp_path: Path) -> No
 def test_a_peer_that_is_never_ready_in_time_loses_the_replicate(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    spec = replicate(tmp_path, peers={"1": {"startup_s": 60.0}})
-    outcome = run(cluster, spec, PhaseTimeouts(Timeouts(barrier=5.0), hurry=0.5))
+    spec = replicate(tmp_path, peers={"1": {"startup_s": 60.0}}, timeouts={"barrier": 5.0})
+    outcome = run(cluster, spec)
     reason = "peer-1 did not reach the barrier within 5 s (timeouts.barrier)"
     assert outcome == Outcome("lost", reason)  # the machine may be slow: no failure of the peer
 
@@ -237,8 +236,9 @@ def test_a_deaf_peer_is_killed(cluster: Cluster, tmp_path: Path) -> None:
         rounds=None,
         budget={"seconds_per_replicate": 0.5},
         peers={"1": {"deaf": True}},
+        timeouts={"stopping": 0.5},
     )
-    outcome = run(cluster, spec, PhaseTimeouts(Timeouts(stopping=0.5), hurry=0.5))
+    outcome = run(cluster, spec)
     assert outcome.state == "failed"
     assert outcome.stop_reason == "peer-1 did not stop within 1.5 s"
 
@@ -246,8 +246,8 @@ def test_a_deaf_peer_is_killed(cluster: Cluster, tmp_path: Path) -> None:
 def test_a_peer_that_will_not_go_home_is_killed_without_harm(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    spec = replicate(tmp_path, peers={"1": {"deaf": True}})
-    outcome = run(cluster, spec, PhaseTimeouts(Timeouts(teardown=0.5)))
+    spec = replicate(tmp_path, peers={"1": {"deaf": True}}, timeouts={"teardown": 0.5})
+    outcome = run(cluster, spec)
     assert outcome == Outcome("completed", "rounds")
 
 

@@ -46,8 +46,9 @@ with Cluster.connect(None, forkserver_command=forkserver) as cluster:
 
 CONTROL = """
 import json, sys
+from dataclasses import asdict
 from rayhive.cluster.control import cluster_status, stop_study
-print("answer", json.dumps(cluster_status()), flush=True)
+print("answer", json.dumps([asdict(found) for found in cluster_status()]), flush=True)
 print("stopped", json.dumps(stop_study(None, sys.argv[1])), flush=True)
 """
 

@@ -53,21 +53,27 @@ with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as clus
 
 ADOPT = """
 import json, sys
+from dataclasses import asdict
 from rayhive.cluster.cluster import Cluster
 address, run_id = sys.argv[1:3]
 with Cluster.connect(address) as cluster:
     print("found", json.dumps(cluster.supervisors()), flush=True)
     handle = cluster.find(run_id)
-    print("status", json.dumps(handle.status()), flush=True)
+    print("status", json.dumps(asdict(handle.status())), flush=True)
     assert handle.wait(0.2) is None
 """
 
 CONTROL = """
 import json, sys
+from dataclasses import asdict
 from rayhive.cluster.control import cluster_status, stop_study
 address = sys.argv[1]
-answer = [cluster_status(address), *(stop_study(address, study) for study in sys.argv[2:])]
-print("answer", json.dumps([*answer, cluster_status(address)]), flush=True)
+
+def status():
+    return [asdict(found) for found in cluster_status(address)]
+
+answer = [status(), *(stop_study(address, study) for study in sys.argv[2:])]
+print("answer", json.dumps([*answer, status()]), flush=True)
 """
 
 

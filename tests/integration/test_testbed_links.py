@@ -13,7 +13,7 @@ from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.testbed import Testbed, firewall, namespaces
 from rayhive.cluster.testbed.link_probe import measure_link, path
 from rayhive.errors import ClusterError
-from rayhive.faults.node_tools import Arrived, LinkChange, LinkMeasurement
+from rayhive.faults.node_tools import Arrived, LinkChange
 from rayhive.registry import FAULTS
 from rayhive.spec import Link
 from rayhive.spec.fault_plan import At, PlannedFault
@@ -70,7 +70,7 @@ def test_a_link_changes_at_run_time_and_comes_back(testbed: Testbed) -> None:
         assert cable.now == link
         check(testbed, 2, link)
         if not testbed.state.netem:
-            assert (cable.relayed() is None) == (not link.delay_ms)
+            assert bool(cable.relays()) == bool(link.delay_ms)
 
 
 def test_changes_at_the_same_time_add_up(testbed: Testbed) -> None:
@@ -134,8 +134,6 @@ def test_a_cut_takes_one_direction_and_heals(testbed: Testbed) -> None:
         assert await link.reach(other) == arrived(10, 10)
         assert await link.reach(third) == arrived(0, 0)
         await link.mend("f2")
-        with pytest.raises(ClusterError, match="sideways"):
-            await link.cut("f3", (), "sideways")
 
     asyncio.run(go())
     assert firewall.cuts(testbed.state.switch) == []
@@ -193,9 +191,8 @@ def test_faults_take_effect_and_heal(testbed: Testbed, kind: str, args: dict[str
         await fault.heal(swarm, who)
         # The same proof fails as soon as the fault is gone.
         if kind in ("rate", "delay", "loss"):
-            measured = (await link_of(testbed, 2).measure()).model_dump()
             before = Link.model_validate(LINKS[2])
-            assert not fault.proves(LinkMeasurement.model_validate(measured), before)
+            assert not fault.proves(await link_of(testbed, 2).measure(), before)
         await fault.teardown(swarm)
 
     asyncio.run(go())

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rayhive.cluster.replicate.peer_table import Outcome
+from rayhive.cluster.replicate.peer_table import Outcome, PeerStatus, ReplicateStatus
 from rayhive.errors import NoAnswerError, Problem
 from rayhive.events import Event, EventLog, make_event
 from rayhive.spec import SwarmConfig
@@ -179,8 +179,10 @@ class FakeHandle:
             return Outcome("failed", "the supervisor died")
         return self.world.look(self.run_id)
 
-    def status(self) -> dict[str, Any]:
-        return {"phase": "training", "peers": {"peer-0": {"state": "training", "round": 3}}}
+    def status(self) -> ReplicateStatus:
+        return ReplicateStatus(
+            self.run_id, "training", peers={"peer-0": PeerStatus("training", round=3)}
+        )
 
     def stop(self, reason: str) -> None:
         self.world.tick()

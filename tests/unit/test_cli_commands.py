@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from rayhive.cli import main
 from rayhive.cli.main import with_default_file
 from rayhive.cluster import control, doctor
 from rayhive.cluster.node import capabilities, machine
+from rayhive.cluster.replicate.peer_table import PeerStatus, ReplicateStatus
 from rayhive.errors import ClusterError
 from rayhive.faults.target import CAPABILITIES
 from tests.fixtures.logs import Log
@@ -234,16 +236,15 @@ def test_with_an_address_the_machine_of_the_driver_is_not_checked(
     assert main([command, "study.yaml", *given]) == 0
 
 
-RUNNING = {
-    "run_id": "tiny-t0-r0-none-a0",
-    "study": "tiny",
-    "folder": "/somewhere/r0-none",
-    "phase": "training",
-    "seconds": 3.2,
-    "budget_seconds": 30.0,
-    "outcome": None,
-    "peers": {"peer-0": {"state": "training", "round": 4, "samples": 1024, "loss": 0.5}},
-}
+RUNNING = ReplicateStatus(
+    run_id="tiny-t0-r0-none-a0",
+    study="tiny",
+    folder="/somewhere/r0-none",
+    phase="training",
+    seconds=3.2,
+    budget_seconds=30.0,
+    peers={"peer-0": PeerStatus("training", round=4, samples=1024, loss=0.5)},
+)
 
 
 def test_status_shows_the_running_replicates_and_their_peers(
@@ -255,11 +256,9 @@ def test_status_shows_the_running_replicates_and_their_peers(
     assert "tiny-t0-r0-none-a0: training, 3 of 30 s" in out
     assert "1,024" in out
     assert main(["status", "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [RUNNING]
-    silent = {"run_id": "tiny-t1", "phase": "does not answer", "seconds": None, "peers": {}}
-    monkeypatch.setattr(
-        control, "cluster_status", lambda address: [{**silent, "budget_seconds": None}]
-    )
+    assert json.loads(capsys.readouterr().out) == [asdict(RUNNING)]
+    silent = ReplicateStatus("tiny-t1", "does not answer")
+    monkeypatch.setattr(control, "cluster_status", lambda address: [silent])
     assert main(["status"]) == 0
     assert capsys.readouterr().out == "tiny-t1: does not answer\n"
     monkeypatch.setattr(control, "cluster_status", lambda address: [])

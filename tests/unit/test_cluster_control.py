@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutErro
 from rayhive.cluster import actors, control
 from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.replicate.handle import ReplicateHandle, first_answer
-from rayhive.cluster.replicate.timeouts import PhaseTimeouts
+from rayhive.cluster.replicate.peer_table import ReplicateStatus
 from rayhive.errors import ClusterError, NoAnswerError
 from rayhive.spec import SwarmConfig, Timeouts
 from rayhive.spec.replicate import ReplicateSpec
@@ -36,7 +37,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     """Return a cluster that every supervisor can be found on."""
     monkeypatch.setattr(ray, "get_actor", lambda name, namespace: _Asked())
     monkeypatch.setattr(actors, "pending", lambda name: False)
-    found = Cluster(None, PhaseTimeouts(), None)
+    found = Cluster(None, None)
     yield found
     found.close()
 
@@ -105,10 +106,10 @@ def test_a_supervisor_that_ray_never_made_is_given_up_and_ended(
     with pytest.raises(NoAnswerError):  # it may be on its way
         cluster.find(SPEC.run_id, SPEC.folder)
     assert ended == []
-    hasty = Cluster(None, PhaseTimeouts(Timeouts.model_construct(supervisor=0.0)), None)
-    assert hasty.find(SPEC.run_id, SPEC.folder) is None
+    later = time.monotonic() + Timeouts().supervisor
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert cluster.find(SPEC.run_id, SPEC.folder) is None
     assert ended == [SPEC.run_id]
-    hasty.close()
 
 
 def test_the_first_answer_of_a_supervisor_is_asked_for_again(
@@ -155,10 +156,10 @@ class _Handle:
     def __init__(self, run_id: str) -> None:
         self.run_id, self.spec, self.stopped = run_id, SPEC, False
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplicateStatus:
         if self.run_id == "ended":
             raise ClusterError("it is gone")
-        return {"run_id": self.run_id, "phase": "training"}
+        return ReplicateStatus(self.run_id, "training")
 
     def wait(self, timeout: float) -> dict[str, str] | None:
         return {"state": "stopped", "stop_reason": "x"} if self.stopped else None
@@ -195,7 +196,7 @@ def handles(monkeypatch: pytest.MonkeyPatch) -> dict[str, _Handle]:
 
 
 def test_the_status_names_a_supervisor_that_does_not_answer(handles: dict[str, _Handle]) -> None:
-    found = {status["run_id"]: status["phase"] for status in control.cluster_status("a:1")}
+    found = {status.run_id: status.phase for status in control.cluster_status("a:1")}
     assert found == {"first": "training", "silent": "does not answer", "last": "training"}
 
 

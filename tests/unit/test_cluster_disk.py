@@ -46,10 +46,10 @@ def test_the_status_of_a_replicate_is_read_from_its_events(tmp_path: Path) -> No
     (tmp_path / "spec.json").write_text(spec.model_dump_json(by_alias=True))
     write(tmp_path, make_event("replicate_started", spec={}))
     status = status_from_disk(tmp_path)
-    assert status is not None and status["phase"] == "placing"
+    assert status is not None and status.phase == "placing"
     write(tmp_path, make_event("peer_spawned", "peer-0", pid=7, host="h", node="n"))
     status = status_from_disk(tmp_path)
-    assert status is not None and status["phase"] == "starting"
+    assert status is not None and status.phase == "starting"
     write(
         tmp_path,
         make_event("barrier_released", peers=2),
@@ -57,17 +57,17 @@ def test_the_status_of_a_replicate_is_read_from_its_events(tmp_path: Path) -> No
         make_event("peer_lost", "peer-1", exit_code=-9, reason="killed"),
     )
     status = status_from_disk(tmp_path)
-    assert status is not None and status["phase"] == "training" and status["outcome"] is None
-    assert status["run_id"] == spec.run_id and status["seconds"] < 60
-    assert status["peers"]["peer-0"]["round"] == 3 and status["peers"]["peer-0"]["pid"] == 7
-    assert status["peers"]["peer-1"]["state"] == "lost"
+    assert status is not None and status.phase == "training" and status.outcome is None
+    assert status.run_id == spec.run_id and (status.seconds or 0) < 60
+    assert status.peers["peer-0"].round == 3 and status.peers["peer-0"].pid == 7
+    assert status.peers["peer-1"].state == "lost"
     write(tmp_path, make_event("peer_spawned", "peer-1.1", pid=8, host="h", node="n"))
     status = status_from_disk(tmp_path)
-    assert status is not None and status["phase"] == "training"
-    assert status["peers"]["peer-1.1"]["state"] == "starting"
+    assert status is not None and status.phase == "training"
+    assert status.peers["peer-1.1"].state == "starting"
     write(tmp_path, make_event("replicate_finished", state="failed", stop_reason="x"))
     status = status_from_disk(tmp_path)
-    assert status is not None and status["outcome"] == {"state": "failed", "stop_reason": "x"}
+    assert status is not None and status.outcome == Outcome("failed", "x")
 
 
 def test_events_of_an_earlier_attempt_are_set_aside(tmp_path: Path) -> None:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rayhive.cluster import actors
 from rayhive.cluster.node import raylets
 from rayhive.cluster.node.agent import AgentOptions, PreparedNode
 from rayhive.cluster.node.link import NodeLink
 from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.tools import Toolbox
-from rayhive.cluster.replicate import node_agents
+from rayhive.cluster.replicate import swarm as swarm_module
 from rayhive.cluster.replicate.fault_target import CAUSE, SwarmTarget
 from rayhive.cluster.replicate.node_agents import NodeAgents
 from rayhive.cluster.replicate.peer_table import PeerTable
@@ -143,14 +144,12 @@ def test_a_peer_has_a_node_before_its_process_runs(monkeypatch: pytest.MonkeyPat
             seen.append(swarm.node_of("peer-1.1"))
             raise RuntimeError("far enough")
 
-    def create(name: str, options: Mapping[str, Any]) -> Any:
-        return SimpleNamespace()
-
     async def listen(name: str, item: object) -> None:
         pass
 
+    monkeypatch.setattr(swarm_module, "create_actor", lambda name, options: SimpleNamespace())
     agents = Agents(SPEC, AgentOptions(), 60.0)
-    swarm = Swarm(SPEC, Placed("a", "b", "c"), agents, listen, 60.0, home="a", create=create)
+    swarm = Swarm(SPEC, Placed("a", "b", "c"), agents, listen, 60.0, home="a")
     with pytest.raises(RuntimeError, match="far enough"):
         asyncio.run(swarm.spawn_later(SPEC.peer_spec(1, 1), "after", lambda *_: None))
     assert seen == ["after"]
@@ -175,12 +174,13 @@ def test_an_agent_that_does_not_answer_has_cleared_nothing(
     monkeypatch: pytest.MonkeyPatch, alive: list[str], left: int
 ) -> None:
     monkeypatch.setattr(raylets, "alive", lambda: alive)
-    monkeypatch.setattr(node_agents.actors, "agent_name", lambda study, node: node)
+    monkeypatch.setattr(actors, "agent_name", lambda study, node: node)
     known = {
         "n": _agent(cleanup=asyncio.TimeoutError(), orphans=[]),
         "m": _agent(cleanup=[], orphans=["/dev/shm/x"]),
     }
-    agents = NodeAgents(SPEC, AgentOptions(), 60.0, connect=lambda name, node: known[node])
+    monkeypatch.setattr(actors, "detached", lambda actor, name, node, options: known[node])
+    agents = NodeAgents(SPEC, AgentOptions(), 60.0)
 
     async def body() -> list[str]:
         for node in known:

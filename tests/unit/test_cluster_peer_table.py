@@ -43,9 +43,9 @@ def test_it_follows_the_peers_to_the_barrier_and_beyond() -> None:
     say(book, "peer-1", "round", round=1, samples=30, loss=0.5, clock_s=1.0, outcome="averaged")
     say(book, "peer-1", "round", round=2, samples=34, loss=None, clock_s=4.0, outcome="averaged")
     status = book.peers["peer-1"].status()
-    assert status["state"] == "training" and status["pid"] == 101
-    assert (status["round"], status["samples"], status["loss"]) == (2, 64, 0.5)
-    assert status["samples_per_s"] == 16.0 and 0 <= status["last_event_age"] < 60
+    assert status.state == "training" and status.pid == 101
+    assert (status.round, status.samples, status.loss) == (2, 64, 0.5)
+    assert status.samples_per_s == 16.0 and 0 <= status.last_event_age < 60
     assert book.all_ready() and not book.all_finished()
 
 

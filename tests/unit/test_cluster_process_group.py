@@ -57,9 +57,7 @@ def dead(pids: list[int]) -> bool:
 
 
 def memory_of(pids: list[int]) -> list[Path]:
-    return [
-        path for path in process_group.shared_memory() if process_group.creator_of(path) in pids
-    ]
+    return process_group.memory_of(pids)
 
 
 def test_a_group_is_killed_and_what_it_left_removed(

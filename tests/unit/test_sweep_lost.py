@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from rayhive.cli.main import app
 from rayhive.cluster.actors import silent
 from rayhive.cluster.replicate.peer_table import Outcome, PeerTable
-from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, SupervisorError
 from rayhive.metrics.aggregate import fold
 from rayhive.metrics.rows import replicate_row
@@ -195,10 +194,10 @@ def test_timeouts_may_change_on_resumption_and_measured_settings_may_not(run_dir
     assert done.trials == 1
 
 
-def test_a_study_sets_the_limits_of_its_supervisors() -> None:
-    given = Timeouts(placing=1, supervisor=2, starting=3, barrier=4, stopping=5, teardown=6)
-    assert PhaseTimeouts(given).study == given
-    assert PhaseTimeouts().study == Timeouts()
+def test_a_study_sets_the_limits_of_its_supervisors(run_dir: Path) -> None:
+    sweep(make_study(**ONE, timeouts={"placing": 1, "barrier": 4}), run_dir, World())
+    specs = [ReplicateSpec.model_validate_json(p.read_bytes()) for p in run_dir.rglob("spec.json")]
+    assert specs and all(spec.timeouts == Timeouts(placing=1, barrier=4) for spec in specs)
 
 
 def _agent(error: Exception | None) -> Any:

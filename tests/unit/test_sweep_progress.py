@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from rayhive.cluster.replicate.peer_table import PeerStatus, ReplicateStatus
 from rayhive.errors import ClusterError
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
@@ -37,10 +38,10 @@ def spec(**fields: Any) -> ReplicateSpec:
 class Handle:
     """A replicate that trains, or one that has ended."""
 
-    def __init__(self, status: dict[str, Any] | None) -> None:
+    def __init__(self, status: ReplicateStatus | None) -> None:
         self._status = status
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplicateStatus:
         if self._status is None:
             raise ClusterError("gone")
         return self._status
@@ -119,7 +120,7 @@ def test_lines_show_starts_ends_and_the_remaining_time() -> None:
     progress.began(2, 2)
     progress.replicate_started(spec(), adopted=False)
     time.now += 10
-    progress.replicate_status(spec(), Handle({}))
+    progress.replicate_status(spec(), Handle(None))
     progress.replicate_finished(spec(), ROW, kept=False)
     kept = {**ROW, "started": "2025-06-15T15:00:00Z", "ended": "2025-06-15T15:00:20Z"}
     progress.replicate_finished(spec(replicate=1), kept, kept=True)
@@ -152,14 +153,11 @@ def test_lines_show_starts_ends_and_the_remaining_time() -> None:
 
 def test_the_display_shows_the_peers_and_the_best() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
-    status = {
-        "phase": "training",
-        "seconds": 4.0,
-        "peers": {
-            "peer-1": {"state": "training", "round": 7, "samples": 400, "loss": 1.25},
-            "peer-0": {"state": "lost", "round": 6, "samples": 0, "samples_per_s": 77.7},
-        },
+    peers = {
+        "peer-1": PeerStatus("training", round=7, samples=400, loss=1.25),
+        "peer-0": PeerStatus("lost", round=6, samples_per_s=77.7),
     }
+    status = ReplicateStatus("a-run", "training", seconds=4.0, peers=peers)
     progress = DisplayProgress(CONFIG, console)
     progress.began(2, 1)
     with console.capture() as before:

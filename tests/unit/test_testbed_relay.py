@@ -65,7 +65,9 @@ def test_frames_keep_their_order_when_the_delay_shrinks(
     assert frames(outlet) == [b"late", b"soon"]
 
 
-def test_lost_frames_are_counted(pipes: tuple[int, int, relay.Direction], now: list[float]) -> None:
+def test_a_share_of_the_frames_is_lost(
+    pipes: tuple[int, int, relay.Direction], now: list[float]
+) -> None:
     inlet, outlet, direction = pipes
     chance, arrived = random.Random(1), 0
     for number in range(1000):
@@ -73,7 +75,6 @@ def test_lost_frames_are_counted(pipes: tuple[int, int, relay.Direction], now: l
         direction.take(0.0, 0.25, chance)
         direction.give()
         arrived += len(frames(outlet))
-    assert direction.counters() == {"passed": arrived, "lost": 1000 - arrived, "overflowed": 0}
     assert 200 < 1000 - arrived < 300
 
 
@@ -87,4 +88,3 @@ def test_a_full_queue_drops(
     direction.take(0.0, 0.0, random.Random(0))
     direction.give()
     assert frames(outlet) == [b"a", b"b"]
-    assert direction.counters() == {"passed": 2, "lost": 0, "overflowed": 1}

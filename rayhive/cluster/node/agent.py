@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,12 +19,13 @@ from rayhive.cluster.actors import Once
 from rayhive.cluster.node import machine, process_group
 from rayhive.cluster.node.forkserver_manager import ForkserverManager, last_bytes
 from rayhive.cluster.node.link import NodeLink
-from rayhive.cluster.node.processes import wait_until
 from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.tools import Toolbox
 from rayhive.faults.node_tools import Verb
 
 _TICK = 15.0
+#: Time without a replicate after which an agent ends with its forkserver [s].
+_IDLE_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,10 @@ class AgentOptions:
     Attributes:
         forkserver_command: Overrides rayhive's own forkserver.
         directory: Working directory; a new private directory if None.
-        idle: Time without a replicate after which the agent ends [s].
     """
 
     forkserver_command: tuple[str, ...] | None = None
     directory: str | None = None
-    idle: float = 900.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,6 @@ class NodeAgent:
         self._forkserver = ForkserverManager(self._directory, options.forkserver_command)
         self._runs, self._link = Runs(), NodeLink()
         self._toolbox = Toolbox(self._runs, self._link)
-        self._idle = options.idle
         self._used = time.monotonic()
         self._retiring = False
         self._ended = asyncio.Event()
@@ -203,7 +200,7 @@ class NodeAgent:
                 await asyncio.wait_for(self._ended.wait(), _TICK)
                 return
             await self._drop_orphaned_runs()
-            idle = time.monotonic() - self._used > self._idle
+            idle = time.monotonic() - self._used > _IDLE_S
             if not self._runs and (idle or self._retiring):
                 await self._end()
                 me = ray.get_runtime_context().current_actor
@@ -239,10 +236,6 @@ def _supervised(run_id: str) -> bool:
 
 
 def _clean(folder: Path) -> list[str]:
-    owners = [owned for _, owned in process_group.records(folder)]
-    for owned in owners:
-        owned.signal(signal.SIGKILL)
-    wait_until(lambda: not any(owned.living() for owned in owners), 5.0)
-    removed = [path for owned in owners for path in owned.remove()]
+    removed = process_group.clear_records(folder)
     process_group.remove_tree(folder)
     return removed

@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from rayhive.cluster.testbed.state import NodeState, TestbedState
     from rayhive.cluster.testbed.veth import Veth
 
-#: Directions of a cut: packets from the node, packets to it, or both.
-DIRECTIONS = ("out", "in", "both")
-
 T = TypeVar("T")
 
 
@@ -95,15 +92,12 @@ class NodeLink:
         Args:
             name: Name of the cut; a cut of this name on this node is replaced.
             keep: Data addresses that stay reachable in both directions.
-            direction: One of :data:`DIRECTIONS`.
+            direction: ``out`` cuts packets from the node, ``in`` packets to it, ``both`` all.
 
         Returns:
             The addresses that the node was cut from.
         """
         from rayhive.cluster.testbed import firewall
-
-        if direction not in DIRECTIONS:
-            raise ClusterError(f"direction: {direction!r} must be one of {', '.join(DIRECTIONS)}")
 
         def cut(state: TestbedState, node: NodeState) -> list[str]:
             here = node.data_address

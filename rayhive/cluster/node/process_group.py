@@ -5,7 +5,7 @@ memory stays under ``/dev/shm``. Resources outside the peer's own directory with
 in their names are recorded while the peer lives. Only recorded resources are removed.
 
 Run as a program, this module is the reaper of an embedded Ray, and removes its private directory.
-It needs the standard library alone.
+It has to start fast, so it imports little.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rayhive.cluster.node.processes import await_owner, group_of, pids, started, stat, wait_until
+import psutil
+
+from rayhive.cluster.node.processes import await_owner, group_of, started, stat, wait_until
 from rayhive.files import write_atomically
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -139,23 +141,21 @@ class OwnedProcesses:
         asked: Iterable[int] = {*living, *self.processes} if members is None else members
         return {pid: _state(pid) if pid in living else "gone" for pid in sorted(asked)}
 
+    def sockets_of(self, pids: Iterable[int]) -> list[Path]:
+        """Return the recorded sockets, and those with one of the pids in their names."""
+        named = (path for pid in pids for path in SOCKETS.glob(f"hivemind-{pid}-*.sock"))
+        return sorted({*map(Path, self.sockets), *named})
+
     def remove(self) -> list[str]:
         """Remove the files of dead members; return the paths.
 
         Files of living members stay.
         """
-        removed = []
         alive = self.living()
         dead = {pid for pid in self.processes if started(pid) is None}
-        for path in shared_memory():
-            if creator_of(path) in dead:
-                removed += _unlink(path)
+        removed = [text for path in memory_of(dead) for text in _unlink(path)]
         if not alive:
-            sockets = {Path(path) for path in self.sockets}
-            for pid in dead:
-                sockets.update(SOCKETS.glob(f"hivemind-{pid}-*.sock"))
-            for socket in sorted(sockets):
-                removed += _unlink(socket)
+            removed += [text for path in self.sockets_of(dead) for text in _unlink(path)]
             if self.folder is not None and Path(self.folder).exists():
                 remove_tree(Path(self.folder))
                 removed.append(self.folder)
@@ -180,6 +180,11 @@ def creator_of(path: Path) -> int | None:
     return int(parts[1]) if len(parts) > 2 and parts[1].isdigit() else None
 
 
+def memory_of(pids: Collection[int]) -> list[Path]:
+    """Return the shared memory files of torch that these processes made."""
+    return [path for path in shared_memory() if creator_of(path) in pids]
+
+
 def _unlink(path: Path) -> list[str]:
     try:
         path.unlink()
@@ -190,17 +195,11 @@ def _unlink(path: Path) -> list[str]:
 
 def _sockets_of(pids: Iterable[int]) -> set[str]:
     """Return the paths of hivemind's unix sockets in these processes."""
-    inodes: set[str] = set()
-    names: dict[str, str] = {}
+    found: set[str] = set()
     for pid in pids:
-        with contextlib.suppress(OSError):
-            targets = [target for _, target in _descriptors(pid)]
-            inodes.update(target[8:-1] for target in targets if target.startswith("socket:["))
-            for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
-                fields = line.split(maxsplit=7)
-                if len(fields) == 8 and Path(fields[7]).name.startswith("hivemind-"):
-                    names[fields[6]] = fields[7]
-    return {path for inode, path in names.items() if inode in inodes}
+        with contextlib.suppress(psutil.Error):
+            found.update(each.laddr for each in psutil.Process(pid).net_connections("unix"))
+    return {path for path in found if Path(path).name.startswith("hivemind-")}
 
 
 def records(directory: Path) -> Iterator[tuple[Path, OwnedProcesses]]:
@@ -219,15 +218,20 @@ def clear(directory: Path, patience: float = 5.0) -> None:
     """
     owner = _owner(directory)
     wait_until(lambda: not _users_of(directory, owner), patience, every=0.05)
-    for _, owned in records(directory):
-        owned.signal(signal.SIGKILL)
     for pid in _users_of(directory, owner):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not any(owned.living() for _, owned in records(directory)), 5.0)
-    for _, owned in records(directory):
-        owned.remove()
+    clear_records(directory)
     remove_tree(directory, OWNER_FILE)
+
+
+def clear_records(directory: Path) -> list[str]:
+    """Kill the processes of the records below a directory; return the files that were removed."""
+    owners = [owned for _, owned in records(directory)]
+    for owned in owners:
+        owned.signal(signal.SIGKILL)
+    wait_until(lambda: not any(owned.living() for owned in owners), 5.0)
+    return [path for owned in owners for path in owned.remove()]
 
 
 def remove_tree(directory: Path, last: str | None = None) -> bool:
@@ -260,26 +264,8 @@ def remove_tree(directory: Path, last: str | None = None) -> bool:
 
 def mounts_below(directory: Path) -> list[Path]:
     """Return the mount points in or below a directory, the deepest first."""
-    points = (mount.point for mount in mounts())
+    points = (Path(mount.mountpoint) for mount in psutil.disk_partitions(all=True))
     return sorted((p for p in points if p == directory or directory in p.parents), reverse=True)
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A mounted file system: mount point and name of the source."""
-
-    point: Path
-    source: str
-
-
-def mounts() -> Iterator[Mount]:
-    """Yield the mounts of this process's namespace (proc(5), ``mountinfo``)."""
-    for line in (
-        Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    ):
-        head, _, tail = line.partition(" - ")
-        point = head.split()[4].encode().decode("unicode_escape")
-        yield Mount(Path(point), tail.split()[1])
 
 
 def unmount(point: Path) -> None:
@@ -302,28 +288,13 @@ def _users_of(directory: Path, owner: int | None) -> list[int]:
     """
     marker = f"{directory}/"
     found = []
-    for pid in pids():
-        if pid in (os.getpid(), owner):
+    for process in psutil.process_iter():
+        if process.pid in (os.getpid(), owner):
             continue
-        with contextlib.suppress(OSError):
-            if any(f.startswith(marker) and _writes(pid, d) for d, f in _descriptors(pid)):
-                found.append(pid)
+        with contextlib.suppress(psutil.Error):
+            if any(f.mode != "r" and f.path.startswith(marker) for f in process.open_files()):
+                found.append(process.pid)
     return found
-
-
-def _descriptors(pid: int) -> Iterator[tuple[str, str]]:
-    """Yield each open file descriptor of a process, and its file."""
-    with os.scandir(f"/proc/{pid}/fd") as entries:
-        for entry in entries:
-            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                yield entry.name, os.readlink(entry.path)
-
-
-def _writes(pid: int, descriptor: str) -> bool:
-    for line in Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text().splitlines():
-        if line.startswith("flags:"):
-            return bool(int(line.split()[1], 8) & (os.O_WRONLY | os.O_RDWR))
-    return False
 
 
 def claim(directory: Path, pid: int) -> None:

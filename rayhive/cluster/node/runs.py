@@ -74,14 +74,11 @@ class Marks:
                     yield f"process {pid} ({(entry / 'comm').read_text().strip()})"
 
     def _files(self) -> Iterator[str]:
-        processes = {pid for owned in self.owned for pid in owned.processes}
-        sockets = {Path(path) for owned in self.owned for path in owned.sockets}
-        for pid in processes:
-            sockets.update(process_group.SOCKETS.glob(f"hivemind-{pid}-*.sock"))
-        yield from (f"socket {path}" for path in sockets if path.exists())
-        for path in process_group.shared_memory():
-            if process_group.creator_of(path) in processes:
-                yield f"shared memory {path}"
+        for owned in self.owned:
+            sockets = owned.sockets_of(owned.processes)
+            yield from (f"socket {path}" for path in sockets if path.exists())
+            memory = process_group.memory_of(owned.processes)
+            yield from (f"shared memory {path}" for path in memory)
 
     def _kernel_objects(self) -> Iterator[str]:
         name = tag(self.run_id)

@@ -26,69 +26,6 @@ from rayhive.spec.replicate import ReplicateSpec
 CAUSE: ContextVar[str | None] = ContextVar("cause", default=None)
 
 
-class EventFeed:
-    """The latest events of each replica, and the futures of events to come."""
-
-    def __init__(self) -> None:
-        self._latest: dict[tuple[type[Event], str], Event] = {}
-        self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
-
-    def put(self, event: Event) -> None:
-        """Take an event of a peer."""
-        if event.peer is not None:
-            self._latest[type(event), event.peer.partition(".")[0]] = event
-        for matches, found in self._waiting:
-            if not found.done() and matches(event):
-                found.set_result(event)
-
-    def last(self, record: type[E], peer: str) -> E | None:
-        """Return the last event of a kind by any incarnation of a replica, if there is one."""
-        return cast(E | None, self._latest.get((record, peer)))
-
-    async def wait(
-        self,
-        record: type[E],
-        peer: str,
-        timeout: float,
-        *,
-        incarnation: str | None,
-        count: int,
-        fault: str | None,
-    ) -> E | None:
-        """Return a future event; None if it does not come in time.
-
-        Args:
-            record: Kind of the event.
-            peer: Replica that has to send it.
-            timeout: Longest wait [s].
-            incarnation: Incarnation that has to send it; None for any.
-            count: Number of matching events to wait for; the last one is returned.
-            fault: Required value of the field ``fault``; None for any.
-        """
-        left = count
-
-        def matches(event: Event) -> bool:
-            nonlocal left
-            found = (
-                isinstance(event, record)
-                and event.peer is not None
-                and incarnation in (None, event.peer)
-                and event.peer.partition(".")[0] == peer
-                and fault in (None, getattr(event, "fault", None))
-            )
-            left -= found
-            return found and left == 0
-
-        entry = matches, asyncio.get_running_loop().create_future()
-        self._waiting.append(entry)
-        try:
-            return cast(E, await asyncio.wait_for(entry[1], timeout))
-        except asyncio.TimeoutError:
-            return None
-        finally:
-            self._waiting.remove(entry)
-
-
 class SwarmTarget:
     """The swarm of one replicate, addressed by replicas and logical nodes.
 
@@ -113,7 +50,8 @@ class SwarmTarget:
         self._incarnations = {f"peer-{i}": [spec.peer_spec(i)] for i in range(spec.swarm.peers)}
         self._nodes = {f"node-{i}": swarm.reserved_node(i) for i in range(spec.replicas)}
         self._moved: dict[str, str] = {}  # id of a node -> its id after a restart
-        self._feed = EventFeed()
+        self._latest: dict[tuple[type[Event], str], Event] = {}  # of each replica
+        self._waiting: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
         self._ready: list[str] = []
         self._commands: set[asyncio.Task[None]] = set()
         self._starting: dict[str, asyncio.Task[None]] = {}
@@ -126,7 +64,11 @@ class SwarmTarget:
             self._ready.append(event.peer)
             if self._peer_table.peers[event.peer].late:
                 self._in_background(self._swarm.command([event.peer], Train()))
-        self._feed.put(event)
+        if event.peer is not None:
+            self._latest[type(event), event.peer.partition(".")[0]] = event
+        for matches, found in self._waiting:
+            if not found.done() and matches(event):
+                found.set_result(event)
 
     def _in_background(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(job)
@@ -144,13 +86,32 @@ class SwarmTarget:
     ) -> E | None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
         incarnation = self.incarnation(peer) if peer in self._incarnations else None
-        return await self._feed.wait(
-            record, peer, timeout, incarnation=incarnation, count=count, fault=fault
-        )
+        left = count
+
+        def matches(event: Event) -> bool:
+            nonlocal left
+            found = (
+                isinstance(event, record)
+                and event.peer is not None
+                and incarnation in (None, event.peer)
+                and event.peer.partition(".")[0] == peer
+                and fault in (None, getattr(event, "fault", None))
+            )
+            left -= found
+            return found and left == 0
+
+        entry = matches, asyncio.get_running_loop().create_future()
+        self._waiting.append(entry)
+        try:
+            return cast(E, await asyncio.wait_for(entry[1], timeout))
+        except asyncio.TimeoutError:
+            return None
+        finally:
+            self._waiting.remove(entry)
 
     def last(self, record: type[E], peer: str) -> E | None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
-        return self._feed.last(record, peer)
+        return cast(E | None, self._latest.get((record, peer)))
 
     # -- replicas and nodes --------------------------------------------------------------------
 
@@ -204,9 +165,9 @@ class SwarmTarget:
         """Return whether a peer has averaged with other peers, which a late one has to do first."""
         if not self._record(peer).late:
             return True
-        local, feed = self._spec.swarm.use_local_updates, self._feed
+        local = self._spec.swarm.use_local_updates
         last: Round | StateRound | None
-        last = feed.last(StateRound, peer) if local else feed.last(Round, peer)
+        last = self.last(StateRound, peer) if local else self.last(Round, peer)
         if last is None or last.peer != self.incarnation(peer):
             return False
         return last.outcome in GROUPED

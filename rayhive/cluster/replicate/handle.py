@@ -9,21 +9,13 @@ from pathlib import Path
 from typing import Any, cast
 
 import ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    ActorUnschedulableError,
-    GetTimeoutError,
-    RayActorError,
-    RayError,
-)
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray import exceptions
 
 from rayhive.cluster import actors
 from rayhive.cluster.actors import RETRY_EVERY
 from rayhive.cluster.node.agent import AgentOptions
-from rayhive.cluster.replicate.peer_table import Outcome, State
+from rayhive.cluster.replicate.peer_table import Outcome, ReplicateStatus, State
 from rayhive.cluster.replicate.supervisor import TrialSupervisor
-from rayhive.cluster.replicate.timeouts import PhaseTimeouts
 from rayhive.errors import ClusterError, NoAnswerError, RayhiveError, SupervisorError
 from rayhive.events import ReplicateFinished, of_kind, read_events
 from rayhive.spec.replicate import ReplicateSpec
@@ -31,6 +23,7 @@ from rayhive.spec.replicate import ReplicateSpec
 _ANSWER_TIMEOUT = 10.0
 _FIND_TIMEOUT = 15.0
 _POLL = 20.0
+_NO_ANSWER = (exceptions.GetTimeoutError, exceptions.ActorUnavailableError)
 
 
 class ReplicateHandle:
@@ -71,16 +64,16 @@ class ReplicateHandle:
                 self._outcome = ray.get(
                     self._actor.outcome.remote(left), timeout=left + _ANSWER_TIMEOUT
                 )
-            except GetTimeoutError:
+            except exceptions.GetTimeoutError:
                 pass  # the supervisor is busy; Ray reports one that died
-            except ActorUnavailableError:
+            except exceptions.ActorUnavailableError:
                 if self._reason is not None:  # the request to stop may not have arrived
                     self._actor.stop.remote(self._reason)
                 time.sleep(min(RETRY_EVERY, left))
-            except RayActorError as error:
+            except exceptions.RayActorError as error:
                 reason = str(error).splitlines()[0]
                 self._outcome = settle(Path(self.spec.folder), self._broken() or reason)
-            except RayError:
+            except exceptions.RayError:
                 if self._broken() is None:
                     raise
             if self._outcome is None and (why := self._broken()) is not None:
@@ -89,18 +82,18 @@ class ReplicateHandle:
                 return None
         return self._outcome
 
-    def status(self) -> dict[str, Any]:
-        """Return ``phase``, ``seconds`` and the status of each of the ``peers``.
+    def status(self) -> ReplicateStatus:
+        """Return phase, times and peers.
 
         Raises:
             NoAnswerError: The supervisor does not answer.
             ClusterError: The supervisor is gone.
         """
         try:
-            answer: dict[str, Any] = ray.get(self._actor.status.remote(), timeout=_ANSWER_TIMEOUT)
-        except (GetTimeoutError, ActorUnavailableError) as error:
+            answer: ReplicateStatus = ray.get(self._actor.status.remote(), timeout=_ANSWER_TIMEOUT)
+        except _NO_ANSWER as error:
             raise NoAnswerError(f"{self.run_id} does not answer: {error}") from error
-        except RayActorError as error:
+        except exceptions.RayActorError as error:
             raise ClusterError(f"{self.run_id} is gone: {error}") from error
         return answer
 
@@ -139,35 +132,24 @@ def settle(folder: Path, reason: str) -> Outcome:
 
 
 def start(
-    spec: ReplicateSpec, timing: PhaseTimeouts, agent_options: AgentOptions
-) -> tuple[Any, ReplicateSpec]:
+    spec: ReplicateSpec, agent_options: AgentOptions, broken: Callable[[], str | None]
+) -> ReplicateHandle:
     """Start the supervisor of a replicate, or find the living one of the same name.
 
     Args:
         spec: The replicate.
-        timing: Bounds of its phases.
         agent_options: Settings of an agent that has to be created.
-
-    Returns:
-        The actor, and the replicate that it runs.
+        broken: See :class:`ReplicateHandle`.
 
     Raises:
         SupervisorError: The supervisor does not start in time; it is ended.
     """
     # The supervisor writes the events to the driver's disk.
     node = ray.get_runtime_context().get_node_id()
-    supervisor: Any = ray.remote(TrialSupervisor)
-    actor = supervisor.options(
-        name=spec.run_id,
-        namespace=actors.NAMESPACE,
-        lifetime="detached",
-        get_if_exists=True,
-        num_cpus=0,
-        max_restarts=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-    ).remote(spec.model_dump(mode="json", by_alias=True), timing, agent_options)
-    answer = first_answer(actor, spec.run_id, timing.study.supervisor)
-    return actor, ReplicateSpec.model_validate(answer)
+    given = spec.model_dump(mode="json", by_alias=True)
+    actor = actors.detached(TrialSupervisor, spec.run_id, node, given, agent_options)
+    answer = first_answer(actor, spec.run_id, spec.timeouts.supervisor)
+    return ReplicateHandle(ReplicateSpec.model_validate(answer), actor, broken)
 
 
 def first_answer(actor: Any, run_id: str, patience: float) -> Any:
@@ -185,7 +167,7 @@ def first_answer(actor: Any, run_id: str, patience: float) -> Any:
     while True:
         try:
             return ray.get(actor.describe.remote(), timeout=max(0.0, deadline - time.monotonic()))
-        except (GetTimeoutError, ActorUnavailableError) as error:
+        except _NO_ANSWER as error:
             if time.monotonic() >= deadline:
                 ray.kill(actor)
                 text = (
@@ -194,13 +176,17 @@ def first_answer(actor: Any, run_id: str, patience: float) -> Any:
                 )
                 raise SupervisorError(text) from error
             time.sleep(RETRY_EVERY)
-        except RayError as error:
+        except exceptions.RayError as error:
             text = f"the supervisor of {run_id} does not start: {str(error).strip()}"
             raise SupervisorError(text) from error
 
 
-def find(run_id: str) -> tuple[Any, ReplicateSpec] | None:
-    """Return a living supervisor and the replicate that it runs; None if there is none.
+def find(run_id: str, broken: Callable[[], str | None]) -> ReplicateHandle | None:
+    """Return the replicate of a living supervisor; None if there is none.
+
+    Args:
+        run_id: Name of the supervisor.
+        broken: See :class:`ReplicateHandle`.
 
     Raises:
         NoAnswerError: The supervisor lives and does not answer.
@@ -208,8 +194,8 @@ def find(run_id: str) -> tuple[Any, ReplicateSpec] | None:
     try:
         actor: Any = ray.get_actor(run_id, namespace=actors.NAMESPACE)
         spec: Any = ray.get(actor.describe.remote(), timeout=_FIND_TIMEOUT)
-    except (GetTimeoutError, ActorUnavailableError) as error:
+    except _NO_ANSWER as error:
         raise NoAnswerError(f"{run_id} does not answer: {error}") from error
-    except (ValueError, RayActorError, ActorUnschedulableError):
+    except (ValueError, exceptions.RayActorError, exceptions.ActorUnschedulableError):
         return None
-    return actor, ReplicateSpec.model_validate(spec)
+    return ReplicateHandle(ReplicateSpec.model_validate(spec), actor, broken)

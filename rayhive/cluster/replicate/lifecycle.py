@@ -5,35 +5,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
-from typing import Any, Literal
+from typing import Literal
 
 import ray
 
+from rayhive import events
 from rayhive.cluster.node import machine
 from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.fault_target import SwarmTarget
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.node_agents import NodeAgents
-from rayhive.cluster.replicate.peer_table import Outcome, PeerTable
+from rayhive.cluster.replicate.peer_table import Outcome, PeerTable, ReplicateStatus
 from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.swarm import Swarm
-from rayhive.cluster.replicate.timeouts import PhaseTimeouts, StopRequested, Waiter
+from rayhive.cluster.replicate.timeouts import StopRequested, Waiter
 from rayhive.errors import RayhiveError
-from rayhive.events import (
-    BarrierReleased,
-    InvariantChecked,
-    LinkCounted,
-    OutcomeFound,
-    ReplicateFinished,
-    ReplicateStarted,
-    TrainingExtended,
-    read_events,
-)
 from rayhive.invariants import check_all
 from rayhive.spec.commands import Shutdown, Start, Stop, Train
 from rayhive.spec.replicate import LONGEST, ReplicateSpec
+
+#: Replaces ``stopping`` and ``teardown`` when the result no longer matters: the replicate failed or
+#: was asked to end [s].
+_HURRY_S = 3.0
 
 
 class _Ended(Exception):
@@ -48,18 +42,15 @@ class Replicate:
 
     Args:
         spec: The replicate.
-        timing: Bounds of its phases.
         agent_options: Settings of an agent that has to be created.
 
     Attributes:
         outcome: The outcome; None until it is on disk.
     """
 
-    def __init__(
-        self, spec: ReplicateSpec, timing: PhaseTimeouts, agent_options: AgentOptions
-    ) -> None:
+    def __init__(self, spec: ReplicateSpec, agent_options: AgentOptions) -> None:
         self.outcome: Outcome | None = None
-        self._spec, self._timing = spec, timing
+        self._spec, self._timeouts = spec, spec.timeouts
         self._phase = "placing"
         self._created = time.monotonic()
         self._released: float | None = None
@@ -67,7 +58,7 @@ class Replicate:
         self._waiter = Waiter()
         self._log = ReplicateLog(spec, self._waiter.changed)
         self._reservation = Reservation(spec)
-        self._agents = NodeAgents(spec, agent_options, timing.study.unreachable)
+        self._agents = NodeAgents(spec, agent_options, spec.timeouts.unreachable)
         self._peer_table = PeerTable.of(spec)
         self._recorder = Recorder(self._log, self._peer_table, self._waiter.changed)
         self._swarm = Swarm(
@@ -75,7 +66,7 @@ class Replicate:
             self._reservation,
             self._agents,
             self._recorder.receive,
-            timing.study.unreachable,
+            spec.timeouts.unreachable,
             home=ray.get_runtime_context().get_node_id(),
         )
 
@@ -96,14 +87,16 @@ class Replicate:
         outcome = self._valid(outcome)
         if outcome.state not in ("stopped", "lost"):
             # the measurement counts, even if this process dies during the clean-up
-            self._recorder.write(OutcomeFound(state=outcome.state, stop_reason=outcome.stop_reason))
+            self._recorder.write(
+                events.OutcomeFound(state=outcome.state, stop_reason=outcome.stop_reason)
+            )
             self._log.sync()
         try:
             self._check_invariants(await self._shut_down(outcome))
         except Exception:
             self._log.note_failure()
         self._recorder.write(
-            ReplicateFinished(state=outcome.state, stop_reason=outcome.stop_reason)
+            events.ReplicateFinished(state=outcome.state, stop_reason=outcome.stop_reason)
         )
         self._log.close()
         self._phase = "finished"
@@ -114,32 +107,23 @@ class Replicate:
         """Ask for an early end."""
         self._waiter.stop(reason)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> ReplicateStatus:
         """Return phase, times and peers."""
-        now = time.monotonic()
-        return {
-            "run_id": self._spec.run_id,
-            "study": self._spec.study,
-            "folder": self._spec.folder,
-            "phase": self._phase,
-            "seconds": now - (self._created if self._released is None else self._released),
-            "budget_seconds": self._spec.budget.seconds_per_replicate,
-            "outcome": None if self.outcome is None else asdict(self.outcome),
-            "peers": {name: peer.status() for name, peer in self._peer_table.peers.items()},
-        }
+        seconds = time.monotonic() - (self._released or self._created)
+        return self._peer_table.status(self._spec, self._phase, seconds, self.outcome)
 
     # -- startup -------------------------------------------------------------------------------
 
     async def _course(self) -> Outcome:
-        spec, timing, swarm, recorder = self._spec, self._timing, self._swarm, self._recorder
+        spec, swarm, recorder = self._spec, self._swarm, self._recorder
         recorder.write(
-            ReplicateStarted(
+            events.ReplicateStarted(
                 spec=spec.model_dump(mode="json", by_alias=True),
                 versions=machine.versions(),
                 hardware=machine.hardware(),
             )
         )
-        await self._start_step(self._reservation.place(timing.study.placing))
+        await self._start_step(self._reservation.place(spec.timeouts.placing))
         if spec.plan is not None and spec.plan.faults:
             recorder.target = SwarmTarget(
                 spec, swarm, self._agents, self._peer_table, recorder.spawned
@@ -154,7 +138,7 @@ class Replicate:
         await self._count_links("start")
         self._released = time.monotonic()
         self._phase = "training"
-        recorder.write(BarrierReleased(peers=len(swarm.names)))
+        recorder.write(events.BarrierReleased(peers=len(swarm.names)))
         await swarm.command(swarm.names, Train())
         if recorder.nemesis is not None:
             recorder.nemesis.start()
@@ -164,26 +148,26 @@ class Replicate:
 
     async def _start_peers(self) -> None:
         """Start all peers and wait until they are at the barrier."""
-        timing, swarm, peer_table = self._timing, self._swarm, self._peer_table
+        timeouts, swarm, peer_table = self._timeouts, self._swarm, self._peer_table
         self._phase = "starting"
-        startup = time.monotonic() + timing.study.starting
+        startup = time.monotonic() + timeouts.starting
         spawned = swarm.spawn(self._recorder.spawned(None))
-        await self._start_step(asyncio.wait_for(spawned, timing.study.starting))
+        await self._start_step(asyncio.wait_for(spawned, timeouts.starting))
 
         first, *others = swarm.names
         await swarm.command([first], Start())
         await self._reach(
             lambda: bool(peer_table.peers[first].addresses),
             startup,
-            f"its DHT within {timing.study.starting:g} s (timeouts.starting)",
+            f"its DHT within {timeouts.starting:g} s (timeouts.starting)",
         )
-        barrier = time.monotonic() + timing.study.barrier
+        barrier = time.monotonic() + timeouts.barrier
         addresses = peer_table.peers[first].addresses
         await swarm.command(others, Start(initial_peers=tuple(addresses)))
         await self._reach(
             peer_table.all_ready,
             barrier,
-            f"the barrier within {timing.study.barrier:g} s (timeouts.barrier)",
+            f"the barrier within {timeouts.barrier:g} s (timeouts.barrier)",
         )
 
     async def _start_step(self, step: Awaitable[None]) -> None:
@@ -191,7 +175,7 @@ class Replicate:
         try:
             await self._waiter.unless_stopped(step)
         except asyncio.TimeoutError:
-            bound = f"{self._timing.study.starting:g} s (timeouts.starting)"
+            bound = f"{self._timeouts.starting:g} s (timeouts.starting)"
             raise _Ended(Outcome("lost", f"the peers did not start within {bound}")) from None
 
     async def _reach(self, reached: Callable[[], bool], deadline: float, what: str) -> None:
@@ -218,7 +202,7 @@ class Replicate:
     async def _count_links(self, when: Literal["start", "end"]) -> None:
         counted = await self._agents.link_counters()
         if counted:
-            self._recorder.write(LinkCounted(when=when, nodes=counted))
+            self._recorder.write(events.LinkCounted(when=when, nodes=counted))
 
     # -- training ------------------------------------------------------------------------------
 
@@ -226,7 +210,7 @@ class Replicate:
         """Return when the training of every peer is over, by itself or by a command."""
         peer_table, waiter, nemesis = self._peer_table, self._waiter, self._recorder.nemesis
         # a peer that is asked to stop may be in the middle of an averaging
-        patience = self._timing.study.stopping + self._spec.swarm.averaging_timeout
+        patience = self._timeouts.stopping + self._spec.swarm.averaging_timeout
 
         def ended() -> object:
             return self._trouble() or peer_table.first_finish() or waiter.stopped
@@ -252,7 +236,7 @@ class Replicate:
         why = "stop" if waiter.stopped is not None else reason or "seconds"
         await self._swarm.command(peer_table.running(), Stop(reason=why))
         if waiter.stopped is not None:
-            patience = self._timing.hurry
+            patience = _HURRY_S
         await waiter.until(
             lambda: self._trouble() or peer_table.all_finished(), time.monotonic() + patience
         )
@@ -273,7 +257,7 @@ class Replicate:
         over = await self._waiter.until(ended, min(latest, nemesis.quiet_from(deadline)))
         seconds = time.monotonic() - deadline
         if seconds > LATE_S:
-            self._recorder.write(TrainingExtended(seconds=seconds, slip_s=nemesis.slip_s))
+            self._recorder.write(events.TrainingExtended(seconds=seconds, slip_s=nemesis.slip_s))
         return over
 
     def _trouble(self) -> str | None:
@@ -306,10 +290,10 @@ class Replicate:
         if self._recorder.nemesis is not None:
             await self._recorder.nemesis.close()
         self._recorder.shutting_down = True
-        patience = self._timing.study.teardown
+        patience = self._timeouts.teardown
         if outcome.state in ("failed", "stopped", "lost"):
             # Before the barrier, peers wait for another command and have nothing to save.
-            patience = self._timing.hurry if self._released is not None else 0.0
+            patience = _HURRY_S if self._released is not None else 0.0
             await swarm.command(peer_table.running(), Stop(reason=outcome.state))
         await swarm.kill(peer_table.late_before_training())  # they wait for another command
         await swarm.command(list(peer_table.peers), Shutdown())
@@ -329,8 +313,10 @@ class Replicate:
         """
         if self._released is None:
             return
-        results = check_all(self._spec, list(read_events(self._log.path)))
+        results = check_all(self._spec, list(events.read_events(self._log.path)))
         nodes = len({peer.host for peer in self._peer_table.peers.values()})
-        clear = InvariantChecked(name="no_orphans", ok=not left, checked=nodes, violations=left)
+        clear = events.InvariantChecked(
+            name="no_orphans", ok=not left, checked=nodes, violations=left
+        )
         for found in (*results, clear):
             self._recorder.write(found)

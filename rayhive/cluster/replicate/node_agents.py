@@ -9,9 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayhive.cluster import actors
 from rayhive.cluster.actors import repeated, silent
@@ -25,6 +23,7 @@ from rayhive.spec.replicate import ReplicateSpec
 ANSWER_TIMEOUT = 10.0
 #: Longest wait for the cleanup of a node [s]; on a busy machine the end of many processes is slow.
 CLEANUP_TIMEOUT = 60.0
+_SLOW = (NodeAgent.cleanup.__name__, NodeAgent.orphans.__name__)
 #: Numbers the calls of this process, for actors that perform a repeated call once.
 CALL_NUMBERS = itertools.count()
 
@@ -49,19 +48,10 @@ class NodeAgents:
         spec: The replicate.
         options: Settings of an agent that has to be created.
         patience: Time that an actor may be unavailable before it counts as lost [s].
-        connect: Returns the agent of a node by the agent's name and Ray's id of the node; for
-            tests.
     """
 
-    def __init__(
-        self,
-        spec: ReplicateSpec,
-        options: AgentOptions,
-        patience: float,
-        connect: Callable[[str, str], Any] | None = None,
-    ) -> None:
+    def __init__(self, spec: ReplicateSpec, options: AgentOptions, patience: float) -> None:
         self._spec, self._options, self._patience = spec, options, patience
-        self._connect = connect or self._get_or_create
         self._agents: dict[str, Any] = {}
 
     async def prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
@@ -78,23 +68,11 @@ class NodeAgents:
 
     async def _prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
         name = actors.agent_name(self._spec.study, node)
-        agent = await asyncio.to_thread(self._connect, name, node)
+        agent = await asyncio.to_thread(actors.detached, NodeAgent, name, node, self._options)
         prepare = partial(agent.prepare.remote, self._spec.run_id, list(peers))
         answer: PreparedNode = await repeated(prepare, self._patience)
         self._agents[node] = agent
         return answer
-
-    def _get_or_create(self, name: str, node: str) -> Any:
-        agent: Any = ray.remote(NodeAgent)
-        return agent.options(
-            num_cpus=0,
-            max_restarts=0,
-            name=name,
-            namespace=actors.NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
-        ).remote(self._options)
 
     async def call(
         self,
@@ -114,20 +92,11 @@ class NodeAgents:
         Raises:
             ClusterError: The node has no agent, or the agent does not answer in time.
         """
-        return await self._call(node, ANSWER_TIMEOUT, method, *args, **kwargs)
-
-    async def _call(
-        self,
-        node: str,
-        timeout: float,
-        method: Callable[Concatenate[NodeAgent, P], Awaitable[T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
         if node not in self._agents:
             raise ClusterError(f"there is no agent on node {node}")
         key = f"{self._spec.run_id}-{next(CALL_NUMBERS)}"
         call = partial(self._agents[node].call.remote, key, method.__name__, *args, **kwargs)
+        timeout = CLEANUP_TIMEOUT if method.__name__ in _SLOW else ANSWER_TIMEOUT
         answer: Coroutine[Any, Any, T] = asyncio.wait_for(repeated(call, timeout), timeout)
         try:
             return (await gather([answer]))[0]
@@ -167,8 +136,8 @@ class NodeAgents:
         async def clean(node: str) -> list[str]:
             try:
                 run_id = self._spec.run_id
-                await self._call(node, CLEANUP_TIMEOUT, NodeAgent.cleanup, run_id)
-                return await self._call(node, CLEANUP_TIMEOUT, NodeAgent.orphans, run_id)
+                await self.call(node, NodeAgent.cleanup, run_id)
+                return await self.call(node, NodeAgent.orphans, run_id)
             except (ClusterError, RayTaskError) as error:
                 if node not in await asyncio.to_thread(raylets.alive):
                     return []  # nothing of the replicate can remain on a node that is gone

@@ -19,26 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from rayhive import events
 from rayhive.cluster import actors
 from rayhive.cluster.actors import Once
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.errors import PeerError
-from rayhive.events import (
-    DHTReady,
-    Event,
-    PeerFinished,
-    PeerReady,
-    Spawned,
-    TrainingStarted,
-    load_event,
-)
 from rayhive.spec.commands import Command
 from rayhive.spec.replicate import PeerSpec
 
 #: Kind of the last line that the forkserver writes to a peer's connection.
 _EXITED = "exited"
 #: Events after which the peer may own new processes and sockets.
-_RECORDED_AFTER = (DHTReady, PeerReady, TrainingStarted, PeerFinished)
+_RECORDED_AFTER = (events.DHTReady, events.PeerReady, events.TrainingStarted, events.PeerFinished)
 _LINE_LIMIT = 2**26
 _SPAWN_TIMEOUT = 20.0
 #: Time that the forkserver has to report the exit code of a dead peer [s].
@@ -70,7 +62,7 @@ class Unreadable:
 
 
 #: Item of the stream that an actor sends to the supervisor.
-StreamItem: TypeAlias = Event | Exited | Unreadable
+StreamItem: TypeAlias = events.Event | Exited | Unreadable
 
 
 @dataclass(frozen=True)
@@ -124,10 +116,8 @@ class PeerActor:
         self._owned = OwnedProcesses()
         self._record: Path | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._death = asyncio.Event()
         self._exit_code: int | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._pidfd: int | None = None
+        self._death: asyncio.Task[None] | None = None
         self._calls = Once()
 
     async def start(self, order: PeerStart) -> PeerProcess:
@@ -153,34 +143,17 @@ class PeerActor:
             self._writer.write(request.encode() + b"\n")
             await self._writer.drain()
             line = await asyncio.wait_for(reader.readline(), _SPAWN_TIMEOUT)
-            first = load_event(line.decode())
+            first = events.load_event(line.decode())
         except (OSError, ValueError, asyncio.TimeoutError) as error:
             raise PeerError(f"the forkserver did not start {self.name}: {error!r}") from error
-        if not isinstance(first, Spawned):
+        if not isinstance(first, events.Spawned):
             raise PeerError(f"{self.name} began with {first.kind!r} instead of 'spawned'")
         pid = self._owned.leader = first.pid
         self._note()
-        self._watch(pid)
-        self._tasks = [
-            asyncio.create_task(self._read(reader)),
-            asyncio.create_task(self._await_death()),
-        ]
+        self._death = asyncio.create_task(_death_of(pid))
+        reading = asyncio.create_task(self._read(reader))
+        self._ending = asyncio.create_task(self._publish_end(self._death, reading))
         return PeerProcess(pid, os.uname().nodename)
-
-    def _watch(self, pid: int) -> None:
-        try:
-            self._pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._death.set()
-            return
-        asyncio.get_running_loop().add_reader(self._pidfd, self._died)
-
-    def _died(self) -> None:
-        if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
-        self._death.set()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Publish the lines of the peer until its last descendant has closed the connection."""
@@ -199,12 +172,12 @@ class PeerActor:
                 if isinstance(item, _RECORDED_AFTER):
                     self._note()
 
-    async def _await_death(self) -> None:
+    async def _publish_end(self, death: asyncio.Task[None], reading: asyncio.Task[None]) -> None:
         """Publish the end of the peer after all its other items."""
-        await self._death.wait()
+        await death
         with contextlib.suppress(asyncio.TimeoutError):
             # The forkserver reaps at once, but it may be dead, and forks may hold the connection.
-            await asyncio.wait_for(self._tasks[0], _EXIT_CODE_TIMEOUT)
+            await asyncio.wait_for(reading, _EXIT_CODE_TIMEOUT)
         await self._publish(Exited(self._exit_code))
 
     async def _publish(self, item: StreamItem) -> None:
@@ -246,7 +219,7 @@ class PeerActor:
         return await self._calls.do(key, lambda: self._command(command))
 
     async def _command(self, command: Command) -> bool:
-        if self._writer is None or self._death.is_set():
+        if self._writer is None or self._death is None or self._death.done():
             return False
         try:
             self._writer.write(command.model_dump_json().encode() + b"\n")
@@ -273,10 +246,25 @@ class PeerActor:
         actors.leave()
 
 
+async def _death_of(pid: int) -> None:
+    """Wait for the death of a process, which need not be a child of this one."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, died = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, died.set)
+    try:
+        await died.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
 def _stream_item(text: str) -> StreamItem | None:
     """Return the item of one line; None for half a line, which a killed writer leaves."""
     try:
-        return load_event(text)
+        return events.load_event(text)
     except ValueError as error:
         with contextlib.suppress(ValueError):
             json.loads(text)

@@ -7,18 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Literal
 
-from rayhive.events import (
-    DHTReady,
-    Event,
-    PeerFailed,
-    PeerFinished,
-    PeerReady,
-    Round,
-    TrainingStarted,
-)
+from rayhive import events
 from rayhive.spec import Budget
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -46,6 +38,50 @@ class Outcome:
     stop_reason: str
 
 
+@dataclass(frozen=True)
+class PeerStatus:
+    """Row of a peer in ``rayhive status``; see :class:`PeerRecord`.
+
+    Attributes:
+        last_event_age: Time since its last event [s].
+    """
+
+    state: PeerState = "placed"
+    round: int = 0
+    samples: int = 0
+    samples_per_s: float | None = None
+    loss: float | None = None
+    last_event_age: float = 0.0
+    host: str | None = None
+    pid: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class ReplicateStatus:
+    """Status of a running replicate; of one that does not answer, only run id and phase are known.
+
+    Attributes:
+        run_id: Name of its supervisor.
+        phase: ``placing``, ``starting``, ``training``, ``stopping`` or ``finished``.
+        study: Name of its study.
+        folder: Folder of its files.
+        seconds: Time since the barrier; before it, since the start [s].
+        budget_seconds: Longest training [s].
+        outcome: Outcome; None before the end.
+        peers: Status of each peer.
+    """
+
+    run_id: str
+    phase: str
+    study: str | None = None
+    folder: str | None = None
+    seconds: float | None = None
+    budget_seconds: float | None = None
+    outcome: Outcome | None = None
+    peers: Mapping[str, PeerStatus] = field(default_factory=dict)
+
+
 @dataclass
 class PeerRecord:
     """State of one incarnation.
@@ -67,7 +103,7 @@ class PeerRecord:
         loss_expected: Whether a fault asked for its end.
         actor_lost: Whether its actor is gone, and possibly its node.
         late: Whether it started later than the first peers.
-        heard: Time of its last event [s of ``time.monotonic``].
+        heard: Time of its last event [s, Unix time].
     """
 
     name: str
@@ -86,7 +122,7 @@ class PeerRecord:
     loss_expected: bool = False
     actor_lost: bool = False
     late: bool = False
-    heard: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.time)
 
     @property
     def over(self) -> bool:
@@ -98,41 +134,36 @@ class PeerRecord:
         """Whether its process runs, and its training is not over."""
         return self.pid is not None and not self.exited and self.finish_reason is None
 
-    def status(self) -> dict[str, Any]:
-        """Return the peer's row of ``rayhive status``."""
-        return {
-            "state": self.state,
-            "round": self.round,
-            "samples": self.samples,
-            "samples_per_s": self.samples_per_s,
-            "loss": self.loss,
-            "last_event_age": time.monotonic() - self.heard,
-            "host": self.host,
-            "pid": self.pid,
-            "error": self.error,
-        }
+    @property
+    def last_event_age(self) -> float:
+        """Time since its last event [s]."""
+        return time.time() - self.heard
 
-    def take(self, event: Event) -> None:
+    def status(self) -> PeerStatus:
+        """Return the peer's row of ``rayhive status``."""
+        return PeerStatus(**{each.name: getattr(self, each.name) for each in fields(PeerStatus)})
+
+    def take(self, event: events.Event) -> None:
         """Update the state with one event of the peer."""
-        self.heard = time.monotonic()
+        self.heard = time.time()
         match event:
-            case DHTReady():
+            case events.DHTReady():
                 self.state, self.addresses = "dht", event.addresses
-            case PeerReady():
+            case events.PeerReady():
                 self.state, self.processes = "ready", event.processes or {}
-            case TrainingStarted():
+            case events.TrainingStarted():
                 self.state = "training"
-            case Round():
+            case events.Round():
                 self.state, self.round = "training", event.round
                 self.samples += event.samples
                 if event.clock_s:
                     self.samples_per_s = self.samples / event.clock_s
                 if event.loss is not None:
                     self.loss = event.loss
-            case PeerFinished():
+            case events.PeerFinished():
                 self.state, self.finish_reason = "finished", event.reason
                 self.round, self.samples = event.round, event.samples
-            case PeerFailed():
+            case events.PeerFailed():
                 self.state, self.error = "failed", event.error
 
 
@@ -155,11 +186,33 @@ class PeerTable:
         """Add an incarnation that starts later."""
         self.peers[name] = PeerRecord(name, late=True)
 
+    def status(
+        self, spec: ReplicateSpec, phase: str, seconds: float, outcome: Outcome | None
+    ) -> ReplicateStatus:
+        """Return the status of the replicate.
+
+        Args:
+            spec: The replicate.
+            phase: Its phase.
+            seconds: Time since the barrier; before it, since the start [s].
+            outcome: Its outcome; None before the end.
+        """
+        return ReplicateStatus(
+            run_id=spec.run_id,
+            phase=phase,
+            study=spec.study,
+            folder=spec.folder,
+            seconds=seconds,
+            budget_seconds=spec.budget.seconds_per_replicate,
+            outcome=outcome,
+            peers={name: peer.status() for name, peer in self.peers.items()},
+        )
+
     def expect_loss(self, name: str) -> None:
         """Mark a peer whose end, if it comes, is not a failure."""
         self.peers[name].loss_expected = True
 
-    def take(self, name: str, event: Event) -> None:
+    def take(self, name: str, event: events.Event) -> None:
         """Update the state of a peer with one of its events."""
         self.peers[name].take(event)
 
@@ -167,7 +220,7 @@ class PeerTable:
         """Record that the process of a peer runs."""
         peer = self.peers[name]
         peer.pid, peer.host, peer.state = pid, host, "starting"
-        peer.heard = time.monotonic()
+        peer.heard = time.time()
 
     def lost(self, name: str, reason: str, actor_lost: bool = False) -> None:
         """Record that a peer ended without being asked to.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rayhive.cluster.node import machine
 from rayhive.cluster.testbed.config import CLASS_LABEL, shape_labels
@@ -74,22 +75,40 @@ def demands(swarm: SwarmConfig, later: int = 0) -> list[Bundle]:
         swarm: The peers that start together.
         later: Number of peers that join later; their demand is that of the last peer.
     """
-    threads = float(swarm.threads_per_peer)
-    if swarm.node_classes is None:
-        return [Bundle(threads, swarm.gpus_per_peer)] * (swarm.peers + later)
     together = [
-        Bundle(threads * item.cpu_share, item.gpus, _labels(name, item, swarm))
-        for name, item in swarm.peer_classes
+        Bundle(float(swarm.threads_per_peer) * each.node_class.cpu_share, each.gpus, each.labels)
+        for each in _classes(swarm)
+        for _ in range(each.node_class.count)
     ]
     return together + [together[-1]] * later
 
 
-def _labels(name: str, item: NodeClass, swarm: SwarmConfig) -> dict[str, str]:
-    """Return the labels that a node for a peer of this class must have."""
-    if not item.shaped:
-        return dict(item.labels)
-    share = item.cpu_share * swarm.threads_per_peer if item.cpu_share != 1.0 else None
-    return {**item.labels, CLASS_LABEL: name, **shape_labels(item.link, share)}
+class _Class(NamedTuple):
+    """A node class, its key in the study, the key of its GPUs, and the labels of its nodes."""
+
+    node_class: NodeClass
+    key: str
+    gpu_key: str
+    labels: dict[str, str]
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of one peer."""
+        return self.node_class.gpus
+
+
+def _classes(swarm: SwarmConfig) -> Iterator[_Class]:
+    """Yield the node classes of a swarm; one without demands on nodes if the study has none."""
+    if swarm.node_classes is None:
+        only = NodeClass(count=swarm.peers, gpus=swarm.gpus_per_peer)
+        yield _Class(only, "swarm", "swarm.gpus_per_peer", {})
+    for name, item in (swarm.node_classes or {}).items():
+        labels = dict(item.labels)
+        if item.shaped:
+            share = item.cpu_share * swarm.threads_per_peer if item.cpu_share != 1.0 else None
+            labels |= {CLASS_LABEL: name, **shape_labels(item.link, share)}
+        key = f"swarm.node_classes.{name}"
+        yield _Class(item, key, f"{key}.gpus", labels)
 
 
 def bundles(
@@ -199,19 +218,14 @@ def fits(asked: Sequence[Bundle], rooms: Sequence[Room]) -> bool:
 def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
     """Return the demands of a swarm that these nodes cannot meet even when they are idle."""
     found: list[Problem] = []
-    if swarm.node_classes is None:
-        found += _gpu_problems("swarm.gpus_per_peer", swarm.gpus_per_peer, swarm.peers, rooms)
-    else:
-        for name, item in swarm.node_classes.items():
-            key = f"swarm.node_classes.{name}"
-            labels = _labels(name, item, swarm)
-            matching = [room for room in rooms if room.carries(labels)]
-            if not matching and item.shaped:
-                found.append(_shape_problem(key, item))
-            elif matching:
-                found += _gpu_problems(f"{key}.gpus", item.gpus, item.count, matching)
-            else:
-                found.append(_label_problem(f"{key}.labels", item.labels, rooms))
+    for each in _classes(swarm):
+        matching = [room for room in rooms if room.carries(each.labels)]
+        if matching or not each.labels:
+            found += _gpu_problems(each, matching)
+        elif each.node_class.shaped:
+            found.append(_shape_problem(each))
+        else:
+            found.append(_label_problem(f"{each.key}.labels", each.labels, rooms))
     if not found:
         try:
             bundles(swarm, rooms)
@@ -229,24 +243,23 @@ def problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Problem]:
 def lasting_problems(swarm: SwarmConfig) -> list[Problem]:
     """Return the demands of a swarm that no added node can meet either."""
     found: list[Problem] = []
-    if swarm.node_classes is None:
-        found += _share_problems("swarm.gpus_per_peer", swarm.gpus_per_peer)
-    for name, item in (swarm.node_classes or {}).items():
-        key = f"swarm.node_classes.{name}"
-        found += _share_problems(f"{key}.gpus", item.gpus)
-        if item.shaped:
-            found.append(_shape_problem(key, item))
+    for each in _classes(swarm):
+        found += _share_problems(each)
+        if each.node_class.shaped:
+            found.append(_shape_problem(each))
     return found
 
 
-def _share_problems(key: str, gpus: float) -> Iterator[Problem]:
-    if gpus > 1 and gpus != int(gpus):
-        yield Problem(key, gpus, "a fraction below 1, or a whole number of GPUs")
+def _share_problems(each: _Class) -> list[Problem]:
+    if each.gpus <= 1 or each.gpus == int(each.gpus):
+        return []
+    return [Problem(each.gpu_key, each.gpus, "a fraction below 1, or a whole number of GPUs")]
 
 
-def _shape_problem(key: str, item: NodeClass) -> Problem:
+def _shape_problem(each: _Class) -> Problem:
+    item = each.node_class
     return Problem(
-        f"{key}.link" if item.link is not None else f"{key}.cpu_share",
+        f"{each.key}.link" if item.link is not None else f"{each.key}.cpu_share",
         item.link.model_dump() if item.link is not None else item.cpu_share,
         "absent, or the shape of a testbed's nodes of this class: no node of this cluster has "
         "this shape, and an unshaped row must not pass for a shaped one",
@@ -255,30 +268,24 @@ def _shape_problem(key: str, item: NodeClass) -> Problem:
 
 def gpu_problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> Iterator[Problem]:
     """Find demands for GPUs that these nodes cannot meet, whatever the labels."""
-    if swarm.node_classes is None:
-        yield from _gpu_problems("swarm.gpus_per_peer", swarm.gpus_per_peer, swarm.peers, rooms)
-        return
-    for name, item in swarm.node_classes.items():
-        key = f"swarm.node_classes.{name}.gpus"
-        yield from _gpu_problems(key, item.gpus, item.count, rooms)
+    for each in _classes(swarm):
+        yield from _gpu_problems(each, rooms)
 
 
-def _gpu_problems(key: str, gpus: float, peers: int, rooms: Sequence[Room]) -> Iterator[Problem]:
-    if gpus == 0:
-        return
-    wrong = list(_share_problems(key, gpus))
-    if wrong:
-        yield from wrong
-        return
-    room_for = sum(_Devices(room.gpus).peers(gpus) for room in rooms)
-    if room_for < peers:
-        total = sum(room.gpus for room in rooms)
-        yield Problem(
-            key,
-            gpus,
-            f"a demand that can be met for {peers} peers: the nodes have {total:g} GPUs in all, "
-            f"room for {room_for} such peers (a share is one of a single GPU)",
-        )
+def _gpu_problems(each: _Class, rooms: Sequence[Room]) -> list[Problem]:
+    wrong = _share_problems(each)
+    if wrong or each.gpus == 0:
+        return wrong
+    peers = each.node_class.count
+    room_for = sum(_Devices(room.gpus).peers(each.gpus) for room in rooms)
+    if room_for >= peers:
+        return []
+    total = sum(room.gpus for room in rooms)
+    text = (
+        f"a demand that can be met for {peers} peers: the nodes have {total:g} GPUs in all, "
+        f"room for {room_for} such peers (a share is one of a single GPU)"
+    )
+    return [Problem(each.gpu_key, each.gpus, text)]
 
 
 def _label_problem(key: str, labels: dict[str, str], rooms: Sequence[Room]) -> Problem:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,11 +16,12 @@ import ray
 from rayhive.cluster import actors
 from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.lifecycle import Replicate
-from rayhive.cluster.replicate.peer_table import Outcome
-from rayhive.cluster.replicate.timeouts import PhaseTimeouts
+from rayhive.cluster.replicate.peer_table import Outcome, ReplicateStatus
 from rayhive.spec.replicate import ReplicateSpec
 
 _LONGEST_POLL = 30.0
+#: Time after which a supervisor exits although its outcome was not fetched [s].
+_LINGER_S = 3600.0
 
 
 class TrialSupervisor:
@@ -29,16 +29,12 @@ class TrialSupervisor:
 
     Args:
         spec: The ReplicateSpec as a JSON object.
-        timing: Bounds of the phases.
         agent_options: Settings of an agent that has to be created.
     """
 
-    def __init__(
-        self, spec: Mapping[str, Any], timing: PhaseTimeouts, agent_options: AgentOptions
-    ) -> None:
+    def __init__(self, spec: Mapping[str, Any], agent_options: AgentOptions) -> None:
         self._spec = ReplicateSpec.model_validate(spec)
-        self._timing = timing
-        self._replicate = Replicate(self._spec, timing, agent_options)
+        self._replicate = Replicate(self._spec, agent_options)
         self._finished = asyncio.Event()
         self._released = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -47,7 +43,7 @@ class TrialSupervisor:
         await self._replicate.run()
         self._finished.set()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._released.wait(), self._timing.linger)
+            await asyncio.wait_for(self._released.wait(), _LINGER_S)
         ray.get_runtime_context().current_actor.leave.remote()
 
     async def describe(self) -> dict[str, Any]:
@@ -62,9 +58,9 @@ class TrialSupervisor:
             return None
         return self._replicate.outcome
 
-    async def status(self) -> dict[str, Any]:
-        """Return the status of the replicate, see :meth:`Replicate.status`."""
-        return {**self._replicate.status(), "asked_at": time.time()}
+    async def status(self) -> ReplicateStatus:
+        """Return the status of the replicate."""
+        return self._replicate.status()
 
     async def stop(self, reason: str) -> None:
         """Ask for an early end of the replicate, which takes seconds."""

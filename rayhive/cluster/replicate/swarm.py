@@ -90,7 +90,6 @@ class Swarm:
         listener: Receives every item of the peers' streams.
         patience: Time that an actor may be unavailable before it counts as lost [s].
         home: Ray's id of the supervisor's node.
-        create: Creates the actor of a peer; for tests.
     """
 
     def __init__(
@@ -101,11 +100,9 @@ class Swarm:
         listener: Listener,
         patience: float,
         home: str,
-        create: Callable[[str, Mapping[str, Any]], Any] = create_actor,
     ) -> None:
         self._spec, self._reservation, self._agents = spec, reservation, agents
         self._listener, self._patience, self._home = listener, patience, home
-        self._create = create
         self._specs: list[PeerSpec] = [spec.peer_spec(i) for i in range(spec.swarm.peers)]
         self._nodes: dict[str, str] = {}
         self._addresses: dict[str, str] = {}
@@ -167,7 +164,7 @@ class Swarm:
     def _host(self, peer: PeerSpec, node: str) -> None:
         options = self._reservation.actor_options(peer.peer, node)
         self._nodes[peer.name] = node
-        self._actors[peer.name] = self._create(peer.name, options)
+        self._actors[peer.name] = create_actor(peer.name, options)
 
     async def _begin(self, peer: PeerSpec, ready: PreparedNode, started: Started) -> None:
         node, gpus = self._nodes[peer.name], self._reservation.bundles[peer.peer].gpus

@@ -8,13 +8,13 @@ behaviour of the link itself: no protocol repeats the lost ones.
 from __future__ import annotations
 
 import contextlib
-import functools
+import math
 import select
 import socket
 import statistics
 import struct
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from rayhive.cluster.testbed import namespaces
@@ -38,33 +38,23 @@ _FEWEST = 100
 #: Largest burst that a shaper lets through [bytes].
 _BURST = 20_000
 _PINGS, _PING_GAP_S = 21, 0.004
+#: Packets that are sent at once, before arrived ones are taken.
+_BATCH = 32
 #: Probes for loss: expected number of lost ones, number without loss, largest rate [Mbit/s] and
 #: longest time [s].
 _LOST, _CLEAN, _PROBE_MBIT, _LOSS_S = 200, 1000, 6.0, 8.0
 
 
 class Path:
-    """Two sockets with a path between them. Use it in a ``with`` block.
+    """Two ends in different namespaces with a path between them; see :func:`path`.
 
     Args:
-        near: Namespace and address of the first end.
-        far: Namespace and address of the second end.
+        near: Socket at the first end.
+        far: Socket at the second end.
     """
 
-    def __init__(self, near: tuple[str, str], far: tuple[str, str]) -> None:
-        self._ends = (near, far)
-        self._sockets: tuple[socket.socket, ...] = ()
-
-    def __enter__(self) -> Path:
-        self._sockets = tuple(
-            namespaces.inside(namespace, functools.partial(_bound, address))
-            for namespace, address in self._ends
-        )
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        for each in self._sockets:
-            each.close()
+    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+        self._sockets = (near, far)
 
     def reach(
         self, count: int = 10, patience_s: float = 1.0, gap_s: float = 0.002
@@ -76,22 +66,8 @@ class Path:
             patience_s: Longest wait for the last packets [s].
             gap_s: Shortest time between two packets [s].
         """
-        self._drain()
-        arrived, sent = [0, 0], 0
-        begin = time.monotonic()
-        while sent < count:
-            due = min(count, 1 + int((time.monotonic() - begin) / gap_s))
-            for number in range(sent, due):
-                for side in (0, 1):
-                    self._send(side, number, _PROBE)
-                if number % 32 == 31:
-                    self._collect(arrived, 0.0)
-            sent = due
-            self._collect(arrived, gap_s)
-        deadline = time.monotonic() + patience_s
-        while min(arrived) < count and time.monotonic() < deadline:
-            self._collect(arrived, 0.02)
-        return arrived[0], arrived[1]
+        out, back = self._exchange((0, 1), count, gap_s, patience_s)
+        return len(out), len(back)
 
     def delays(self, patience_s: float) -> tuple[list[float], list[float]]:
         """Return the delays of packets in each direction [ms].
@@ -101,20 +77,8 @@ class Path:
         Args:
             patience_s: Longest wait for the last packets [s].
         """
-        self._drain()
-        times: tuple[list[float], list[float]] = ([], [])
-        deadline = time.monotonic() + _PINGS * _PING_GAP_S + patience_s
-        sent = 0
-        while min(map(len, times)) < _PINGS and time.monotonic() < deadline:
-            if sent < _PINGS:
-                for side in (0, 1):
-                    self._send(side, sent, _PROBE)
-                sent += 1
-            for ready in select.select(self._sockets, [], [], _PING_GAP_S)[0]:
-                taken = times[1 - self._sockets.index(ready)]
-                while (got := _arrival(ready)) is not None:
-                    taken.append(1e3 * (got.at - got.sent))
-        return times
+        out, back = self._exchange((0, 1), _PINGS, _PING_GAP_S, patience_s)
+        return [1e3 * (got.at - got.sent) for got in out], [1e3 * (g.at - g.sent) for g in back]
 
     def rate(self, side: int, link: Link, size: int, patience_s: float) -> float:
         """Return the arrival rate of a stream that is sent faster than the link [Mbit/s].
@@ -125,24 +89,47 @@ class Path:
             size: Largest packet [bytes].
             patience_s: Longest delay of a packet [s].
         """
-        self._drain()
         asked = link.rate_mbit
         offer = (_FREE_MBIT if asked is None else _OFFER * asked / (1 - link.loss)) * 1e6 / 8
         # On a slow link, many small packets give a better estimate than a few large ones.
         size = max(200, min(size + 14, int(offer * _STREAM_S / _PACKETS)))
-        sent, arrivals, listener = 0, list[_Arrival](), self._sockets[1 - side]
         warm_up = max(_WARM_UP_S, _BURST / ((1 - 1 / _OFFER) * offer))
-        begin = time.monotonic()
-        end = begin + warm_up + max(_STREAM_S, _FEWEST * size / offer)
-        while (now := time.monotonic()) < end + patience_s:
-            allowed = int((now - begin) * offer / size) if now < end else sent
-            for _ in range(min(32, allowed - sent)):
-                self._send(side, sent, size)
-                sent += 1
-            ready = select.select([listener], [], [], min(size / offer, 0.01))[0]
-            while ready and (got := _arrival(listener)) is not None:
-                arrivals.append(got)
-        return _steady(arrivals, warm_up)
+        count = int((warm_up + max(_STREAM_S, _FEWEST * size / offer)) * offer / size)
+        arrived = self._exchange((side,), count, size / offer, patience_s, size)
+        return _steady(arrived[side], warm_up)
+
+    def _exchange(
+        self, sides: Sequence[int], count: int, gap_s: float, patience_s: float, size: int = _PROBE
+    ) -> tuple[list[_Arrival], list[_Arrival]]:
+        """Send packets, and return those that arrived from the first and from the second end.
+
+        Args:
+            sides: Ends that send.
+            count: Number of packets of each of them.
+            gap_s: Shortest time between two packets of an end [s].
+            patience_s: Longest wait for the last packets [s].
+            size: Size of a packet on the wire [bytes].
+        """
+        for each in self._sockets:
+            while _arrival(each) is not None:
+                pass  # of an earlier exchange
+        arrived: tuple[list[_Arrival], list[_Arrival]] = ([], [])
+        begin, sent = time.monotonic(), 0
+        deadline = math.inf
+        while time.monotonic() < deadline and any(len(arrived[side]) < count for side in sides):
+            if sent < count:
+                due = min(count, sent + _BATCH, 1 + int((time.monotonic() - begin) / gap_s))
+                for number in range(sent, due):
+                    for side in sides:
+                        self._send(side, number, size)
+                sent = due
+                if sent == count:
+                    deadline = time.monotonic() + patience_s
+            for ready in select.select(self._sockets, [], [], min(gap_s, 0.01))[0]:
+                taken = arrived[1 - self._sockets.index(ready)]
+                while (got := _arrival(ready)) is not None:
+                    taken.append(got)
+        return arrived
 
     def _send(self, side: int, number: int, size: int) -> None:
         here, there = self._sockets[side], self._sockets[1 - side].getsockname()
@@ -150,17 +137,6 @@ class Path:
         # A packet that cannot be sent (full queue, no route) counts as lost.
         with contextlib.suppress(OSError):
             here.sendto(packet, there)
-
-    def _collect(self, arrived: list[int], wait: float) -> None:
-        for ready in select.select(self._sockets, [], [], wait)[0]:
-            side = 1 - self._sockets.index(ready)
-            while _arrival(ready) is not None:
-                arrived[side] += 1
-
-    def _drain(self) -> None:
-        for each in self._sockets:
-            while _arrival(each) is not None:
-                pass
 
 
 def _bound(address: str) -> socket.socket:
@@ -244,9 +220,13 @@ def measure_link(
     return LinkMeasurement.model_validate(found)
 
 
-def path(state: TestbedState, node: NodeState, to: NodeState | None = None) -> Path:
-    """Return the path from a node to the switch, or through it to another node."""
+@contextlib.contextmanager
+def path(state: TestbedState, node: NodeState, to: NodeState | None = None) -> Iterator[Path]:
+    """Open the path from a node to the switch, or through it to another node."""
     near = node.namespace, node.data_address
-    if to is None:
-        return Path(near, (state.switch, state.data_gateway))
-    return Path(near, (to.namespace, to.data_address))
+    far = (state.switch, state.data_gateway) if to is None else (to.namespace, to.data_address)
+    with (
+        namespaces.inside(near[0], lambda: _bound(near[1])) as first,
+        namespaces.inside(far[0], lambda: _bound(far[1])) as second,
+    ):
+        yield Path(first, second)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rayhive.cluster.testbed import namespaces, veth
 from rayhive.errors import ClusterError
@@ -13,6 +15,7 @@ from rayhive.registry import FAULTS
 
 #: Capabilities that only a testbed has.
 GIVEN = ("link", "node")
+T = TypeVar("T")
 _ADMIN = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
 
 
@@ -23,7 +26,9 @@ def lacking() -> str | None:
     missing = [name for name, bit in _ADMIN.items() if not _effective() >> bit & 1]
     if missing:
         return f"this process lacks {' and '.join(missing)}: run it as root"
-    if not os.access("/dev/net/tun", os.R_OK | os.W_OK) and not _netem():
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK) and not in_new_namespace(
+        veth.kernel_delays
+    ):
         return "the kernel has no netem, and there is no /dev/net/tun: links could not be delayed"
     return None
 
@@ -55,11 +60,11 @@ def _effective() -> int:
     return 0
 
 
-def _netem() -> bool:
-    """Return whether the kernel can delay packets, which is tried in a new namespace."""
+def in_new_namespace(do: Callable[[], T]) -> T:
+    """Call a function in a network namespace that exists during the call only."""
     name = f"rhp-{secrets.token_hex(4)}"
     namespaces.create(name)
     try:
-        return namespaces.inside(name, veth.kernel_delays)
+        return namespaces.inside(name, do)
     finally:
         namespaces.remove(name)

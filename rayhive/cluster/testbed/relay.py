@@ -5,8 +5,7 @@ standard library. It creates two interfaces, one to be bridged with the node's e
 one with the switch. It reads frames from each interface, holds them for the delay and writes them
 to the other. Frames keep their order, also when the delay changes.
 
-A client that connects to the socket sends one line of JSON, ``{"delay_ms": …, "loss": …}`` or
-``{}``, and receives the settings and counters.
+The settings are in a JSON file with ``delay_ms`` and ``loss``, which is read again after a SIGHUP.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import os
 import random
 import select
 import signal
-import socket
 import struct
 import sys
 import time
@@ -44,7 +42,6 @@ class Direction:
     def __init__(self, source: int, sink: int) -> None:
         self.source, self.sink = source, sink
         self.held: collections.deque[tuple[float, bytes]] = collections.deque()
-        self.passed = self.lost = self.overflowed = 0
 
     def take(self, delay_s: float, loss: float, chance: random.Random) -> None:
         """Read the frames that have arrived.
@@ -57,11 +54,7 @@ class Direction:
         with contextlib.suppress(BlockingIOError):
             for _ in range(_BATCH):
                 frame = os.read(self.source, _LARGEST)
-                if loss and chance.random() < loss:
-                    self.lost += 1
-                elif len(self.held) >= _MOST:
-                    self.overflowed += 1
-                else:
+                if not (loss and chance.random() < loss) and len(self.held) < _MOST:
                     self.held.append((time.monotonic() + delay_s, frame))
 
     def give(self) -> float | None:
@@ -72,16 +65,9 @@ class Direction:
             if wait > 0:
                 return wait
             frame = held.popleft()[1]
-            try:
+            with contextlib.suppress(OSError):  # the other end is down, and the frame is lost
                 os.write(self.sink, frame)
-                self.passed += 1
-            except OSError:  # the other end is down, and the frame is lost
-                self.overflowed += 1
         return None
-
-    def counters(self) -> dict[str, int]:
-        """Return the numbers of frames by their fate."""
-        return {"passed": self.passed, "lost": self.lost, "overflowed": self.overflowed}
 
 
 def tap(name: str) -> int:
@@ -91,65 +77,44 @@ def tap(name: str) -> int:
     return descriptor
 
 
-def serve(
-    server: socket.socket, up: Direction, down: Direction, delay_ms: float, loss: float
-) -> None:
+def serve(path: str, node: int, switch: int) -> None:
     """Relay frames forever.
 
     Args:
-        server: Listening socket for clients.
-        up: Frames from the node to the switch.
-        down: Frames from the switch to the node.
-        delay_ms: Delay in each direction [ms].
-        loss: Share of the frames to drop, in each direction.
+        path: File with the settings, read now and after each SIGHUP.
+        node: Descriptor of the interface for the node's end.
+        switch: Descriptor of the interface for the switch.
     """
-    chance = random.Random()
-    sources = [up.source, down.source, server.fileno()]
+    chance, settings = random.Random(), dict[str, float]()
+    up, down = Direction(node, switch), Direction(switch, node)
+
+    def read(*_: object) -> None:
+        with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:
+            settings.update(json.load(file))
+
+    signal.signal(signal.SIGHUP, read)
+    read()
     while True:
         waits = [wait for wait in (up.give(), down.give()) if wait is not None]
-        ready, _, _ = select.select(sources, [], [], min(waits, default=None))
+        ready, _, _ = select.select([node, switch], [], [], min(waits, default=None))
         for direction in (up, down):
             if direction.source in ready:
-                direction.take(delay_ms / 1e3, loss, chance)
-        if server.fileno() in ready:
-            with contextlib.suppress(OSError, ValueError):
-                delay_ms, loss = _answer(server, up, down, delay_ms, loss)
+                direction.take(settings["delay_ms"] / 1e3, settings["loss"], chance)
 
 
-def _answer(
-    server: socket.socket, up: Direction, down: Direction, delay_ms: float, loss: float
-) -> tuple[float, float]:
-    client, _ = server.accept()
-    with client:
-        client.settimeout(0.2)  # frames wait meanwhile
-        asked = json.loads(client.recv(4096))
-        delay_ms = float(asked.get("delay_ms", delay_ms))
-        loss = float(asked.get("loss", loss))
-        answer = {"delay_ms": delay_ms, "loss": loss}
-        counters = {"up": up.counters(), "down": down.counters()}
-        client.sendall(json.dumps({**answer, **counters}).encode())
-    return delay_ms, loss
-
-
-def main(path: str, node_side: str, switch_side: str, delay_ms: str, loss: str, group: str) -> None:
+def main(path: str, node_side: str, switch_side: str, group: str) -> None:
     """Create the interfaces, go to the background, and relay.
 
     Args:
-        path: Path of the socket.
+        path: File with the settings.
         node_side: Name of the interface for the node's end.
         switch_side: Name of the interface for the switch.
-        delay_ms: Delay in each direction [ms].
-        loss: Share of the frames to drop, in each direction.
         group: ``cgroup.procs`` file of the control group to move to; empty to stay.
     """
     node, switch = tap(node_side), tap(switch_side)
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    server.bind(path)
-    server.listen()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the settings are read
     if os.fork():
-        os._exit(0)  # the caller continues: interfaces and socket exist
+        os._exit(0)  # the caller continues: the interfaces exist
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if group:  # the delay must not depend on the node's CPU quota
@@ -161,7 +126,7 @@ def main(path: str, node_side: str, switch_side: str, delay_ms: str, loss: str, 
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    serve(server, Direction(node, switch), Direction(switch, node), float(delay_ms), float(loss))
+    serve(path, node, switch)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
-from unittest import mock
 
 from rayhive.cluster.address import named
+from rayhive.cluster.embedded import environment
 from rayhive.cluster.node.processes import await_owner, start_reaper, started
 from rayhive.cluster.testbed import lifecycle, raylets, state, veth
 from rayhive.cluster.testbed.config import TestbedConfig
@@ -116,7 +116,7 @@ def hosted(swarm: SwarmConfig, address: str | None, later: int = 0) -> Iterator[
         return
     with (
         Testbed(TestbedConfig.of_swarm(swarm, f"driver-{os.getpid()}", spare=later)) as testbed,
-        mock.patch.dict(os.environ, testbed.variables),
+        environment(testbed.variables),
     ):
         yield testbed.address
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import json
 import os
-import socket
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
@@ -58,7 +56,7 @@ class Veth:
         self._state, self._node = state, node
         self._port = network.port(node.index)
         self._now = state.folder / f"link-{node.index}.json"
-        self._socket = state.folder / f"relay-{node.index}"
+        self._settings = state.folder / f"relay-{node.index}"
 
     @property
     def now(self) -> Link:
@@ -126,57 +124,47 @@ class Veth:
         far = namespaces.inside(self._state.switch, lambda: _statistics(self._port))
         return {**near, "dropped": near["dropped"] + far["dropped"]}
 
-    def relayed(self) -> dict[str, Any] | None:
-        """Return the relay's settings and counters; None without a relay."""
-        return self._ask_relay({})
-
-    def cut_off(self) -> None:
-        """End the relay, if there is one, when the node ends."""
-        for pid in self._relays():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
-        with contextlib.suppress(FileNotFoundError):
-            self._socket.unlink()
-
-    def _relays(self) -> list[int]:
+    def relays(self) -> list[int]:
+        """Return the pid of the relay, if there is one."""
         found = []
         for pid in namespaces.processes([self._state.switch]):
             with contextlib.suppress(OSError):
                 line = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                if str(self._socket).encode() in line:
+                if str(self._settings).encode() in line:
                     found.append(pid)
         return found
 
-    def _ask_relay(self, settings: dict[str, float]) -> dict[str, Any] | None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.settimeout(_RELAY_TIMEOUT)
-            try:
-                client.connect(str(self._socket))
-            except (FileNotFoundError, ConnectionRefusedError):
-                return None
-            client.sendall(json.dumps(settings).encode())
-            answer: dict[str, Any] = json.loads(client.recv(4096))
-            return answer
+    def cut_off(self) -> None:
+        """End the relay, if there is one, when the node ends."""
+        self._signal_relay(signal.SIGKILL)
+
+    def _signal_relay(self, number: signal.Signals) -> bool:
+        """Send a signal to the relay; return whether there is one."""
+        relays = self.relays()
+        for pid in relays:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return bool(relays)
 
     def _delay(self, link: Link) -> None:
         """Insert the relay, change its settings, or remove it."""
+        write_private(self._settings, link.model_dump_json())
         if not (link.delay_ms or link.loss):
             namespaces.inside(self._state.switch, self._remove_relay)
-        elif self._ask_relay({"delay_ms": link.delay_ms, "loss": link.loss}) is None:
-            namespaces.inside(self._state.switch, lambda: self._insert_relay(link))
+        elif not self._signal_relay(signal.SIGHUP):
+            namespaces.inside(self._state.switch, self._insert_relay)
 
     def _names(self) -> tuple[str, str, str]:
         """Return the names of the relay's two interfaces and of the bridge to the port."""
         index = self._node.index
         return f"rn{index}", f"rs{index}", f"rb{index}"
 
-    def _insert_relay(self, link: Link) -> None:
+    def _insert_relay(self) -> None:
         self._remove_relay()
         near, far, joint = self._names()
         groups = self._state.groups
         outside = "" if groups is None else str(Path(groups).parent / "cgroup.procs")
-        command = [sys.executable, relay.__file__, str(self._socket), near, far]
-        command += [str(link.delay_ms), str(link.loss), outside]
+        command = [sys.executable, relay.__file__, str(self._settings), near, far, outside]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_RELAY_TIMEOUT)
         if done.returncode:
             raise OSError(f"the relay did not start: {done.stderr.strip()[-400:]}")

@@ -20,18 +20,8 @@ from rayhive.cluster.node.tools.link_shaping import LinkShapingTool
 from rayhive.cluster.node.tools.memory_hog import MemoryHogTool
 from rayhive.cluster.node.tools.small_disk import SmallDiskTool
 from rayhive.errors import ClusterError
-from rayhive.faults.node_tools import (
-    CPU_LIMIT,
-    CUT,
-    FLAPPING,
-    LINK_SHAPING,
-    MEMORY_HOG,
-    SMALL_DISK,
-    ArgsT,
-    NodeTool,
-    StateT,
-    Verb,
-)
+from rayhive.faults import node_tools
+from rayhive.faults.node_tools import ArgsT, NodeTool, StateT, Verb
 from rayhive.registry import Registry
 
 
@@ -63,12 +53,12 @@ def offer(
     NODE_TOOLS.register(interface.name)(OfferedTool(interface, implementation))
 
 
-offer(CPU_LIMIT, CpuLimitTool)
-offer(MEMORY_HOG, MemoryHogTool)
-offer(SMALL_DISK, SmallDiskTool)
-offer(LINK_SHAPING, LinkShapingTool)
-offer(CUT, CutTool)
-offer(FLAPPING, FlappingTool)
+offer(node_tools.CPU_LIMIT, CpuLimitTool)
+offer(node_tools.MEMORY_HOG, MemoryHogTool)
+offer(node_tools.SMALL_DISK, SmallDiskTool)
+offer(node_tools.LINK_SHAPING, LinkShapingTool)
+offer(node_tools.CUT, CutTool)
+offer(node_tools.FLAPPING, FlappingTool)
 
 _Key = tuple[str, str, str]
 
