@@ -75,11 +75,16 @@ def live(pattern: re.Pattern[str]) -> list[str]:
     )
 
 
+def find(name: str) -> Any:
+    """Return an actor by its name; None if there is none."""
+    with contextlib.suppress(ValueError):
+        return ray.get_actor(name, namespace=NAMESPACE)
+
+
 def pending(name: str) -> bool:
     """Return whether Ray knows an actor of this name and has not created it yet."""
-    try:
-        actor = ray.get_actor(name, namespace=NAMESPACE)
-    except ValueError:
+    actor = find(name)
+    if actor is None:
         return False
     # Without Ray's dashboard there is no public call for the state of an actor.
     state = importlib.import_module("ray._private.state").state
@@ -113,8 +118,8 @@ def detached(actor: type, name: str, node: str, *args: Any) -> Any:
 
 def end(name: str) -> None:
     """Kill an actor by its name, if there is one."""
-    with contextlib.suppress(ValueError):
-        ray.kill(ray.get_actor(name, namespace=NAMESPACE))
+    if (actor := find(name)) is not None:
+        ray.kill(actor)
 
 
 async def repeated(call: Callable[[], Awaitable[T]], patience: float) -> T:

@@ -65,7 +65,7 @@ def resolve(address: str | None) -> Target | None:
     if given is None:
         return None
     if given != "auto":
-        _knock(given, *_split(given))
+        _knock(given)
     if in_job():
         return Target(given, True)  # the cluster itself started this process
     return Target(given, False, _auth_mode(given))
@@ -82,7 +82,8 @@ def in_job() -> bool:
     return _JOB_VARIABLE in os.environ
 
 
-def _split(given: str) -> tuple[str, int]:
+def _knock(given: str) -> None:
+    """Check the form of an address, and that something answers there."""
     host, colon, port = given.rpartition(":")
     if "://" in given:
         hint = "the HOST:PORT of the cluster's head; to run on a remote cluster use `ray job "
@@ -90,12 +91,8 @@ def _split(given: str) -> tuple[str, int]:
         raise ConfigError(Problem(KEY, given, hint))
     if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigError(Problem(KEY, given, _ALLOWED))
-    return host.strip("[]"), int(port)
-
-
-def _knock(given: str, host: str, port: int) -> None:
     try:
-        socket.create_connection((host, port), _CONNECT_TIMEOUT).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT).close()
     except OSError as error:
         text = f"{_ALLOWED}; nothing answers there ({error})"
         raise ConfigError(Problem(KEY, given, text)) from error

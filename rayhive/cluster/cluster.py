@@ -11,7 +11,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.exceptions import RayError
@@ -39,6 +38,7 @@ class Cluster:
 
     Attributes:
         embedded_ray: The embedded Ray; None on a shared cluster.
+        embedded: Whether this is an embedded Ray, which ends with this process.
         agent_options: Settings of an agent that has to be created.
     """
 
@@ -46,6 +46,7 @@ class Cluster:
         self, embedded: EmbeddedRay | None, forkserver_command: Sequence[str] | None
     ) -> None:
         self.embedded_ray = embedded
+        self.embedded = embedded is not None
         self.agent_options = AgentOptions(
             forkserver_command=None if forkserver_command is None else tuple(forkserver_command),
             directory=None if embedded is None else str(embedded.agents),
@@ -85,13 +86,8 @@ class Cluster:
     def __exit__(self, *raised: object) -> None:
         self.close()
 
-    @property
-    def embedded(self) -> bool:
-        """Whether this is an embedded Ray, which ends with this process."""
-        return self.embedded_ray is not None
-
     def check_room(self, swarm: SwarmConfig) -> list[Problem]:
-        """See :func:`rayhive.cluster.capacity.check_room`."""
+        """Return the demands of a swarm that the cluster can never meet."""
         return capacity.check_room(swarm, self.embedded)
 
     def check_kinds(
@@ -181,10 +177,7 @@ class Cluster:
     def retire_agents(self, studies: Sequence[str]) -> None:
         """Have the agents of these studies exit once no replicate needs them."""
         found = [name for study in studies for name in actors.live(actors.agent_pattern(study))]
-        agents: list[Any] = []
-        for name in found:
-            with contextlib.suppress(ValueError):
-                agents.append(ray.get_actor(name, namespace=actors.NAMESPACE))
+        agents = [agent for agent in map(actors.find, found) if agent is not None]
         if not agents:
             return
         answers = [agent.retire.remote() for agent in agents]

@@ -7,11 +7,10 @@ its replicates is read from the events on disk, and they are stopped by a signal
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -132,15 +131,10 @@ def _embedded_runs() -> Iterator[tuple[int, ReplicateStatus]]:
     """Yield the pid of the driver and the status of each replicate on an embedded cluster."""
     for directory, pid in process_group.owned(Path(machine.short_temporary_directory())):
         path = directory / RUNS_FILE
-        lines = (
-            path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-        )
-        for line in lines:
-            try:
-                folder = Path(json.loads(line)["folder"])
-            except (ValueError, LookupError, TypeError):  # its writer died while it wrote
-                continue
-            status = status_from_disk(folder)
+        if not path.exists():
+            continue
+        for folder in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            status = status_from_disk(Path(folder))
             if status is not None and status.outcome is None:
                 yield pid, status
 
@@ -148,14 +142,14 @@ def _embedded_runs() -> Iterator[tuple[int, ReplicateStatus]]:
 def status_from_disk(folder: Path) -> ReplicateStatus | None:
     """Return the status of a replicate from its events; None if they cannot be read."""
     try:
-        return _status_from_disk(folder)
+        log = list(events.read_events(folder / "events.jsonl"))
+        spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_bytes())
+        return _replayed(spec, log)
     except (OSError, ValueError, LookupError, TypeError, RayhiveError):
         return None
 
 
-def _status_from_disk(folder: Path) -> ReplicateStatus:
-    log = list(events.read_events(folder / "events.jsonl"))
-    spec = ReplicateSpec.model_validate_json((folder / "spec.json").read_bytes())
+def _replayed(spec: ReplicateSpec, log: Sequence[events.Event]) -> ReplicateStatus:
     peer_table = PeerTable.of(spec)
     since = log[0].t if log else time.time()
     phase, outcome = "placing", None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import logging
 import os
 import secrets
@@ -20,14 +19,14 @@ import ray
 
 from rayhive.cluster import actors
 from rayhive.cluster.node import machine, process_group
-from rayhive.cluster.node.processes import import_paths, start_reaper
+from rayhive.cluster.node.processes import ending, import_paths, start_reaper
 from rayhive.cluster.testbed.entrypoint import refuse_dashboard
 from rayhive.errors import ClusterError
 from rayhive.spec.replicate import ReplicateSpec
 
 OBJECT_STORE = 80 * 2**20  # Ray's minimum; rayhive stores no large objects
-#: File in the private directory with one line for each replicate that was started.
-RUNS_FILE = "runs.jsonl"
+#: File in the private directory with the folder of each replicate that was started, a line each.
+RUNS_FILE = "runs"
 _REAPER_TIMEOUT = 12.0
 #: Variables of Ray with which a user chooses the token of a cluster.
 AUTHENTICATION = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
@@ -41,12 +40,17 @@ class EmbeddedRay:
     The kernel kills Ray's daemons when the driver dies, even by SIGKILL. A reaper process then
     removes the directory and the remains of the peers. The object has to be created in the main
     thread, because the kernel watches the thread that started the daemons.
+
+    Attributes:
+        directory: The private directory.
+        agents: Directory for node agents.
     """
 
     def __init__(self) -> None:
         base = Path(machine.short_temporary_directory())
         process_group.clear_orphaned(base)
         self.directory = Path(tempfile.mkdtemp(prefix=process_group.DIRECTORY_PREFIX, dir=base))
+        self.agents = self.directory / "a"
         process_group.claim(self.directory, os.getpid())
         self._reaper = start_reaper(process_group.__name__, str(self.directory))
         try:
@@ -67,27 +71,18 @@ class EmbeddedRay:
             self.close()
             raise ClusterError(f"an embedded Ray did not start: {error}") from error
 
-    @property
-    def agents(self) -> Path:
-        """The directory for node agents."""
-        return self.directory / "a"
-
     def broken(self) -> str | None:
         """Return a description of a daemon of Ray that has ended; None if all of them run."""
         for name, process in self._daemons.items():
             code = process.poll()
             if code is not None:
-                how = (
-                    f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-                )
-                return f"the {name} of the embedded Ray (pid {process.pid}) {how}"
+                return f"the {name} of the embedded Ray (pid {process.pid}) {ending(code)}"
         return None
 
     def note_run(self, spec: ReplicateSpec) -> None:
         """Record a replicate that runs here, for ``rayhive status`` and ``rayhive stop``."""
-        run = {"run_id": spec.run_id, "study": spec.study, "folder": spec.folder}
         with (self.directory / RUNS_FILE).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(run) + "\n")
+            file.write(f"{spec.folder}\n")
 
     def close(self) -> None:
         """End Ray and remove everything that belongs to it. May be called again."""

@@ -208,7 +208,7 @@ class NodeAgent:
 
     async def _drop_orphaned_runs(self) -> None:
         for run_id in list(self._runs):
-            if not await asyncio.to_thread(_supervised, run_id):
+            if await asyncio.to_thread(actors.find, run_id) is None:  # the supervisor died
                 await self.cleanup(run_id)
 
     async def _end(self) -> None:
@@ -225,14 +225,6 @@ class NodeAgent:
         if not self._ended.is_set():
             await self._end()
         actors.leave()
-
-
-def _supervised(run_id: str) -> bool:
-    try:
-        ray.get_actor(run_id)
-    except ValueError:
-        return False
-    return True
 
 
 def _clean(folder: Path) -> list[str]:

@@ -27,17 +27,12 @@ class ForkserverManager:
     """
 
     def __init__(self, directory: Path, command: Sequence[str] | None = None) -> None:
-        self._directory = directory
+        self._directory, self._log = directory, directory / "forkserver.log"
         own = (sys.executable, "-m", "rayhive.peer.forkserver")
         self._command = tuple(command) if command is not None else own
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0
         self._lock = asyncio.Lock()
-
-    @property
-    def log(self) -> Path:
-        """Log file of the forkserver."""
-        return self._directory / "forkserver.log"
 
     @property
     def pid(self) -> int | None:
@@ -62,7 +57,7 @@ class ForkserverManager:
     async def _start(self) -> None:
         await self.end()  # closes the pipe of a dead one
         self._started += 1
-        with self.log.open("ab") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*self._command, str(self._socket())],
                 stdin=subprocess.PIPE,
@@ -77,13 +72,13 @@ class ForkserverManager:
         except asyncio.TimeoutError:
             await self.end()
             raise PeerError(
-                f"the forkserver was not ready after {READY_TIMEOUT:g} s: {tail(self.log)}"
+                f"the forkserver was not ready after {READY_TIMEOUT:g} s: {tail(self._log)}"
             ) from None
 
     async def _serving(self) -> None:
         while True:
             if self._process is not None and (code := self._process.poll()) is not None:
-                raise PeerError(f"the forkserver ended with exit code {code}: {tail(self.log)}")
+                raise PeerError(f"the forkserver ended with exit code {code}: {tail(self._log)}")
             try:
                 _, writer = await asyncio.open_unix_connection(str(self._socket()))
             except OSError:

@@ -67,14 +67,7 @@ class OwnedProcesses:
 
     def save(self, path: Path) -> None:
         """Write the record to a file, which outlives this process."""
-        text = json.dumps(
-            {
-                "leader": self.leader,
-                "processes": {str(pid): start for pid, start in self.processes.items()},
-                "sockets": sorted(self.sockets),
-                "folder": self.folder,
-            }
-        )
+        text = json.dumps({**vars(self), "sockets": sorted(self.sockets)})
         write_atomically(path, text, durable=False)
 
     @classmethod
@@ -85,12 +78,8 @@ class OwnedProcesses:
             ValueError: The file is no such record.
         """
         data = json.loads(path.read_text(encoding="utf-8"))
-        return cls(
-            leader=int(data["leader"]),
-            processes={int(pid): int(start) for pid, start in data["processes"].items()},
-            sockets=set(data["sockets"]),
-            folder=data["folder"],
-        )
+        processes = {int(pid): int(start) for pid, start in data["processes"].items()}
+        return cls(int(data["leader"]), processes, set(data["sockets"]), data["folder"])
 
     def living(self) -> list[int]:
         """Return the members that still run, including members without a record."""
@@ -198,7 +187,7 @@ def _sockets_of(pids: Iterable[int]) -> set[str]:
     found: set[str] = set()
     for pid in pids:
         with contextlib.suppress(psutil.Error):
-            found.update(each.laddr for each in psutil.Process(pid).net_connections("unix"))
+            found.update(str(each.laddr) for each in psutil.Process(pid).net_connections("unix"))
     return {path for path in found if Path(path).name.startswith("hivemind-")}
 
 

@@ -48,6 +48,13 @@ def group_of(leader: int) -> list[int]:
     return [pid for pid, fields in found if fields and str(leader) in (fields[2], fields[3])]
 
 
+def ending(code: int | None) -> str:
+    """Return how a process ended, in words; ``code`` is negative for a signal, None if unknown."""
+    if code is None:
+        return "ended"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
 def wait_until(condition: Callable[[], object], patience: float, every: float = 0.02) -> bool:
     """Return whether a condition comes true in time; no signal announces it.
 

@@ -43,6 +43,9 @@ class Nemesis:
         target: The swarm.
         write: Receives the events of the faults.
         on_over: Called each time that a fault is over.
+
+    Attributes:
+        slip_s: Greatest delay of a fault that was planned by time [s].
     """
 
     def __init__(
@@ -65,7 +68,7 @@ class Nemesis:
         self._tasks: list[asyncio.Task[None]] = []
         self._set_up: list[FaultKind] = []
         self._round = 0
-        self._slip_s = 0.0
+        self.slip_s = 0.0
         self._changed = asyncio.Event()
 
     async def setup(self) -> None:
@@ -87,11 +90,6 @@ class Nemesis:
         began = time.monotonic()
         self._tasks = [asyncio.create_task(self._run(fault, began)) for fault in self._faults]
 
-    @property
-    def slip_s(self) -> float:
-        """Greatest delay of a fault that was planned by time [s]."""
-        return self._slip_s
-
     def over(self) -> bool:
         """Return whether all faults are over, or one has failed."""
         return bool(self._errors) or all(task.done() for task in self._tasks)
@@ -105,7 +103,7 @@ class Nemesis:
         Args:
             deadline: End of the budget of seconds [s of the monotonic clock].
         """
-        until = deadline + (self._slip_s if self._slip_s > LATE_S else 0.0)
+        until = deadline + (self.slip_s if self.slip_s > LATE_S else 0.0)
         late = [t for t in self._over.values() if t > deadline]
         return max(until, max(late) + QUIET_S) if late else until
 
@@ -134,7 +132,7 @@ class Nemesis:
             if fault.in_training:  # the round of the act is known only now
                 slip = self._slip(planned.at, began)
             self._fired[planned.id] = time.monotonic()
-            self._slip_s = max(self._slip_s, slip.get("slip_s", 0.0))
+            self.slip_s = max(self.slip_s, slip.get("slip_s", 0.0))
             self._write(
                 FaultFired(
                     fault=planned.id,

@@ -76,9 +76,9 @@ def demands(swarm: SwarmConfig, later: int = 0) -> list[Bundle]:
         later: Number of peers that join later; their demand is that of the last peer.
     """
     together = [
-        Bundle(float(swarm.threads_per_peer) * each.node_class.cpu_share, each.gpus, each.labels)
-        for each in _classes(swarm)
-        for _ in range(each.node_class.count)
+        Bundle(float(swarm.threads_per_peer) * item.cpu_share, item.gpus, labels)
+        for item, _, _, labels in _classes(swarm)
+        for _ in range(item.count)
     ]
     return together + [together[-1]] * later
 
@@ -90,11 +90,6 @@ class _Class(NamedTuple):
     key: str
     gpu_key: str
     labels: dict[str, str]
-
-    @property
-    def gpus(self) -> float:
-        """GPUs of one peer."""
-        return self.node_class.gpus
 
 
 def _classes(swarm: SwarmConfig) -> Iterator[_Class]:
@@ -251,9 +246,11 @@ def lasting_problems(swarm: SwarmConfig) -> list[Problem]:
 
 
 def _share_problems(each: _Class) -> list[Problem]:
-    if each.gpus <= 1 or each.gpus == int(each.gpus):
+    if each.node_class.gpus <= 1 or each.node_class.gpus == int(each.node_class.gpus):
         return []
-    return [Problem(each.gpu_key, each.gpus, "a fraction below 1, or a whole number of GPUs")]
+    return [
+        Problem(each.gpu_key, each.node_class.gpus, "a fraction below 1, or a whole number of GPUs")
+    ]
 
 
 def _shape_problem(each: _Class) -> Problem:
@@ -274,10 +271,10 @@ def gpu_problems(swarm: SwarmConfig, rooms: Sequence[Room]) -> Iterator[Problem]
 
 def _gpu_problems(each: _Class, rooms: Sequence[Room]) -> list[Problem]:
     wrong = _share_problems(each)
-    if wrong or each.gpus == 0:
+    if wrong or each.node_class.gpus == 0:
         return wrong
     peers = each.node_class.count
-    room_for = sum(_Devices(room.gpus).peers(each.gpus) for room in rooms)
+    room_for = sum(_Devices(room.gpus).peers(each.node_class.gpus) for room in rooms)
     if room_for >= peers:
         return []
     total = sum(room.gpus for room in rooms)
@@ -285,7 +282,7 @@ def _gpu_problems(each: _Class, rooms: Sequence[Room]) -> list[Problem]:
         f"a demand that can be met for {peers} peers: the nodes have {total:g} GPUs in all, "
         f"room for {room_for} such peers (a share is one of a single GPU)"
     )
-    return [Problem(each.gpu_key, each.gpus, text)]
+    return [Problem(each.gpu_key, each.node_class.gpus, text)]
 
 
 def _label_problem(key: str, labels: dict[str, str], rooms: Sequence[Room]) -> Problem:

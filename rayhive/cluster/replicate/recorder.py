@@ -9,16 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rayhive.cluster.node.forkserver_manager import tail
+from rayhive.cluster.node.processes import ending
+from rayhive.cluster.replicate import peer_actor
 from rayhive.cluster.replicate.fault_target import SwarmTarget
 from rayhive.cluster.replicate.nemesis import Nemesis
-from rayhive.cluster.replicate.peer_actor import (
-    Exited,
-    PeerProcess,
-    Started,
-    StreamItem,
-    Unreadable,
-    log_of,
-)
 from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.errors import ReplicateError
 from rayhive.events import Event, EventLog, PeerLost, PeerSpawned, TrainingStarted, Transition
@@ -35,19 +29,16 @@ class ReplicateLog:
 
     Attributes:
         error: Description of the disk's failure; None without a failure.
+        path: File of the events.
     """
 
     def __init__(self, spec: ReplicateSpec, failed: Callable[[], None]) -> None:
         self.error: str | None = None
         self._spec = spec
         self._folder = Path(spec.folder)
+        self.path = self._folder / "events.jsonl"
         self._failed = failed
         self._log: EventLog | None = None
-
-    @property
-    def path(self) -> Path:
-        """The file of the events."""
-        return self._folder / "events.jsonl"
 
     def open(self) -> None:
         """Write spec and plan, and begin an empty log; earlier events are set aside.
@@ -142,12 +133,12 @@ class Recorder:
         if self.target is not None and event.peer is not None:
             self.target.heard(event)
 
-    async def receive(self, name: str, item: StreamItem) -> None:
+    async def receive(self, name: str, item: peer_actor.StreamItem) -> None:
         """Take an item of a peer's stream."""
         match item:
-            case Exited():
+            case peer_actor.Exited():
                 self._exited(name, item)
-            case Unreadable():
+            case peer_actor.Unreadable():
                 self._peer_table.lost(name, f"it sent an event that can't be read: {item.reason}")
             case Event():
                 self._event(item.of_peer(name))
@@ -161,23 +152,23 @@ class Recorder:
         if self.nemesis is not None and isinstance(event, (Transition, TrainingStarted)):
             self.nemesis.heard(event.round or 0)
 
-    def _exited(self, name: str, end: Exited) -> None:
+    def _exited(self, name: str, end: peer_actor.Exited) -> None:
         if self.shutting_down or self._peer_table.peers[name].finish_reason is not None:
             self._peer_table.left(name)
             return
-        text = end.reason or _describe_exit(end.exit_code)
+        text = end.reason or f"its process {ending(end.exit_code)}"
         known = self._peer_table.peers[name].error
-        last_lines = tail(log_of(self._log.path.parent, name), 6)
+        last_lines = tail(peer_actor.log_of(self._log.path.parent, name), 6)
         # only the loss of its actor has a reason of its own
         self._peer_table.lost(
             name, f"{text}; its log ends with: {last_lines}", actor_lost=end.reason is not None
         )
         self.write(PeerLost(peer=name, exit_code=end.exit_code, reason=known or text))
 
-    def spawned(self, cause: str | None) -> Started:
+    def spawned(self, cause: str | None) -> peer_actor.Started:
         """Return the callback for a peer that a fault starts; None for the first peers."""
 
-        def started(peer: PeerSpec, node: str, process: PeerProcess) -> None:
+        def started(peer: PeerSpec, node: str, process: peer_actor.PeerProcess) -> None:
             self._peer_table.spawned(peer.name, process.pid, process.host)
             self.write(
                 PeerSpawned(
@@ -192,11 +183,3 @@ class Recorder:
             )
 
         return started
-
-
-def _describe_exit(code: int | None) -> str:
-    if code is None:
-        return "its process ended"
-    if code < 0:
-        return f"its process was killed by signal {-code}"
-    return f"its process ended with exit code {code}"

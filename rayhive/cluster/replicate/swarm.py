@@ -15,16 +15,9 @@ from ray.exceptions import ActorUnavailableError, RayActorError
 from rayhive.cluster.actors import RETRY_EVERY, repeated
 from rayhive.cluster.node import raylets
 from rayhive.cluster.node.agent import PreparedNode
+from rayhive.cluster.replicate import peer_actor
 from rayhive.cluster.replicate.node_agents import ANSWER_TIMEOUT, CALL_NUMBERS, NodeAgents, gather
-from rayhive.cluster.replicate.peer_actor import (
-    Exited,
-    PeerActor,
-    PeerProcess,
-    PeerStart,
-    Started,
-    StreamItem,
-    log_of,
-)
+from rayhive.cluster.replicate.peer_actor import PeerActor, PeerProcess, PeerStart, Started
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.testbed.config import DATA_ADDRESS_LABEL
 from rayhive.spec.commands import Command
@@ -34,7 +27,7 @@ _CLOSE_TIMEOUT = 3.0
 _POLL_S = 20.0
 
 #: Receives the name of a peer and one item of its stream, the last of type ``Exited``.
-Listener: TypeAlias = Callable[[str, StreamItem], Awaitable[None]]
+Listener: TypeAlias = Callable[[str, peer_actor.StreamItem], Awaitable[None]]
 
 
 def create_actor(name: str, options: Mapping[str, Any]) -> Any:
@@ -59,7 +52,7 @@ async def relay(name: str, actor: Any, listener: Listener, patience: float) -> N
     taken, unavailable_since = 0, 0.0
     while True:
         try:
-            items: list[StreamItem] = await actor.next_items.remote(taken, _POLL_S)
+            items: list[peer_actor.StreamItem] = await actor.next_items.remote(taken, _POLL_S)
         except RayActorError as error:
             if isinstance(error, ActorUnavailableError):
                 # The actor may come back; it keeps its items until their arrival is confirmed.
@@ -70,13 +63,13 @@ async def relay(name: str, actor: Any, listener: Listener, patience: float) -> N
                 reason = f"its actor could not be reached for {patience:g} s"
             else:
                 reason = f"its actor died: {str(error).strip().splitlines()[0]}"
-            await listener(name, Exited(reason=reason))
+            await listener(name, peer_actor.Exited(reason=reason))
             return
         unavailable_since = 0.0
         taken += len(items)
         for item in items:
             await listener(name, item)
-            if isinstance(item, Exited):
+            if isinstance(item, peer_actor.Exited):
                 return
 
 
@@ -174,7 +167,7 @@ class Swarm:
                 "accelerator": "cuda" if gpus else "cpu",
             }
         )
-        own_log = str(log_of(self._spec.folder, peer.name))
+        own_log = str(peer_actor.log_of(self._spec.folder, peer.name))
         log = own_log if node == self._home else ready.logs[peer.name]
         given = PeerStart(own, ready.forkserver, log, ready.temporary[peer.name], bool(gpus))
         actor = self._actors[peer.name]
@@ -240,7 +233,7 @@ class Swarm:
                 text = await self._agents.fetch_log(node, name)
                 with contextlib.suppress(OSError):
                     if text is not None:
-                        log_of(self._spec.folder, name).write_bytes(text)
+                        peer_actor.log_of(self._spec.folder, name).write_bytes(text)
         left = await self._agents.clean()
         await self._reservation.release()
         return left

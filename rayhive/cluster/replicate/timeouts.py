@@ -40,17 +40,17 @@ class Waiter:
             self.stopped = reason
             self.changed()
 
-    async def until(self, condition: Callable[[], object], deadline: float) -> bool:
+    async def until(self, condition: Callable[[], object], deadline: float | None = None) -> bool:
         """Return whether a condition came true in time.
 
         Args:
             condition: The condition.
-            deadline: Latest time [s of the monotonic clock].
+            deadline: Latest time [s of the monotonic clock]; None for no limit.
         """
         while not condition():
             self._changed.clear()
-            left = deadline - time.monotonic()
-            if left <= 0:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
                 return False
             try:
                 await asyncio.wait_for(self._changed.wait(), left)
@@ -65,12 +65,9 @@ class Waiter:
             StopRequested: The replicate was asked to end.
         """
         task = asyncio.ensure_future(step)
-        while not task.done():
-            if self.stopped is not None:
-                task.cancel()
-                raise StopRequested(self.stopped)
-            change = asyncio.ensure_future(self._changed.wait())
-            await asyncio.wait({task, change}, return_when=asyncio.FIRST_COMPLETED)
-            change.cancel()
-            self._changed.clear()
+        task.add_done_callback(lambda _: self.changed())
+        await self.until(lambda: task.done() or self.stopped is not None)
+        if not task.done():
+            task.cancel()
+            raise StopRequested(str(self.stopped))
         task.result()

@@ -103,18 +103,15 @@ def _describe(config: TestbedConfig, number: int, owner: tuple[int, int] | None)
             raise ConfigError(Problem(f"node_classes.{name}.cpu_share", item.cpu_share, text))
         data = bare.data_address(_FIRST_HOST + index)
         given = {CLASS_LABEL: name, NUMBER_LABEL: str(index), DATA_ADDRESS_LABEL: data}
-        given |= shape_labels(item.link, item.cpu_share)
+        labels = {**item.labels, **given, **shape_labels(item.link, item.cpu_share)}
         described.append(
             NodeState(
+                **{**dict(item), "labels": labels},
                 index=index,
                 node_class=name,
                 namespace=f"{bare.prefix}{index}",
                 control_address=bare.control_address(_FIRST_HOST + index),
                 data_address=data,
-                labels={**item.labels, **given},
-                num_cpus=item.num_cpus,
-                cpu_share=item.cpu_share,
-                link=item.link,
             )
         )
     return bare.model_copy(update={"nodes": tuple(described)})

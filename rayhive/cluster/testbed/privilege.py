@@ -41,10 +41,10 @@ def require() -> None:
     """
     reason = lacking()
     if reason is not None:
-        raise ClusterError(f"no testbed on this machine: {reason}; {faults_without_testbed()}")
+        raise ClusterError(f"no testbed on this machine: {reason}; {_faults_without_testbed()}")
 
 
-def faults_without_testbed() -> str:
+def _faults_without_testbed() -> str:
     """Return a text with the kinds of faults that work without a testbed."""
     kinds = [name for name, kind in FAULTS.items() if not set(GIVEN) & set(kind.needs)]
     lost = [name for name in FAULTS.names() if name not in kinds]

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,7 +81,7 @@ def start_head(state: TestbedState) -> None:
         ClusterError: The head does not start.
     """
     options = ["--head", f"--port={state.head_port}", "--num-cpus=0", "--include-dashboard=false"]
-    _start_all([_Raylet(state, None, HEAD, state.head_address, options)])
+    _Raylet(state, None, HEAD, state.head_address, options).start()
 
 
 def start_nodes(state: TestbedState, nodes: Sequence[NodeState]) -> None:
@@ -96,7 +97,8 @@ def start_nodes(state: TestbedState, nodes: Sequence[NodeState]) -> None:
         options += [f"--labels={labels}"]
         place = str(node.index)
         raylets.append(_Raylet(state, node.namespace, place, node.control_address, options))
-    _start_all(raylets)
+    with ThreadPoolExecutor(max(1, len(raylets))) as pool:
+        list(pool.map(_Raylet.start, raylets))
 
 
 def marked(folder: Path) -> list[int]:
@@ -110,27 +112,7 @@ def marked(folder: Path) -> list[int]:
     return found
 
 
-def _start_all(raylets: Sequence[_Raylet]) -> None:
-    """Start raylets in parallel. One that fails is started again, as the machine may be busy.
-
-    Raises:
-        ClusterError: A raylet failed twice.
-    """
-    for raylet in raylets:
-        raylet.start()
-    for raylet in raylets:
-        failed = raylet.failure()
-        if failed is None:
-            continue
-        raylet.kill()
-        raylet.start()
-        again = raylet.failure()
-        if again is not None:
-            text = f"the raylet of {raylet.place} did not start, tried twice"
-            raise ClusterError(f"{text}; first: {failed}; then: {again}")
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Raylet:
     """A ``ray start`` of one node or of the head.
 
@@ -140,8 +122,6 @@ class _Raylet:
         place: Name of the folder and control group.
         address: Address on the control plane.
         options: Options of ``ray start``.
-        log: Output of the last start.
-        process: The last start.
     """
 
     state: TestbedState
@@ -149,11 +129,28 @@ class _Raylet:
     place: str
     address: str
     options: Sequence[str]
-    log: Path = Path(os.devnull)
-    process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process without waiting."""
+        """Start it. If that fails, it is started again, as the machine may be busy.
+
+        Raises:
+            ClusterError: It failed twice.
+        """
+        failed = self._failure()
+        if failed is None:
+            return
+        if self.namespace is not None:
+            here = [self.namespace]
+            namespaces.kill(lambda: namespaces.processes(here))
+        else:
+            namespaces.kill(lambda: marked(self.state.folder))
+        again = self._failure()
+        if again is not None:
+            text = f"the raylet of {self.place} did not start, tried twice"
+            raise ClusterError(f"{text}; first: {failed}; then: {again}")
+
+    def _failure(self) -> str | None:
+        """Start it; return None once it runs, or the reason of the failure."""
         state, place = self.state, self.place
         own = state.folder / place
         own.mkdir(exist_ok=True)
@@ -168,11 +165,11 @@ class _Raylet:
         env["RAY_TMPDIR"] = str(state.folder)
         if place != HEAD:
             env[NODE_VARIABLE] = place
-        log = self.log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])
+        log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])
 
-        def run() -> subprocess.Popen[bytes]:
+        def run() -> int:
             with log.open("wb") as output:
-                return subprocess.Popen(
+                return subprocess.run(
                     command,
                     env=env,
                     cwd="/",
@@ -180,29 +177,16 @@ class _Raylet:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                )
+                    timeout=_START_TIMEOUT,
+                ).returncode
 
-        self.process = namespaces.inside(self.namespace, run)
-
-    def failure(self) -> str | None:
-        """Wait until the raylet runs; return None, or the reason of the failure."""
-        assert self.process is not None
         try:
-            code = self.process.wait(_START_TIMEOUT)
+            code = namespaces.inside(self.namespace, run)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            code = None
-        if code == 0:
-            return None
-        text = self.log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
-        why = f"not within {_START_TIMEOUT:g} s" if code is None else f"exit code {code}"
-        return f"{why}\n{text}"
-
-    def kill(self) -> None:
-        """Kill the remaining processes of a failed start."""
-        if self.namespace is not None:
-            here = [self.namespace]
-            namespaces.kill(lambda: namespaces.processes(here))
+            why = f"not within {_START_TIMEOUT:g} s"
         else:
-            namespaces.kill(lambda: marked(self.state.folder))
+            if code == 0:
+                return None
+            why = f"exit code {code}"
+        text = log.read_text(encoding="utf-8", errors="replace").strip()[-1500:]
+        return f"{why}\n{text}"

@@ -16,9 +16,10 @@ from pydantic import Field, ValidationError
 
 from rayhive.cluster.node.processes import started
 from rayhive.cluster.testbed import namespaces
+from rayhive.cluster.testbed.config import TestbedNodes
 from rayhive.errors import ClusterError
 from rayhive.files import write_atomically
-from rayhive.spec import Link, Model
+from rayhive.spec import Model
 
 #: Folder of all testbeds of this machine: short, as paths of Ray's sockets must be.
 BASE = Path("/tmp")
@@ -31,8 +32,8 @@ _MAKING_S = 60.0
 _LAST = 254
 
 
-class NodeState(Model):
-    """One node of a testbed.
+class NodeState(TestbedNodes):
+    """One node of a testbed, with the fields of its class; the labels include the testbed's own.
 
     Attributes:
         index: Number of the node, from 0.
@@ -40,10 +41,6 @@ class NodeState(Model):
         namespace: Its network namespace.
         control_address: Its address for Ray.
         data_address: Its address for peers.
-        labels: All its Ray labels.
-        num_cpus: CPUs that it declares to Ray.
-        cpu_share: CPU time that it may use [cores]; None for no limit.
-        link: Configured shape of its link.
     """
 
     index: int
@@ -51,10 +48,6 @@ class NodeState(Model):
     namespace: str
     control_address: str
     data_address: str
-    labels: dict[str, str]
-    num_cpus: int
-    cpu_share: float | None
-    link: Link
 
 
 class TestbedState(Model):

@@ -206,30 +206,15 @@ def shape(name: str, link: Link, netem: bool, mtu: int) -> None:
                 ip.tc("del", None, index, _ROOT, parent=_TOP)
             present = None
         if delayed:
-            ip.tc(
-                "add",
-                "netem",
-                index,
-                _ROOT,
-                delay=round(link.delay_ms * 1e3),
-                loss=link.loss * 100,
-                limit=_NETEM_PACKETS,
-            )
+            delay, loss = round(link.delay_ms * 1e3), link.loss * 100
+            ip.tc("add", "netem", index, _ROOT, delay=delay, loss=loss, limit=_NETEM_PACKETS)
         if link.rate_mbit is not None:
             handle, parent = (_CHILD, _CHILD_PARENT) if delayed else (_ROOT, _TOP)
-            rate = link.rate_mbit * 1e6 / 8
+            rate = round(link.rate_mbit * 1e6 / 8)
             burst = 2 * (mtu + 100)
-            limit = round(max(_QUEUE_BYTES, rate * _QUEUE_S)) + burst
-            ip.tc(
-                "add" if present is None else "change",
-                "tbf",
-                index,
-                handle,
-                parent=parent,
-                rate=round(rate),
-                burst=burst,
-                limit=limit,
-            )
+            limit = round(max(_QUEUE_BYTES, link.rate_mbit * 1e6 / 8 * _QUEUE_S)) + burst
+            do = "add" if present is None else "change"
+            ip.tc(do, "tbf", index, handle, parent=parent, rate=rate, burst=burst, limit=limit)
 
 
 def _root_kind(ip: IPRoute, index: int) -> str | None:
