@@ -73,19 +73,16 @@ def check_kinds(
     elif any(NUMBER_LABEL in room.labels for room in present):  # a testbed, on this machine
         available = {**capabilities.here(), **dict.fromkeys(("link", "node", "nodes", "drain"))}
     else:
-        available = _what_all_can(_hosts(swarm, present))
+        wanted = demands(swarm)
+        available = _what_all_can(
+            [
+                room
+                for room in present
+                if room.cpus and any(room.carries(b.labels) and room.gpus >= b.gpus for b in wanted)
+            ]
+        )
         available |= dict.fromkeys(("link", "node"), capabilities.NEEDS_TESTBED)
     return capabilities.missing(needs, available)
-
-
-def _hosts(swarm: SwarmConfig, rooms: Sequence[Room]) -> list[Room]:
-    """Return the nodes that may host peers of the swarm."""
-    wanted = demands(swarm)
-    return [
-        room
-        for room in rooms
-        if room.cpus and any(room.carries(b.labels) and room.gpus >= b.gpus for b in wanted)
-    ]
 
 
 def _what_all_can(rooms: Sequence[Room]) -> dict[str, str | None]:

@@ -128,10 +128,8 @@ def _daemon() -> Found:
 @_check("shared memory", "mount /dev/shm larger (in a container: --shm-size=2g), or clear it")
 def _shared_memory() -> Found:
     usage = shutil.disk_usage(process_group.SHARED_MEMORY)
-    return (
-        usage.free >= _MIN_SHARED_MEMORY,
-        f"{_size(usage.free)} free of {_size(usage.total)}",
-    )
+    detail = f"{_size(usage.free)} free of {_size(usage.total)}"
+    return usage.free >= _MIN_SHARED_MEMORY, detail
 
 
 @_check("open files", "ulimit -n 8192")

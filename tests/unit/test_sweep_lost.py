@@ -236,7 +236,7 @@ def test_a_failure_counts_as_lost_only_if_a_part_of_the_cluster_is_gone(
 
 def test_a_node_that_a_fault_takes_away_is_not_awaited() -> None:
     peers = PeerTable(["peer-0", "peer-1"])
-    peers.expect_loss("peer-1")
+    peers.peers["peer-1"].loss_expected = True
     peers.lost("peer-1", "its actor died", actor_lost=True)
     agents = {"a": _agent(None), "b": _agent(ActorDiedError())}
     assert _blamed(peers, agents, {"peer-0": "a", "peer-1": "b"}).state == "failed"

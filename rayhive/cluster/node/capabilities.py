@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rayhive.cluster.node import machine
+from rayhive.cluster.node import cgroups, machine
 from rayhive.cluster.node.cgroups import CpuLimit
 from rayhive.cluster.node.tools.memory_hog import free_memory
 from rayhive.cluster.node.tools.small_disk import SmallDisk
@@ -87,7 +86,7 @@ def _cpu_quota() -> str | None:
     with _sleeper() as process:
         limit = CpuLimit(f"probe-{process.pid}", 0.5)
         try:
-            if limit.add([process.pid]) != limit.members():
+            if limit.add([process.pid]) != cgroups.members(limit.folder):
                 raise ClusterError("a process can't be moved into a control group")
             limit.stat()
         finally:
@@ -100,16 +99,14 @@ def _memory() -> str | None:
 
 
 def _mount() -> str | None:
-    folder = Path(tempfile.mkdtemp(prefix="rhm-", dir=machine.short_temporary_directory()))
-    try:
-        disk = SmallDisk(folder / "disk", 2**20)
+    base = machine.short_temporary_directory()
+    with tempfile.TemporaryDirectory(prefix="rhm-", dir=base) as folder:
+        disk = SmallDisk(Path(folder) / "disk", 2**20)
         try:
             disk.fill()
             error = disk.state().error
         finally:
             disk.release()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
     return None if error == "ENOSPC" else f"a full file system gives {error}"
 
 

@@ -66,11 +66,8 @@ def write(folder: Path, name: str, text: str) -> None:
         OSError: The kernel refuses, or has no such file.
     """
     # opened without O_CREAT: without the kernel's file there is no such limit
-    descriptor = os.open(folder / name, os.O_WRONLY)
-    try:
-        os.write(descriptor, text.encode())
-    finally:
-        os.close(descriptor)
+    with open(os.open(folder / name, os.O_WRONLY), "w", encoding="ascii") as file:
+        file.write(text)
 
 
 def limit(folder: Path, cores: float | None, period_us: int) -> None:
@@ -141,10 +138,6 @@ class CpuLimit:
         except ClusterError:
             self.release()
             raise
-
-    def members(self) -> list[int]:
-        """Return the processes in the group."""
-        return members(self.folder)
 
     def add(self, pids: Iterable[int]) -> list[int]:
         """Move processes into the group; return the pids that had not ended."""

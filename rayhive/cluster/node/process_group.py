@@ -103,19 +103,16 @@ class OwnedProcesses:
         living = self.living()
         hit: set[int] = set()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if members is None and (group := [pid for pid in living if self._in_group(pid)]):
+            grouped = [pid for pid in living if (s := stat(pid)) and int(s[2]) == self.leader]
+            if members is None and grouped:
                 os.killpg(self.leader, signum)
-                hit.update(group)
+                hit.update(grouped)
         for pid in living:
             if pid not in hit and (members is None or pid in members):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signum)
                     hit.add(pid)
         return sorted(hit)
-
-    def _in_group(self, pid: int) -> bool:
-        fields = stat(pid)
-        return fields is not None and int(fields[2]) == self.leader
 
     def states(self, members: Sequence[int] | None = None) -> dict[int, str]:
         """Return the states of processes.

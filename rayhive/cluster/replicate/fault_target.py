@@ -221,7 +221,7 @@ class SwarmTarget:
 
     def expect_loss(self, peer: str) -> None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
-        self._peer_table.expect_loss(self.incarnation(peer))
+        self._record(peer).loss_expected = True
 
     def _processes(self, peer: str, process: ProcessRole) -> list[int] | None:
         """Return the pids of a peer's processes, None for all of them."""

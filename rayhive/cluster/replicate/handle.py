@@ -59,7 +59,7 @@ class ReplicateHandle:
         """
         deadline = time.monotonic() + timeout
         while self._outcome is None:
-            left = max(0.0, min(_POLL, deadline - time.monotonic()))
+            left, gone = max(0.0, min(_POLL, deadline - time.monotonic())), None
             try:
                 self._outcome = ray.get(
                     self._actor.outcome.remote(left), timeout=left + _ANSWER_TIMEOUT
@@ -71,12 +71,11 @@ class ReplicateHandle:
                     self._actor.stop.remote(self._reason)
                 time.sleep(min(RETRY_EVERY, left))
             except exceptions.RayActorError as error:
-                reason = str(error).splitlines()[0]
-                self._outcome = settle(Path(self.spec.folder), self._broken() or reason)
+                gone = str(error).splitlines()[0]
             except exceptions.RayError:
                 if self._broken() is None:
                     raise
-            if self._outcome is None and (why := self._broken()) is not None:
+            if self._outcome is None and (why := self._broken() or gone):
                 self._outcome = settle(Path(self.spec.folder), why)
             if self._outcome is None and time.monotonic() >= deadline:
                 return None

@@ -78,7 +78,7 @@ class Replicate:
         except _Ended as ended:
             outcome = ended.outcome
         except StopRequested as request:
-            outcome = Outcome("stopped", request.reason)
+            outcome = Outcome("stopped", str(request))
         except RayhiveError as error:  # peers report their own failures as events
             outcome = Outcome("lost", str(error))
         except Exception as error:
@@ -215,6 +215,9 @@ class Replicate:
         def ended() -> object:
             return self._trouble() or peer_table.first_finish() or waiter.stopped
 
+        def finished() -> object:
+            return self._trouble() or peer_table.all_finished()
+
         over = await waiter.until(ended, deadline)
         if not over and nemesis is not None:
             over = await self._follow_faults(nemesis, ended, deadline)
@@ -225,9 +228,7 @@ class Replicate:
         if waiter.stopped is None and over and reason == "rounds":
             # The other peers are in the same round, and end by themselves unless they hang.
             until = min(deadline, time.monotonic() + patience)
-            await waiter.until(
-                lambda: self._trouble() or peer_table.all_finished() or waiter.stopped, until
-            )
+            await waiter.until(lambda: finished() or waiter.stopped, until)
             await self._raise_trouble()
         if peer_table.all_finished():
             return
@@ -237,9 +238,7 @@ class Replicate:
         await self._swarm.command(peer_table.running(), Stop(reason=why))
         if waiter.stopped is not None:
             patience = _HURRY_S
-        await waiter.until(
-            lambda: self._trouble() or peer_table.all_finished(), time.monotonic() + patience
-        )
+        await waiter.until(finished, time.monotonic() + patience)
         if waiter.stopped is None:
             await self._raise_trouble()
         elif not peer_table.all_finished():

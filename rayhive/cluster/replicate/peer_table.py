@@ -208,10 +208,6 @@ class PeerTable:
             peers={name: peer.status() for name, peer in self.peers.items()},
         )
 
-    def expect_loss(self, name: str) -> None:
-        """Mark a peer whose end, if it comes, is not a failure."""
-        self.peers[name].loss_expected = True
-
     def take(self, name: str, event: events.Event) -> None:
         """Update the state of a peer with one of its events."""
         self.peers[name].take(event)

@@ -117,10 +117,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        log: ReplicateLog,
-        peer_table: PeerTable,
-        on_change: Callable[[], None],
+        self, log: ReplicateLog, peer_table: PeerTable, on_change: Callable[[], None]
     ) -> None:
         self.shutting_down = False
         self.target: SwarmTarget | None = None

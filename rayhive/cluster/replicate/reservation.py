@@ -5,16 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ray.util.placement_group import (
-    PlacementGroup,
-    placement_group,
-    placement_group_table,
-    remove_placement_group,
-)
-from ray.util.scheduling_strategies import (
-    NodeAffinitySchedulingStrategy,
-    PlacementGroupSchedulingStrategy,
-)
+from ray import util
+from ray.util import scheduling_strategies as strategies
+from ray.util.placement_group import PlacementGroup
 
 from rayhive.cluster.capacity import grows
 from rayhive.cluster.node import raylets
@@ -77,13 +70,13 @@ class Reservation:
                 wanted = f"{together} peers within {timeout:g} s (timeouts.placing)"
                 grew = "; the autoscaler added too few nodes" if growing else ""
                 raise ClusterError(f"no room for {wanted}{grew}")
-        table = await asyncio.to_thread(placement_group_table, group)
+        table = await asyncio.to_thread(util.placement_group_table, group)
         places = table["bundles_to_node_id"]
         self.nodes = [places[index] for index in range(len(self.bundles))]
 
     def _reserve(self, several: bool) -> PlacementGroup:
         labels = [bundle.labels for bundle in self.bundles]
-        self._group = placement_group(
+        self._group = util.placement_group(
             [bundle.resources for bundle in self.bundles],
             # Links between machines are measured, so peers are spread over the machines.
             strategy="SPREAD" if several else "PACK",
@@ -114,16 +107,16 @@ class Reservation:
         """
         bundle = self.bundles[peer]
         if self._group is not None and node == self.nodes[peer]:
-            inside = PlacementGroupSchedulingStrategy(
+            inside = strategies.PlacementGroupSchedulingStrategy(
                 placement_group=self._group, placement_group_bundle_index=peer
             )
             own: dict[str, Any] = {"num_cpus": bundle.cpus, "scheduling_strategy": inside}
         else:
-            beside = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+            beside = strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
             own = {"num_cpus": 0, "scheduling_strategy": beside}
         return {**own, "num_gpus": bundle.gpus}
 
     async def release(self) -> None:
         """Give the room back."""
         if self._group is not None:
-            await asyncio.to_thread(remove_placement_group, self._group)
+            await asyncio.to_thread(util.remove_placement_group, self._group)

@@ -53,18 +53,17 @@ async def relay(name: str, actor: Any, listener: Listener, patience: float) -> N
     while True:
         try:
             items: list[peer_actor.StreamItem] = await actor.next_items.remote(taken, _POLL_S)
+        except ActorUnavailableError:
+            # The actor may come back; it keeps its items until their arrival is confirmed.
+            unavailable_since = unavailable_since or time.monotonic()
+            if time.monotonic() - unavailable_since < patience:
+                await asyncio.sleep(RETRY_EVERY)
+                continue
+            reason = f"its actor could not be reached for {patience:g} s"
+            items = [peer_actor.Exited(reason=reason)]
         except RayActorError as error:
-            if isinstance(error, ActorUnavailableError):
-                # The actor may come back; it keeps its items until their arrival is confirmed.
-                unavailable_since = unavailable_since or time.monotonic()
-                if time.monotonic() - unavailable_since < patience:
-                    await asyncio.sleep(RETRY_EVERY)
-                    continue
-                reason = f"its actor could not be reached for {patience:g} s"
-            else:
-                reason = f"its actor died: {str(error).strip().splitlines()[0]}"
-            await listener(name, peer_actor.Exited(reason=reason))
-            return
+            reason = f"its actor died: {str(error).strip().splitlines()[0]}"
+            items = [peer_actor.Exited(reason=reason)]
         unavailable_since = 0.0
         taken += len(items)
         for item in items:
@@ -191,10 +190,9 @@ class Swarm:
         """Send a command to peers. Dead ones are skipped: their death is an event."""
         key = f"{command.do}-{next(CALL_NUMBERS)}"
 
-        async def send(name: str) -> None:
-            await self._attempt(partial(self._actors[name].command.remote, command, key))
-
-        await asyncio.gather(*(send(name) for name in who if name in self._actors))
+        actors = [self._actors[name] for name in who if name in self._actors]
+        calls = [partial(actor.command.remote, command, key) for actor in actors]
+        await asyncio.gather(*(self._attempt(call) for call in calls))
 
     @staticmethod
     async def _attempt(call: Callable[[], Awaitable[Any]]) -> None:

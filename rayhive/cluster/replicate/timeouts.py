@@ -8,15 +8,7 @@ from collections.abc import Awaitable, Callable
 
 
 class StopRequested(Exception):
-    """The replicate was asked to end.
-
-    Args:
-        reason: Reason of the request.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """The replicate was asked to end, for the reason in the message."""
 
 
 class Waiter:

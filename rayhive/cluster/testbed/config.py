@@ -63,6 +63,17 @@ class TestbedNodes(Model):
     cpu_share: float | None = Field(default=None, gt=0)
     link: Link = Link()
 
+    def labels_of(self, node_class: str, index: int, data_address: str) -> dict[str, str]:
+        """Return all labels of one of the nodes.
+
+        Args:
+            node_class: Name of the class.
+            index: Number of the node.
+            data_address: Its address for peers.
+        """
+        own = {CLASS_LABEL: node_class, NUMBER_LABEL: str(index), DATA_ADDRESS_LABEL: data_address}
+        return {**self.labels, **own, **shape_labels(self.link, self.cpu_share)}
+
 
 class TestbedConfig(Model):
     """One testbed.
@@ -94,19 +105,17 @@ class TestbedConfig(Model):
             name: Name of the testbed.
             spare: Number of additional nodes of the last class, for peers that join later.
         """
-        if swarm.node_classes is None:
-            nodes = TestbedNodes(count=swarm.peers + spare, num_cpus=swarm.threads_per_peer)
-            return cls(name=name, node_classes={"node": nodes})
+        threads = swarm.threads_per_peer
         classes = {
             key: TestbedNodes(
                 count=item.count,
                 labels=dict(item.labels),
-                num_cpus=swarm.threads_per_peer,
-                cpu_share=item.cpu_share * swarm.threads_per_peer,
+                num_cpus=threads,
+                cpu_share=item.cpu_share * threads,
                 link=item.link or Link(),
             )
-            for key, item in swarm.node_classes.items()
-        }
+            for key, item in (swarm.node_classes or {}).items()
+        } or {"node": TestbedNodes(count=swarm.peers, num_cpus=threads)}
         last = list(classes)[-1]
         more = classes[last].model_copy(update={"count": classes[last].count + spare})
         return cls(name=name, node_classes={**classes, last: more})

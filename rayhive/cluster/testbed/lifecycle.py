@@ -17,13 +17,7 @@ from rayhive.cluster.testbed import (
     state,
     veth,
 )
-from rayhive.cluster.testbed.config import (
-    CLASS_LABEL,
-    DATA_ADDRESS_LABEL,
-    NUMBER_LABEL,
-    TestbedConfig,
-    shape_labels,
-)
+from rayhive.cluster.testbed.config import TestbedConfig
 from rayhive.cluster.testbed.state import NodeState, TestbedState
 from rayhive.errors import ClusterError, ConfigError, Problem, RayhiveError, unknown
 from rayhive.faults.node_tools import LinkMeasurement
@@ -102,11 +96,9 @@ def _describe(config: TestbedConfig, number: int, owner: tuple[int, int] | None)
             text = "absent: this machine has no writable control group for CPU time"
             raise ConfigError(Problem(f"node_classes.{name}.cpu_share", item.cpu_share, text))
         data = bare.data_address(_FIRST_HOST + index)
-        given = {CLASS_LABEL: name, NUMBER_LABEL: str(index), DATA_ADDRESS_LABEL: data}
-        labels = {**item.labels, **given, **shape_labels(item.link, item.cpu_share)}
         described.append(
             NodeState(
-                **{**dict(item), "labels": labels},
+                **{**dict(item), "labels": item.labels_of(name, index, data)},
                 index=index,
                 node_class=name,
                 namespace=f"{bare.prefix}{index}",
@@ -166,11 +158,11 @@ def find(name: str | None) -> TestbedState:
     if not known:
         text = "the name of a testbed; this machine has none. To make one: rayhive testbed up FILE"
         raise ConfigError(Problem("NAME", name, text))
-    if name is not None and name not in known:
+    if name is None and len(known) == 1:
+        return next(iter(known.values()))
+    if name not in known:
         raise ConfigError(unknown("NAME", name, known))
-    if name is None and len(known) != 1:
-        raise ConfigError(unknown("NAME", None, known))
-    return known[name] if name is not None else next(iter(known.values()))
+    return known[name]
 
 
 def clear_abandoned() -> list[int]:

@@ -10,9 +10,8 @@ import asyncio
 import contextlib
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -40,21 +39,15 @@ def inside(namespace: str | None, do: Callable[[], T]) -> T:
         namespace: Name of the namespace; None for that of this process.
         do: The function.
     """
-    answer: Future[T] = Future()
 
-    def body() -> None:
-        try:
-            if namespace is not None:
-                with (FOLDER / namespace).open("rb") as file:
-                    netns.setns(file.fileno(), flags=0)
-            answer.set_result(do())
-        except BaseException as error:
-            answer.set_exception(error)
+    def body() -> T:
+        if namespace is not None:
+            with (FOLDER / namespace).open("rb") as file:
+                netns.setns(file.fileno(), flags=0)
+        return do()
 
-    thread = threading.Thread(target=body, name=f"inside {namespace}", daemon=True)
-    thread.start()
-    thread.join()
-    return answer.result()
+    with ThreadPoolExecutor(1, thread_name_prefix=f"inside {namespace}") as thread:
+        return thread.submit(body).result()
 
 
 @contextmanager

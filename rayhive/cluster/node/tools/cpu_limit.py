@@ -45,7 +45,7 @@ class CpuLimitTool(Tool[CpuQuota, CpuUsage]):
         """
         if self._limit is None:
             raise ClusterError(f"the peer with the leader {self.site.subject} has no CPU limit")
-        members = tuple(self._limit.members())
+        members = tuple(cgroups.members(self._limit.folder))
         return CpuUsage.model_validate({"pids": members, **self._limit.stat()})
 
     async def stop(self) -> None:
