@@ -37,7 +37,7 @@ from rayhive.sweep.resolve import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import STARTUP_TRIALS
-from rayhive.sweep.trial_book import TrialBook, TrialRecord
+from rayhive.sweep.trial_book import TrialBook, TrialRecord, Values
 from rayhive.timeline import LOST
 
 #: Replicates in a row, each lost in all of its attempts, after which a sweep ends.
@@ -53,9 +53,7 @@ class Progress(Watcher, Protocol):
     def replicate_finished(self, spec: ReplicateSpec, row: Row, kept: bool) -> None:
         """Take note of a finished replicate; ``kept`` if an earlier driver ran it."""
 
-    def trial_finished(
-        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
-    ) -> None:
+    def trial_finished(self, record: TrialRecord, values: Values, reason: str | None) -> None:
         """Take note of a trial that has its values, or has failed for a reason."""
 
 

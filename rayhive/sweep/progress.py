@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from rayhive.sweep.replicate_runner import Handle
 from rayhive.sweep.tally import Tally, finished_line, objective, replicate_label, trial_line
 
 if TYPE_CHECKING:
-    from rayhive.sweep.trial_book import TrialRecord
+    from rayhive.sweep.trial_book import TrialRecord, Values
 
 #: Figures of a peer: the key in its status, the header, the format.
 PEER_FIGURES = (
@@ -77,9 +77,7 @@ class SweepProgress:
         seconds = self.tally.finished(row)
         self.note(f"{position} {finished_line(self.tally.config, spec, row, seconds, kept)}")
 
-    def trial_finished(
-        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
-    ) -> None:
+    def trial_finished(self, record: TrialRecord, values: Values, reason: str | None) -> None:
         """Print the values of a trial."""
         self.tally.trial_finished(record, values, reason)
         self.note(trial_line(self.tally, record, values, reason))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import fmean
@@ -16,7 +16,7 @@ from rayhive.sweep.objectives import missed_charge
 from rayhive.timeline import LOST
 
 if TYPE_CHECKING:
-    from rayhive.sweep.trial_book import TrialRecord
+    from rayhive.sweep.trial_book import TrialRecord, Values
 
 #: Columns that the line of a finished replicate shows besides the objectives.
 KEY_FIGURES = ("final_loss", "samples_per_s", "round_p50_s", "payload_bytes_per_round")
@@ -97,7 +97,7 @@ class Tally:
         return seconds
 
     def trial_finished(
-        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None = None
+        self, record: TrialRecord, values: Values, reason: str | None = None
     ) -> None:
         """Count a finished trial; the values of a trial without failure may become the best."""
         self.trials_done += 1
@@ -156,9 +156,7 @@ def finished_line(
     return f"{head}: {', '.join(figures)}" if figures else head
 
 
-def trial_line(
-    tally: Tally, record: TrialRecord, values: Sequence[float] | None, reason: str | None
-) -> str:
+def trial_line(tally: Tally, record: TrialRecord, values: Values, reason: str | None) -> str:
     """Return the line of a finished trial.
 
     Args:

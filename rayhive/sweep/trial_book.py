@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, TypeAlias
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
@@ -24,6 +24,9 @@ from rayhive.sweep.space import SearchSpace, suggested
 
 #: Repeated suggestions in a row after which an untried configuration is drawn at random.
 REASKS = 8
+
+#: Values of the objectives of a trial, in the study's order; None if it has none.
+Values: TypeAlias = Sequence[float] | None
 
 # User attributes of a trial.
 CONFIGURATION = "configuration"
@@ -103,11 +106,7 @@ class TrialBook:
                 return record
 
     def tell(
-        self,
-        record: TrialRecord,
-        values: Sequence[float] | None,
-        reason: str | None = None,
-        lost: bool = False,
+        self, record: TrialRecord, values: Values, reason: str | None = None, lost: bool = False
     ) -> None:
         """Finish a trial, or add values to one that was reported as lost.
 
@@ -136,9 +135,7 @@ class TrialBook:
         at = self._records.index(record)
         self._records[at] = TrialRecord(record.number, record.configuration, reported=True)
 
-    def _amend(
-        self, record: TrialRecord, values: Sequence[float] | None, reason: str | None
-    ) -> None:
+    def _amend(self, record: TrialRecord, values: Values, reason: str | None) -> None:
         before = self._trials()[record.number]
         failed = {} if reason is None else {FAILED: reason}
         self.study.add_trial(
