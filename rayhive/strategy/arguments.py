@@ -104,9 +104,8 @@ def read_arguments(arguments: Mapping[str, Any]) -> Settings:
         problems.append(Problem("scheduler_fn", scheduler_fn, "callable(optimizer) -> scheduler"))
     if problems:
         raise StrategyError(problems)
-    if network["host_maddrs"] is None:
-        network["host_maddrs"] = HOST_MADDRS
-    network["host_maddrs"] = list(network["host_maddrs"])
+    hosts = network["host_maddrs"]
+    network["host_maddrs"] = list(HOST_MADDRS if hosts is None else hosts)
     network["ensure_bootstrap_success"] = True
     if "client_mode" in optimizer:  # the optimizer follows its DHT
         network["client_mode"] = bool(optimizer["client_mode"])
@@ -143,14 +142,13 @@ def check_delays(flags: Mapping[str, bool], use_local_updates: bool) -> Iterator
         yield Problem("delay_state_averaging", False, f"True with {later}")
     if later and not flags["offload_optimizer"] and not use_local_updates:
         yield Problem("offload_optimizer", False, f"True (or unset) with {later}")
+    allowed = (
+        "False with use_local_updates: no gradients are averaged, and an offloaded optimizer would "
+        "never move the weights"
+    )
     for name in ("offload_optimizer", "delay_optimizer_step", "delay_grad_averaging"):
         if use_local_updates and flags[name]:
-            yield Problem(
-                name,
-                True,
-                "False with use_local_updates: no gradients are averaged, and an offloaded "
-                "optimizer would never move the weights",
-            )
+            yield Problem(name, True, allowed)
 
 
 #: Arguments of hivemind's optimizer that the strategy sets -> their sources.
@@ -212,12 +210,10 @@ def check_options(options: Mapping[str, Any]) -> Iterator[Problem]:
     if options.get("use_local_updates"):
         if options.get("reuse_grad_buffers"):
             yield Problem("reuse_grad_buffers", True, "False with use_local_updates")
-        if options.get("grad_averager_factory") is not None:
-            yield Problem(
-                "grad_averager_factory",
-                options["grad_averager_factory"],
-                "absent with use_local_updates: no gradients are averaged",
-            )
+        factory = options.get("grad_averager_factory")
+        if factory is not None:
+            allowed = "absent with use_local_updates: no gradients are averaged"
+            yield Problem("grad_averager_factory", factory, allowed)
 
 
 def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
@@ -227,11 +223,8 @@ def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
     unknowns = [unknown(n, v, rules[n]) for n, v in given.items() if v not in rules[n]]
     yield from unknowns
     if options.get("use_local_updates") and given["aggregation"] != "mean" and not unknowns:
-        yield Problem(
-            "aggregation",
-            given["aggregation"],
-            "mean with use_local_updates: no gradients are averaged",
-        )
+        allowed = "mean with use_local_updates: no gradients are averaged"
+        yield Problem("aggregation", given["aggregation"], allowed)
     elif not unknowns:
         yield from factory_problems(options.get("grad_averager_factory"), **given)
 
@@ -257,17 +250,13 @@ def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:
     if not (_number(matchmaking) and _number(averaging)):
         return
     if 0 < averaging <= matchmaking:
-        yield Problem(
-            "matchmaking_time", matchmaking, f"less than averaging_timeout ({averaging} s)"
-        )
+        allowed = f"less than averaging_timeout ({averaging} s)"
+        yield Problem("matchmaking_time", matchmaking, allowed)
     request = (options.get("averager_opts") or {}).get("request_timeout")
     if request is not None and not 0 < request < matchmaking:
-        yield Problem(
-            "averager_opts.request_timeout",
-            request,
-            f"greater than 0 and less than matchmaking_time ({matchmaking} s): otherwise two peers "
-            "that ask each other deadlock",
-        )
+        bounds = f"greater than 0 and less than matchmaking_time ({matchmaking} s)"
+        allowed = f"{bounds}: otherwise two peers that ask each other deadlock"
+        yield Problem("averager_opts.request_timeout", request, allowed)
 
 
 def check_network(
@@ -302,13 +291,9 @@ def check_trainer(trainer: Any) -> None:
     problems = []
     scheduled = any(isinstance(item, GradientAccumulationScheduler) for item in trainer.callbacks)
     if trainer.accumulate_grad_batches != 1 or scheduled:
-        problems.append(
-            Problem(
-                "accumulate_grad_batches",
-                "scheduled" if scheduled else trainer.accumulate_grad_batches,
-                "1: gradients are accumulated up to target_batch_size already",
-            )
-        )
+        batches = "scheduled" if scheduled else trainer.accumulate_grad_batches
+        allowed = "1: gradients are accumulated up to target_batch_size already"
+        problems.append(Problem("accumulate_grad_batches", batches, allowed))
     if trainer.num_nodes != 1:
         problems.append(Problem("num_nodes", trainer.num_nodes, "1: each peer is a trainer"))
     thread = threading.current_thread()

@@ -82,16 +82,12 @@ class SwarmDHT:
             if known and not self._peers:
                 log.warning("no peer of the last fit is left: beginning a new swarm")
                 return self._children.start_dht(initial_peers=None, **self._arguments)
-            unreadable = [address for address in known if not _readable(address)]
-            if unreadable:
-                raise StrategyError(
-                    Problem(
-                        "initial_peers",
-                        address,
-                        "an address as another peer prints it: /ip4/HOST/tcp/PORT/p2p/ID",
-                    )
-                    for address in unreadable
-                ) from error
+            allowed = "an address as another peer prints it: /ip4/HOST/tcp/PORT/p2p/ID"
+            wrong = [
+                Problem("initial_peers", item, allowed) for item in known if not _readable(item)
+            ]
+            if wrong:
+                raise StrategyError(wrong) from error
             where = ", ".join(known) or "any relay"
             raise PeerError(f"could not join the swarm at {where}: {error}") from error
 

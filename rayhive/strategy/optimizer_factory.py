@@ -34,11 +34,8 @@ def check_configured(optimizers: list[Any]) -> Optimizer:
 
 def several_optimizers(count: int | str) -> StrategyError:
     """Return the error of a module with several optimizers."""
-    return StrategyError.about(
-        "configure_optimizers",
-        f"{count} optimizers",
-        "one optimizer. Hivemind only supports training with one optimizer.",
-    )
+    allowed = "one optimizer. Hivemind only supports training with one optimizer."
+    return StrategyError.about("configure_optimizers", f"{count} optimizers", allowed)
 
 
 def leave_out_frozen(optimizer: Optimizer) -> None:

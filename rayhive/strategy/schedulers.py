@@ -125,15 +125,13 @@ def refuse_plateau(schedulers: Sequence[Any]) -> None:
     Raises:
         StrategyError: A scheduler is ``ReduceLROnPlateau``.
     """
-    for scheduler in schedulers:
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise StrategyError.about(
-                "scheduler",
-                "ReduceLROnPlateau",
-                "a scheduler that needs no metric. The `ReduceLROnPlateau` scheduler is not "
-                "supported with `HivemindStrategy`: peers measure different values, and their "
-                "learning rates would differ",
-            )
+    if any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in schedulers):
+        allowed = (
+            "a scheduler that needs no metric. The `ReduceLROnPlateau` scheduler is not supported "
+            "with `HivemindStrategy`: peers measure different values, and their learning rates "
+            "would differ"
+        )
+        raise StrategyError.about("scheduler", "ReduceLROnPlateau", allowed)
 
 
 def unscheduled(group: dict[str, Any]) -> dict[str, Any]:

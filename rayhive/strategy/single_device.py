@@ -42,11 +42,8 @@ class ReusableStrategy(Strategy):
     @parallel_devices.setter
     def parallel_devices(self, devices: list[Any]) -> None:
         if len(devices) != 1:
-            raise StrategyError.about(
-                "devices",
-                [str(device) for device in devices],
-                "one device a peer: Trainer(devices=1), and one process for each device",
-            )
+            allowed = "one device a peer: Trainer(devices=1), and one process for each device"
+            raise StrategyError.about("devices", [str(device) for device in devices], allowed)
         self._device = torch.device(devices[0])
 
     @property

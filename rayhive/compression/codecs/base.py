@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 
 from rayhive.errors import ConfigError, Problem
 
-#: Bits of an element before any codec: hivemind averages in float32.
-DENSE_BITS = 32
 #: Codebook of an 8-bit part: its length as int64 and 256 float32 values.
 CODEBOOK_BYTES = 8 + 256 * 4
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayhive.compression.codecs.base import DENSE_BITS, Codec
+from rayhive.compression.codecs.base import Codec
 
 
 class Plain(Codec):
@@ -11,4 +11,4 @@ class Plain(Codec):
     name = "none"
     encoder = "hivemind.compression:NoCompression"
     relative_error = 0.0
-    element_bits = DENSE_BITS
+    element_bits = 32  # hivemind averages in float32
