@@ -77,7 +77,10 @@ def stop_study(address: str | None, study: str) -> list[str]:
         ClusterError: A replicate did not end in time.
     """
     if resolve(address) is None:
-        return _stop_embedded(study)
+        runs = [(pid, run.run_id) for pid, run in _embedded_runs() if run.study == study]
+        for pid in dict.fromkeys(pid for pid, _ in runs):
+            _terminate(pid)
+        return [run_id for _, run_id in runs]
     with Cluster.connect(address) as cluster:
         ours, silent, ended = [], [], []
         for run_id in cluster.supervisors(study):
@@ -105,13 +108,6 @@ def stop_study(address: str | None, study: str) -> list[str]:
         if silent:
             raise NoAnswerError("; ".join(silent))
         return [*(handle.run_id for handle in running), *ended]
-
-
-def _stop_embedded(study: str) -> list[str]:
-    runs = [(pid, run.run_id) for pid, run in _embedded_runs() if run.study == study]
-    for pid in dict.fromkeys(pid for pid, _ in runs):
-        _terminate(pid)
-    return [run_id for _, run_id in runs]
 
 
 def _terminate(pid: int) -> None:

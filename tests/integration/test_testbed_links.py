@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayhive.cluster.node.link import NodeLink
-from rayhive.cluster.testbed import Testbed, firewall, namespaces
+from rayhive.cluster.testbed import Testbed, namespaces, network
 from rayhive.cluster.testbed.link_probe import measure_link, path
 from rayhive.errors import ClusterError
 from rayhive.faults.node_tools import Arrived, LinkChange
@@ -136,7 +136,7 @@ def test_a_cut_takes_one_direction_and_heals(testbed: Testbed) -> None:
         await link.mend("f2")
 
     asyncio.run(go())
-    assert firewall.cuts(testbed.state.switch) == []
+    assert network.cuts(testbed.state.switch) == []
 
 
 def test_a_cut_reaches_established_connections(testbed: Testbed) -> None:
@@ -154,13 +154,13 @@ def test_a_cut_reaches_established_connections(testbed: Testbed) -> None:
         near_end.sendall(b"before")
         assert far_end.recv(100) == b"before"
         pair = (first.data_address, second.data_address)
-        firewall.cut(testbed.state.switch, "0-f0", [pair])
+        network.cut(testbed.state.switch, "0-f0", [pair])
         near_end.sendall(b"during")
         with pytest.raises(TimeoutError):
             far_end.recv(100)
         far_end.sendall(b"the other way")
         assert near_end.recv(100) == b"the other way"
-        assert firewall.mend(testbed.state.switch, "0-f0") > 0
+        assert network.mend(testbed.state.switch, "0-f0") > 0
         far_end.settimeout(30)
         assert far_end.recv(100) == b"during"
 
@@ -196,7 +196,7 @@ def test_faults_take_effect_and_heal(testbed: Testbed, kind: str, args: dict[str
         await fault.teardown(swarm)
 
     asyncio.run(go())
-    assert firewall.cuts(testbed.state.switch) == []
+    assert network.cuts(testbed.state.switch) == []
     assert testbed.link(2).now == Link.model_validate(LINKS[2])
     with path(testbed.state, testbed.nodes[2], testbed.nodes[0]) as ends:
         assert ends.reach(10) == (10, 10)

@@ -24,7 +24,7 @@ from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.cluster.replicate.placement import Room
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.swarm import Swarm
-from rayhive.cluster.testbed import firewall
+from rayhive.cluster.testbed import network
 from rayhive.errors import ClusterError
 from rayhive.events import FaultActed, PeerReady, Round, TrainingStarted
 from rayhive.spec import Link, SwarmConfig
@@ -222,8 +222,8 @@ def test_nodes_are_missing_that_ray_does_not_have(
 def test_whatever_was_done_to_a_link_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[tuple[str, str]] = []
     chains = ["1-partition", "11-partition", "2-x", "1-y"]
-    monkeypatch.setattr(firewall, "cuts", lambda switch: chains)
-    monkeypatch.setattr(firewall, "mend", lambda switch, name: done.append(("mend", name)))
+    monkeypatch.setattr(network, "cuts", lambda switch: chains)
+    monkeypatch.setattr(network, "mend", lambda switch, name: done.append(("mend", name)))
     node = SimpleNamespace(index=1, link=Link(rate_mbit=5.0))
     testbed = SimpleNamespace(switch="s", node=lambda number: node)
     monkeypatch.setattr("rayhive.cluster.testbed.state.load", lambda folder: testbed)

@@ -97,29 +97,29 @@ class NodeLink:
         Returns:
             The addresses that the node was cut from.
         """
-        from rayhive.cluster.testbed import firewall
+        from rayhive.cluster.testbed import network
 
         def cut(state: TestbedState, node: NodeState) -> list[str]:
             here = node.data_address
             others = [address for address in _others(state, node) if address not in keep]
             pairs = [(here, other) for other in others if direction != "in"]
             pairs += [(other, here) for other in others if direction != "out"]
-            firewall.cut(state.switch, _chain(node, name), pairs)
+            network.cut(state.switch, _chain(node, name), pairs)
             return others
 
         return await self._do(cut)
 
     async def mend(self, name: str) -> int:
         """Undo a cut, if there is one of this name; return the packets that it dropped."""
-        from rayhive.cluster.testbed import firewall
+        from rayhive.cluster.testbed import network
 
-        return await self._do(lambda state, node: firewall.mend(state.switch, _chain(node, name)))
+        return await self._do(lambda state, node: network.mend(state.switch, _chain(node, name)))
 
     async def mend_all(self) -> None:
         """Undo every cut of the node."""
-        from rayhive.cluster.testbed import firewall
+        from rayhive.cluster.testbed import network
 
-        await self._do(lambda state, node: firewall.mend_all(state.switch, _chain(node, "")))
+        await self._do(lambda state, node: network.mend_all(state.switch, _chain(node, "")))
 
     async def reach(self, address: str, count: int = 10, patience_s: float = 1.0) -> Arrived:
         """Send probe packets to another node's data address, and from there to this node.

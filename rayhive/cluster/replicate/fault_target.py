@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import cast
 
 from rayhive.cluster.node import raylets
 from rayhive.cluster.node.agent import NodeAgent
@@ -63,17 +63,14 @@ class SwarmTarget:
         if isinstance(event, PeerReady) and event.peer is not None:
             self._ready.append(event.peer)
             if self._peer_table.peers[event.peer].late:
-                self._in_background(self._swarm.command([event.peer], Train()))
+                task = asyncio.ensure_future(self._swarm.command([event.peer], Train()))
+                self._commands.add(task)
+                task.add_done_callback(self._commands.discard)
         if event.peer is not None:
             self._latest[type(event), event.peer.partition(".")[0]] = event
         for matches, found in self._waiting:
             if not found.done() and matches(event):
                 found.set_result(event)
-
-    def _in_background(self, job: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(job)
-        self._commands.add(task)
-        task.add_done_callback(self._commands.discard)
 
     async def event(
         self,

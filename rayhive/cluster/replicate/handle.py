@@ -33,21 +33,19 @@ class ReplicateHandle:
         spec: The replicate.
         actor: Its supervisor.
         broken: Returns a description of a failure of the whole cluster; None if there is none.
+
+    Attributes:
+        run_id: Name of the supervisor.
     """
 
     def __init__(
         self, spec: ReplicateSpec, actor: Any, broken: Callable[[], str | None] = lambda: None
     ) -> None:
-        self.spec = spec
+        self.spec, self.run_id = spec, spec.run_id
         self._broken = broken
         self._actor = actor
         self._outcome: Outcome | None = None
         self._reason: str | None = None
-
-    @property
-    def run_id(self) -> str:
-        """Name of the supervisor."""
-        return self.spec.run_id
 
     def wait(self, timeout: float) -> Outcome | None:
         """Return the outcome, or None if the replicate still runs after ``timeout`` seconds.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from rayhive.cluster.node import cgroups, process_group
 from rayhive.cluster.testbed import (
-    firewall,
     link_probe,
     namespaces,
     network,
@@ -187,7 +186,7 @@ def kill_node(folder: str | Path, index: int) -> list[int]:
     known = state.load(folder)
     node = known.node(index)
     killed = namespaces.kill(lambda: namespaces.processes([node.namespace]))
-    firewall.mend_all(known.switch, prefix=f"{index}-")
+    network.mend_all(known.switch, prefix=f"{index}-")
     veth.Veth(known, node).cut_off()
     return killed
 

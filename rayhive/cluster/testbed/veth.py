@@ -55,6 +55,8 @@ class Veth:
     def __init__(self, state: TestbedState, node: NodeState) -> None:
         self._state, self._node = state, node
         self._port = network.port(node.index)
+        # the relay's two interfaces, and the bridge from one of them to the port
+        self._names = f"rn{node.index}", f"rs{node.index}", f"rb{node.index}"
         self._now = state.folder / f"link-{node.index}.json"
         self._settings = state.folder / f"relay-{node.index}"
 
@@ -154,14 +156,9 @@ class Veth:
         elif not self._signal_relay(signal.SIGHUP):
             namespaces.inside(self._state.switch, self._insert_relay)
 
-    def _names(self) -> tuple[str, str, str]:
-        """Return the names of the relay's two interfaces and of the bridge to the port."""
-        index = self._node.index
-        return f"rn{index}", f"rs{index}", f"rb{index}"
-
     def _insert_relay(self) -> None:
         self._remove_relay()
-        near, far, joint = self._names()
+        near, far, joint = self._names
         groups = self._state.groups
         outside = "" if groups is None else str(Path(groups).parent / "cgroup.procs")
         command = [sys.executable, relay.__file__, str(self._settings), near, far, outside]
@@ -183,7 +180,7 @@ class Veth:
             switch = network.index_of(ip, network.DATA_BRIDGE)
             ip.link("set", index=network.index_of(ip, self._port), master=switch)
             self.cut_off()
-            joint = network.find(ip, self._names()[2])
+            joint = network.find(ip, self._names[2])
             if joint is not None:
                 ip.link("del", index=joint)
 
