@@ -97,7 +97,7 @@ class _RayTarget:
     def cluster(self, demands: Demands, connected: Callable[[], None]) -> Iterator[Swarms]:
         host: AbstractContextManager[str | None] = nullcontext(self.address)
         if demands.testbed:
-            from rayhive.cluster.testbed.testbed import hosted
+            from rayhive.cluster.testbed.lifecycle import hosted
 
             host = hosted(demands.swarm, self.address, demands.joining)
         with host as address, self.connect(address) as cluster:

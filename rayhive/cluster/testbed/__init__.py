@@ -13,11 +13,11 @@ __all__ = ["Testbed", "TestbedConfig", "TestbedNodes", "load_testbed"]
 
 if TYPE_CHECKING:
     from rayhive.cluster.testbed.config import TestbedConfig, TestbedNodes, load_testbed
-    from rayhive.cluster.testbed.testbed import Testbed
+    from rayhive.cluster.testbed.lifecycle import Testbed
 else:
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(name)
-        where = "testbed" if name == "Testbed" else "config"
+        where = "lifecycle" if name == "Testbed" else "config"
         return getattr(importlib.import_module(f"{__name__}.{where}"), name)
