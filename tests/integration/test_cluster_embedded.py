@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +111,9 @@ def test_the_forkserver_stays_warm_between_replicates(cluster: Cluster, tmp_path
     assert len(set(parents)) == 1
 
 
-def test_starting_again_adopts_and_stopping_is_quick(cluster: Cluster, tmp_path: Path) -> None:
+def test_starting_again_adopts_and_stopping_twice_is_harmless(
+    cluster: Cluster, tmp_path: Path
+) -> None:
     spec = replicate(tmp_path, rounds=None)
     handle = cluster.start(spec)
     eventually(lambda: training(spec))
@@ -124,11 +125,9 @@ def test_starting_again_adopts_and_stopping_is_quick(cluster: Cluster, tmp_path:
     with pytest.raises(ConfigError, match="name that no other run"):
         cluster.start(spec.model_copy(update={"folder": str(tmp_path / "elsewhere")}))
 
-    began = time.monotonic()
     handle.stop("because")
     handle.stop("twice")
     assert again.wait(PATIENT) == Outcome("stopped", "because")
-    assert time.monotonic() - began < 10.0
     assert groups(spec) == [] and litter(spec) == []
     assert len(pids(spec)) == 2, "adopted, not started twice"
     handle.release()

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,7 +78,6 @@ def test_nothing_survives_the_driver(folder: Path, tmp_path: Path, number: signa
         running.line("started")
         eventually(lambda: training(spec), 30.0)
         assert len(users_of(folder)) > 3 and len(litter(spec)) == 4
-        began = time.monotonic()
         # as a terminal does it: the whole group, Ray's daemons among it
         (os.killpg if number == signal.SIGINT else os.kill)(running.process.pid, number)
         running.process.wait(30)
@@ -90,7 +88,6 @@ def test_nothing_survives_the_driver(folder: Path, tmp_path: Path, number: signa
             assert events_of(spec)[-1]["kind"] == "replicate_finished"
         eventually(lambda: groups(spec) == [] and litter(spec) == [], 20.0)
         eventually(lambda: users_of(folder) == [] and list(folder.iterdir()) == [], 20.0)
-        assert time.monotonic() - began < 25.0
 
 
 def test_an_embedded_run_is_seen_and_stopped_from_another_terminal(

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -40,7 +39,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     script = (
         "import sys, rayhive.cli; code = rayhive.cli.main(['--help']);"
         "print(code, [name for name in sys.modules if name in "
@@ -54,9 +53,6 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.stdout.splitlines()[-1] == "0 []"
-    before = time.process_time()
-    assert main(["--help"]) == 0
-    assert time.process_time() - before < 0.5
 
 
 @pytest.mark.parametrize(
