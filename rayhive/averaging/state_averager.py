@@ -94,6 +94,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
             means nothing: the outlier filter's rule ``direction`` acts on them as ``norm``.
 
     Attributes:
+        lossy: Whether averaging leaves a difference between replicas, because of its codec.
         on_serving: Called with the tensors of the state for a joining peer; returns the tensors to
             send. None sends them unchanged.
     """
@@ -115,10 +116,11 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
     ) -> None:
         self._extras = ExtraTensors(extra_tensors)
         averaging = NoCompression() if compression is None else compression
+        self.lossy = not isinstance(averaging, NoCompression)
         codec = NoCompression() if state_compression is None else state_compression
         super().__init__(
             compression=averaging,
-            differences=not isinstance(averaging, NoCompression),
+            differences=self.lossy,
             sketches=False,
             weighting=parameter_weight,
             extra_tensors=extra_tensors,
@@ -155,6 +157,22 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         metadata = with_digest(metadata, tensors[:shared])
         served = tensors if self.on_serving is None else self.on_serving(tensors)
         return metadata, served, infos
+
+    @property
+    def averages_extra_tensors(self) -> bool:
+        """Whether tensors besides parameters and optimizer statistics are averaged."""
+        return bool(self._extras.averaged)
+
+    def replicated_tensors(self) -> list[torch.Tensor] | None:
+        """Return parameters and optimizer statistics; None while background work may change them.
+
+        Complete rounds of gradients leave these equal on all peers. Extra tensors are not among
+        them: each peer computes its own.
+        """
+        if self.pending_updates or self.averaging_in_progress:
+            return None
+        extra = {id(tensor) for tensor in self.extra_tensors}
+        return [tensor for tensor in self._local_tensors() if id(tensor) not in extra]
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step as hivemind does, without threads where nothing goes on in the background.

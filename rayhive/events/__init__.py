@@ -48,6 +48,7 @@ from rayhive.events.supervisor import (
 )
 from rayhive.events.training import (
     AveragingEvent,
+    AveragingReason,
     Evaluation,
     Fallback,
     FaultActed,

@@ -6,7 +6,7 @@ The number of a round is that of hivemind's global epoch after the round.
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from rayhive.events.event import ByteCount, Event
 
@@ -14,6 +14,8 @@ from rayhive.events.event import ByteCount, Event
 #: missing, ``local`` with its own gradients after a failure, ``skipped`` without an optimizer step,
 #: or ``alone`` because no other peer took part.
 RoundOutcome = Literal["averaged", "partial", "local", "skipped", "alone"]
+#: Reasons for which parameters are averaged, see :class:`StateRound`.
+AveragingReason: TypeAlias = Literal["period", "joined", "failed_round", "replicas_differ"]
 
 
 class AveragingEvent(Event):
@@ -92,10 +94,14 @@ class StateRound(AveragingEvent, kind="state_round"):
     Attributes:
         round: Number of the round.
         outcome: ``averaged`` for a complete average, ``partial`` with some parts missing.
+        reason: ``period`` by schedule, ``joined`` after a peer loaded a state, ``failed_round``
+            after a round that failed, was partial, or was split by a partition,
+            ``replicas_differ`` after the peers compared their fingerprints.
     """
 
     round: int
     outcome: Literal["averaged", "partial", "failed"]
+    reason: AveragingReason | None = None
 
 
 class Transition(Event, kind="transition"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -21,10 +21,11 @@ from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import round_fields
 from rayhive.averaging.steps import NOTICE_S
 from rayhive.averaging.tensor_summary import floats, norm_of
-from rayhive.events import Fallback, Rejected, Round
+from rayhive.events import AveragingReason, Fallback, Rejected, Round
 from rayhive.events.training import RoundOutcome
 from rayhive.optim.factories import optimized_parameters
 from rayhive.optim.peer_state import PeerState
+from rayhive.optim.replica_check import ReplicaCheck
 
 logger = get_logger(__name__)
 
@@ -84,6 +85,8 @@ class GradientRounds:
         on_failure: Gradients to apply if averaging fails: the peer's own, or none.
         delayed: Whether results are awaited in the background.
         offloaded: Whether the inner optimizer's gradients are the averaged buffers themselves.
+        replicas: Compares this peer's replica with those of its groups; None if parameters are
+            averaged by schedule.
     """
 
     peer: PeerState
@@ -92,6 +95,7 @@ class GradientRounds:
     on_failure: OnFailure
     delayed: bool
     offloaded: bool
+    replicas: ReplicaCheck | None = None
 
     def open(self, number: int, *, accumulating_s: float, background_s: float) -> GradientRound:
         """Return the record of a round that this peer is about to begin.
@@ -136,8 +140,7 @@ class GradientRounds:
         round_.own_gradients = self._copy_accumulated()
         try:
             control = self.averager.schedule_step(
-                # group formation compares the round; the flag asks for parameter averaging
-                gather=[round_.number, self.peer.consistency.needs_averaging],
+                gather=self._gathered(round_.number),
                 timeout=self.peer.round_timeout,
             )
             return self.averager.step(
@@ -205,10 +208,26 @@ class GradientRounds:
         complete = round_.measured["fraction"] >= 1.0
         if not complete:
             self.peer.consistency.note_failure(round_.number)
-        self.peer.consistency.requested = any(map(_needs_averaging, result.values()))
+        self.peer.consistency.requested = self._averaging_reason(round_.number, result.values())
         everyone = len(result) == round_.live_peers
         round_.progress_known = complete and everyone and not self.delayed
         self._report(round_, "averaged" if complete else "partial")
+
+    def _averaging_reason(
+        self, round_: int, gathered: Iterable[list[Any]]
+    ) -> AveragingReason | None:
+        """Return the reason for which this group averages its parameters; None if it need not."""
+        entries = list(gathered)
+        differ = self.replicas is not None and self.replicas.differ(
+            round_, [announced for _, _, announced in entries]
+        )
+        asked: list[AveragingReason] = sorted({reason for _, reason, _ in entries if reason})
+        return asked[0] if asked else "replicas_differ" if differ else None
+
+    def _gathered(self, round_: int) -> list[Any]:
+        """Return this peer's entry for a group, which compares the round."""
+        announced = None if self.replicas is None else self.replicas.announcement(round_)
+        return [round_, self.peer.consistency.averaging_reason, announced]
 
     def _finish_without_averaging(self, round_: GradientRound) -> None:
         if "error" in round_.measured:
@@ -295,8 +314,3 @@ class GradientRounds:
                     parameter.grad = torch.empty_like(parameter)
                 torch.mul(gradient.to(parameter.device), scale, out=parameter.grad)
         self.averager.notify_used_averaged_gradients()
-
-
-def _needs_averaging(gathered: Any) -> bool:
-    """Return whether a group's member asks for parameter averaging."""
-    return isinstance(gathered, (list, tuple)) and len(gathered) > 1 and bool(gathered[1])

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import hivemind
 import torch
@@ -41,6 +41,7 @@ from rayhive.optim.gradient_rounds import GradientRound, GradientRounds, OnFailu
 from rayhive.optim.interrupts import DeferredInterrupts
 from rayhive.optim.parameter_rounds import ParameterRounds
 from rayhive.optim.peer_state import EventReporter, OnEvent, PeerState
+from rayhive.optim.replica_check import ReplicaCheck
 from rayhive.optim.state_sync import StateSync
 from rayhive.optim.watchdog import PeerProcessDied, PeerProcesses
 from rayhive.spec import Aggregation, OutlierFilterRule
@@ -63,6 +64,10 @@ class RayhiveOptimizer(hivemind.Optimizer):
         straggler_timeout: How long a round waits for a peer that computes without progress [s].
         outlier_filter: Rule by which a group refuses tensors, see
             :func:`rayhive.averaging.outlier_filter.judge`.
+        average_state_every: Rounds between two averagings of the parameters. ``auto`` averages them
+            after a round that failed or was partial, after a join or a partition, and where
+            replicas differ (:mod:`rayhive.optim.replica_check`); with extra tensors, which each
+            peer computes for itself, or with local updates, it averages in every round.
         aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
 
     Attributes:
@@ -91,6 +96,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         next_chunk_timeout: float | None = None,
         outlier_filter: OutlierFilterRule = "norm",
         aggregation: Aggregation = "mean",
+        average_state_every: int | Literal["auto"] = 1,
         **kwargs: Any,
     ) -> None:
         if problems := list(
@@ -109,6 +115,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             matchmaking_time=matchmaking_time,
             averaging_timeout=averaging_timeout,
             next_chunk_timeout=next_chunk_timeout,
+            average_state_every=1 if average_state_every == "auto" else average_state_every,
             **kwargs,
         )
         if not self.use_gradient_averaging:
@@ -129,9 +136,12 @@ class RayhiveOptimizer(hivemind.Optimizer):
             round_timeout=averaging_timeout + straggler_timeout,
         )
         self._state_sync = StateSync(self._peer, self.load_state_timeout, load_state_attempts)
-        self._parameter_rounds = ParameterRounds(
-            self._peer, self._state_sync, self.average_state_every
-        )
+        extras = self.state_averager.averages_extra_tensors
+        if average_state_every == "auto":
+            period = 1 if extras or self.use_local_updates else None
+        else:
+            period = average_state_every
+        self._parameter_rounds = ParameterRounds(self._peer, self._state_sync, period)
         self._gradient_rounds = None
         if self.grad_averager is not None:
             self._gradient_rounds = GradientRounds(
@@ -141,6 +151,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
                 on_failure=on_failure,
                 delayed=self.delay_grad_averaging,
                 offloaded=self.offload_optimizer,
+                replicas=ReplicaCheck(self.state_averager) if period is None else None,
             )
         self.tracker.follow(self._pass_on_members, self._on_break)
 

@@ -18,7 +18,7 @@ from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import round_fields
 from rayhive.errors import PeerError
-from rayhive.events import StateRound
+from rayhive.events import AveragingReason, StateRound
 from rayhive.optim.peer_state import PeerState
 from rayhive.optim.state_sync import StateSync
 
@@ -45,13 +45,14 @@ class ParameterRounds:
     Attributes:
         peer: The peer.
         state_sync: Source of the values that a group gathers.
-        every: Rounds between two averagings of parameters.
+        every: Rounds between two averagings of parameters; None averages them only for a reason
+            other than time.
         reported: Set when the outcome of the last averaging is recorded.
     """
 
     peer: PeerState
     state_sync: StateSync
-    every: int
+    every: int | None
     reported: threading.Event = field(default_factory=_set_event)
 
     def begin(self, round_: int) -> StepControl | None:
@@ -60,13 +61,11 @@ class ParameterRounds:
         Returns:
             The averaging, which waits for its trigger; None if there is none in this round.
         """
-        requested = self.peer.consistency.take_request()
-        due = (
-            self.peer.tracker.swarm.live_peers > 1
-            and (requested or round_ % self.every == 0)
-            and not self.peer.state_averager.averaging_in_progress
-        )
-        if not due:
+        reason = self.peer.consistency.take_request()
+        if reason is None and self.every is not None and round_ % self.every == 0:
+            reason = "period"
+        alone = self.peer.tracker.swarm.live_peers <= 1
+        if reason is None or alone or self.peer.state_averager.averaging_in_progress:
             self.peer.tracker.has_ended("synchronised", round_, met=False, aloud=False)
             return None
         try:
@@ -82,13 +81,15 @@ class ParameterRounds:
         if self.peer.consistency.stale:
             control.weight = STALE_WEIGHT
         self.reported.clear()
-        control.add_done_callback(partial(self._end, round_, time.perf_counter()))
+        control.add_done_callback(partial(self._end, round_, reason, time.perf_counter()))
         return control
 
-    def _end(self, round_: int, began: float, control: StepControl) -> None:
+    def _end(
+        self, round_: int, reason: AveragingReason, began: float, control: StepControl
+    ) -> None:
         """Record the outcome of an averaging."""
         try:
-            complete = self._report(round_, began, control)
+            complete = self._report(round_, reason, began, control)
             if complete:
                 self.peer.consistency.note_averaged(round_)
                 group = {peer.to_bytes() for peer in control.result()}
@@ -97,7 +98,9 @@ class ParameterRounds:
         finally:
             self.reported.set()
 
-    def _report(self, round_: int, began: float, control: StepControl) -> bool:
+    def _report(
+        self, round_: int, reason: AveragingReason, began: float, control: StepControl
+    ) -> bool:
         """Report the outcome of an averaging; return whether it was complete."""
         seconds = time.perf_counter() - began
         cancelled = control.cancelled()
@@ -108,6 +111,7 @@ class ParameterRounds:
         self.peer.reporter.refusals(round_, error, "parameters")
         if cancelled or error is not None:
             failed: dict[str, Any] = {
+                "reason": reason,
                 "group_size": 0,
                 "fraction": 0.0,
                 "sent_bytes": 0,
@@ -123,7 +127,7 @@ class ParameterRounds:
         fields = round_fields(result, seconds)
         complete: bool = fields["fraction"] >= 1.0
         outcome: Literal["averaged", "partial"] = "averaged" if complete else "partial"
-        self.peer.reporter.emit(StateRound(round=round_, outcome=outcome, **fields))
+        self.peer.reporter.emit(StateRound(round=round_, outcome=outcome, reason=reason, **fields))
         return complete
 
     def finish_background(self) -> None:

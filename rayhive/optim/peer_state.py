@@ -11,7 +11,7 @@ from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
 from rayhive.averaging.state_averager import RayhiveStateAverager
-from rayhive.events import Event, Rejected
+from rayhive.events import AveragingReason, Event, Rejected
 from rayhive.membership.progress_tracker import LiveProgressTracker
 from rayhive.membership.view import Reunion
 from rayhive.optim.watchdog import ProcessWatchdog
@@ -34,7 +34,7 @@ class ParameterConsistency:
             count although the parameters are stale.
         settling: A state was loaded, and parameters have not been averaged since.
         diverged: Other peers refused this peer's parameters; they have to be replaced.
-        requested: A peer of the gradients' group needs parameters to be averaged.
+        requested: Reason for which the gradients' group averages its parameters, too.
         unsynchronised_since: The last round after which the parameters may differ between peers,
             because an averaging failed or was partial; 0 if there is none.
     """
@@ -42,7 +42,7 @@ class ParameterConsistency:
     def __init__(self) -> None:
         self.stale = self.keeps_gradients = self.settling = self.diverged = False
         self.unsynchronised_since = 0
-        self.requested = False
+        self.requested: AveragingReason | None = None
 
     @property
     def gradients_count(self) -> bool:
@@ -50,18 +50,20 @@ class ParameterConsistency:
         return self.keeps_gradients or not self.stale
 
     @property
-    def needs_averaging(self) -> bool:
-        """Whether parameters should be averaged in the next round, due or not."""
-        return self.stale or self.unsynchronised_since > 0
+    def averaging_reason(self) -> AveragingReason | None:
+        """Reason to average parameters in the next round, due or not; None if there is none."""
+        if self.stale or self.settling:
+            return "joined"
+        return "failed_round" if self.unsynchronised_since else None
 
     def take_divergence(self) -> bool:
         """Return whether the parameters were refused since the last call."""
         diverged, self.diverged = self.diverged, False
         return diverged
 
-    def take_request(self) -> bool:
-        """Return whether a peer asked for parameter averaging since the last call."""
-        requested, self.requested = self.requested, False
+    def take_request(self) -> AveragingReason | None:
+        """Return the reason for which a peer asked for parameter averaging since the last call."""
+        requested, self.requested = self.requested, None
         return requested
 
     def note_failure(self, round_: int) -> None:

@@ -231,7 +231,10 @@ def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
 
 def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:
     """Find numbers out of their range, and numbers that contradict each other."""
-    for name in ("target_batch_size", "batch_size", "average_state_every", "load_state_attempts"):
+    every = options.get("average_state_every")
+    if every is not None and every != "auto" and not (_whole(every) and every >= 1):
+        yield Problem("average_state_every", every, "auto, or a whole number, at least 1")
+    for name in ("target_batch_size", "batch_size", "load_state_attempts"):
         value = options.get(name)
         if value is not None and not (_whole(value) and value >= 1):
             yield Problem(name, value, "a whole number, at least 1")

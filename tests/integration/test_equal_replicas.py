@@ -25,7 +25,6 @@ from tests.integration.toy import trainer as make_trainer
 pytestmark = [pytest.mark.swarm, pytest.mark.usefixtures("forks")]
 
 ROUNDS = 6
-NEVER = 10**6
 #: Codec, rank of PowerSGD and further options of the strategy, by name.
 WAYS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "none": ("none", None, {}),
@@ -69,9 +68,11 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
         events: list[tuple[str, int, str, Any]] = []
 
         def note(kind: str, fields: dict[str, Any], seen: list[Any] = events) -> None:
-            if kind in ("round", "state_round"):
-                lost = fields.get("banned"), fields.get("failures")
+            lost = fields.get("banned"), fields.get("failures")
+            if kind == "round":
                 seen.append((kind, fields["round"], fields["outcome"], lost))
+            elif kind == "state_round":
+                seen.append((kind, fields["round"], fields["reason"], lost))
 
         strategy = HivemindStrategy(
             **{
@@ -85,7 +86,7 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
                 "initial_peers": None if peer == 0 else address_in(meeting),
                 "grad_compression": CODECS.get(codec)().build(),
                 "grad_averager_factory": rank and partial(PowerSGD, averager_rank=rank),
-                "average_state_every": NEVER,
+                "average_state_every": "auto",
                 **options,
             }
         )
@@ -111,6 +112,7 @@ def test_complete_rounds_leave_equal_replicas(tmp_path: Path, peers: int) -> Non
         for log in logs:
             partly = [event for event in log if event[0] == "round" and event[2] != "averaged"]
             assert not partly, f"{way}: {partly}"
-            assert {event[1] for event in log if event[0] == "state_round"} <= {1}, way
+            averaged = [event[1:3] for event in log if event[0] == "state_round"]
+            assert all(reason == "joined" and number <= 2 for number, reason in averaged), way
         assert len(set(parameters)) == 1, f"{way}: parameters differ"
         assert len(set(statistics)) == 1, f"{way}: statistics of the optimizer differ"

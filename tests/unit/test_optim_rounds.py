@@ -89,7 +89,7 @@ def test_own_gradients_that_are_not_finite_are_skipped() -> None:
 def test_an_averager_that_does_not_answer_costs_one_averaging_of_parameters() -> None:
     peer = Peer()
     assert peer.parameter_rounds.begin(NEXT) is None
-    assert peer.consistency.needs_averaging
+    assert peer.consistency.averaging_reason == "failed_round"
     own = peer.tracker.view.own
     assert (own.synchronised, own.met_synchronised) == (NEXT, 0)
 
