@@ -33,8 +33,6 @@ from benchmarks.swarm import conditions, die_with_parent, end_on_sigterm, join_s
 MODES = ("none", "state", "optimizer", "gradients")
 PEERS, RATE_MBIT, BOUND = 4, 20.0, 1.5
 BATCH, BATCHES_PER_ROUND = 32, 8
-#: Size at which all peers reduce equal shares of the small module [bytes].
-PART_SIZE = 2**16
 #: First length of the computation [s per round], and largest ratio of computation and
 #: communication that counts as alike.
 FIRST_COMPUTE_S, ALIKE = 2.0, 1.2
@@ -85,7 +83,6 @@ def run_peer(index: int, settings: dict[str, Any]) -> dict[str, Any]:
         averaging_timeout=60.0,
         grad_compression=CODECS.get(settings["codec"])().build(None),
         state_averaging_compression=CODECS.get(settings["codec"])().build(None),
-        averager_opts={"part_size_bytes": PART_SIZE},
         on_event=lambda kind, fields: events.append((kind, time.time(), fields)),
         **flags,
     )

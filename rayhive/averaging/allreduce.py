@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterable, Collection
+from collections.abc import AsyncIterable, Collection, Sequence
 from contextlib import aclosing
 from types import SimpleNamespace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
@@ -13,7 +13,7 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only 
 import torch
 from hivemind.averaging.allreduce import AllreduceException, AllReduceRunner
 from hivemind.averaging.partition import BannedException
-from hivemind.compression import deserialize_torch_tensor
+from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils.asyncio import (
@@ -23,9 +23,11 @@ from hivemind.utils.asyncio import (
 )
 
 from rayhive.averaging.aggregation import RULES, SteadyReducer
-from rayhive.averaging.answers import HANGS_UP, Answers, average_in, difference
+from rayhive.averaging.answers import AVERAGE, HANGS_UP, Answers, difference
 from rayhive.averaging.round_result import PhaseRecord
 from rayhive.averaging.streams import PATIENCE, until
+from rayhive.averaging.tensor_parts import TensorParts, balanced_partition, partition_of
+from rayhive.compression.shares import Shares
 from rayhive.spec import Aggregation
 
 #: Reason for missing answers of a lost peer.
@@ -49,9 +51,13 @@ class MeasuredAllReduce(AllReduceRunner):
         aggregation: Aggregation rule of this peer as a reducer.
         differences: Answer with differences instead of averages, see
             :mod:`rayhive.averaging.answers`.
+        shares: Share of the payload that each member reduces; None for hivemind's partition, by
+            ``peer_fractions`` and ``part_size_bytes``, in a group with members of hivemind.
+        alpha: Weight of the averages against the present values of the tensors.
         kwargs: As hivemind's.
     """
 
+    tensor_part_container: TensorParts
     tensor_part_reducer: SteadyReducer
 
     def __init__(
@@ -60,15 +66,42 @@ class MeasuredAllReduce(AllReduceRunner):
         absent: frozenset[bytes] = frozenset(),
         aggregation: Aggregation = "mean",
         differences: bool = False,
+        shares: Shares | None = None,
+        alpha: float = 1.0,
+        *,
+        tensors: Sequence[torch.Tensor],
+        tensor_infos: Sequence[CompressionInfo] | None = None,
+        compression: CompressionBase | None = None,
+        prefetch: int = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
-        container = self.tensor_part_container
-        container.return_deltas = False  # a part that is not averaged stays as it is
-        self._parts = [tuple(parts) for parts in container._input_parts_by_peer]
-        infos = [info for _, info in self._parts[self.ordered_peer_ids.index(self.peer_id)]]
-        self._answers = None if differences else Answers(container.compression, infos)
-        self.tensor_part_reducer.__class__ = SteadyReducer  # made by hivemind, and still empty
+        codec = NoCompression() if compression is None else compression
+        if tensor_infos is None:
+            tensor_infos = [CompressionInfo.from_tensor(x, key=at) for at, x in enumerate(tensors)]
+        cut: dict[str, Any] = {"tensors": tensors, "tensor_infos": tensor_infos}
+        if shares is not None:  # nothing for hivemind to cut
+            cut = {"tensors": (), "tensor_infos": ()}
+        super().__init__(compression=codec, **cut, **kwargs)
+        if shares is None:
+            partition = partition_of(self.tensor_part_container)
+        else:
+            partition = balanced_partition(tensors, tensor_infos, codec, shares)
+        container = TensorParts(
+            tensors,
+            partition,
+            compression=codec,
+            infos=tensor_infos,
+            prefetch=prefetch,
+            alpha=alpha,
+        )
+        self.tensor_part_container = container
+        self._own = self.ordered_peer_ids.index(self.peer_id)
+        self._answers = None if differences else Answers(container, self._own)
+        self.parts_for_local_averaging = ()
+        self.tensor_part_reducer = SteadyReducer(
+            tuple(torch.Size([size]) for size in container.elements(self._own)),
+            len(self.sender_peer_ids),
+        )
         self.tensor_part_reducer.excluded = frozenset(
             at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
         )
@@ -131,30 +164,35 @@ class MeasuredAllReduce(AllReduceRunner):
 
     async def _average_own_parts(self) -> None:
         """Add this peer's own parts to the averages that it makes, and take these."""
-        own, sender = (
-            peers.index(self.peer_id) for peers in (self.ordered_peer_ids, self.sender_peer_ids)
-        )
-        for index, (part, _) in enumerate(self._parts[own]):
+        container, sender = self.tensor_part_container, self.sender_peer_ids.index(self.peer_id)
+        for index in range(container.num_parts_by_peer[self._own]):
+            part = container.part(self._own, index)
             average = await self.tensor_part_reducer.accumulate_part(
                 sender, index, part, weight=self.weight
             )
             if self._answers is not None:
                 average = (await self._answers.encoded(index, average)).value
-            self.tensor_part_container.register_processed_part(own, index, average)
+            container.register_processed_part(self._own, index, average)
 
     async def _exchange_parts(self, reducer: PeerID) -> None:
         """Send a reducer its parts, and take the averages from its answers."""
         container, at = self.tensor_part_container, self.ordered_peer_ids.index(reducer)
-        averaged = 0
+        expected, averaged = container.num_parts_by_peer[at], 0
 
-        async def pairs(answers: AsyncIterator[averaging_pb2.AveragingData]) -> AsyncIterator[Any]:
-            waiting = iter(self._parts[at])
+        async def numbered(answers: AsyncIterator[averaging_pb2.AveragingData]) -> Any:
+            index = 0
             async for answer in answers:
                 if answer.code != averaging_pb2.AVERAGED_PART:
                     code = averaging_pb2.MessageCode.Name(answer.code)
                     raise AllreduceException(f"{reducer} sent {code}")
-                part, _ = next(waiting)
-                yield answer, part
+                yield index, answer.tensor_part
+                index += 1
+
+        def decoded(answer: tuple[int, Any]) -> torch.Tensor:
+            """Return the average, whether the answer is the average or a difference."""
+            index, message = answer
+            value = container.decoded(at, index, message)
+            return value if message.chunks == AVERAGE else container.part(at, index) + value
 
         try:
             all_sent = asyncio.Event()
@@ -162,15 +200,13 @@ class MeasuredAllReduce(AllReduceRunner):
             stream = await self._get_peer_stub(reducer).rpc_aggregate_part(parts)
             if self.should_delay_results(self.peer_id):
                 await all_sent.wait()
-            answers = pairs(aiter_with_timeout(stream, self.reducer_timeout))
+            answers = numbered(aiter_with_timeout(stream, self.reducer_timeout))
             prefetch = container.prefetch
-            async for average in amap_in_executor(average_in, answers, max_prefetch=prefetch):
+            async for average in amap_in_executor(decoded, answers, max_prefetch=prefetch):
                 container.register_processed_part(at, averaged, average)
                 averaged += 1
-            if averaged != len(self._parts[at]):
-                raise AllreduceException(
-                    f"{reducer} averaged {averaged} of {len(self._parts[at])} parts"
-                )
+            if averaged != expected:
+                raise AllreduceException(f"{reducer} averaged {averaged} of {expected} parts")
         except BaseException:
             container.register_failed_reducer(at)
             raise
@@ -217,12 +253,13 @@ class MeasuredAllReduce(AllReduceRunner):
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Add a sender's parts to the averages; yield an answer to each of them."""
         reducer, sender = self.tensor_part_reducer, self.sender_peer_ids[sender_index]
-        answered = 0
+        container = self.tensor_part_container
+        answered, received = 0, itertools.count()
 
         def decoded(message: averaging_pb2.AveragingData) -> tuple[Any, torch.Tensor]:
-            return message, deserialize_torch_tensor(message.tensor_part)
+            return message, container.decoded(self._own, next(received), message.tensor_part)
 
-        prefetch = self.tensor_part_container.prefetch
+        prefetch = container.prefetch
         try:
             async for message, part in amap_in_executor(decoded, stream, max_prefetch=prefetch):
                 try:
@@ -231,9 +268,13 @@ class MeasuredAllReduce(AllReduceRunner):
                     )
                 except BannedException:
                     break
-                if self._answers is None or sender not in self._hanging_up:
+                if sender not in self._hanging_up:  # a member of hivemind
                     compression = message.tensor_part.compression
                     answer = await difference(average, part, compression)
+                elif self._answers is None:
+                    value, loop = average - part, asyncio.get_running_loop()
+                    encode = container.encoded
+                    answer = await loop.run_in_executor(None, encode, self._own, answered, value)
                 else:
                     answer = (await self._answers.encoded(answered, average)).message
                 answered += 1

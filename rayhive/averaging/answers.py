@@ -12,17 +12,13 @@ small, and so is its error, while the error of encoded parameters is not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from hivemind.compression import (
-    CompressionBase,
-    CompressionInfo,
-    deserialize_torch_tensor,
-    serialize_torch_tensor,
-)
-from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.compression import serialize_torch_tensor
+from hivemind.proto import runtime_pb2
+
+from rayhive.averaging.tensor_parts import TensorParts
 
 #: Value of ``Tensor.chunks`` in every part of a rayhive sender: it closes the stream after the last
 #: answer. hivemind leaves the field at 0, does not read it, and waits for the reducer to close.
@@ -48,12 +44,12 @@ class Answers:
     """Encodes the averages of one reducer, each of them once.
 
     Args:
-        compression: Codec of the group.
-        infos: Descriptions of the reducer's parts, in order.
+        parts: The parts of the all-reduce.
+        own: Position of the reducer in its group.
     """
 
-    def __init__(self, compression: CompressionBase, infos: Sequence[CompressionInfo]) -> None:
-        self._compression, self._infos = compression, infos
+    def __init__(self, parts: TensorParts, own: int) -> None:
+        self._parts, self._own = parts, own
         self._encoded: dict[int, asyncio.Future[EncodedAverage]] = {}
 
     async def encoded(self, index: int, average: torch.Tensor) -> EncodedAverage:
@@ -66,9 +62,9 @@ class Answers:
         return future.result()
 
     def _encode(self, index: int, average: torch.Tensor) -> EncodedAverage:
-        message = self._compression.compress(average, self._infos[index])
+        message = self._parts.encoded(self._own, index, average)
         message.chunks = AVERAGE
-        return EncodedAverage(message, deserialize_torch_tensor(message))
+        return EncodedAverage(message, self._parts.decoded(self._own, index, message))
 
 
 async def difference(
@@ -78,14 +74,3 @@ async def difference(
     loop = asyncio.get_running_loop()
     encode = serialize_torch_tensor
     return await loop.run_in_executor(None, lambda: encode(average - part, compression))
-
-
-def average_in(exchange: tuple[averaging_pb2.AveragingData, torch.Tensor]) -> torch.Tensor:
-    """Return the average in an answer, whether the answer is the average or a difference.
-
-    Args:
-        exchange: The answer, and the part that it answers.
-    """
-    answer, part = exchange
-    value: torch.Tensor = deserialize_torch_tensor(answer.tensor_part)
-    return value if answer.tensor_part.chunks == AVERAGE else part + value

@@ -28,6 +28,7 @@ from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
 from rayhive.averaging.matchmaking import LiveMatchmaking, round_of
+from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import OutlierFilter
 from rayhive.averaging.payload_policy import DensePayload, PayloadPolicy
 from rayhive.averaging.round_filter import AverageNotFinite, ExcludedRoundFailed
@@ -189,7 +190,7 @@ class MeasuredAverager(DecentralizedAverager):
             deadline=float("inf") if timeout is None else now + timeout,
             allow_retries=allow_retries,
             weight=float(self.mode.name != "AUX") if weight is None else weight,
-            data_for_gather=dumps([self.bandwidth, self.mode.value, dumps(gather)]),
+            data_for_gather=MemberData(self.bandwidth, self.mode.value, dumps(gather)).dumps(),
         )
         attached: MPFuture[Any] = MPFuture()
         request = {"step": control, "future_for_init": attached}
@@ -314,16 +315,11 @@ class MeasuredAverager(DecentralizedAverager):
             group_id=key,
             ordered_peer_ids=group_info.peer_ids,
             differences=self._differences,
+            alpha=self._averaging_alpha,
             **options,
         )
         self.groups.running[key].set_result(runner)
-        waiting = iter(tensors)
-        async for average in runner:
-            tensor = next(waiting)
-            if self._averaging_alpha == 1.0:
-                tensor.copy_(average)
-            else:
-                tensor.lerp_(average, self._averaging_alpha)
+        async for _ in runner:
             self.last_updated = get_dht_time()
             self._state_updated.set()
 

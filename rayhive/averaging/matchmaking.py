@@ -16,6 +16,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.group_formation import GroupFormation
+from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.steps import TRACE
 from rayhive.membership.view import Member
 
@@ -130,8 +131,8 @@ def _shorten(step: StepControl, seconds: float) -> None:
 
 def round_of(step: StepControl) -> int | None:
     """Return the number of the round that a step belongs to; None if it names none."""
-    *_, gathered = MSGPackSerializer.loads(step.data_for_gather)
-    return round_in(MSGPackSerializer.loads(gathered))
+    member = MemberData.loads(step.data_for_gather)
+    return round_in(MSGPackSerializer.loads(member.content))
 
 
 def round_in(value: Any) -> int | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from hivemind.utils import MSGPackSerializer
 
+from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import Announcement, OutlierFilter, Refusal
 from rayhive.averaging.tensor_summary import floats
 
@@ -40,14 +41,14 @@ async def announced(
     outlier_filter: OutlierFilter, data_for_gather: bytes, tensors: Sequence[torch.Tensor]
 ) -> bytes:
     """Return the data that a step gathers, extended by this peer's announcement."""
-    bandwidth, mode, gathered = MSGPackSerializer.loads(data_for_gather)
+    member = MemberData.loads(data_for_gather)
     tensors = floats(tensors)
     if sum(tensor.numel() for tensor in tensors) < LARGE:
         announcement = outlier_filter.announce(tensors)
     else:
         loop = asyncio.get_running_loop()
         announcement = await loop.run_in_executor(None, outlier_filter.announce, tensors)
-    return bytes(MSGPackSerializer.dumps([bandwidth, mode, attached(gathered, announcement)]))
+    return replace(member, content=attached(member.content, announcement)).dumps()
 
 
 def separated(group_info: GroupInfo) -> tuple[GroupInfo, dict[PeerID, Announcement]]:
@@ -57,9 +58,9 @@ def separated(group_info: GroupInfo) -> tuple[GroupInfo, dict[PeerID, Announceme
     """
     gathered, announcements = [], {}
     for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
-        bandwidth, mode, content = MSGPackSerializer.loads(data)
-        content, announcement = detached(content)
-        gathered.append(MSGPackSerializer.dumps([bandwidth, mode, content]))
+        member = MemberData.loads(data)
+        content, announcement = detached(member.content)
+        gathered.append(replace(member, content=content).dumps())
         if announcement is not None:
             announcements[peer] = announcement
     return GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered)), announcements

@@ -21,6 +21,7 @@ from hivemind.utils.asyncio import enter_asynchronously
 
 from rayhive.averaging.allreduce_groups import AllReduceGroups, allreduce_id
 from rayhive.averaging.group_formation import NoOtherPeers
+from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import OutlierFilter, Refusal
 from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
 from rayhive.averaging.round_filter import (
@@ -33,6 +34,8 @@ from rayhive.averaging.round_filter import (
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.steps import StepTrace
 from rayhive.averaging.streams import Cancellations
+from rayhive.compression.partition import PARTITION_VERSION
+from rayhive.compression.shares import reducer_shares, worthwhile
 from rayhive.spec import Aggregation
 
 #: Longest wait for replies that are still leaving when this peer's part of a round is over [s].
@@ -146,7 +149,7 @@ class RoundPipeline:
         options.update(weight=weight, excluded=frozenset(refused), aggregation=self.aggregation)
         began = time.monotonic()
         try:
-            options["peer_fractions"] = await self._peer_fractions(group, min_vector_size)
+            options.update(await self._division(group, min_vector_size))
             allreduce = partial(self._allreduce, host, group, options)
             auxiliary = host.mode == AveragingMode.AUX
             round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step)
@@ -170,16 +173,22 @@ class RoundPipeline:
         check_finite(self.tensors)
         return result
 
-    async def _peer_fractions(self, group: GroupInfo, min_vector_size: int) -> tuple[float, ...]:
-        """Return the share of the elements that each member of a group reduces."""
-        members = [MSGPackSerializer.loads(item) for item in group.gathered]
-        client = AveragingMode.CLIENT.value
-        bandwidths = [0.0 if mode == client else speed for speed, mode, _ in members]
+    async def _division(self, group: GroupInfo, min_vector_size: int) -> dict[str, Any]:
+        """Return the options of an all-reduce that say what each member reduces.
+
+        Members of hivemind can use hivemind's division only, and with them the whole group.
+        """
+        members = [MemberData.loads(data) for data in group.gathered]
+        rates = [member.rate for member in members]
         size = sum(tensor.numel() for tensor in self.tensors)
+        if all(member.partition == PARTITION_VERSION for member in members):
+            shares = worthwhile(reducer_shares(rates), size, min_vector_size)
+            return {"shares": shares, "peer_fractions": tuple(map(float, shares))}
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            None, load_balance_peers, size, bandwidths, min_vector_size
+        fractions = await loop.run_in_executor(
+            None, load_balance_peers, size, rates, min_vector_size
         )
+        return {"peer_fractions": fractions}
 
     async def _allreduce(
         self,
@@ -228,8 +237,7 @@ class RoundPipeline:
 
 def _gathered(group_info: GroupInfo) -> dict[PeerID, Any]:
     """Return the data that each member of a group gathered."""
-    members = [MSGPackSerializer.loads(item) for item in group_info.gathered]
     return {
-        peer: MSGPackSerializer.loads(data)
-        for peer, (_, _, data) in zip(group_info.peer_ids, members, strict=True)
+        peer: MSGPackSerializer.loads(MemberData.loads(data).content)
+        for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True)
     }

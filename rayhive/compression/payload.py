@@ -14,9 +14,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from rayhive.compression.codecs.base import Codec
+from rayhive.compression.partition import Price, partition
 from rayhive.compression.powersgd.shapes import (
     Shape,
     compressed_tensors,
@@ -25,12 +27,11 @@ from rayhive.compression.powersgd.shapes import (
     option_problems,
     phase_names,
 )
+from rayhive.compression.shares import Shares, reducer_shares
 from rayhive.errors import ConfigError, Problem
 from rayhive.registry import CODECS
 from rayhive.spec import AXES, Configuration
 
-#: hivemind's ``DEFAULT_PART_SIZE_BYTES``.
-PART_SIZE_BYTES = 2**19
 #: Bytes of a float32 element.
 ELEMENT_BYTES = 4
 
@@ -86,7 +87,8 @@ def payload(
     powersgd_rank: int | None = None,
     min_compression_ratio: float | None = None,
     num_iters_per_step: int = 1,
-    part_size_bytes: int = PART_SIZE_BYTES,
+    peers: int = 1,
+    rates: Sequence[float | None] | None = None,
 ) -> Payload:
     """Predict the bytes of a gradient round.
 
@@ -98,7 +100,9 @@ def payload(
         min_compression_ratio: Least fraction saved for a matrix to be factorised; None means
             hivemind's 0.5. Without a rank it has no effect.
         num_iters_per_step: Power iterations of the round.
-        part_size_bytes: Size at which hivemind cuts tensors into parts, after compression.
+        peers: Number of peers of the group. Tensors are cut where the share of another reducer
+            begins, and each piece may cost a codec some bytes.
+        rates: Rate of each peer's link, if links are unequal, in any unit and order.
 
     Raises:
         ConfigError: An unknown codec, or a threshold or an option of PowerSGD out of range.
@@ -112,29 +116,34 @@ def payload(
         if problems:
             raise ConfigError(problems)
     compressed = compressed_tensors(shapes, powersgd_rank, min_compression_ratio)
+    shares = reducer_shares([None] * peers if rates is None else rates)
     phases = tuple(
-        Phase(
-            name,
-            elements,
-            sum(tensor_bytes(size, chosen, threshold, part_size_bytes) for size in elements),
-        )
+        Phase(name, elements, _phase_bytes(elements, shares, chosen, threshold))
         for name, elements in _phases(shapes, powersgd_rank, compressed, num_iters_per_step)
     )
     dense = ELEMENT_BYTES * sum(math.prod(shape) for shape in shapes)
     return Payload(dense, phases, compressed, chosen.exact_size)
 
 
-def configuration_payload(shapes: Iterable[Shape], configuration: Configuration) -> Payload:
+def configuration_payload(
+    shapes: Iterable[Shape],
+    configuration: Configuration,
+    *,
+    peers: int = 1,
+    rates: Sequence[float | None] | None = None,
+) -> Payload:
     """Predict the bytes of a gradient round with a configuration.
 
     Args:
         shapes: Shape of every gradient, in the order of the parameters.
         configuration: A configuration; defaults are filled in.
+        peers: As for :func:`payload`.
+        rates: As for :func:`payload`.
 
     Raises:
         ConfigError: As :func:`payload`.
     """
-    return payload(shapes, **_payload_arguments(configuration.values))
+    return payload(shapes, peers=peers, rates=rates, **_payload_arguments(configuration.values))
 
 
 def averaged_sizes(shapes: Iterable[Shape], values: Mapping[str, Any]) -> tuple[int, ...]:
@@ -182,19 +191,18 @@ def allreduce_bytes(payload_bytes: int, peers: int) -> Fraction:
     return Fraction(2 * (peers - 1) * payload_bytes, peers)
 
 
-def tensor_bytes(
-    elements: int,
-    codec: Codec,
-    threshold: int | None = None,
-    part_size_bytes: int = PART_SIZE_BYTES,
+def _phase_bytes(
+    elements: tuple[int, ...], shares: Shares, codec: Codec, threshold: int | None
 ) -> int:
-    """Return the payload of one tensor in parts as hivemind splits it [bytes]."""
-    part = int(part_size_bytes / (codec.bits(elements, threshold) / 8))
-    whole, rest = divmod(elements, part)
-    size = whole * codec.part_bytes(part, elements, threshold)
-    if rest or not whole:  # a tensor without elements is sent as one part
-        size += codec.part_bytes(rest, elements, threshold)
-    return size
+    """Return the bytes of all segments of an all-reduce."""
+
+    def size(segment: int, tensor: int) -> int:
+        return codec.part_bytes(segment, tensor, threshold)
+
+    prices = tuple(Price.of(partial(size, tensor=tensor)) for tensor in elements)
+    parts = (part for reducer in partition(elements, prices, shares) for part in reducer)
+    segments = (segment for part in parts for segment in part)
+    return sum(size(len(each), elements[each.tensor]) for each in segments)
 
 
 def _phases(

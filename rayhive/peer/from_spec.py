@@ -10,7 +10,6 @@ from lightning.pytorch import LightningModule, Trainer
 from rayhive.compression.payload import allreduce_bytes, configuration_payload
 from rayhive.peer.callback import PeerTraining, TrainingMonitor
 from rayhive.registry import CODECS
-from rayhive.spec import SwarmConfig
 from rayhive.spec.axes import DRAW_ORDER
 from rayhive.spec.replicate import PeerSpec
 from rayhive.strategy.strategy import HivemindStrategy
@@ -101,7 +100,7 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "tracker_opts": {"silence": swarm.metadata_expiration},
         "outlier_filter": swarm.outlier_filter,
     }
-    rate = _bandwidth(swarm, spec.peer)
+    rate = swarm.link_rate(spec.peer)
     if rate is not None:
         arguments["averager_opts"] = {"bandwidth": rate}
     if swarm.use_local_updates:
@@ -116,31 +115,16 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
     return arguments
 
 
-def _bandwidth(swarm: SwarmConfig, peer: int) -> float | None:
-    """Return the link rate by which the reducers of a group weigh a peer [Mbit/s].
-
-    Args:
-        swarm: The swarm.
-        peer: Number of the peer. Peers that join later are like the last of the others.
-
-    Returns:
-        The rate of the peer's node class; the highest rate of all classes if its own link is not
-        limited; None if no class has a rate.
-    """
-    links = [item.link for _, item in swarm.peer_classes]
-    rates = [None if link is None else link.rate_mbit for link in links]
-    given = [rate for rate in rates if rate is not None]
-    if not given:
-        return None
-    return rates[min(peer, len(rates) - 1)] or max(given)
-
-
 def payload_fields(spec: PeerSpec, parameters: list[torch.Tensor]) -> dict[str, Any]:
     """Return the fields of ``peer_ready`` that predict the traffic of a round."""
     shapes = [list(parameter.shape) for parameter in parameters]
     if spec.swarm.use_local_updates:
         return {"shapes": shapes, "payload_exact": False}
-    predicted = configuration_payload([tuple(shape) for shape in shapes], spec.configuration)
+    predicted = configuration_payload(
+        [tuple(shape) for shape in shapes],
+        spec.configuration,
+        rates=[spec.swarm.link_rate(peer) for peer in range(spec.peers)],
+    )
     return {
         "shapes": shapes,
         "dense_payload_bytes": predicted.dense_bytes,

@@ -129,3 +129,20 @@ class SwarmConfig(Model):
         """
         classes = (self.node_classes or {}).items()
         return tuple(entry for entry in classes for _ in range(entry[1].count))
+
+    def link_rate(self, peer: int) -> float | None:
+        """Return the link rate by which a group decides what a peer reduces [Mbit/s].
+
+        Args:
+            peer: Number of the peer. Peers that join later are like the last of the others.
+
+        Returns:
+            The rate of the peer's node class; the highest rate of all classes if its own link is
+            not limited; None if no class has a rate.
+        """
+        links = [item.link for _, item in self.peer_classes]
+        rates = [None if link is None else link.rate_mbit for link in links]
+        given = [rate for rate in rates if rate is not None]
+        if not given:
+            return None
+        return rates[min(peer, len(rates) - 1)] or max(given)

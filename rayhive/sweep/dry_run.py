@@ -108,12 +108,13 @@ def describe(scenario: ResolvedScenario) -> str:
 def _rows(study: ResolvedStudy) -> Iterator[PlannedConfiguration]:
     """Yield the enqueued configurations, then the other corners, each distinct one once."""
     config = study.config
+    rates = [config.swarm.link_rate(peer) for peer in range(config.swarm.peers)]
     distinct: dict[str, Configuration] = {}
     for item in (*config.enqueue, *_corners(config.space)):
         distinct.setdefault(study.space.key(item), item)
     for item in distinct.values():
         enqueued = item in config.enqueue
-        predicted = configuration_payload(study.workload.shapes, item)
+        predicted = configuration_payload(study.workload.shapes, item, rates=rates)
         sent = allreduce_bytes(predicted.bytes_per_transfer, config.swarm.peers)
         yield PlannedConfiguration(
             item, enqueued, float(sent), predicted.ratio, len(predicted.compressed), predicted.exact

@@ -16,9 +16,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "RESULT "
 #: Shapes of the averaged tensors: matrices, a convolution, vectors, a single element and, last, a
-#: tensor that never gets a gradient. With this size of the parts, each peer reduces some.
+#: tensor that never gets a gradient.
 SHAPES = [(48, 40), (48,), (24, 8, 3, 3), (1,), (30, 50), (7,), (11,)]
-PART_SIZE = 2**10
 
 
 def run_scenario(name: str, *, limit: float = 90.0, **arguments: Any) -> Any:

@@ -30,7 +30,7 @@ from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.averaging.steps import do_nothing
 from rayhive.membership.view import Member
 from rayhive.registry import CODECS
-from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES
+from tests.integration.averager_harness import MARK, SHAPES
 
 #: Long enough that a group which waits for its window fails the test by its limit.
 NEVER = 60.0
@@ -118,7 +118,7 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
     with swarm(peers) as dhts:
         for number, case in enumerate(cases):
             codec = CODECS.get(case["codec"])()
-            options: dict[str, Any] = {"prefix": f"case{number}", "part_size_bytes": PART_SIZE}
+            options: dict[str, Any] = {"prefix": f"case{number}"}
             make: Any = RayhiveGradientAverager
             if case.get("powersgd_rank") is not None:
                 make = RayhivePowerSGDAverager
@@ -149,7 +149,7 @@ class Mute(RayhiveGradientAverager):
 def partial_round(dhts: Sequence[hivemind.DHT]) -> Any:
     """Run one round of three peers of which one keeps silent."""
     options = {"prefix": "partial", "target_group_size": 3}
-    limits = {"sender_timeout": 0.5, "reducer_timeout": 2.0, "part_size_bytes": PART_SIZE}
+    limits = {"sender_timeout": 0.5, "reducer_timeout": 2.0}
     with (
         averagers(dhts[2:], Mute, **options) as mute,
         averagers(dhts[:2], RayhiveGradientAverager, **options, **limits) as talking,
@@ -174,7 +174,7 @@ class Stumbling(RayhivePowerSGDAverager):
 
 def retried_round(dhts: Sequence[hivemind.DHT]) -> Any:
     """Let the first attempt at a round fail for both peers, then average once more."""
-    options = {"averager_rank": 2, "min_compression_ratio": 0.3, "part_size_bytes": PART_SIZE}
+    options = {"averager_rank": 2, "min_compression_ratio": 0.3}
     with averagers(dhts[:2], Stumbling, prefix="retry", target_group_size=2, **options) as group:
         return [[r.summary() for r in one_round(group)] for _ in range(2)]
 

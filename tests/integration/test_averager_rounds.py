@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rayhive.compression.payload import payload
-from tests.integration.averager_harness import PART_SIZE, SHAPES, run_scenario
+from tests.integration.averager_harness import SHAPES, run_scenario
 
 pytestmark = pytest.mark.swarm
 
@@ -40,9 +40,7 @@ def test_partial_round(report: Any) -> None:
 
 def test_retried_round(report: Any) -> None:
     """The cost of a failed attempt is reported with the next result, and only once."""
-    one = payload(
-        SHAPES, powersgd_rank=2, min_compression_ratio=0.3, part_size_bytes=PART_SIZE
-    ).bytes_per_transfer
+    one = payload(SHAPES, powersgd_rank=2, min_compression_ratio=0.3).bytes_per_transfer
     first, second = report
     for result in first:
         assert (result["attempts"], result["fraction"], result["sent_bytes"]) == (2, 1.0, one)

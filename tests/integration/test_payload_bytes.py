@@ -12,7 +12,7 @@ import pytest
 
 from rayhive.compression.payload import allreduce_bytes, payload
 from rayhive.registry import CODECS
-from tests.integration.averager_harness import PART_SIZE, SHAPES, run_scenario
+from tests.integration.averager_harness import SHAPES, run_scenario
 
 pytestmark = pytest.mark.swarm
 
@@ -45,7 +45,7 @@ def test_measured_bytes_are_the_predicted_bytes(
 ) -> None:
     peers, reports = swarm
     case, seen = CASES[index], reports[index]
-    predicted = payload(SHAPES, part_size_bytes=PART_SIZE, **case)
+    predicted = payload(SHAPES, peers=peers, **case)
     assert predicted.exact
     assert seen["compressed"] == list(predicted.compressed)
     for results in seen["rounds"]:

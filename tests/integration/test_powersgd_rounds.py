@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rayhive.compression.payload import payload
-from tests.integration.averager_harness import MARK, PART_SIZE, SHAPES, run_module
+from tests.integration.averager_harness import MARK, SHAPES, run_module
 
 pytestmark = pytest.mark.swarm
 
@@ -53,7 +53,7 @@ def play() -> dict[str, Any]:
             return [tensors[index].clone() for index in (0, 2, 4)]
 
     report: dict[str, Any] = {}
-    options = {"prefix": "options", "part_size_bytes": PART_SIZE, **OPTIONS, **RANK}
+    options = {"prefix": "options", **OPTIONS, **RANK}
     with scenes.swarm(3) as dhts:
         with scenes.averagers(dhts[:2], RayhivePowerSGDAverager, **options) as first:
             report["rounds"] = [one_round(first, number) for number in (1, 2, 3)]
@@ -103,13 +103,12 @@ def report() -> Any:
 
 
 def test_rounds_are_dense_at_first_and_iterate_later(report: Any) -> None:
-    dense = payload(SHAPES, part_size_bytes=PART_SIZE)
+    dense = payload(SHAPES)
     low_rank = payload(
         SHAPES,
         powersgd_rank=2,
         min_compression_ratio=0.3,
         num_iters_per_step=OPTIONS["num_iters_per_step"],
-        part_size_bytes=PART_SIZE,
     )
     assert [phase.name for phase in low_rank.phases] == ["P", "Q", "P2", "Q2"]
     for results, predicted in zip(report["rounds"], (dense, dense, low_rank), strict=True):

@@ -18,11 +18,13 @@ from rayhive.averaging.answers import AVERAGE, HANGS_UP
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.streams import until
 from rayhive.compression.payload import payload
+from rayhive.compression.shares import reducer_shares
 from rayhive.registry import CODECS
 from tests.unit.averaging_fakes import settle, stream_of
 
-SHAPES = [(30, 20), (13,), (1,), (7, 3, 3)]
-PART_SIZE = 256
+SHAPES = [(120, 200), (13,), (1,), (7, 3, 3)]
+#: Options of a group with members of hivemind, whose partition it has to use.
+MIXED = {"shares": None, "part_size_bytes": 256}
 LIMIT = 30.0
 CODECS_WITHOUT_THRESHOLD = [
     name
@@ -79,9 +81,8 @@ def loopback(
             tensors=[torch.randn(shape, generator=generator) for shape in SHAPES],
             ordered_peer_ids=names,
             peer_fractions=(1 / peers,) * peers,
-            part_size_bytes=PART_SIZE,
             compression=CODECS.get(codec)().build(),
-            **options,
+            **{"shares": reducer_shares([None] * peers), **options},
         )
     return list(runners.values())
 
@@ -121,7 +122,7 @@ def test_a_group_sends_its_payload_there_and_back(peers: int, codec: str) -> Non
             norm = sum(float(b.norm()) for b in expected)
             assert error <= (8 * CODECS.get(codec).relative_error + 1e-6) * norm
         assert all([await runner.drain(LIMIT) for runner in runners])
-        one = payload(SHAPES, codec=codec, part_size_bytes=PART_SIZE).bytes_per_transfer
+        one = payload(SHAPES, codec=codec, peers=peers).bytes_per_transfer
         assert sum(runner.sent_bytes for runner in runners) == 2 * (peers - 1) * one
         assert sum(runner.received_bytes for runner in runners) == 2 * (peers - 1) * one
         for runner in runners:
@@ -135,10 +136,11 @@ def test_a_group_sends_its_payload_there_and_back(peers: int, codec: str) -> Non
 
 def test_a_silent_peer_is_reported_by_senders_and_reducers() -> None:
     async def body() -> None:
-        *talking, mute = loopback(3, sender_timeout=0.1, reducer_timeout=0.3)
+        runners = loopback(3, sender_timeout=0.1, reducer_timeout=0.3)
+        *talking, mute = runners
         mute_name = str(mute.peer_id)
         elements = mute.tensor_part_container.total_size
-        lost = sum(part.numel() for part in mute.parts_for_local_averaging)
+        lost = sum(mute.tensor_part_container.elements(runners.index(mute)))
         await average(talking)
         for runner in talking:
             assert await runner.drain(LIMIT)
@@ -235,7 +237,7 @@ def test_a_reducer_closes_the_stream_of_a_sender_of_hivemind() -> None:
         return stream_of(*answers)
 
     async def body() -> None:
-        group = loopback(2, calls={PeerID(b"peer 0"): read_to_the_end})
+        group = loopback(2, calls={PeerID(b"peer 0"): read_to_the_end}, **MIXED)
         before = [runner.tensor_part_container.local_tensors for runner in group]
         means = [torch.stack(column).mean(0) for column in zip(*before, strict=True)]
         for averaged in await average(group):

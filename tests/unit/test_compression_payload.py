@@ -1,28 +1,28 @@
-"""The prediction against hivemind's own cutting, merging and choosing."""
+"""The prediction against the parts of an all-reduce, and hivemind's merging and choosing."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from fractions import Fraction
-from itertools import islice
 from typing import Any
 
 import pytest
 import torch
-from hivemind.averaging.partition import TensorPartContainer
+from hivemind.compression import CompressionInfo
 from hivemind.optim.power_sgd_averager import PowerSGDGradientAverager
 from hivemind.utils.math import get_flatten_greedy_dims
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayhive.averaging.tensor_parts import TensorParts, balanced_partition
 from rayhive.compression.payload import (
     allreduce_bytes,
     averaged_sizes,
     payload,
-    tensor_bytes,
 )
 from rayhive.compression.powersgd.shapes import compressed_tensors, matrix_dims
+from rayhive.compression.shares import reducer_shares
 from rayhive.errors import ConfigError
 from rayhive.registry import CODECS
 from rayhive.spec import Configuration, Space
@@ -91,33 +91,27 @@ def test_the_rank_of_a_factorised_tensor_never_needs_clipping(
 @given(
     shapes=models,
     threshold=st.integers(1, 3000),
-    part_size=st.sampled_from([64, 1000, 4096, 2**19]),
+    links=st.lists(st.sampled_from([None, 0.0, 20.0, 100.0]), min_size=1, max_size=5).filter(
+        lambda links: links != [0.0] * len(links)
+    ),
 )
-def test_parts_are_hiveminds_parts(
-    name: str, shapes: list[tuple[int, ...]], threshold: int, part_size: int
+def test_the_parts_of_an_all_reduce_have_the_predicted_bytes(
+    name: str, shapes: list[tuple[int, ...]], threshold: int, links: list[float | None]
 ) -> None:
-    """Every part of hivemind's container, encoded, has the predicted bytes in sum."""
-    codec = CODECS.get(name)()
+    """Whatever the links, and the order of the members."""
     chosen = threshold_for(name, threshold)
-    built = codec.build(chosen)
+    built = CODECS.get(name)().build(chosen)
     tensors = [torch.linspace(-1, 1, math.prod(shape)).reshape(shape) for shape in shapes]
-    container = TensorPartContainer(
-        tensors, peer_fractions=(0.5, 0.5), compression=built, part_size_bytes=part_size
-    )
+    infos = [CompressionInfo.from_tensor(each, key=at) for at, each in enumerate(tensors)]
+    found = balanced_partition(tensors, infos, built, reducer_shares(links[::-1]))
+    parts = TensorParts(tensors, found, compression=built, infos=infos)
 
     async def sizes() -> list[int]:
-        parts = [container.iterate_input_parts_for(peer) for peer in range(2)]
-        return [len(message.buffer) for messages in parts async for message in messages]
+        messages = [parts.iterate_input_parts_for(peer) for peer in range(len(links))]
+        return [len(message.buffer) for each in messages async for message in each]
 
-    sent = asyncio.run(sizes())  # in the order of the tensors
-    assert len(sent) == sum(container.num_parts_by_tensor)
-    predicted = payload(shapes, codec=name, threshold=chosen, part_size_bytes=part_size)
-    assert predicted.bytes_per_transfer == sum(sent)
-    rest = iter(sent)
-    for shape, count in zip(shapes, container.num_parts_by_tensor, strict=True):
-        mine = sum(islice(rest, count))
-        assert mine == tensor_bytes(math.prod(shape), codec, chosen, part_size)
-    container.finalize()
+    predicted = payload(shapes, codec=name, threshold=chosen, rates=links)
+    assert predicted.bytes_per_transfer == sum(asyncio.run(sizes()))
 
 
 @given(shapes=models, rank=ranks, ratio=ratios)

@@ -1,0 +1,237 @@
+"""Tensors of one peer in an all-reduce: cut into parts, encoded, and replaced by their averages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import lru_cache
+
+import torch
+from hivemind.averaging.partition import AllreduceException, TensorPartContainer
+from hivemind.compression import CompressionBase, CompressionInfo, deserialize_torch_tensor
+from hivemind.proto import runtime_pb2
+from hivemind.utils import amap_in_executor, as_aiter
+
+from rayhive.compression.partition import Partition, Price, Segment, partition
+from rayhive.compression.shares import Shares
+
+
+def balanced_partition(
+    tensors: Sequence[torch.Tensor],
+    infos: Sequence[CompressionInfo],
+    compression: CompressionBase,
+    shares: Shares,
+) -> Partition:
+    """Return the partition by which a group of rayhive's peers averages tensors.
+
+    Args:
+        tensors: The tensors.
+        infos: Description of each tensor.
+        compression: Codec of the group.
+        shares: Share of each member of the group.
+    """
+    prices = tuple(
+        _price(compression, info, tensor.dtype) for info, tensor in zip(infos, tensors, strict=True)
+    )
+    return partition(tuple(tensor.numel() for tensor in tensors), prices, shares)
+
+
+@lru_cache(maxsize=4096)
+def _price(compression: CompressionBase, info: CompressionInfo, dtype: torch.dtype) -> Price:
+    """Return the encoded size of segments of a tensor, measured with the codec."""
+
+    def size(elements: int) -> int:
+        probe = torch.linspace(-1, 1, elements).to(dtype)
+        return len(compression.compress(probe, info).buffer)
+
+    return Price.of(size)
+
+
+def partition_of(container: TensorPartContainer) -> Partition:
+    """Return the partition of hivemind's container, for groups with members of hivemind."""
+    tensor, start = 0, 0
+    parts: list[tuple[tuple[Segment], ...]] = []
+    for pieces in container._input_parts_by_peer:
+        segments = []
+        for piece, _ in pieces:
+            while start and start == container.local_tensors[tensor].numel():
+                tensor, start = tensor + 1, 0
+            segments.append((Segment(tensor, start, start + len(piece)),))
+            start += len(piece)
+            if not container.local_tensors[tensor].numel():  # sent all the same, as one part
+                tensor += 1
+        parts.append(tuple(segments))
+    return tuple(parts)
+
+
+class TensorParts:
+    """Parts of one peer's tensors in one all-reduce, in place of hivemind's container.
+
+    An average replaces its part in the tensors as soon as it is there. A part that is not averaged
+    stays as it is.
+
+    Args:
+        tensors: The tensors, contiguous.
+        partition: Parts that each member reduces.
+        compression: Codec of the group.
+        infos: Description of each tensor.
+        prefetch: Number of parts to encode ahead.
+        alpha: Weight of the average against the present value.
+
+    Attributes:
+        total_size: Elements of all tensors.
+        failed_size: Elements that were not averaged.
+        num_parts_by_peer: Number of parts that each member reduces.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        partition: Partition,
+        *,
+        compression: CompressionBase,
+        infos: Sequence[CompressionInfo],
+        prefetch: int = 1,
+        alpha: float = 1.0,
+    ) -> None:
+        self.local_tensors, self.compression, self.prefetch = tensors, compression, prefetch
+        self.total_size = sum(tensor.numel() for tensor in tensors)
+        self.failed_size = 0
+        self.num_parts_by_peer = tuple(len(parts) for parts in partition)
+        self._partition, self._infos, self._alpha = partition, infos, alpha
+        self._flat = [tensor.detach().view(-1) for tensor in tensors]
+        self._registered = [0] * len(partition)
+        self._missing = [tensor.numel() for tensor in tensors]
+        self._changed = asyncio.Event()
+        self._finished = False
+
+    def elements(self, peer: int) -> tuple[int, ...]:
+        """Return the number of elements of each part that a member reduces."""
+        return tuple(sum(map(len, part)) for part in self._partition[peer])
+
+    def part(self, peer: int, index: int) -> torch.Tensor:
+        """Return the present value of a part, flat; a view if it has one segment."""
+        segments = self._partition[peer][index]
+        pieces = [self._flat[each.tensor][each.start : each.stop] for each in segments]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def encoded(self, peer: int, index: int, value: torch.Tensor) -> runtime_pb2.Tensor:
+        """Return a value of a part as a message.
+
+        A part of one segment is encoded as hivemind does. Otherwise the message holds the
+        encodings of all segments: their bytes, one after the other, and in ``size`` their lengths.
+        """
+        segments = self._partition[peer][index]
+        pieces = zip(torch.split(value, [len(each) for each in segments]), segments, strict=True)
+        encode = self.compression.compress
+        messages = [encode(piece, self._infos[each.tensor]) for piece, each in pieces]
+        if len(messages) == 1:
+            return messages[0]
+        return runtime_pb2.Tensor(
+            buffer=b"".join(message.buffer for message in messages),
+            size=[len(message.buffer) for message in messages],
+            dtype=" ".join(f"{message.compression}:{message.dtype}" for message in messages),
+        )
+
+    def decoded(self, peer: int, index: int, message: runtime_pb2.Tensor) -> torch.Tensor:
+        """Return the value of a part in a message, flat.
+
+        Raises:
+            AllreduceException: The message does not hold this part.
+        """
+        if index >= len(self._partition[peer]):
+            raise AllreduceException(f"got part {index} of {len(self._partition[peer])}")
+        segments = self._partition[peer][index]
+        if len(segments) == 1:
+            value: torch.Tensor = deserialize_torch_tensor(message)
+        else:
+            value = _unbundled(message, segments)
+        if value.numel() != sum(map(len, segments)):
+            raise AllreduceException(f"got {value.numel()} elements for part {index}")
+        return value
+
+    async def iterate_input_parts_for(self, peer: int) -> AsyncIterator[runtime_pb2.Tensor]:
+        """Yield the encoded parts for a reducer; encode in the background."""
+        indices = as_aiter(*range(self.num_parts_by_peer[peer]))
+        async for message in amap_in_executor(
+            lambda index: self.encoded(peer, index, self.part(peer, index)),
+            indices,
+            max_prefetch=self.prefetch,
+        ):
+            yield message
+
+    @torch.no_grad()
+    def register_processed_part(self, peer: int, index: int, average: torch.Tensor) -> None:
+        """Replace the next part of a reducer by its average.
+
+        Raises:
+            ValueError: It is not the next part.
+        """
+        if index != self._registered[peer]:
+            raise ValueError(f"got the average of part {index}, not of {self._registered[peer]}")
+        if self._finished:
+            return
+        segments = self._partition[peer][index]
+        for piece, each in zip(
+            torch.split(average, [len(s) for s in segments]), segments, strict=True
+        ):
+            place = self._flat[each.tensor][each.start : each.stop]
+            if self._alpha == 1.0:
+                place.copy_(piece)
+            else:
+                place.lerp_(piece.to(place.dtype), self._alpha)
+        self._done(peer, segments)
+
+    def register_failed_reducer(self, peer: int) -> None:
+        """Keep all parts of a reducer of which there are no averages yet."""
+        for segments in self._partition[peer][self._registered[peer] :]:
+            self.failed_size += sum(map(len, segments))
+            self._done(peer, segments)
+
+    def _done(self, peer: int, segments: Sequence[Segment]) -> None:
+        self._registered[peer] += 1
+        for each in segments:
+            self._missing[each.tensor] -= len(each)
+        self._changed.set()
+
+    async def iterate_output_tensors(self) -> AsyncIterator[torch.Tensor]:
+        """Yield each tensor once all its parts are averaged or given up.
+
+        Raises:
+            AllreduceException: The all-reduce ended before.
+        """
+        for tensor, flat in enumerate(self._flat):
+            while self._missing[tensor]:
+                self._changed.clear()
+                await self._changed.wait()
+                if self._finished:
+                    raise AllreduceException("the all-reduce ended before all parts were averaged")
+            yield flat.view(self.local_tensors[tensor].shape)
+
+    def finalize(self) -> None:
+        """End the iteration; averages that come later are ignored."""
+        self._finished = True
+        self._changed.set()
+
+
+def _unbundled(message: runtime_pb2.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+    """Return the decoded segments of a message with several, one after the other.
+
+    Raises:
+        AllreduceException: The message has other segments.
+    """
+    buffer, kinds = message.buffer, message.dtype.split()
+    if not len(message.size) == len(kinds) == len(segments) or sum(message.size) != len(buffer):
+        raise AllreduceException(f"got {len(kinds)} segments instead of {len(segments)}")
+    values, start = [], 0
+    for length, kind, segment in zip(message.size, kinds, segments, strict=True):
+        compression, dtype = kind.split(":")
+        piece = runtime_pb2.Tensor(
+            compression=int(compression),
+            buffer=buffer[start : start + length],
+            size=[len(segment)],
+            dtype=dtype,
+        )
+        values.append(deserialize_torch_tensor(piece).float())
+        start += length
+    return torch.cat(values)
