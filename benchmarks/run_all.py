@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import difflib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,6 +32,8 @@ from benchmarks.swarm import ROOT, conditions, end_on_sigterm
 
 FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER / "RESULTS.md"
+#: Time limit of a script that has no ``LIMIT_S`` of its own [s].
+LIMIT_S = 1800.0
 #: Time for a script to clean up after its time limit [s].
 GRACE = 15.0
 
@@ -79,6 +82,12 @@ def scripts(folder: Path = FOLDER) -> list[str]:
         if path.stem != Path(__file__).stem
         and any(line.startswith("if __name__ ==") for line in path.read_text().splitlines())
     )
+
+
+def limit_of(name: str, folder: Path = FOLDER) -> float:
+    """Return the time limit of a script [s]: its ``LIMIT_S``, or the default."""
+    stated = re.search(r"^LIMIT_S = (\d+)$", (folder / f"{name}.py").read_text(), re.MULTILINE)
+    return float(stated[1]) if stated else LIMIT_S
 
 
 def run(name: str, limit: float) -> Outcome:
@@ -207,7 +216,9 @@ def main() -> int:
     """Run the benchmarks, print the summary, and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
-    parser.add_argument("--limit", type=float, default=1800.0, help="time limit of each script [s]")
+    parser.add_argument(
+        "--limit", type=float, help="time limit of each script [s]; default: its LIMIT_S, or 1800"
+    )
     parser.add_argument("--output", type=Path, help=f"default: {RESULTS.name} if all run")
     arguments = parser.parse_args()
     names = _choose(parser, arguments.names)
@@ -216,7 +227,7 @@ def main() -> int:
     outcomes = []
     for name in names:
         print(f"== {name}", flush=True)
-        outcomes.append(run(name, arguments.limit))
+        outcomes.append(run(name, limit_of(name) if arguments.limit is None else arguments.limit))
         print(flush=True)
     print(table(outcomes))
     output = arguments.output or (None if arguments.names else RESULTS)

@@ -1,0 +1,395 @@
+"""Rounds of rayhive and of torch's DDP over gloo, with the options that a user gets by default.
+
+Claims, for 4 peers at 20 Mbit/s and a round trip of 1 ms: with the same codec, a round takes at
+most 1.1 times as long as DDP's (fp32, fp16 hook), with PowerSGD at most 1.0 times as long; uniform8
+is at least 3 times as fast as DDP with fp32; and ``delay: gradients`` is faster than DDP with the
+same codec when communication takes about as long as computation.
+
+Both train the same module of 0.75 million parameters on the same links. One peer's computation of a
+round is five waits in the module's forward pass, 0.1 s together: real computation of 4 peers would
+compete for the cores of this machine. The variants take turns in fresh processes. A round's time is
+that between two optimizer steps of a peer; the bytes are those that its interface sent. torch's
+PowerSGD hook needs a single bucket over gloo, or collectives of different buckets cross; the other
+variants have torch's default buckets.
+
+rayhive's variants run through ``HivemindStrategy``, with the arguments that a study passes for the
+codec, the rank and the delay, and nothing else. DDP runs in a plain loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, __file__.rsplit("/", 2)[0])
+
+from benchmarks.claims import Claim, print_claims
+from benchmarks.ratios import Ratio, ratio
+from benchmarks.shaped_peers import Nodes, Seat, nodes, wire
+from benchmarks.swarm import conditions
+
+#: Time limit under ``make bench`` [s].
+LIMIT_S = 7200
+BATCH, BATCHES, RANK, RUN = 32, 5, 4, "against-ddp"
+RATES_MBIT, RTTS_MS, PEERS = (10.0, 20.0, 100.0, 1000.0), (1.0, 80.0), (2, 4)
+COMPUTE_S = 0.1
+#: Rounds before the measurement; torch's PowerSGD averages dense gradients in the first ones.
+WARM_UP, DENSE = 3, 2
+#: Planned time of a turn [s], and limits of its number of rounds.
+TURN_S, FEWEST, MOST = 8.0, 4, 30
+PARAMETERS = 64 * 768 + 768 + 768 * 896 + 896 + 896 * 10 + 10
+
+#: DDP's communication hook by the name of the variant.
+DDP = {"DDP fp32": None, "DDP fp16": "fp16", "DDP PowerSGD": "powersgd"}
+#: Configuration of rayhive's variants.
+OURS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "float16": {"codec": "float16"},
+    "uniform8": {"codec": "uniform8"},
+    "PowerSGD": {"powersgd_rank": RANK},
+    "delay gradients": {"delay": "gradients"},
+    "delay gradients, float16": {"delay": "gradients", "codec": "float16"},
+    "delay gradients, PowerSGD": {"delay": "gradients", "powersgd_rank": RANK},
+}
+#: Variant of DDP with which a variant of rayhive is compared.
+RIVAL = {
+    "none": "DDP fp32",
+    "float16": "DDP fp16",
+    "uniform8": "DDP fp32",
+    "PowerSGD": "DDP PowerSGD",
+    "delay gradients": "DDP fp32",
+    "delay gradients, float16": "DDP fp16",
+    "delay gradients, PowerSGD": "DDP PowerSGD",
+}
+EVERYWHERE = (*DDP, "none", "float16", "uniform8", "PowerSGD", "delay gradients")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One swarm on one kind of links.
+
+    Attributes:
+        peers: Number of peers.
+        rate_mbit: Rate of a link [Mbit/s].
+        rtt_ms: Round trip between two peers [ms].
+        compute_s: One peer's computation of a round [s].
+        variants: Variants that run.
+    """
+
+    peers: int
+    rate_mbit: float
+    rtt_ms: float
+    compute_s: float = COMPUTE_S
+    variants: tuple[str, ...] = EVERYWHERE
+
+    def rounds(self, most: int) -> int:
+        """Return how many rounds of DDP with fp32 fit into a turn."""
+        reduced = 2 * (self.peers - 1) / self.peers * PARAMETERS * 32e-6 / self.rate_mbit
+        return int(np.clip(TURN_S / (self.compute_s + reduced + self.rtt_ms / 100), FEWEST, most))
+
+    def __str__(self) -> str:
+        link = f"{self.rate_mbit:g} Mbit/s, {self.rtt_ms:g} ms"
+        return f"{self.peers} peers, {link}, {self.compute_s:g} s of computation"
+
+
+#: The cell of the claims, and those in which DDP communicates about as long as it computes.
+JUDGED = Cell(4, 20.0, 1.0)
+ALIKE = (
+    Cell(4, 20.0, 1.0, 1.9, ("DDP fp32", "delay gradients")),
+    Cell(4, 20.0, 1.0, 1.0, ("DDP fp16", "delay gradients, float16")),
+    Cell(4, 20.0, 1.0, 0.2, ("DDP PowerSGD", "delay gradients, PowerSGD")),
+)
+
+
+@dataclass
+class Measured:
+    """Rounds of one variant.
+
+    Attributes:
+        seconds: Durations of rounds, of all peers and turns [s].
+        sent: Bytes that a peer sent in a round, by turn and peer.
+        incomplete: Averagings that were not complete.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    sent: list[float] = field(default_factory=list)
+    incomplete: int = 0
+
+
+# -- in the peers ----------------------------------------------------------------------------------
+
+
+class Stops:
+    """Notes the end of every round, and the bytes that were sent until then."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, tuple[float, int]] = {}
+
+    def note(self, round_: int) -> None:
+        self._at.setdefault(round_, (time.perf_counter(), wire().sent))
+
+    def result(self, incomplete: int = 0) -> dict[str, Any]:
+        """Return the durations of the measured rounds and the bytes sent in each."""
+        stops = [self._at[round_] for round_ in sorted(self._at) if round_ >= WARM_UP]
+        sent = (stops[-1][1] - stops[0][1]) / (len(stops) - 1)
+        seconds = [later[0] - one[0] for one, later in itertools.pairwise(stops)]
+        return {"seconds": seconds, "sent": sent, "incomplete": incomplete}
+
+
+def make_module(compute_s: float) -> Any:
+    """Return a module of 0.75 million parameters with a wait in its forward pass."""
+    import torch
+
+    class Waiting(torch.nn.Sequential):
+        def forward(self, data: torch.Tensor) -> torch.Tensor:
+            time.sleep(compute_s / BATCHES)
+            return super().forward(data)
+
+    torch.manual_seed(0)
+    return Waiting(
+        torch.nn.Linear(64, 768), torch.nn.ReLU(), torch.nn.Linear(768, 896), torch.nn.ReLU(),
+        torch.nn.Linear(896, 10),
+    )  # fmt: skip
+
+
+def make_batch(index: int) -> tuple[Any, Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(index)
+    return torch.randn(BATCH, 64, generator=generator), torch.arange(BATCH) % 10
+
+
+def run_ddp(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train one rank; return its rounds."""
+    import os
+
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "data0"
+    seat.found()
+    store = None
+    if seat.index == 0:
+        store = dist.TCPStore(seat.hosts[0], 29500, None, is_master=True, wait_for_workers=False)
+    seat.tell("ready")
+    store = store or dist.TCPStore(seat.hosts[0], 29500, None, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=seat.index, world_size=len(seat.hosts))
+    hook, options = settings["hook"], {}
+    if hook == "powersgd":
+        dist._DEFAULT_FIRST_BUCKET_BYTES = 1 << 30
+        options = {"bucket_cap_mb": 1000}
+    module = torch.nn.parallel.DistributedDataParallel(
+        make_module(settings["compute_s"]), **options
+    )
+    if hook == "fp16":
+        module.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif hook == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=RANK, start_powerSGD_iter=DENSE
+        )
+        module.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    data, labels = make_batch(seat.index)
+    stops = Stops()
+    for round_ in range(settings["rounds"] + WARM_UP):
+        for batch in range(BATCHES):
+            last = batch == BATCHES - 1
+            with contextlib.nullcontext() if last else module.no_sync():
+                torch.nn.functional.cross_entropy(module(data), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        stops.note(round_ + 1)
+    dist.barrier()
+    return stops.result()
+
+
+def run_rayhive(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
+    """Train one peer with the arguments of a study; return its rounds."""
+    import hivemind
+    import torch
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+    from rayhive.peer.from_spec import strategy_arguments
+    from rayhive.spec import Configuration, SwarmConfig, WorkloadConfig
+    from rayhive.spec.replicate import PeerSpec
+    from rayhive.strategy.strategy import HivemindStrategy
+
+    torch.set_num_threads(1)
+    first = seat.found()
+    host = seat.hosts[seat.index]
+    dht = hivemind.DHT(
+        initial_peers=first, host_maddrs=[f"/ip4/{host}/tcp/0"], use_relay=False, start=True
+    )
+    seat.tell([str(address) for address in dht.get_visible_maddrs()])
+    peers = len(seat.hosts)
+    spec = PeerSpec(
+        run_id=RUN,
+        peer=seat.index,
+        peers=peers,
+        workload=WorkloadConfig(name="digits"),
+        swarm=SwarmConfig(peers=peers, target_batch_size=BATCH * BATCHES * peers),
+        configuration=Configuration(**settings["configuration"]),
+    )
+    stops, incomplete = Stops(), 0
+
+    def note(kind: str, fields: dict[str, Any]) -> None:
+        nonlocal incomplete
+        if kind == "transition":
+            stops.note(fields["round"])
+        elif kind in ("round", "state_round") and fields["round"] > WARM_UP:
+            incomplete += fields["outcome"] != "averaged"
+
+    batch, last = make_batch(seat.index), settings["rounds"] + WARM_UP
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_module(settings["compute_s"])
+
+        def training_step(self, batch: Any) -> Any:
+            return torch.nn.functional.cross_entropy(self.inner(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.Adam(self.parameters(), lr=1e-3)
+
+    class Batches:
+        def __iter__(self) -> Any:
+            return itertools.repeat(batch)
+
+    class Rounds(Callback):
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.strategy.catch_up()
+            assert trainer.strategy.optimizer.tracker.wait_for_peers(peers, 60)
+
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.strategy.optimizer.local_epoch >= last:
+                trainer.should_stop = True
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.strategy.optimizer.settle()
+
+    trainer = Trainer(
+        strategy=HivemindStrategy(dht=dht, on_event=note, **strategy_arguments(spec, BATCH)),
+        accelerator="cpu",
+        devices=1,
+        max_epochs=-1,
+        callbacks=[Rounds()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(Module(), Batches())
+    dht.shutdown()
+    return stops.result(incomplete)
+
+
+# -- measurement -----------------------------------------------------------------------------------
+
+
+def turn(name: str, cell: Cell, on: Nodes, rounds: int) -> list[dict[str, Any]]:
+    """Run one variant once, and return the results of its peers."""
+    settings: dict[str, Any] = {"compute_s": cell.compute_s, "rounds": rounds}
+    if name in DDP:
+        return on.run(run_ddp, {**settings, "hook": DDP[name]}, timeout=240)
+    return on.run(run_rayhive, {**settings, "configuration": OURS[name]}, timeout=240)
+
+
+def measure(cell: Cell, variants: list[str], repeats: int, most: int) -> dict[str, Measured]:
+    """Run the variants in turns on fresh links, print a table, and return the rounds."""
+    found = {name: Measured() for name in variants}
+    rounds = cell.rounds(most)
+    with nodes(cell.peers, cell.rate_mbit, cell.rtt_ms) as on:
+        print(f"\n{cell}; measured {on.rate_mbit:.1f} Mbit/s, {on.rtt_ms:.1f} ms", flush=True)
+        for repeat in range(repeats):
+            for name in reversed(variants) if repeat % 2 else variants:
+                for peer in turn(name, cell, on, rounds):
+                    found[name].seconds += peer["seconds"]
+                    found[name].sent.append(peer["sent"])
+                    found[name].incomplete += peer["incomplete"]
+    print("| variant | s a round | p5-p95 | kB sent | over DDP (95 %) | rounds | incomplete |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    for name, rows in found.items():
+        p5, p50, p95 = np.percentile(rows.seconds, [5, 50, 95])
+        rival = RIVAL.get(name, "")
+        over = str(ratio(rows.seconds, found[rival].seconds)) if rival in found else ""
+        cells = [f"{p50:.3f}", f"{p5:.2f}-{p95:.2f}", f"{np.mean(rows.sent) / 1e3:.0f}", over]
+        counts = [str(rounds * repeats), str(rows.incomplete)]
+        print(f"| {' | '.join([name, *cells, *counts])} |", flush=True)
+    return found
+
+
+def claims(cell: Cell, found: dict[str, Measured]) -> list[Claim]:
+    """Return the claims about a cell, if both variants of each ran."""
+
+    def claim(name: str, bound: float, faster: bool = False) -> list[Claim]:
+        rival = RIVAL[name]
+        if name not in found or rival not in found:
+            return []
+        above, below = (rival, name) if faster else (name, rival)
+        over: Ratio = ratio(found[above].seconds, found[below].seconds)
+        return [Claim(f"{cell}: {above} over {below}", *over, "x", bound, at_least=faster)]
+
+    if cell == JUDGED:
+        return [
+            *claim("none", 1.1),
+            *claim("float16", 1.1),
+            *claim("PowerSGD", 1.0),
+            *claim("uniform8", 3.0, faster=True),
+        ]
+    if cell in ALIKE:
+        return claim(cell.variants[-1], 1.0, faster=True)
+    return []
+
+
+def chosen_cells(arguments: argparse.Namespace) -> list[Cell]:
+    """Return the cells of ``--links`` and ``--peers``, those of the claims first."""
+    known = [(rate, rtt) for rate in RATES_MBIT for rtt in RTTS_MS]
+    links = [tuple(map(float, text.split(":"))) for text in arguments.links or ()] or known
+    grid = [Cell(peers, rate, rtt) for peers in arguments.peers for rate, rtt in links]
+    alike = [] if arguments.links else [cell for cell in ALIKE if cell.peers in arguments.peers]
+    return sorted(grid, key=lambda cell: cell != JUDGED) + alike
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--links", nargs="+", metavar="MBIT:MS", help="rate and round trip, as 20:1; default: all"
+    )
+    parser.add_argument("--peers", nargs="+", type=int, default=PEERS)
+    parser.add_argument("--rounds", type=int, default=MOST, help="most rounds of a turn")
+    parser.add_argument("--repeats", type=int, default=2, help="turns of each variant")
+    parser.add_argument(
+        "--only", nargs="+", metavar="VARIANT", choices=[*DDP, *OURS], help="default: all"
+    )
+    parser.add_argument("--alike", action="store_true", help="only the cells about overlap")
+    arguments = parser.parse_args()
+    from rayhive.cluster.testbed import privilege
+
+    lacking = privilege.lacking()
+    if lacking is not None:
+        print(f"skipped: {lacking}")
+        return
+    print(f"{PARAMETERS:,} parameters, median of all peers' rounds; {conditions()}")
+    made: list[Claim] = []
+    for cell in ALIKE if arguments.alike else chosen_cells(arguments):
+        variants = [name for name in cell.variants if name in (arguments.only or cell.variants)]
+        if variants:
+            made += claims(cell, measure(cell, variants, arguments.repeats, arguments.rounds))
+    print()
+    print_claims(*made)
+
+
+if __name__ == "__main__":
+    main()
