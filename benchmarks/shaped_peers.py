@@ -126,9 +126,11 @@ class Nodes:
                     _receive(connection, deadline)
                 return [_receive(connection, deadline) for connection in connections]
             except (EOFError, TimeoutError) as error:
+                time.sleep(0.5)  # for the end of the log
                 log.seek(0)
                 sys.stderr.write(log.read()[-4000:])
-                raise RuntimeError(f"a peer failed: {error!r}") from error
+                codes = [process.exitcode for process in processes]
+                raise RuntimeError(f"a peer failed: {error!r}, exit codes {codes}") from error
             finally:
                 for process in processes:
                     with contextlib.suppress(ProcessLookupError, TypeError):
@@ -182,7 +184,7 @@ def nodes(peers: int, rate_mbit: float, rtt_ms: float) -> Iterator[Nodes]:
 
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
-    os.environ["HIVEMIND_LOGLEVEL"] = "ERROR"
+    os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
     shape = {"rate_mbit": rate_mbit}
     classes = {"node": {"count": peers, "link": shape}}
     config = TestbedConfig.model_validate(
