@@ -163,16 +163,16 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         """Whether tensors besides parameters and optimizer statistics are averaged."""
         return bool(self._extras.averaged)
 
-    def replicated_tensors(self) -> list[torch.Tensor] | None:
-        """Return parameters and optimizer statistics; None while background work may change them.
+    def settled_parameters(self) -> list[torch.Tensor] | None:
+        """Return the parameters that the inner optimizer steps, in order.
 
-        Complete rounds of gradients leave these equal on all peers. Extra tensors are not among
-        them: each peer computes its own.
+        Returns:
+            None while background work may change them.
         """
         if self.pending_updates or self.averaging_in_progress:
             return None
-        extra = {id(tensor) for tensor in self.extra_tensors}
-        return [tensor for tensor in self._local_tensors() if id(tensor) not in extra]
+        groups = self.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"]]
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Run a step as hivemind does, without threads where nothing goes on in the background.

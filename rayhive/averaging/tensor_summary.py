@@ -10,9 +10,7 @@ digests, without sending the states.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -37,14 +35,15 @@ class Sketcher:
         self._columns = _signs(COLUMNS, generator)
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the sketch, :data:`BUCKETS` numbers."""
+        """Return the sketch, :data:`BUCKETS` numbers, on the host."""
         line = torch.zeros(COLUMNS)
         for signs, tensor in zip(self._rows, tensors, strict=True):
             flat = tensor.detach().reshape(-1).float()
             whole = len(flat) // COLUMNS
             if whole:
-                line += signs[:whole] @ flat[: whole * COLUMNS].view(whole, COLUMNS)
-            rest = flat[whole * COLUMNS :]
+                rows = flat[: whole * COLUMNS].view(whole, COLUMNS)
+                line += (signs[:whole].to(rows.device) @ rows).cpu()
+            rest = flat[whole * COLUMNS :].cpu()
             line[: len(rest)] += signs[whole] * rest
         return (self._columns * line).view(-1, BUCKETS).sum(0)
 
@@ -69,20 +68,6 @@ def norm_of(tensors: Sequence[torch.Tensor]) -> float:
     narrow = (t.float() if t.dtype == torch.float64 else t for t in tensors)
     norms = (float(torch.linalg.vector_norm(t, dtype=torch.float32)) for t in narrow)
     return math.sqrt(sum(norm * norm for norm in norms))
-
-
-def fingerprint(tensors: Sequence[torch.Tensor]) -> bytes:
-    """Return 8 bytes that are equal for tensors that are equal to the bit.
-
-    They are a hash of the tensors' CRC-32 checksums, so that tensors that differ have equal
-    fingerprints with a chance of 2^-32 at most.
-    """
-    found = hashlib.blake2b(digest_size=8)
-    for tensor in tensors:
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        content: Any = flat.view(torch.uint8).numpy()
-        found.update(zlib.crc32(content).to_bytes(4, "little"))
-    return found.digest()
 
 
 @dataclass(frozen=True)
@@ -112,9 +97,10 @@ class Digest:
             torch.frombuffer(bytearray(digest.sketch), dtype=torch.float32)
             for digest in (self, other)
         )
-        scale = max(self.norm, other.norm)
-        if self.tensors != other.tensors or not math.isfinite(scale):
+        finite = math.isfinite(self.norm) and math.isfinite(other.norm)
+        if self.tensors != other.tensors or not finite:
             return math.inf
+        scale = max(self.norm, other.norm)
         return float((ours - theirs).norm()) / scale if scale else 0.0
 
 

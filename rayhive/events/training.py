@@ -15,7 +15,9 @@ from rayhive.events.event import ByteCount, Event
 #: or ``alone`` because no other peer took part.
 RoundOutcome = Literal["averaged", "partial", "local", "skipped", "alone"]
 #: Reasons for which parameters are averaged, see :class:`StateRound`.
-AveragingReason: TypeAlias = Literal["period", "joined", "failed_round", "replicas_differ"]
+AveragingReason: TypeAlias = Literal[
+    "period", "partition", "failed_round", "joined", "replicas_differ"
+]
 
 
 class AveragingEvent(Event):
@@ -94,9 +96,9 @@ class StateRound(AveragingEvent, kind="state_round"):
     Attributes:
         round: Number of the round.
         outcome: ``averaged`` for a complete average, ``partial`` with some parts missing.
-        reason: ``period`` by schedule, ``joined`` after a peer loaded a state, ``failed_round``
-            after a round that failed, was partial, or was split by a partition,
-            ``replicas_differ`` after the peers compared their fingerprints.
+        reason: ``period`` by schedule, ``partition`` after peers that had lost each other met
+            again, ``failed_round`` after an averaging that failed or was partial, ``joined`` after
+            a peer loaded a state, ``replicas_differ`` after peers compared fingerprints.
     """
 
     round: int

@@ -25,7 +25,7 @@ from rayhive.events import AveragingReason, Fallback, Rejected, Round
 from rayhive.events.training import RoundOutcome
 from rayhive.optim.factories import optimized_parameters
 from rayhive.optim.peer_state import PeerState
-from rayhive.optim.replica_check import ReplicaCheck
+from rayhive.optim.replica_check import Announcement, ReplicaCheck, asked_reason
 
 logger = get_logger(__name__)
 
@@ -213,21 +213,17 @@ class GradientRounds:
         round_.progress_known = complete and everyone and not self.delayed
         self._report(round_, "averaged" if complete else "partial")
 
-    def _averaging_reason(
-        self, round_: int, gathered: Iterable[list[Any]]
-    ) -> AveragingReason | None:
-        """Return the reason for which this group averages its parameters; None if it need not."""
-        entries = list(gathered)
-        differ = self.replicas is not None and self.replicas.differ(
-            round_, [announced for _, _, announced in entries]
-        )
-        asked: list[AveragingReason] = sorted({reason for _, reason, _ in entries if reason})
-        return asked[0] if asked else "replicas_differ" if differ else None
-
     def _gathered(self, round_: int) -> list[Any]:
-        """Return this peer's entry for a group, which compares the round."""
-        announced = None if self.replicas is None else self.replicas.announcement(round_)
-        return [round_, self.peer.consistency.averaging_reason, announced]
+        """Return this peer's entry for a group."""
+        reason = self.peer.averaging_reason
+        exact, digest = (None, None) if self.replicas is None else self.replicas.summary(round_)
+        return Announcement(round_, reason, exact, digest).packed()
+
+    def _averaging_reason(self, round_: int, gathered: Iterable[Any]) -> AveragingReason | None:
+        """Return the reason for which this group averages its parameters; None if it need not."""
+        announced = [Announcement.read(entry) for entry in gathered]
+        differ = self.replicas is not None and self.replicas.differ(round_, announced)
+        return asked_reason(announced) or ("replicas_differ" if differ else None)
 
     def _finish_without_averaging(self, round_: GradientRound) -> None:
         if "error" in round_.measured:

@@ -30,6 +30,7 @@ from typing import Any, Literal
 import hivemind
 import torch
 from hivemind.optim.grad_averager import GradientAverager
+from hivemind.utils import get_logger
 
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import ConfigError
@@ -45,6 +46,8 @@ from rayhive.optim.replica_check import ReplicaCheck
 from rayhive.optim.state_sync import StateSync
 from rayhive.optim.watchdog import PeerProcessDied, PeerProcesses
 from rayhive.spec import Aggregation, OutlierFilterRule
+
+logger = get_logger(__name__)
 
 #: Longest wait at shutdown for background work of a run that was interrupted or failed [s].
 ABANDON_S = 2.0
@@ -136,11 +139,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             round_timeout=averaging_timeout + straggler_timeout,
         )
         self._state_sync = StateSync(self._peer, self.load_state_timeout, load_state_attempts)
-        extras = self.state_averager.averages_extra_tensors
-        if average_state_every == "auto":
-            period = 1 if extras or self.use_local_updates else None
-        else:
-            period = average_state_every
+        period = self._period(average_state_every)
         self._parameter_rounds = ParameterRounds(self._peer, self._state_sync, period)
         self._gradient_rounds = None
         if self.grad_averager is not None:
@@ -158,6 +157,19 @@ class RayhiveOptimizer(hivemind.Optimizer):
     def __del__(self) -> None:
         if hasattr(self, "_gradient_rounds"):  # otherwise construction failed
             super().__del__()
+
+    def _period(self, every: int | Literal["auto"]) -> int | None:
+        """Return the rounds between two averagings of parameters; None averages for a reason."""
+        if every != "auto":
+            return every
+        if self.use_local_updates:
+            own = "each peer steps on its own"
+        elif self.state_averager.averages_extra_tensors:
+            own = "each peer computes its own extra tensors"
+        else:
+            return None
+        logger.info(f"average_state_every: auto averages parameters in every round, because {own}")
+        return 1
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> LiveProgressTracker:
         return LiveProgressTracker(

@@ -90,7 +90,11 @@ class ParameterRounds:
         """Record the outcome of an averaging."""
         try:
             complete = self._report(round_, reason, began, control)
-            if complete:
+            if complete is None:
+                complete = False
+            elif not complete:
+                self.peer.consistency.note_failure(round_)
+            else:
                 self.peer.consistency.note_averaged(round_)
                 group = {peer.to_bytes() for peer in control.result()}
                 self.peer.partitions.note_averaged(group, self.peer.tracker.swarm.any_alive)
@@ -100,13 +104,17 @@ class ParameterRounds:
 
     def _report(
         self, round_: int, reason: AveragingReason, began: float, control: StepControl
-    ) -> bool:
-        """Report the outcome of an averaging; return whether it was complete."""
+    ) -> bool | None:
+        """Report the outcome of an averaging.
+
+        Returns:
+            Whether it was complete; None if there was no other peer.
+        """
         seconds = time.perf_counter() - began
         cancelled = control.cancelled()
         error = None if cancelled else control.exception()
         if isinstance(error, NoOtherPeers):
-            return False
+            return None
         self.peer.consistency.diverged |= isinstance(error, ExcludedRoundFailed)
         self.peer.reporter.refusals(round_, error, "parameters")
         if cancelled or error is not None:

@@ -49,13 +49,6 @@ class ParameterConsistency:
         """Whether the accumulated gradients may enter an average."""
         return self.keeps_gradients or not self.stale
 
-    @property
-    def averaging_reason(self) -> AveragingReason | None:
-        """Reason to average parameters in the next round, due or not; None if there is none."""
-        if self.stale or self.settling:
-            return "joined"
-        return "failed_round" if self.unsynchronised_since else None
-
     def take_divergence(self) -> bool:
         """Return whether the parameters were refused since the last call."""
         diverged, self.diverged = self.diverged, False
@@ -68,7 +61,7 @@ class ParameterConsistency:
 
     def note_failure(self, round_: int) -> None:
         """Note that parameters may differ between peers from ``round_`` on."""
-        self.unsynchronised_since = round_
+        self.unsynchronised_since = max(round_, self.unsynchronised_since)
 
     def note_jump(self, *, behind: bool, keeps_gradients: bool) -> None:
         """Note that the peer went on to the newest round.
@@ -213,3 +206,12 @@ class PeerState:
     round_timeout: float
     consistency: ParameterConsistency = field(default_factory=ParameterConsistency)
     partitions: PartitionHistory = field(default_factory=PartitionHistory)
+
+    @property
+    def averaging_reason(self) -> AveragingReason | None:
+        """Reason to average parameters in the next round, due or not; None if there is none."""
+        if self.consistency.stale or self.consistency.settling:
+            return "joined"
+        if not self.consistency.unsynchronised_since:
+            return None
+        return "failed_round" if self.partitions.rounds_apart is None else "partition"

@@ -60,6 +60,7 @@ class Peer:
         live_peers: Peers of the swarm, this one included.
         on_failure: Gradients to apply after a failure.
         clock: Time between batches [s].
+        every: Rounds between two averagings of parameters; None averages them for a reason only.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Peer:
         live_peers: int = 2,
         on_failure: Any = "local",
         clock: Callable[[], float] = time.monotonic,
+        every: int | None = 1,
     ) -> None:
         dht: Any = SimpleNamespace(client_mode=False, peer_id=PEER)
         self.tracker = LiveProgressTracker(
@@ -83,7 +85,7 @@ class Peer:
         watchdog: Any = SimpleNamespace(
             check=lambda: None, interrupt=self._interrupt, resume=lambda: None
         )
-        state = PeerState(
+        self.state = state = PeerState(
             tracker=self.tracker,
             state_averager=self.state_averager,  # type: ignore[arg-type]
             grad_averager=self.grad_averager,
@@ -102,7 +104,7 @@ class Peer:
             delayed=False,
             offloaded=False,
         )
-        self.parameter_rounds = ParameterRounds(state, self.sync, every=1)
+        self.parameter_rounds = ParameterRounds(state, self.sync, every=every)
 
     def _interrupt(self) -> None:
         self.interrupts += 1

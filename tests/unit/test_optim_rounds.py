@@ -13,9 +13,13 @@ from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.round_filter import ExcludedRoundFailed
+from rayhive.averaging.round_result import PhaseRecord, RoundResult
 from rayhive.errors import ConfigError, PeerError
+from rayhive.events import AveragingReason
+from rayhive.membership.view import Reunion
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.optim.parameter_rounds import BACKGROUND_WAITS
+from rayhive.optim.replica_check import Announcement
 from tests.unit.averaging_fakes import OTHER, PEER
 from tests.unit.optim_fakes import ROUND, Peer
 
@@ -39,6 +43,20 @@ def finish(peer: Peer, error: Exception) -> Any:
     round_.own_gradients = (torch.ones(2),)
     peer.gradient_rounds.finish(ended(error), round_)
     return round_
+
+
+#: An all-reduce in which every part was averaged.
+COMPLETE = PhaseRecord(name="dense", seconds=0.1, sent_bytes=8, received_bytes=8, fraction=1.0)
+
+
+def average(peer: Peer, reason: AveragingReason | None) -> None:
+    """Let a peer average its gradients with one that gives a reason to average parameters."""
+    peer.accumulate()
+    round_ = peer.gradient_rounds.open(NEXT, accumulating_s=0.0, background_s=0.0)
+    entries = {PEER: Announcement(NEXT), OTHER: Announcement(NEXT, reason)}
+    gathered = {name: entry.packed() for name, entry in entries.items()}
+    peer.gradient_rounds.finish(ended(RoundResult(gathered, phases=(COMPLETE,))), round_)
+    assert peer.outcomes() == ["averaged"]
 
 
 @pytest.mark.parametrize(
@@ -89,9 +107,60 @@ def test_own_gradients_that_are_not_finite_are_skipped() -> None:
 def test_an_averager_that_does_not_answer_costs_one_averaging_of_parameters() -> None:
     peer = Peer()
     assert peer.parameter_rounds.begin(NEXT) is None
-    assert peer.consistency.averaging_reason == "failed_round"
+    assert peer.state.averaging_reason == "failed_round"
     own = peer.tracker.view.own
     assert (own.synchronised, own.met_synchronised) == (NEXT, 0)
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [
+        ("stale", "joined"),
+        ("settling", "joined"),
+        ("failed", "failed_round"),
+        ("apart", "partition"),
+    ],
+)
+def test_a_group_averages_parameters_for_the_reason_that_a_peer_gives(
+    cause: str, reason: str
+) -> None:
+    asking, peer = Peer(), Peer()
+    if cause in ("stale", "settling"):
+        setattr(asking.consistency, cause, True)
+    else:
+        asking.consistency.note_failure(ROUND)
+    if cause == "apart":
+        asking.partitions.note_reunion(Reunion(1, frozenset({OTHER.to_bytes()})), ROUND)
+    assert asking.state.averaging_reason == reason
+    peer.state_averager.control = control = Future()
+    average(peer, asking.state.averaging_reason)
+    assert peer.parameter_rounds.begin(NEXT) is control
+    control.set_result(RoundResult({PEER: None, OTHER: None}, phases=(COMPLETE,)))
+    event = dict(peer.events)["state_round"]
+    assert (event["reason"], event["outcome"]) == (reason, "averaged")
+
+
+def test_without_a_reason_parameters_are_averaged_by_schedule_only() -> None:
+    peer, by_schedule = Peer(every=None), Peer(every=1)
+    by_schedule.state_averager.control = control = Future()
+    for each in (peer, by_schedule):
+        average(each, None)
+    assert peer.parameter_rounds.begin(NEXT) is None
+    assert by_schedule.parameter_rounds.begin(NEXT) is control
+    control.set_exception(RuntimeError("no network"))
+    event = dict(by_schedule.events)["state_round"]
+    assert (event["reason"], event["outcome"]) == ("period", "failed")
+    assert by_schedule.state.averaging_reason == "failed_round"
+
+
+def test_parameters_that_were_averaged_in_part_are_averaged_again() -> None:
+    peer = Peer()
+    peer.state_averager.control = control = Future()
+    peer.parameter_rounds.begin(NEXT)
+    partial_: Any = {**COMPLETE, "fraction": 0.5}
+    control.set_result(RoundResult({PEER: None, OTHER: None}, phases=(partial_,)))
+    assert dict(peer.events)["state_round"]["outcome"] == "partial"
+    assert peer.state.averaging_reason == "failed_round"
 
 
 def test_background_work_is_awaited_to_its_end() -> None:
