@@ -19,6 +19,7 @@ from hivemind.averaging import DecentralizedAverager, averager
 from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.compression import TensorRole
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
@@ -135,7 +136,13 @@ class MeasuredAverager(DecentralizedAverager):
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
         rule = OutlierFilter(outlier_filter, sketches=sketches)
         self.rounds = RoundPipeline(
-            self._averaged_tensors, self.payload, rule, self.groups, aggregation, weighting
+            self._averaged_tensors,
+            [info.role == TensorRole.OPTIMIZER for info in self.tensor_infos or ()],
+            self.payload,
+            rule,
+            self.groups,
+            aggregation,
+            weighting,
         )
         if start:
             self.run_in_background(await_ready=True)

@@ -72,9 +72,13 @@ def check_finite(tensors: Sequence[torch.Tensor]) -> None:
     Raises:
         AverageNotFinite: An element is not finite.
     """
-    total = sum(float(tensor.sum(dtype=torch.float32)) for tensor in floats(tensors))
-    if not math.isfinite(total):
+    if not are_finite(tensors):
         raise AverageNotFinite("the average of the round is not finite")
+
+
+def are_finite(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether all elements, and their sum, are finite."""
+    return math.isfinite(sum(float(t.sum(dtype=torch.float32)) for t in floats(tensors)))
 
 
 def refusal_records(refused: Mapping[PeerID, Refusal]) -> tuple[dict[str, Any], ...]:

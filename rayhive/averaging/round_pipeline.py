@@ -27,6 +27,7 @@ from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
 from rayhive.averaging.round_filter import (
     ExcludedRoundFailed,
     announced,
+    are_finite,
     check_finite,
     refusal_records,
     separated,
@@ -80,6 +81,8 @@ class RoundPipeline:
 
     Attributes:
         tensors: The averaged tensors.
+        statistics: Whether each of them is a statistic of the optimizer; empty if none is. The
+            size of a statistic says nothing about the peer: only values that are not finite count.
         payload: Payload policy.
         outlier_filter: Rule and memory of the outlier filter.
         groups: All-reduces of the averager.
@@ -88,6 +91,7 @@ class RoundPipeline:
     """
 
     tensors: Sequence[torch.Tensor]
+    statistics: Sequence[bool]
     payload: PayloadPolicy
     outlier_filter: OutlierFilter
     groups: AllReduceGroups
@@ -99,7 +103,14 @@ class RoundPipeline:
 
     async def announced(self, data_for_gather: bytes) -> bytes:
         """Return the data that a step gathers, extended by this peer's announcement."""
-        return await announced(self.outlier_filter, data_for_gather, self.tensors)
+        judged, others = self.tensors, []
+        if any(self.statistics):
+            paired = list(zip(self.tensors, self.statistics, strict=True))
+            judged = [tensor for tensor, statistic in paired if not statistic]
+            others = [tensor for tensor, statistic in paired if statistic]
+        return await announced(
+            self.outlier_filter, data_for_gather, judged if are_finite(others) else self.tensors
+        )
 
     def opened(self, group_info: GroupInfo) -> AbstractContextManager[None]:
         """Accept parts of a group's all-reduces as long as the context is active."""

@@ -14,6 +14,7 @@ from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.extra_tensors import ExtraTensors, FloatsOnly
+from rayhive.averaging.optimizer_statistics import averageable, kept_in_place
 from rayhive.averaging.tensor_summary import with_digest
 
 
@@ -90,6 +91,8 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         extra_tensors: Tensors of the module besides its parameters, of any dtype and device.
         compression: Codec of the averaging.
         state_compression: Codec of a state that is sent to a joining peer.
+        all_statistics: Average all statistics of the inner optimizer with the parameters, not only
+            those named by ``average_opt_statistics``. Equal for all peers of a swarm.
         kwargs: As those of hivemind's and of :class:`MeasuredAverager`. The direction of parameters
             means nothing: the outlier filter's rule ``direction`` acts on them as ``norm``.
 
@@ -101,6 +104,7 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
 
     wire_name = "TrainingStateAverager"
     step_executor: Executor
+    opt_keys_for_averaging: tuple[str, ...]
     on_serving: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]] | None = None
 
     #: The round that the tensors still belong to while a later one has begun; else None.
@@ -112,9 +116,10 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         extra_tensors: Sequence[torch.Tensor] = (),
         compression: CompressionBase | None = None,
         state_compression: CompressionBase | None = None,
+        all_statistics: bool = False,
         **kwargs: Any,
     ) -> None:
-        self._extras = ExtraTensors(extra_tensors)
+        self._extras, self._all_statistics = ExtraTensors(extra_tensors), all_statistics
         averaging = NoCompression() if compression is None else compression
         self.lossy = not isinstance(averaging, NoCompression)
         codec = NoCompression() if state_compression is None else state_compression
@@ -130,6 +135,17 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
 
     def _local_tensors(self) -> Iterator[torch.Tensor]:
         return (t for t in super()._local_tensors() if not self._extras.keeps(t))
+
+    def _init_averaged_tensors(self) -> Sequence[torch.Tensor]:
+        if self._all_statistics and not self.opt_keys_for_averaging:
+            self.opt_keys_for_averaging = averageable(self.optimizer)
+        tensors: Sequence[torch.Tensor] = super()._init_averaged_tensors()
+        return tensors
+
+    def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
+        """Load the newest state of the swarm, if a peer sends it; see hivemind."""
+        with kept_in_place(self.optimizer):
+            return super().load_state_from_peers(wait=wait, timeout=timeout)
 
     def _init_tensor_infos(self) -> Sequence[CompressionInfo]:
         return self._extras.averaged_infos(super()._init_tensor_infos())
@@ -157,11 +173,6 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         metadata = with_digest(metadata, tensors[:shared])
         served = tensors if self.on_serving is None else self.on_serving(tensors)
         return metadata, served, infos
-
-    @property
-    def averages_extra_tensors(self) -> bool:
-        """Whether tensors besides parameters and optimizer statistics are averaged."""
-        return bool(self._extras.averaged)
 
     def settled_parameters(self) -> list[torch.Tensor] | None:
         """Return the parameters that the inner optimizer steps, in order.

@@ -50,6 +50,8 @@ class PeerReady(Event, kind="peer_ready"):
         processes: Role of each of its processes -> process id.
         versions: Installed version of each package.
         hardware: The peer's machine, on one line.
+        arithmetic: What decides how the peer rounds, on one line. Peers with the same value compute
+            equal bits from equal bits.
     """
 
     shapes: list[list[int]] | None = None
@@ -65,6 +67,7 @@ class PeerReady(Event, kind="peer_ready"):
     processes: dict[str, int] | None = None
     versions: dict[str, str | None] | None = None
     hardware: str | None = None
+    arithmetic: str | None = None
 
 
 class TrainingStarted(Event, kind="training_started"):

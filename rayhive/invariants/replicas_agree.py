@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from itertools import combinations
 from typing import TypeAlias
 
 from rayhive import events
 from rayhive.invariants.base import Invariant, settled
-from rayhive.spec.replicate import ReplicateSpec
 from rayhive.timeline import Timeline
 
 Averaging: TypeAlias = events.Round | events.StateRound
 
-#: Relative distance of two replicas that were averaged without loss, from rounding alone.
+#: Relative distance that rounding alone may cause between two replicas of unequal hardware.
 EXACT = 1e-5
 #: Relative distance that a lossy codec may cause between two averagings of the parameters, or in
 #: one if it encodes the parameters themselves. It is ten times the measured distance with 16 bits,
@@ -38,27 +37,34 @@ class ReplicasAgree(Invariant):
     parameters in one group; with delays this takes effect one round later. Replicas that are astray
     are not compared.
 
-    A replica that lives to the end may be astray for at most :data:`ASTRAY_ROUNDS` (10) rounds,
-    unless a fault that separated peers was not healed ten seconds before the end. Rounds count from
-    the moment when the first of the other peers that live to the end began to train.
+    A replica that lives to the end may be astray and unequal to the others for at most
+    :data:`ASTRAY_ROUNDS` (10) rounds, unless a fault that separated peers was not healed ten
+    seconds before the end. Rounds count from the moment when the first of the other peers that live
+    to the end began to train.
 
-    The tolerance is 1e-5, plus the loss of the parameters' codec. The codec of the gradients adds
-    nothing, because all peers apply the same decoded average (:mod:`rayhive.averaging.answers`).
+    The tolerance is 0 for peers that round alike, by ``arithmetic`` of ``peer_ready``: their
+    replicas are equal to the bit. It is 1e-5 for other peers, with local updates, and for logs of
+    version 0.1, which lack that field; and the loss of the parameters' codec is added. The codec of
+    the gradients adds nothing, because all peers apply the same decoded average
+    (:mod:`rayhive.averaging.answers`).
     """
 
-    about = "Replicas agree after every round within the tolerance of the parameters' codec."
+    about = "Replicas agree after every round, to the bit where peers round alike."
 
     def check(self, log: Timeline) -> list[str]:
         """Return the pairs of replicas that differ, each with its largest distance."""
-        tolerance, whole = tolerance_of(log.spec), _whole(log)
+        whole = _whole(log)
         met = {e.round for n in log.trained for e in log.of(events.StateRound, n) if whole(e)}
         weights = {
             name: {event.round: event for event in log.of(events.Weights, name) if event.finite}
             for name in log.trained
         }
         astray = {name: _astray(log, name, whole, met) for name in log.trained}
-        wrong = [text for name in log.living for text in self._lasting(log, name, astray[name])]
+        equal = {name: _equal(log, name, weights) for name in log.living}
+        lasting = ((name, astray[name] - equal[name]) for name in log.living)
+        wrong = [text for name, rounds in lasting for text in self._lasting(log, name, rounds)]
         for a, b in combinations(log.trained, 2):
+            tolerance = tolerance_of(log, a, b)
             rounds = sorted((weights[a].keys() & weights[b].keys()) - astray[a] - astray[b])
             self.checked += len(rounds)
             distances = [weights[a][n].distance(weights[b][n]) for n in rounds]
@@ -83,9 +89,25 @@ class ReplicasAgree(Invariant):
                 yield f"{name}: not made equal to the other replicas in its last {last} rounds"
 
 
-def tolerance_of(spec: ReplicateSpec) -> float:
-    """Return the relative distance within which replicas agree."""
-    return EXACT + LOSS.get(spec.swarm.state_codec, EIGHT_BITS)
+def tolerance_of(log: Timeline, a: str, b: str) -> float:
+    """Return the relative distance within which the replicas of two peers agree."""
+    loss = LOSS.get(log.spec.configuration.state_codec, EIGHT_BITS)
+    one, other = ({event.arithmetic for event in log.of(events.PeerReady, name)} for name in (a, b))
+    alike = one == other and None not in one and len(one) == 1
+    return loss if alike and not log.spec.swarm.use_local_updates else loss + EXACT
+
+
+def _equal(
+    log: Timeline, name: str, weights: Mapping[str, Mapping[int, events.Weights]]
+) -> frozenset[int]:
+    """Return the rounds after which a replica agrees with another one that lives to the end."""
+    return frozenset(
+        n
+        for other in log.living
+        if other != name
+        for n in weights[name].keys() & weights[other].keys()
+        if weights[name][n].distance(weights[other][n]) <= tolerance_of(log, name, other)
+    )
 
 
 def _averagings(log: Timeline, name: str) -> list[Averaging]:

@@ -30,7 +30,6 @@ from typing import Any, Literal
 import hivemind
 import torch
 from hivemind.optim.grad_averager import GradientAverager
-from hivemind.utils import get_logger
 
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.errors import ConfigError
@@ -40,14 +39,12 @@ from rayhive.membership.view import Member
 from rayhive.optim import factories
 from rayhive.optim.gradient_rounds import GradientRound, GradientRounds, OnFailure
 from rayhive.optim.interrupts import DeferredInterrupts
-from rayhive.optim.parameter_rounds import ParameterRounds
+from rayhive.optim.parameter_rounds import ParameterRounds, period_of
 from rayhive.optim.peer_state import EventReporter, OnEvent, PeerState
 from rayhive.optim.replica_check import ReplicaCheck
 from rayhive.optim.state_sync import StateSync
 from rayhive.optim.watchdog import PeerProcessDied, PeerProcesses
 from rayhive.spec import Aggregation, OutlierFilterRule
-
-logger = get_logger(__name__)
 
 #: Longest wait at shutdown for background work of a run that was interrupted or failed [s].
 ABANDON_S = 2.0
@@ -69,8 +66,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
             :func:`rayhive.averaging.outlier_filter.judge`.
         average_state_every: Rounds between two averagings of the parameters. ``auto`` averages them
             after a round that failed or was partial, after a join or a partition, and where
-            replicas differ (:mod:`rayhive.optim.replica_check`); with extra tensors, which each
-            peer computes for itself, or with local updates, it averages in every round.
+            replicas differ (:mod:`rayhive.optim.replica_check`), and optimizer statistics with
+            them; with extra tensors or local updates in every round. Equal for all peers.
         aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
 
     Attributes:
@@ -99,7 +96,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         next_chunk_timeout: float | None = None,
         outlier_filter: OutlierFilterRule = "norm",
         aggregation: Aggregation = "mean",
-        average_state_every: int | Literal["auto"] = 1,
+        average_state_every: int | Literal["auto"] = "auto",
         **kwargs: Any,
     ) -> None:
         if problems := list(
@@ -109,6 +106,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         self._rules = {"outlier_filter": outlier_filter, "aggregation": aggregation}
         self._averager_opts = averager_opts or {}
         self._straggler_timeout = straggler_timeout
+        self._period = period_of(average_state_every, **kwargs)
         if next_chunk_timeout is None:
             next_chunk_timeout = max(matchmaking_time, averaging_timeout / 3)
         # hivemind takes the DHT's mode only if another one was given
@@ -118,7 +116,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             matchmaking_time=matchmaking_time,
             averaging_timeout=averaging_timeout,
             next_chunk_timeout=next_chunk_timeout,
-            average_state_every=1 if average_state_every == "auto" else average_state_every,
+            average_state_every=self._period or 1,
             **kwargs,
         )
         if not self.use_gradient_averaging:
@@ -139,8 +137,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             round_timeout=averaging_timeout + straggler_timeout,
         )
         self._state_sync = StateSync(self._peer, self.load_state_timeout, load_state_attempts)
-        period = self._period(average_state_every)
-        self._parameter_rounds = ParameterRounds(self._peer, self._state_sync, period)
+        self._parameter_rounds = ParameterRounds(self._peer, self._state_sync, self._period)
         self._gradient_rounds = None
         if self.grad_averager is not None:
             self._gradient_rounds = GradientRounds(
@@ -150,26 +147,13 @@ class RayhiveOptimizer(hivemind.Optimizer):
                 on_failure=on_failure,
                 delayed=self.delay_grad_averaging,
                 offloaded=self.offload_optimizer,
-                replicas=ReplicaCheck(self.state_averager) if period is None else None,
+                replicas=ReplicaCheck(self.state_averager) if self._period is None else None,
             )
         self.tracker.follow(self._pass_on_members, self._on_break)
 
     def __del__(self) -> None:
         if hasattr(self, "_gradient_rounds"):  # otherwise construction failed
             super().__del__()
-
-    def _period(self, every: int | Literal["auto"]) -> int | None:
-        """Return the rounds between two averagings of parameters; None averages for a reason."""
-        if every != "auto":
-            return every
-        if self.use_local_updates:
-            own = "each peer steps on its own"
-        elif self.state_averager.averages_extra_tensors:
-            own = "each peer computes its own extra tensors"
-        else:
-            return None
-        logger.info(f"average_state_every: auto averages parameters in every round, because {own}")
-        return 1
 
     def _make_progress_tracker(self, target_batch_size: int, **kwargs: Any) -> LiveProgressTracker:
         return LiveProgressTracker(
@@ -188,6 +172,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             "offload_optimizer": self.offload_optimizer,
             "custom_gradients": self.offload_optimizer,
             "status_loglevel": self.status_loglevel,
+            "all_statistics": self._period is None,
         }
         options = factories.averager_options(self, "state_averager")
         return RayhiveStateAverager(**{**options, **own, **kwargs})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections.abc import Sequence
 from concurrent import futures
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from hivemind.averaging.control import StepControl
 from hivemind.utils import get_logger
 
@@ -36,6 +38,33 @@ def _set_event() -> threading.Event:
     event = threading.Event()
     event.set()
     return event
+
+
+def period_of(
+    every: int | Literal["auto"],
+    *,
+    use_local_updates: bool = False,
+    extra_tensors: Sequence[torch.Tensor] = (),
+    **others: Any,
+) -> int | None:
+    """Return the rounds between two averagings of parameters; None averages only for a reason.
+
+    Args:
+        every: The period, or ``auto``.
+        use_local_updates: Whether each peer steps on its own, so that replicas always differ.
+        extra_tensors: Tensors besides parameters; each peer computes its own.
+        others: Arguments of the optimizer that do not matter here.
+    """
+    if every != "auto":
+        return every
+    if use_local_updates:
+        own = "each peer steps on its own"
+    elif any(tensor.is_floating_point() for tensor in extra_tensors):
+        own = "each peer computes its own extra tensors"
+    else:
+        return None
+    logger.info(f"average_state_every: auto averages parameters in every round, because {own}")
+    return 1
 
 
 @dataclass(frozen=True)

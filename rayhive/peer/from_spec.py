@@ -9,7 +9,6 @@ from lightning.pytorch import LightningModule, Trainer
 
 from rayhive.compression.payload import allreduce_bytes, configuration_payload
 from rayhive.peer.callback import PeerTraining, TrainingMonitor
-from rayhive.registry import CODECS
 from rayhive.spec.axes import DRAW_ORDER
 from rayhive.spec.replicate import PeerSpec
 from rayhive.strategy.strategy import HivemindStrategy
@@ -95,8 +94,6 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "matchmaking_time": swarm.matchmaking_time,
         "averaging_timeout": swarm.averaging_timeout,
         "straggler_timeout": swarm.straggler_timeout,
-        "average_state_every": swarm.average_state_every,
-        "state_averaging_compression": CODECS.get(swarm.state_codec)().build(None),
         "tracker_opts": {"silence": swarm.metadata_expiration},
         "outlier_filter": swarm.outlier_filter,
     }

@@ -18,6 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 from rayhive import events
 from rayhive.compression.payload import ELEMENT_BYTES
 from rayhive.optim.watchdog import PeerProcessDied
+from rayhive.peer.arithmetic import arithmetic
 from rayhive.peer.callback import swarm_optimizer
 from rayhive.peer.channel import Channel
 from rayhive.peer.fault_injection import FaultInjection
@@ -116,6 +117,7 @@ class ReplicateMonitor:
                 target=asdict(self.fit.workload.target),
                 data=self.fit.workload.data,
                 device=str(module.device),
+                arithmetic=arithmetic(module.device),
                 processes=optimizer.processes,
                 **self.facts,
             )

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel, ValidationError
 
 from rayhive.errors import ConfigError, Problem, nearest
+from rayhive.spec.moved import moved_to_space
 from rayhive.spec.rules import check_sweep
 from rayhive.spec.study import SweepConfig
 from rayhive.spec.swarm import WORD
@@ -70,7 +71,7 @@ def validate_sweep(
         ConfigError: There are mistakes, ``problems`` included.
     """
     found = list(problems)
-    config = _validate(plain(data, found), found)
+    config = _validate(moved_to_space(plain(data, found)), found)
     if config is not None:
         structural = tuple(found)
         for check in (check_sweep, *checks):

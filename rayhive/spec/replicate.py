@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
+
+from pydantic import Field, model_validator
 
 from rayhive.spec.configuration import Configuration
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 from rayhive.spec.model import Model
+from rayhive.spec.moved import moved_to_configuration
 from rayhive.spec.study import Budget, Evaluation, Timeouts, WorkloadConfig
 from rayhive.spec.swarm import SwarmConfig
 
@@ -16,7 +19,7 @@ LONGEST = 2.0
 
 
 class TrainingSpec(Model):
-    """Settings that a replicate passes on to each of its peers.
+    """Settings that a replicate passes on to each of its peers; earlier versions are read, too.
 
     Attributes:
         seed: Seed of data order and parameters. It is the same for all configurations of a
@@ -32,6 +35,11 @@ class TrainingSpec(Model):
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
     directory: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_all_axes(cls, data: Any) -> Any:
+        return moved_to_configuration(data)
 
 
 class ReplicateSpec(TrainingSpec):

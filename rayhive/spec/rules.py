@@ -14,7 +14,7 @@ from typing import Any
 
 from rayhive.columns import objectives
 from rayhive.errors import Problem, nearest, unknown
-from rayhive.registry import CODECS, SCENARIOS
+from rayhive.registry import SCENARIOS
 from rayhive.spec.axes import AXES, Axis
 from rayhive.spec.axes.base import Distribution, Range, ends, shown
 from rayhive.spec.configuration import Configuration, Space
@@ -47,11 +47,6 @@ def _check_swarm(config: SweepConfig) -> Iterator[Problem]:
     if swarm.matchmaking_time >= swarm.averaging_timeout:
         allowed = f"less than averaging_timeout ({swarm.averaging_timeout} s)"
         yield _wrong(config, "swarm.matchmaking_time", allowed)
-    if swarm.state_codec not in CODECS:
-        yield unknown("swarm.state_codec", swarm.state_codec, CODECS.names())
-    elif CODECS.get(swarm.state_codec).uses_threshold:
-        names = [name for name, codec in CODECS.items() if not codec.uses_threshold]
-        yield _wrong(config, "swarm.state_codec", f"one of {', '.join(names)}")
     if swarm.aggregation != "mean" and swarm.use_local_updates:
         allowed = "mean with swarm.use_local_updates: no gradients are averaged"
         yield _wrong(config, "swarm.aggregation", allowed)

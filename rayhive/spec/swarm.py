@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field, StringConstraints
-from pydantic_core import PydanticCustomError
+from pydantic import Field, StringConstraints
 
-from rayhive.spec.model import LONGEST_S, MOST, Model, exponent
+from rayhive.spec.model import LONGEST_S, MOST, Model
 
 #: Rules of the outlier filter; each includes the rules before it.
 OutlierFilterRule = Literal["finite", "norm", "direction"]
@@ -25,18 +24,6 @@ WORD = r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 LabelKey = Annotated[str, StringConstraints(pattern=rf"^([a-z0-9.-]{{1,253}}/)?{WORD}$")]
 LabelValue = Annotated[str, StringConstraints(pattern=rf"^({WORD})?$")]
 ClassName = Annotated[str, StringConstraints(pattern=rf"^{WORD}$")]
-
-
-def _as_period(value: Any) -> Any:
-    found = exponent(value)
-    whole = isinstance(found, int) and not isinstance(found, bool)
-    if found != "auto" and not (whole and 1 <= found <= MOST):
-        raise PydanticCustomError("period", f"auto, or an integer from 1 to {MOST}")
-    return found
-
-
-#: Rounds between two actions, or ``auto`` where the reason is not time.
-Period = Annotated[int | Literal["auto"], BeforeValidator(_as_period)]
 
 
 class Link(Model):
@@ -85,15 +72,11 @@ class SwarmConfig(Model):
         peers: Number of peers.
         target_batch_size: Samples per round, over the swarm.
         batch_size: Samples per micro-batch of one peer; the workload's default if absent.
-        average_state_every: Rounds between two averagings of the parameters themselves. ``auto``
-            averages them only where replicas may differ: after a round that failed or was partial,
-            a join, a partition, or where the peers' fingerprints differ.
         matchmaking_time: Longest wait for a peer that has joined a round and cannot be reached [s];
             a round starts as soon as all live peers have joined it.
         averaging_timeout: Longest time of one averaging [s].
         straggler_timeout: Longest wait of a round for a peer that computes without progress [s].
         metadata_expiration: Time after which a silent peer no longer counts as live [s].
-        state_codec: Codec of the averaging of parameters.
         use_local_updates: Step locally on every batch and average parameters only.
         outlier_filter: Tensors that are refused before a group averages. ``finite`` refuses values
             that are not finite, ``norm`` also an implausible norm, ``direction`` also a direction
@@ -107,12 +90,10 @@ class SwarmConfig(Model):
     peers: int = Field(default=2, ge=1, le=MOST_PEERS)
     target_batch_size: int = Field(default=256, ge=1, le=MOST)
     batch_size: int | None = Field(default=None, ge=1, le=MOST)
-    average_state_every: Period = 1
     matchmaking_time: float = Field(default=5.0, ge=0.01, le=LONGEST_S)
     averaging_timeout: float = Field(default=30.0, ge=0.01, le=LONGEST_S)
     straggler_timeout: float = Field(default=60.0, ge=0.01, le=LONGEST_S)
     metadata_expiration: float = Field(default=4.0, ge=0.01, le=LONGEST_S)
-    state_codec: str = "none"
     use_local_updates: bool = False
     outlier_filter: OutlierFilterRule = "norm"
     aggregation: Aggregation = "mean"

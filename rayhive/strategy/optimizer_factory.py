@@ -10,6 +10,7 @@ import torch
 from lightning.fabric.utilities import rank_zero_warn
 from torch.optim import LBFGS, Optimizer
 
+from rayhive.averaging.optimizer_statistics import kept_in_place
 from rayhive.errors import Problem
 from rayhive.strategy.arguments import StrategyError
 
@@ -168,7 +169,6 @@ class NoDecay:
                 group["weight_decay"] = decay
 
 
-@torch.no_grad()
 def load_state(optimizer: Any, state: dict[str, Any]) -> int:
     """Restore the state of the swarm's optimizer from a checkpoint, without changing ``state``.
 
@@ -184,15 +184,6 @@ def load_state(optimizer: Any, state: dict[str, Any]) -> int:
     inner = optimizer.state_averager.optimizer
     entries = dict(state["state"])
     round_ = int(entries.pop("local_epoch", 0))
-    shared = {parameter: dict(values) for parameter, values in inner.state.items()}
-    inner.load_state_dict({**state, "state": entries})
-    for parameter, values in inner.state.items():
-        for name, old in shared.get(parameter, {}).items():
-            new = values.get(name)
-            if (
-                isinstance(old, torch.Tensor)
-                and isinstance(new, torch.Tensor)
-                and old.shape == new.shape
-            ):
-                values[name] = old.copy_(new)
+    with kept_in_place(inner):
+        inner.load_state_dict({**state, "state": entries})
     return round_

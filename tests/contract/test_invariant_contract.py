@@ -144,6 +144,15 @@ def never_made_equal(story: Story) -> None:
     """Peer 2 failed to average in every round, and nothing ever made it equal again."""
     for event in (*story.of("round", "peer-2"), *story.of("state_round", "peer-2")):
         event |= {"outcome": "local" if event["kind"] == "round" else "failed"}
+    apart(story)
+
+
+def apart_by_a_bit(story: Story) -> None:
+    """Peers round alike, and peer 2's weights differ in the last bit."""
+    for event in story.of("peer_ready"):
+        event["arithmetic"] = "torch, processor"
+    for event in story.of("weights", "peer-2"):
+        event["sketch"] = [math.nextafter(value, math.inf) for value in event["sketch"]]
 
 
 def split(story: Story) -> None:
@@ -274,6 +283,7 @@ PLANTED: dict[str, list[tuple[str, Plant]]] = {
         ("nothing broke", lambda s: apart(s, first=15)),
         ("killed and started again", apart),
         ("nothing broke", never_made_equal),
+        ("nothing broke", apart_by_a_bit),
         ("cut in halves", lambda s: apart(s, first=8)),
     ],
     "rounds_monotone": [

@@ -1,4 +1,7 @@
-"""On real peers, complete rounds leave replicas equal to the bit, without averaging parameters."""
+"""On real peers, complete rounds leave replicas equal to the bit, without averaging parameters.
+
+Peers average their parameters when they join each other, and never again.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,22 @@ WAYS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
         {"delay_state_averaging": True, "delay_grad_averaging": True},
     ),
 }
+#: Every codec with every delay, dense and with PowerSGD.
+DELAYS = ("state", "optimizer_step", "grad_averaging")
+EVERY: dict[str, tuple[str, int | None, dict[str, Any]]] = {
+    f"{codec}, rank {rank}, {delayed} delays": (
+        codec,
+        rank,
+        {"delay_state_averaging": delayed > 0}
+        | {f"delay_{name}": True for name in DELAYS[1:delayed]},
+    )
+    for codec in ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")
+    for rank in (None, 2)
+    for delayed in range(4)
+}
+#: Rounds in which peers that have just met may average their parameters; with delays, a request
+#: travels with one round and is met in the next.
+MEETING = 3
 
 
 def digest(tensors: Any) -> str:
@@ -62,7 +81,7 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
 
     found = {}
     for number, way in enumerate(ways):
-        codec, rank, options = WAYS[way]
+        codec, rank, options = (WAYS | EVERY)[way]
         meeting = Path(folder) / str(number)
         meeting.mkdir(exist_ok=True)
         events: list[tuple[str, int, str, Any]] = []
@@ -86,7 +105,6 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
                 "initial_peers": None if peer == 0 else address_in(meeting),
                 "grad_compression": CODECS.get(codec)().build(),
                 "grad_averager_factory": rank and partial(PowerSGD, averager_rank=rank),
-                "average_state_every": "auto",
                 **options,
             }
         )
@@ -95,24 +113,41 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
         module = Regression(optimizer=lambda p: torch.optim.Adam(p, lr=0.01))
         together = Together(str(meeting), peer, peers, rounds=ROUNDS)
         fitted = make_trainer(strategy, together)
-        fitted.fit(module, loader(seed=peer, batch_size=(16, 9, 5)[peer]))
+        fitted.fit(module, loader(seed=peer, batch_size=(16, 9, 5)[peer % 3]))
         state = fitted.optimizers[0].state_averager.optimizer.state
         statistics = [each[key] for each in state.values() for key in ("exp_avg", "exp_avg_sq")]
         found[way] = [digest(module.parameters()), digest(statistics), events]
     return found
 
 
-@pytest.mark.parametrize("peers", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_complete_rounds_leave_equal_replicas(tmp_path: Path, peers: int) -> None:
-    arguments = {"folder": str(tmp_path), "peers": peers, "ways": list(WAYS)}
+def slow(name: str, peers: int, ways: list[str]) -> Any:
+    return pytest.param(peers, ways, marks=pytest.mark.slow, id=name)
+
+
+@pytest.mark.parametrize(
+    ("peers", "ways"),
+    [
+        pytest.param(2, list(WAYS), id="2"),
+        slow("3", 3, list(WAYS)),
+        slow("8", 8, ["uniform8", "powersgd of 8 bits, gradients"]),
+        *(
+            slow(f"{peers}, {delayed} delays", peers, [w for w in EVERY if f"{delayed} d" in w])
+            for peers in (2, 3)
+            for delayed in range(4)
+        ),
+    ],
+)
+def test_complete_rounds_leave_equal_replicas(tmp_path: Path, peers: int, ways: list[str]) -> None:
+    arguments = {"folder": str(tmp_path), "peers": peers, "ways": ways}
     children = [call(replica, peer=peer, **arguments) for peer in range(peers)]
-    results = [child.result(240) for child in children]
-    for way in WAYS:
+    results = [child.result(400) for child in children]
+    for way in ways:
         parameters, statistics, logs = zip(*(result[way] for result in results), strict=True)
         for log in logs:
             partly = [event for event in log if event[0] == "round" and event[2] != "averaged"]
             assert not partly, f"{way}: {partly}"
             averaged = [event[1:3] for event in log if event[0] == "state_round"]
-            assert all(reason == "joined" and number <= 2 for number, reason in averaged), way
+            late = [event for event in averaged if event[0] > MEETING or event[1] != "joined"]
+            assert not late, f"{way}: {averaged}"
         assert len(set(parameters)) == 1, f"{way}: parameters differ"
         assert len(set(statistics)) == 1, f"{way}: statistics of the optimizer differ"

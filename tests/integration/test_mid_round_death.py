@@ -120,6 +120,7 @@ def run_peer(peer: int, addresses: list[str], phase: str) -> dict[str, Any]:
             for kind, _, f in events
             if kind == "round"
         },
+        "averaged": [(f["round"], f["reason"]) for kind, _, f in events if kind == "state_round"],
         "slowest_s": max(b - a for a, b in pairwise(transitions)),
     }
 
@@ -148,6 +149,10 @@ def test_survivors_lose_one_round_at_most_and_agree_after_the_next(phase: str) -
     for round_ in range(DEATH + 1, ROUNDS + 1):
         one, *rest = (each["weights"][str(round_)] for each in survivors)
         worst = max(max(abs(a - b) for a, b in zip(one, other, strict=True)) for other in rest)
-        assert worst < 1e-5, round_
+        assert worst == 0.0, round_
+    for each in survivors:
+        assert {number for number, _ in each["averaged"]} <= {DEATH + 1, DEATH + 2}, survivors
+        # a peer that got every part learns of the others' loss, or of their other parameters
+        assert {reason for _, reason in each["averaged"]} <= {"failed_round", "replicas_differ"}
     print(f"slowest round {max(each['slowest_s'] for each in survivors):.2f} s; the round of the "
           f"death: {[each['rounds'][str(DEATH)] for each in survivors]}")  # fmt: skip

@@ -42,8 +42,11 @@ def test_delays_are_the_valid_combinations_of_flags() -> None:
         ({"swarm": {"matchmaking_time": 30}}, "swarm.matchmaking_time"),
         ({"budget": {"samples_per_replicate": 255}}, "swarm.target_batch_size"),
         ({"space": {"powersgd_rank": 2**60}}, "space.powersgd_rank"),
-        ({"swarm": {"state_codec": "flote16"}}, "swarm.state_codec"),
-        ({"swarm": {"state_codec": "size_adaptive"}}, "swarm.state_codec"),
+        ({"space": {"state_codec": "flote16"}}, "space.state_codec"),
+        ({"space": {"state_codec": "size_adaptive"}}, "space.state_codec"),
+        ({"space": {"average_state_every": "never"}}, "space.average_state_every"),
+        ({"space": {"average_state_every": ["auto", 0]}}, "space.average_state_every"),
+        ({"space": {"average_state_every": {"low": 1, "high": 4}}}, "space.average_state_every"),
         (
             {"swarm": {"aggregation": "trimmed_mean", "use_local_updates": True}},
             "swarm.aggregation",

@@ -37,7 +37,6 @@ STUDY: dict[str, Any] = {
         "target_batch_size": 256,
         "batch_size": 32,
         "matchmaking_time": 5,
-        "state_codec": "none",
         "use_local_updates": False,
         "node_classes": {
             "fast": {"count": 1, "labels": {"zone": "a-1"}, "gpus": 0.5},
@@ -50,6 +49,8 @@ STUDY: dict[str, Any] = {
         "powersgd_rank": [None, 2],
         "min_compression_ratio": 0.5,
         "delay": "none",
+        "average_state_every": ["auto", 4],
+        "state_codec": "none",
     },
     "enqueue": [{"codec": "float16"}, {"powersgd_rank": 2, "delay": "state"}],
     "scenarios": ["none", "kill-one", "preempt-notice"],

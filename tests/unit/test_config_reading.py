@@ -296,10 +296,14 @@ values = st.recursive(
         {},
         optional={
             "space": st.dictionaries(
-                st.sampled_from(["codec", "threshold", "powersgd_rank", "delay", "y"]), values
+                st.sampled_from(
+                    ["codec", "threshold", "powersgd_rank", "average_state_every", "y"]
+                ),
+                values,
             ),
             "swarm": st.dictionaries(
-                st.sampled_from(["peers", "state_codec", "node_classes", "batch_size"]), values
+                st.sampled_from(["peers", "straggler_timeout", "node_classes", "batch_size"]),
+                values,
             ),
             "enqueue": st.lists(
                 st.dictionaries(st.sampled_from(["codec", "powersgd_rank", "threshold"]), values)

@@ -6,6 +6,7 @@ import pytest
 
 from rayhive.events import InvariantChecked
 from rayhive.invariants import INVARIANTS, check_all
+from rayhive.invariants.base import RunLog
 from rayhive.invariants.replicas_agree import tolerance_of
 from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
@@ -38,11 +39,52 @@ def test_every_invariant_is_checked_in_the_order_of_names() -> None:
 def test_the_tolerance_follows_the_codecs(
     codec: str, delay: str, every: int, state_codec: str, tolerance: float
 ) -> None:
-    swarm = make_spec().swarm.model_copy(
-        update={"average_state_every": every, "state_codec": state_codec}
+    configuration = Configuration(
+        codec=codec, delay=delay, average_state_every=every, state_codec=state_codec
     )
-    spec = make_spec(swarm=swarm, configuration=Configuration(codec=codec, delay=delay))
-    assert tolerance_of(spec) == pytest.approx(tolerance, abs=1.1e-5)
+    story = Story(configuration=configuration)
+    log = RunLog(story.spec, story.timeline.events)
+    assert tolerance_of(log, "peer-0", "peer-1") == pytest.approx(tolerance, abs=1.1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "local_updates", "state_codec", "tolerance"),
+    [
+        (("a", "a"), False, "none", 0.0),
+        (("a", "b"), False, "none", 1e-5),
+        (("a", None), False, "none", 1e-5),
+        ((None, None), False, "none", 1e-5),
+        (("a", "a"), True, "none", 1e-5),
+        (("a", "a"), False, "float16", 0.02),
+    ],
+)
+def test_peers_that_round_alike_are_equal_to_the_bit(
+    arithmetic: tuple[str | None, ...], local_updates: bool, state_codec: str, tolerance: float
+) -> None:
+    story = Story(configuration=Configuration(state_codec=state_codec), peers=2)
+    swarm = story.spec.swarm.model_copy(update={"use_local_updates": local_updates})
+    for peer, value in zip(("peer-0", "peer-1"), arithmetic, strict=True):
+        if value is not None:
+            story.of("peer_ready", peer)[0]["arithmetic"] = value
+    log = RunLog(story.spec.model_copy(update={"swarm": swarm}), story.timeline.events)
+    assert tolerance_of(log, "peer-0", "peer-1") == tolerance
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_replica_that_is_equal_needs_no_further_averaging(equal: bool) -> None:
+    """Others averaged parameters without it, which changed nothing."""
+    story = Story(configuration=Configuration(average_state_every="auto"))
+    story.rounds(*(float(n) for n in range(1, 16)), peers=ALL)
+    story.finish(15.0, ALL)
+    others = [e for e in story.of("state_round") if e["round"] == 3 and e["peer"] != "peer-2"]
+    kept = [e for e in story.events if e["kind"] != "state_round" or e in others]
+    story.events = kept
+    if not equal:
+        apart(story, 0.1, *range(3, 16))
+    found = result(story, "replicas_agree").violations
+    assert found == (
+        [] if equal else ["peer-2: not made equal to the other replicas in its last 13 rounds"]
+    )
 
 
 def apart(story: Story, distance: float, *rounds: int) -> None:

@@ -161,10 +161,10 @@ def test_rank_one_factors_compress_all_payload_less_than_twofold() -> None:
 @pytest.mark.parametrize(("every", "codec"), [(1, "none"), (1, "float16"), (2, "float16")])
 def test_compression_ratio_includes_state_averaging(every: int, codec: str) -> None:
     """Three peers, statistics beside the parameters, every round or every other one."""
-    swarm = SwarmConfig(
-        peers=3, target_batch_size=128, state_codec=codec, average_state_every=every
-    )
-    log, state = Log(spec=make_spec(swarm=swarm), payload=4000), 30_000
+    swarm = SwarmConfig(peers=3, target_batch_size=128)
+    configuration = Configuration(state_codec=codec, average_state_every=every)
+    spec = make_spec(swarm=swarm, configuration=configuration)
+    log, state = Log(spec=spec, payload=4000), 30_000
     events = [
         event
         for event in log.events()
@@ -199,8 +199,8 @@ def test_without_a_codec_the_ratio_is_one_to_the_bit(peers: int) -> None:
 
 
 def test_older_logs_have_the_ratio_if_state_was_not_compressed() -> None:
-    swarm = SwarmConfig(peers=2, target_batch_size=128, state_codec="float16")
-    assert row(Log(spec=make_spec(swarm=swarm)))["compression_ratio"] is None
+    spec = make_spec(configuration=Configuration(state_codec="float16"))
+    assert row(Log(spec=spec))["compression_ratio"] is None
     assert row(Log())["compression_ratio"] == 17 / 5
 
 

@@ -46,6 +46,7 @@ def test_a_resolved_study_has_the_facts_of_its_workload(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(OLD_STUDIES.glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.filterwarnings("ignore:swarm.average_state_every is now:FutureWarning")
 def test_a_study_of_an_earlier_version_is_resolved(file: Path) -> None:
     study = resolve(file, workload=WorkloadFacts(SHAPES, 32, "real"))
     written = yaml.safe_load(file.read_text())

@@ -171,7 +171,7 @@ def _dense_state(timeline: Timeline) -> float | None:
     grouped = [event for event in timeline.of(StateRound) if event.outcome in GROUPED]
     dense = _mean(event.dense_state_bytes for event in timeline.of(PeerReady))
     if dense is None:  # a log of an earlier version, without the field
-        return float(_sent(grouped)) if timeline.spec.swarm.state_codec == "none" else None
+        return float(_sent(grouped)) if timeline.spec.configuration.state_codec == "none" else None
     sizes = Counter(event.group_size or 1 for event in grouped)
     # exact if all members report: one division of whole numbers for each size of group
     return math.fsum(2 * (size - 1) * count * dense / size for size, count in sizes.items())

@@ -20,6 +20,10 @@ REGISTERED.register_lazy(
     "min_compression_ratio", "rayhive.spec.axes.min_compression_ratio:MinCompressionRatio"
 )
 REGISTERED.register_lazy("delay", "rayhive.spec.axes.delay:Delay")
+REGISTERED.register_lazy(
+    "average_state_every", "rayhive.spec.axes.average_state_every:AverageStateEvery"
+)
+REGISTERED.register_lazy("state_codec", "rayhive.spec.axes.state_codec:StateCodec")
 
 
 def draw_order(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:

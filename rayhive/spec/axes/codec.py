@@ -36,7 +36,7 @@ class Codec(Axis):
     def conflicts(self, value: Any, swarm: SwarmConfig) -> Iterator[str]:
         """Find a codec of gradients where parameters are averaged."""
         for allowed in super().conflicts(value, swarm):
-            yield f"{allowed}; swarm.state_codec is the codec of parameters"
+            yield f"{allowed}; space.state_codec is the codec of parameters"
 
     def apply(self, arguments: dict[str, Any], values: Values) -> None:
         """Build the codec, unless it takes a threshold: the axis ``threshold`` builds that one."""

@@ -1,0 +1,52 @@
+"""Statistics of an inner optimizer, such as moments and counters of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+def averageable(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Return the names of the statistics whose average has a meaning, sorted.
+
+    These are the floating-point tensors that every parameter has. If a statistic as large as its
+    parameter has another type, it is quantised, and none of them has: its scale belongs to it.
+    """
+    names: set[str] | None = None
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            found = {name: t for name, t in state.items() if isinstance(t, torch.Tensor)}
+            if any(_is_quantised(tensor, parameter) for tensor in found.values()):
+                return ()
+            floating = {name for name, tensor in found.items() if tensor.is_floating_point()}
+            names = floating if names is None else names & floating
+    return tuple(sorted(names or ()))
+
+
+def _is_quantised(statistic: torch.Tensor, parameter: torch.Tensor) -> bool:
+    as_large = statistic.numel() == parameter.numel() > 1
+    return as_large and not statistic.is_floating_point()
+
+
+@contextmanager
+def kept_in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Keep the tensors of an optimizer's state while another state is loaded in the body.
+
+    ``load_state_dict`` replaces them; an averager's process may share their memory. The present
+    tensors get the loaded values.
+    """
+    before = {parameter: dict(values) for parameter, values in optimizer.state.items()}
+    yield
+    with torch.no_grad():
+        for parameter, values in optimizer.state.items():
+            for name, old in before.get(parameter, {}).items():
+                new = values.get(name)
+                if (
+                    isinstance(old, torch.Tensor)
+                    and isinstance(new, torch.Tensor)
+                    and old.shape == new.shape
+                ):
+                    values[name] = old.copy_(new)
