@@ -19,7 +19,6 @@ from hivemind.averaging import DecentralizedAverager, averager
 from hivemind.averaging.allreduce import AllreduceException
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.compression import TensorRole
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
@@ -79,8 +78,7 @@ class MeasuredAverager(DecentralizedAverager):
         differences: Whether reducers answer with differences, see :class:`MeasuredAllReduce`; equal
             for all peers of a swarm.
         weighting: Weight of this peer in a round.
-        min_matchmaking_time: Longest wait for a group [s].
-        allreduce_timeout: Longest all-reduce [s].
+        min_matchmaking_time, allreduce_timeout: Longest wait for a group, and all-reduce [s].
         kwargs: As hivemind's. ``target_group_size`` is the size of a complete group as long as the
             members are not known, see :meth:`set_members`.
 
@@ -135,14 +133,9 @@ class MeasuredAverager(DecentralizedAverager):
         self._outer_pipe: Any = LockedPipe(self._outer_pipe)
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
         rule = OutlierFilter(outlier_filter, sketches=sketches)
+        stats = [info.role.name == "OPTIMIZER" for info in self.tensor_infos or ()]
         self.rounds = RoundPipeline(
-            self._averaged_tensors,
-            [info.role == TensorRole.OPTIMIZER for info in self.tensor_infos or ()],
-            self.payload,
-            rule,
-            self.groups,
-            aggregation,
-            weighting,
+            self._averaged_tensors, stats, self.payload, rule, self.groups, aggregation, weighting
         )
         if start:
             self.run_in_background(await_ready=True)
