@@ -80,7 +80,8 @@ def run_peer(
         swarm.step()
         if swarm.local_epoch > round_:
             state = swarm.state_averager.optimizer.state
-            statistics = [value for each in state.values() for value in each.values()]
+            # a state that was loaded may have another order
+            statistics = [each[name] for each in state.values() for name in sorted(each)]
             tensors = [*module.parameters(), *statistics]
             content = b"".join(tensor.detach().numpy().tobytes() for tensor in tensors)
             digests[swarm.local_epoch] = hashlib.sha256(content).hexdigest()[:8]
