@@ -152,7 +152,9 @@ def test_survivors_lose_one_round_at_most_and_agree_after_the_next(phase: str) -
         assert worst == 0.0, round_
     for each in survivors:
         assert {number for number, _ in each["averaged"]} <= {DEATH + 1, DEATH + 2}, survivors
-        # a peer that got every part learns of the others' loss, or of their other parameters
-        assert {reason for _, reason in each["averaged"]} <= {"failed_round", "replicas_differ"}
+        # a peer that got every part learns of the others' loss, or of their other parameters; on a
+        # busy machine survivors may lose sight of each other for a moment
+        reasons = {reason for _, reason in each["averaged"]}
+        assert reasons <= {"failed_round", "replicas_differ", "partition"}
     print(f"slowest round {max(each['slowest_s'] for each in survivors):.2f} s; the round of the "
           f"death: {[each['rounds'][str(DEATH)] for each in survivors]}")  # fmt: skip
