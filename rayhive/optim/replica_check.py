@@ -29,14 +29,14 @@ DRIFT = 1e-6
 LOSSY_DRIFT = 1e-3
 #: Rounds after a difference in which digests are announced.
 WATCHED_ROUNDS = 3
-#: Reasons for which a peer asks its group to average parameters. The first of those that peers of a
-#: group give is the group's.
+#: Reasons for which a peer asks its group to average parameters. If peers of a group have several
+#: ones, the first in this list is reported.
 ASKED: tuple[AveragingReason, ...] = ("partition", "failed_round", "joined")
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a peer tells its group before a round of gradients.
+    """Announcement of a peer to its group before a round of gradients.
 
     Attributes:
         round: The round, which the members of a group have in common.
