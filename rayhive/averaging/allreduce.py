@@ -34,6 +34,14 @@ from rayhive.spec import Aggregation
 ABSENT = "it is no longer there"
 
 
+async def numbered(messages: AsyncIterable[Any]) -> AsyncIterator[tuple[int, Any]]:
+    """Yield messages with their numbers; the threads that decode them run in any order."""
+    index = 0
+    async for message in messages:
+        yield index, message
+        index += 1
+
+
 class MeasuredAllReduce(AllReduceRunner):
     """One all-reduce of one group, as a sender and as a reducer.
 
@@ -179,14 +187,12 @@ class MeasuredAllReduce(AllReduceRunner):
         container, at = self.tensor_part_container, self.ordered_peer_ids.index(reducer)
         expected, averaged = container.num_parts_by_peer[at], 0
 
-        async def numbered(answers: AsyncIterator[averaging_pb2.AveragingData]) -> Any:
-            index = 0
+        async def averages(answers: AsyncIterator[averaging_pb2.AveragingData]) -> Any:
             async for answer in answers:
                 if answer.code != averaging_pb2.AVERAGED_PART:
                     code = averaging_pb2.MessageCode.Name(answer.code)
                     raise AllreduceException(f"{reducer} sent {code}")
-                yield index, answer.tensor_part
-                index += 1
+                yield answer.tensor_part
 
         def decoded(answer: tuple[int, Any]) -> torch.Tensor:
             """Return the average, whether the answer is the average or a difference."""
@@ -200,7 +206,7 @@ class MeasuredAllReduce(AllReduceRunner):
             stream = await self._get_peer_stub(reducer).rpc_aggregate_part(parts)
             if self.should_delay_results(self.peer_id):
                 await all_sent.wait()
-            answers = numbered(aiter_with_timeout(stream, self.reducer_timeout))
+            answers = numbered(averages(aiter_with_timeout(stream, self.reducer_timeout)))
             prefetch = container.prefetch
             async for average in amap_in_executor(decoded, answers, max_prefetch=prefetch):
                 container.register_processed_part(at, averaged, average)
@@ -254,14 +260,15 @@ class MeasuredAllReduce(AllReduceRunner):
         """Add a sender's parts to the averages; yield an answer to each of them."""
         reducer, sender = self.tensor_part_reducer, self.sender_peer_ids[sender_index]
         container = self.tensor_part_container
-        answered, received = 0, itertools.count()
+        answered = 0
 
-        def decoded(message: averaging_pb2.AveragingData) -> tuple[Any, torch.Tensor]:
-            return message, container.decoded(self._own, next(received), message.tensor_part)
+        def decoded(received: tuple[int, Any]) -> tuple[Any, torch.Tensor]:
+            index, message = received
+            return message, container.decoded(self._own, index, message.tensor_part)
 
-        prefetch = container.prefetch
+        parts, prefetch = numbered(stream), container.prefetch
         try:
-            async for message, part in amap_in_executor(decoded, stream, max_prefetch=prefetch):
+            async for message, part in amap_in_executor(decoded, parts, max_prefetch=prefetch):
                 try:
                     average = await reducer.accumulate_part(
                         sender_index, answered, part, weight=message.weight

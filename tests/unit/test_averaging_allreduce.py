@@ -48,7 +48,11 @@ async def unanswered(*_: Any) -> Any:
 
 
 def loopback(
-    peers: int, codec: str = "none", calls: Mapping[PeerID, Call] | None = None, **options: Any
+    peers: int,
+    codec: str = "none",
+    calls: Mapping[PeerID, Call] | None = None,
+    tensors: Sequence[list[torch.Tensor]] | None = None,
+    **options: Any,
 ) -> list[MeasuredAllReduce]:
     """Return the runners of one group, connected to each other by function calls.
 
@@ -56,6 +60,7 @@ def loopback(
         peers: Size of the group.
         codec: Name of the codec.
         calls: Ways to call single peers; the rest is called directly.
+        tensors: Tensors of each peer; None for random ones of :data:`SHAPES`.
         options: Arguments of the runners.
     """
     runners: dict[PeerID, MeasuredAllReduce] = {}
@@ -78,7 +83,9 @@ def loopback(
             servicer_type=Loopback,
             prefix=None,
             group_id=b"group",
-            tensors=[torch.randn(shape, generator=generator) for shape in SHAPES],
+            tensors=tensors[index]
+            if tensors is not None
+            else [torch.randn(shape, generator=generator) for shape in SHAPES],
             ordered_peer_ids=names,
             peer_fractions=(1 / peers,) * peers,
             compression=CODECS.get(codec)().build(),
@@ -130,6 +137,38 @@ def test_a_group_sends_its_payload_there_and_back(peers: int, codec: str) -> Non
             assert record["fraction"] == 1.0
             assert record["seconds"] >= 0
             assert not runner.banned() and not runner.failures
+
+    asyncio.run(body())
+
+
+async def in_pairs_backwards(function: Any, items: Any, **_: Any) -> AsyncIterator[Any]:
+    """Apply a function to every second item before the one before it; yield results in order."""
+    waiting: list[Any] = []
+    async for item in items:
+        waiting.append(item)
+        if len(waiting) == 2:
+            second = function(waiting.pop())
+            yield function(waiting.pop())
+            yield second
+    for item in waiting:
+        yield function(item)
+
+
+@pytest.mark.parametrize("shapes", [[(300_000,)], [(100_000,), (5,), (200_000,)]])
+def test_threads_may_decode_parts_in_any_order(
+    monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, ...]]
+) -> None:
+    async def body() -> None:
+        monkeypatch.setattr("rayhive.averaging.allreduce.amap_in_executor", in_pairs_backwards)
+        generator = torch.Generator().manual_seed(0)
+        tensors = [[torch.randn(s, generator=generator) for s in shapes] for _ in range(2)]
+        runners = loopback(2, tensors=tensors)
+        assert max(runners[0].tensor_part_container.num_parts_by_peer) > 1
+        expected = [torch.stack(column).mean(0) for column in zip(*tensors, strict=True)]
+        for got in await average(runners):
+            for found, wanted in zip(got, expected, strict=True):
+                torch.testing.assert_close(found, wanted)
+        assert not any(runner.failures or runner.banned() for runner in runners)
 
     asyncio.run(body())
 
