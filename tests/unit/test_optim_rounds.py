@@ -17,6 +17,7 @@ from rayhive.averaging.round_result import PhaseRecord, RoundResult
 from rayhive.errors import ConfigError, PeerError
 from rayhive.events import AveragingReason
 from rayhive.membership.view import Reunion
+from rayhive.optim import parameter_rounds
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.optim.parameter_rounds import BACKGROUND_WAITS
 from rayhive.optim.replica_check import Announcement
@@ -221,3 +222,26 @@ def test_a_group_size_is_refused_and_not_ignored(name: str, value: Any) -> None:
     options: dict[str, Any] = {"dht": SimpleNamespace(client_mode=False), name: value}
     with pytest.raises(ConfigError, match=f"{name}.target_group_size: 4 is not valid: absent"):
         RayhiveOptimizer(**options)
+
+
+@pytest.mark.parametrize(
+    ("every", "options", "period", "reason"),
+    [
+        (4, {"use_local_updates": True}, 4, None),
+        ("auto", {}, None, None),
+        ("auto", {"extra_tensors": (torch.zeros(2, dtype=torch.int64),)}, None, None),
+        ("auto", {"extra_tensors": (torch.zeros(2),)}, 1, "extra tensors"),
+        ("auto", {"use_local_updates": True}, 1, "steps on its own"),
+    ],
+)
+def test_auto_means_every_round_where_replicas_always_differ(
+    every: Any,
+    options: dict[str, Any],
+    period: int | None,
+    reason: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(parameter_rounds.logger, "info", said.append)
+    assert parameter_rounds.period_of(every, **options, matchmaking_time=5.0) == period
+    assert [reason in text for text in said] == ([True] if reason else [])
