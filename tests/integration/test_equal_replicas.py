@@ -46,6 +46,8 @@ WAYS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
         {"delay_state_averaging": True, "delay_grad_averaging": True},
     ),
 }
+#: Elements from which a codec uses 8 bits; two of four tensors are larger.
+THRESHOLDS = {"size_adaptive": 128}
 #: Every codec with every delay, dense and with PowerSGD.
 DELAYS = ("state", "optimizer_step", "grad_averaging")
 EVERY: dict[str, tuple[str, int | None, dict[str, Any]]] = {
@@ -103,7 +105,7 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
                 "run_id": f"equal{number}",
                 "host_maddrs": LOOPBACK,
                 "initial_peers": None if peer == 0 else address_in(meeting),
-                "grad_compression": CODECS.get(codec)().build(),
+                "grad_compression": CODECS.get(codec)().build(THRESHOLDS.get(codec)),
                 "grad_averager_factory": rank and partial(PowerSGD, averager_rank=rank),
                 **options,
             }
