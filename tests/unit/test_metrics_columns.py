@@ -267,7 +267,17 @@ def test_failed_rounds_of_gradients_and_of_state() -> None:
 
 
 def test_a_swarm_without_state_averaging_sent_zero_bytes_of_state() -> None:
-    assert without(Log(), "state_round")["state_bytes_per_round"] == 0.0
+    columns = without(Log(), "state_round")
+    assert (columns["state_bytes_per_round"], columns["state_rounds"]) == (0.0, 0)
+
+
+def test_rounds_after_which_parameters_were_averaged_count_once() -> None:
+    log = Log()
+    events = [e for e in log.events() if e["kind"] != "state_round" or e["round"] in (2, 3)]
+    for event in events:
+        if event["kind"] == "state_round" and event["round"] == 3:
+            event["outcome"] = "failed"
+    assert timeline_row(timeline_of(log.spec, events))["state_rounds"] == 1
 
 
 def test_weights() -> None:

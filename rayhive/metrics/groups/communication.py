@@ -57,6 +57,7 @@ class Communication(MetricGroup):
       its own gradients or skipped the round, or in which its state averaging failed.
     * ``rounds_partial``: rounds in which a peer received only some of the averaged parts, of
       gradients or of state.
+    * ``state_rounds``: distinct rounds after which parameters were averaged, at least in part.
     * ``rounds_complete``: number of complete rounds.
     * ``payload_matches``: whether the swarm sent exactly the predicted bytes in every complete
       round. None without a complete round, or if the size depends on the data.
@@ -86,6 +87,7 @@ class Communication(MetricGroup):
             total("rounds", "Committed rounds"),
             total("rounds_failed", "Rounds in which a peer got no average"),
             total("rounds_partial", "Rounds in which some parts were not averaged"),
+            total("state_rounds", "Rounds after which parameters were averaged"),
         ),
         total("rounds_complete", "Complete rounds"),
         Column(
@@ -191,12 +193,14 @@ def _averaging_seconds(timeline: Timeline) -> list[float]:
 
 def _rounds(timeline: Timeline, complete: Sequence[Sequence[Round]]) -> Row:
     if timeline.first(TrainingStarted) is None:
-        return dict.fromkeys(("rounds", "rounds_failed", "rounds_partial", "rounds_complete"))
+        names = ("rounds", "rounds_failed", "rounds_partial", "state_rounds", "rounds_complete")
+        return dict.fromkeys(names)
     events = timeline.averagings
     return {
         "rounds": len(timeline.rounds),
         "rounds_failed": len({event.round for event in events if event.outcome in FAILED}),
         "rounds_partial": len({event.round for event in events if _partial(event)}),
+        "state_rounds": len({e.round for e in timeline.of(StateRound) if e.outcome in GROUPED}),
         "rounds_complete": len(complete),
     }
 
