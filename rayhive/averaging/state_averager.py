@@ -9,7 +9,13 @@ from statistics import fmean
 from typing import Any, TypeVar
 
 import torch
-from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, TensorRole
+from hivemind.compression import (
+    CompressionBase,
+    CompressionInfo,
+    NoCompression,
+    RoleAdaptiveCompression,
+    TensorRole,
+)
 from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.averager import MeasuredAverager
@@ -92,7 +98,8 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         compression: Codec of the averaging.
         state_compression: Codec of a state that is sent to a joining peer.
         all_statistics: Average all statistics of the inner optimizer with the parameters, not only
-            those named by ``average_opt_statistics``. Equal for all peers of a swarm.
+            those named by ``average_opt_statistics``. They are sent as float32, because a codec
+            may make small second moments negative. Equal for all peers of a swarm.
         kwargs: As those of hivemind's and of :class:`MeasuredAverager`. The direction of parameters
             means nothing: the outlier filter's rule ``direction`` acts on them as ``norm``.
 
@@ -122,6 +129,8 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
         self._extras, self._all_statistics = ExtraTensors(extra_tensors), all_statistics
         averaging = NoCompression() if compression is None else compression
         self.lossy = not isinstance(averaging, NoCompression)
+        if self.lossy and all_statistics:
+            averaging = RoleAdaptiveCompression(default=averaging, optimizer=NoCompression())
         codec = NoCompression() if state_compression is None else state_compression
         super().__init__(
             compression=averaging,

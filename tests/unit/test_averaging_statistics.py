@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from hivemind.compression import TensorRole
+from hivemind.compression import TensorRole, deserialize_torch_tensor
+from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.optimizer_statistics import averageable, kept_in_place
 from rayhive.averaging.round_filter import detached
 from rayhive.averaging.state_averager import RayhiveStateAverager
+from rayhive.registry import CODECS
 from tests.unit.averaging_fakes import PEER
 
 
@@ -101,6 +103,22 @@ def test_statistics_are_averaged_with_the_parameters(
     with made.get_tensors() as tensors:
         assert len(tensors) == len(roles)
     assert made.settled_parameters() == made.optimizer.param_groups[0]["params"]
+
+
+@pytest.mark.parametrize("codec", ["float16", "uniform8"])
+def test_statistics_are_sent_without_loss(codec: str) -> None:
+    """Small second moments would become zero or negative."""
+    made = averager(all_statistics=True, compression=CODECS.get(codec)().build())
+    compression = made.allreduce_kwargs["compression"]
+    types: dict[TensorRole, set[int]] = {}
+    with made.get_tensors() as tensors:
+        for tensor, info in zip(tensors, made.tensor_infos, strict=True):
+            message = compression.compress(tensor, info)
+            types.setdefault(info.role, set()).add(message.compression)
+            if info.role == TensorRole.OPTIMIZER:
+                assert torch.equal(deserialize_torch_tensor(message), tensor)
+    assert types[TensorRole.OPTIMIZER] == {runtime_pb2.NONE}
+    assert runtime_pb2.NONE not in types[TensorRole.PARAMETER]
 
 
 @pytest.mark.parametrize(("value", "finite"), [(1e6, True), (float("nan"), False)])
