@@ -134,7 +134,7 @@ def test_replicas_that_differ_are_averaged_beyond_a_tolerance(tmp_path: Path) ->
     assert differing(told) == [5, 6], told
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 def test_a_peer_that_joins_makes_the_others_average_once(tmp_path: Path, optimizer: str) -> None:
     """Statistics are averaged, too: different moments would drive the replicas apart again."""
     options: dict[str, Any] = {"rounds": 8, "together": 2, "optimizer": optimizer}
