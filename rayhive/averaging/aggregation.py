@@ -109,7 +109,10 @@ class SteadyReducer(TensorPartReducer):
         excluded: Senders whose parts are answered and do not enter the average.
         refused: Senders of parts that are not finite.
         rule: Aggregation rule; None for the mean, which adds parts as they arrive and keeps none.
+        weights: Sum of the weights that entered each finished average.
     """
+
+    weights: list[float]
 
     denominator: float
     accumulator: torch.Tensor
@@ -117,6 +120,10 @@ class SteadyReducer(TensorPartReducer):
     refused: frozenset[int] = frozenset()
     rule: Rule | None = None
     _parts: tuple[tuple[float, torch.Tensor], ...] = ()
+
+    def __init__(self, part_shapes: Sequence[torch.Size], num_senders: int) -> None:
+        self.weights = []
+        super().__init__(part_shapes, num_senders)
 
     async def accumulate_part(
         self, sender_index: int, part_index: int, tensor_part: torch.Tensor, weight: float = 1.0
@@ -163,6 +170,8 @@ class SteadyReducer(TensorPartReducer):
     def check_current_part_finished(self) -> None:
         """Aggregate the parts once all have arrived; without any weight the result is 0."""
         complete = self.current_part_accumulated_from == self.num_current_senders
+        if complete:
+            self.weights.append(self.denominator)
         if complete and self.rule is not None and self._parts:
             weights, parts = zip(*self._parts, strict=True)
             self.accumulator, self.denominator = self.rule(weights, parts), 1.0

@@ -62,6 +62,8 @@ class MeasuredAllReduce(AllReduceRunner):
         shares: Share of the payload that each member reduces; None for hivemind's partition, by
             ``peer_fractions`` and ``part_size_bytes``, in a group with members of hivemind.
         alpha: Weight of the averages against the present values of the tensors.
+        owed: Tensors to which the errors of this peer's encodings are added, see
+            :class:`TensorParts`; errors of differences are not.
         kwargs: As hivemind's.
     """
 
@@ -76,6 +78,7 @@ class MeasuredAllReduce(AllReduceRunner):
         differences: bool = False,
         shares: Shares | None = None,
         alpha: float = 1.0,
+        owed: Sequence[torch.Tensor] | None = None,
         *,
         tensors: Sequence[torch.Tensor],
         tensor_infos: Sequence[CompressionInfo] | None = None,
@@ -101,15 +104,18 @@ class MeasuredAllReduce(AllReduceRunner):
             infos=tensor_infos,
             prefetch=prefetch,
             alpha=alpha,
+            owed=owed,
+            weight=self.weight,
         )
         self.tensor_part_container = container
         self._own = self.ordered_peer_ids.index(self.peer_id)
-        self._answers = None if differences else Answers(container, self._own)
         self.parts_for_local_averaging = ()
         self.tensor_part_reducer = SteadyReducer(
             tuple(torch.Size([size]) for size in container.elements(self._own)),
             len(self.sender_peer_ids),
         )
+        weights = self.tensor_part_reducer.weights
+        self._answers = None if differences else Answers(container, self._own, weights)
         self.tensor_part_reducer.excluded = frozenset(
             at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
         )

@@ -12,6 +12,7 @@ small, and so is its error, while the error of encoded parameters is not.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,10 +47,11 @@ class Answers:
     Args:
         parts: The parts of the all-reduce.
         own: Position of the reducer in its group.
+        weights: Sum of the weights that entered each average.
     """
 
-    def __init__(self, parts: TensorParts, own: int) -> None:
-        self._parts, self._own = parts, own
+    def __init__(self, parts: TensorParts, own: int, weights: Sequence[float]) -> None:
+        self._parts, self._own, self._weights = parts, own, weights
         self._encoded: dict[int, asyncio.Future[EncodedAverage]] = {}
 
     async def encoded(self, index: int, average: torch.Tensor) -> EncodedAverage:
@@ -63,6 +65,7 @@ class Answers:
 
     def _encode(self, index: int, average: torch.Tensor) -> EncodedAverage:
         message = self._parts.encoded(self._own, index, average)
+        self._parts.owe(self._own, index, message, average, self._weights[index])
         message.chunks = AVERAGE
         return EncodedAverage(message, self._parts.decoded(self._own, index, message))
 

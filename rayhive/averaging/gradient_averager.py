@@ -17,6 +17,7 @@ from hivemind.compression import CompressionInfo, TensorRole
 from hivemind.optim.grad_averager import GradientAverager
 
 from rayhive.averaging.averager import MeasuredAverager
+from rayhive.averaging.error_feedback import FeedbackPayload
 from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 
 
@@ -40,7 +41,10 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     marked as cleared, and the first batch of a round is copied. Read before the first batch, they
     are zeros all the same.
 
-    The arguments are those of hivemind's averager and of :class:`MeasuredAverager`.
+    Args:
+        error_feedback: Whether the errors of a lossy codec enter the next round, see
+            :mod:`rayhive.averaging.error_feedback`.
+        kwargs: As those of hivemind's averager and of :class:`MeasuredAverager`.
     """
 
     wire_name = "GradientAverager"
@@ -48,6 +52,11 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     _cleared = False
     local_samples_accumulated: int
     _anchor_batch_size: int | None
+
+    def __init__(self, *args: Any, error_feedback: bool = False, **kwargs: Any) -> None:
+        if error_feedback:
+            kwargs["payload"] = FeedbackPayload
+        super().__init__(*args, **kwargs)
 
     @torch.no_grad()
     def _grad_accumulators(self) -> Iterator[torch.Tensor]:

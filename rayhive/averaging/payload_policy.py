@@ -6,7 +6,7 @@ An averager holds one policy. :class:`DensePayload` averages the tensors themsel
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,8 +19,24 @@ from rayhive.averaging.allreduce_groups import DENSE
 #: member counts do not sum to 0.
 STALE_WEIGHT = 1e-9
 
-#: Averages tensors in place in one phase; returns the fraction of the averaging that happened.
-AllReduce = Callable[[str, Sequence[torch.Tensor]], Awaitable[float]]
+
+class AllReduce(Protocol):
+    """Averages tensors in place in one phase; returns the fraction of the averaging that happened.
+
+    Args:
+        phase: Name of the phase.
+        tensors: The tensors.
+        owed: Tensors of the same shapes to which the errors of this peer's encodings are added, as
+            sums over samples (:mod:`rayhive.averaging.error_feedback`); None drops the errors.
+    """
+
+    def __call__(
+        self,
+        phase: str,
+        tensors: Sequence[torch.Tensor],
+        owed: Sequence[torch.Tensor] | None = None,
+    ) -> Awaitable[float]:
+        """Run the all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +57,23 @@ class GroupRound:
     weight: float = 1.0
     auxiliary: bool = False
     step: Future[Any] | None = None
+
+
+def entering_weight(round_: GroupRound) -> float:
+    """Return the weight of a peer's tensors; 0 if they must not count."""
+    return round_.weight if round_.weight > STALE_WEIGHT else 0.0
+
+
+def given_up(step: Future[Any] | None, current: Future[Any] | None) -> bool:
+    """Return whether a committed round's step was given up before the trainer got its result.
+
+    Args:
+        step: The step of the round; None if there is none.
+        current: The step under way, of which the round was an earlier attempt.
+    """
+    if step is None or step is current:
+        return False
+    return not step.done() or step.cancelled() or step.exception() is not None
 
 
 class PayloadPolicy(Protocol):

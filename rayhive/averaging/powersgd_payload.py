@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from hivemind.averaging.allreduce import AllreduceException
 
 from rayhive.averaging.allreduce_groups import DENSE
+from rayhive.averaging.error_feedback import ErrorFeedback
 from rayhive.averaging.matchmaking import round_in
-from rayhive.averaging.payload_policy import STALE_WEIGHT, GroupRound
+from rayhive.averaging.payload_policy import GroupRound, entering_weight, given_up
+from rayhive.averaging.policy_thread import PolicyThread
 from rayhive.compression.powersgd.factors import Factors, Tensors
 from rayhive.compression.powersgd.gpu_worker import ServedFactors
 from rayhive.compression.powersgd.kernels import METHODS
@@ -26,8 +27,6 @@ from rayhive.compression.powersgd.shapes import (
     phase_names,
 )
 from rayhive.errors import ConfigError, Problem
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,9 @@ class PowerSGDOptions:
             hivemind keeps averaged gradients in host memory and averages in a forked process,
             which cannot use the trainer's GPU: see
             :mod:`rayhive.compression.powersgd.gpu_worker`.
+        error_feedback: Whether the errors of a lossy codec are fed back as well, see
+            :mod:`rayhive.averaging.error_feedback`. Errors of Q are added to PowerSGD's own error
+            feedback; errors of P need none, because any P can be used that all peers share.
 
     Raises:
         ConfigError: An option is out of range, or the device does not exist; lists all problems.
@@ -57,10 +59,15 @@ class PowerSGDOptions:
     start_compressing_after_num_steps: int = 0
     orthogonalisation: str = "gram_schmidt"
     device: torch.device | str | None = None
+    error_feedback: bool = False
 
     def __post_init__(self) -> None:
-        options = {name: value for name, value in vars(self).items() if name != "device"}
+        others = ("device", "error_feedback")
+        options = {name: value for name, value in vars(self).items() if name not in others}
         problems = option_problems(**options) + _device_problems(self.device)
+        if self.error_feedback and self.start_compressing_after_num_steps:
+            key, allowed = "start_compressing_after_num_steps", "0 with error_feedback"
+            problems.append(Problem(key, self.start_compressing_after_num_steps, allowed))
         if problems:
             raise ConfigError(problems)
 
@@ -104,6 +111,8 @@ class PowerSGDPayload:
     Attributes:
         compressed: Indices of the gradients that are factorised.
         factors: Arithmetic of the factors.
+        feedback: Errors of the codec in gradients that are not factorised; None without error
+            feedback for codecs.
     """
 
     def __init__(
@@ -126,12 +135,14 @@ class PowerSGDPayload:
             orthogonalise=METHODS[options.orthogonalisation],
             device=device,
         )
+        rest = [gradients[index] for index in self._rest]
+        self.feedback = ErrorFeedback(rest) if options.error_feedback else None
         self._phases = phase_names(options.num_iters_per_step)
         self._dense_rounds = options.start_compressing_after_num_steps
         self._rounds = torch.zeros((), dtype=torch.int64)
         self._rounds.share_memory_()  # type: ignore[no-untyped-call]
         self._last_step: Future[Any] | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = PolicyThread("powersgd")
 
     def phases(self, gathered: Mapping[Any, Any]) -> tuple[str, ...]:
         """Return the phases of a round: P and Q per iteration, or the dense one at first."""
@@ -162,10 +173,13 @@ class PowerSGDPayload:
     async def undo_given_up(self, current: Future[Any] | None = None) -> None:
         """Undo the last round if its step was given up before the trainer got its result."""
         step, self._last_step = self._last_step, None
-        if step is None or step is current:
-            return
-        if not step.done() or step.cancelled() or step.exception() is not None:
-            await self._in_thread(self.factors.undo)
+        if given_up(step, current):
+            await self._thread.run(self._undo)
+
+    def _undo(self) -> None:
+        self.factors.undo()
+        if self.feedback is not None:
+            self.feedback.undo()
 
     async def _average_densely(self, gradients: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace gradients by their average without factors."""
@@ -177,57 +191,54 @@ class PowerSGDPayload:
 
     async def _average_factors(self, gradients: Sequence[torch.Tensor], round_: GroupRound) -> None:
         """Replace gradients by their average, factorised ones by their approximation."""
+        run, weight = self._thread.run, entering_weight(round_)
         large = [gradients[index] for index in self.compressed]
         small = [gradients[index] for index in self._rest]
-        averaged = [_copy(gradient) for gradient in small]
-        weight = round_.weight if round_.weight > STALE_WEIGHT else 0.0
+        if self.feedback is None:
+            averaged = [_copy(gradient) for gradient in small]
+        else:
+            averaged = await run(self.feedback.begin, small, weight)
         qs: Tensors = []
+        owed: Tensors | None = None
         for phase in self._phases:
             if phase.startswith("P"):
                 if qs:
-                    ps = await self._in_thread(self.factors.project, qs)
+                    ps = await run(self.factors.project, qs)
                 else:
-                    ps = await self._in_thread(partial(self.factors.begin, weight=weight), large)
+                    ps = await run(partial(self.factors.begin, weight=weight), large)
                 sent = self.factors.unstacked(ps)
             else:
-                qs = await self._in_thread(self.factors.backproject, ps)
+                qs = await run(self.factors.backproject, ps)
                 sent = self.factors.unstacked(qs)
             last = phase == self._phases[-1]
             if last:
+                if self.feedback is not None:
+                    owed = [torch.zeros_like(q) for q in sent] + self.feedback.owed
                 sent += averaged
-            fraction = await round_.allreduce(phase, sent)
+            fraction = await round_.allreduce(phase, sent, owed)
             if fraction < 1 and not last:
                 raise AllreduceException(f"only {fraction:.1%} of phase {phase} was averaged")
         if not round_.auxiliary:
-            await self._in_thread(self._commit, large, ps, qs, small, averaged)
+            errors = None if owed is None else owed[: len(large)]
+            await run(self._commit, large, ps, qs, errors, small, averaged, final=True)
             self._last_step = round_.step
 
+    @torch.no_grad()
     def _commit(
-        self, large: Tensors, ps: Tensors, qs: Tensors, small: Tensors, averaged: Tensors
+        self,
+        large: Tensors,
+        ps: Tensors,
+        qs: Tensors,
+        errors: Tensors | None,
+        small: Tensors,
+        averaged: Tensors,
     ) -> None:
-        self.factors.commit(large, ps, qs)
+        self.factors.commit(large, ps, qs, errors)
+        if self.feedback is not None:
+            self.feedback.commit(small)
+            return
         for gradient, new in zip(small, averaged, strict=True):
             gradient.copy_(new)
-
-    async def _in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Run work in the policy's single thread, to its end even when cancelled.
-
-        A cancelled round therefore leaves nothing half done, and no work that still writes where
-        the next attempt works.
-        """
-        if self._thread is None:  # created on first use: threads do not survive the fork
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="powersgd")
-        job = asyncio.get_running_loop().run_in_executor(self._thread, partial(work, *args))
-        cancelled = False
-        while not job.done():
-            try:
-                await asyncio.wait({job})
-            except asyncio.CancelledError:
-                cancelled = True
-        result = job.result()
-        if cancelled and work != self._commit:
-            raise asyncio.CancelledError
-        return result
 
     @torch.no_grad()
     def snapshot(self) -> tuple[dict[str, Any], Tensors]:

@@ -208,9 +208,11 @@ class RoundPipeline:
         options: dict[str, Any],
         phase: str,
         tensors: Sequence[torch.Tensor],
+        owed: Sequence[torch.Tensor] | None = None,
     ) -> float:
         """Average tensors in one phase; return the fraction of the averaging that happened."""
-        await host.run_allreduce(tensors, group, allreduce_id(group.group_id, phase), **options)
+        key = allreduce_id(group.group_id, phase)
+        await host.run_allreduce(tensors, group, key, owed=owed, **options)
         runner = self.groups.started(group.group_id).get(phase)
         return 1.0 if runner is None else runner.fraction()
 

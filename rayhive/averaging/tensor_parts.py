@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import lru_cache
 
 import torch
@@ -77,6 +78,9 @@ class TensorParts:
         infos: Description of each tensor.
         prefetch: Number of parts to encode ahead.
         alpha: Weight of the average against the present value.
+        owed: Tensors to which the errors of this peer's encodings are added, as sums over samples;
+            None to drop the errors. See :mod:`rayhive.averaging.error_feedback`.
+        weight: Weight of this peer in the averages.
 
     Attributes:
         total_size: Elements of all tensors.
@@ -93,6 +97,8 @@ class TensorParts:
         infos: Sequence[CompressionInfo],
         prefetch: int = 1,
         alpha: float = 1.0,
+        owed: Sequence[torch.Tensor] | None = None,
+        weight: float = 1.0,
     ) -> None:
         self.local_tensors, self.compression, self.prefetch = tensors, compression, prefetch
         self.total_size = sum(tensor.numel() for tensor in tensors)
@@ -100,6 +106,8 @@ class TensorParts:
         self.num_parts_by_peer = tuple(len(parts) for parts in partition)
         self._partition, self._infos, self._alpha = partition, infos, alpha
         self._flat = [tensor.detach().view(-1) for tensor in tensors]
+        self._owed = None if owed is None else [tensor.view(-1) for tensor in owed]
+        self._weight, self._lock = weight, threading.Lock()
         self._registered = [0] * len(partition)
         self._missing = [tensor.numel() for tensor in tensors]
         self._changed = asyncio.Event()
@@ -150,11 +158,40 @@ class TensorParts:
             raise AllreduceException(f"got {value.numel()} elements for part {index}")
         return value
 
+    def sent(self, peer: int, index: int) -> runtime_pb2.Tensor:
+        """Return the message with a part for its reducer; this peer owes the error."""
+        value = self.part(peer, index)
+        message = self.encoded(peer, index, value)
+        self.owe(peer, index, message, value, self._weight)
+        return message
+
+    @torch.no_grad()
+    def owe(
+        self, peer: int, index: int, message: runtime_pb2.Tensor, value: torch.Tensor, weight: float
+    ) -> None:
+        """Note the difference between a value of a part and its encoding, times a weight."""
+        if self._owed is None or not weight:
+            return
+        error = (value.float() - self.decoded(peer, index, message).float()).mul_(weight)
+        with self._lock:  # in a thread, which may come too late: nothing is owed for a failed part
+            if not self._finished and index >= self._registered[peer]:
+                for piece, place in self._places(self._owed, peer, index, error):
+                    place.add_(piece)
+
+    def _places(
+        self, flat: Sequence[torch.Tensor], peer: int, index: int, value: torch.Tensor
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the pieces of a part's value with their places in flat tensors."""
+        segments = self._partition[peer][index]
+        pieces = torch.split(value, [len(each) for each in segments])
+        for piece, each in zip(pieces, segments, strict=True):
+            yield piece, flat[each.tensor][each.start : each.stop]
+
     async def iterate_input_parts_for(self, peer: int) -> AsyncIterator[runtime_pb2.Tensor]:
         """Yield the encoded parts for a reducer; encode in the background."""
         indices = as_aiter(*range(self.num_parts_by_peer[peer]))
         async for message in amap_in_executor(
-            lambda index: self.encoded(peer, index, self.part(peer, index)),
+            lambda index: self.sent(peer, index),
             indices,
             max_prefetch=self.prefetch,
         ):
@@ -171,22 +208,22 @@ class TensorParts:
             raise ValueError(f"got the average of part {index}, not of {self._registered[peer]}")
         if self._finished:
             return
-        segments = self._partition[peer][index]
-        for piece, each in zip(
-            torch.split(average, [len(s) for s in segments]), segments, strict=True
-        ):
-            place = self._flat[each.tensor][each.start : each.stop]
+        for piece, place in self._places(self._flat, peer, index, average):
             if self._alpha == 1.0:
                 place.copy_(piece)
             else:
                 place.lerp_(piece.to(place.dtype), self._alpha)
-        self._done(peer, segments)
+        self._done(peer, self._partition[peer][index])
 
     def register_failed_reducer(self, peer: int) -> None:
-        """Keep all parts of a reducer of which there are no averages yet."""
+        """Keep all parts of a reducer of which there are no averages yet; nothing is owed."""
         for segments in self._partition[peer][self._registered[peer] :]:
             self.failed_size += sum(map(len, segments))
-            self._done(peer, segments)
+            with self._lock:
+                self._done(peer, segments)
+                if self._owed is not None:
+                    for each in segments:
+                        self._owed[each.tensor][each.start : each.stop] = 0.0
 
     def _done(self, peer: int, segments: Sequence[Segment]) -> None:
         self._registered[peer] += 1
@@ -210,7 +247,8 @@ class TensorParts:
 
     def finalize(self) -> None:
         """End the iteration; averages that come later are ignored."""
-        self._finished = True
+        with self._lock:
+            self._finished = True
         self._changed.set()
 
 

@@ -130,6 +130,7 @@ class Stack:
         q: torch.Tensor,
         *,
         contributes: bool,
+        owed: torch.Tensor | None = None,
     ) -> None:
         """Replace gradients by the product of the factors; keep the error of the peer's own.
 
@@ -138,7 +139,10 @@ class Stack:
             p: P of the last :meth:`backproject`.
             q: The averaged Q.
             contributes: False if this peer's factors are not in the average: the feedback stays.
+            owed: Errors of Q that this peer owes, per sample as the feedback, (k, m, r): its
+                product with P is added to the feedback.
         """
+        columns_owed = None if owed is None else _transposed(owed).to(self._device)
         columns = _transposed(q)
         sizes = columns.abs().amax(2)
         finite = (sizes.sum(1) + p.sum((1, 2))).isfinite()
@@ -153,6 +157,15 @@ class Stack:
         if blown_up or not contributes:
             self._write_out()  # it is read below, or stays
         self._before = (self._buffer, self._total, self._left, self._right, self.q.clone())
+        if columns_owed is not None:
+            columns_owed[~columns_owed.isfinite().all(2).all(1)] = 0.0
+            columns_owed[blown_up] = 0.0
+            if contributes:
+                self._own = self._own - columns_owed
+            else:  # the product was written out above, and undo needs the buffer as it is
+                self._left, self._right = left.nan_to_num(0.0, 0.0, 0.0), -columns_owed
+                self._total.copy_(self._buffer)
+                self._buffer, self._total = self._total, self._buffer
         if contributes:
             for at in blown_up:
                 torch.mul(self._buffer[at], self._scale, out=self._total[at])
@@ -231,6 +244,11 @@ class Factors:
         feedback = self.unstacked([stack.error_feedback for stack in self._stacks])
         return [each.view(shape) for each, shape in zip(feedback, self._shapes, strict=True)]
 
+    @property
+    def debt(self) -> Tensors:
+        """Error feedback as sums over samples, in the shapes of the gradients."""
+        return [each * self._weight for each in self.error_feedback]
+
     def unstacked(self, stacked: Tensors) -> Tensors:
         """Return the matrices of all stacks in the order of their gradients, as views."""
         found = {
@@ -278,7 +296,13 @@ class Factors:
         return [stack.backproject(p) for stack, p in pairs][::-1]
 
     @torch.no_grad()
-    def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
+    def commit(
+        self,
+        gradients: Sequence[torch.Tensor],
+        ps: Tensors,
+        qs: Tensors,
+        owed: Tensors | None = None,
+    ) -> None:
         """Replace gradients by the product of the factors; keep the error of the peer's own.
 
         A matrix whose factors are not finite becomes NaN, as it would without PowerSGD. Its error
@@ -288,10 +312,13 @@ class Factors:
             gradients: Gradients of the round.
             ps: P of the last :meth:`backproject`.
             qs: The averaged Q.
+            owed: Errors of the codec in Q that this peer owes, by matrix, as sums over samples.
         """
         contributes = self._entering > 0
+        weight = self._entering if contributes else self._weight
         for stack, p, q in zip(self._stacks, ps, qs, strict=True):
-            stack.commit(self._of(stack, gradients), p, q, contributes=contributes)
+            errors = None if owed is None else torch.stack(self._of(stack, owed)) / weight
+            stack.commit(self._of(stack, gradients), p, q, contributes=contributes, owed=errors)
         self._former_weight = self._weight
         if contributes:
             self._weight = self._entering

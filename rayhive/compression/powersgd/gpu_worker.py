@@ -70,9 +70,15 @@ class ServedFactors(Factors):
     def _backproject(self, ps: Tensors) -> Tensors:
         return self._tensors("_backproject", ps)
 
-    def commit(self, gradients: Sequence[torch.Tensor], ps: Tensors, qs: Tensors) -> None:
+    def commit(
+        self,
+        gradients: Sequence[torch.Tensor],
+        ps: Tensors,
+        qs: Tensors,
+        owed: Tensors | None = None,
+    ) -> None:
         """Replace gradients by the product of the factors; keep the error of the peer's own."""
-        self._ask("commit", ps, qs)
+        self._ask("commit", ps, qs, *(() if owed is None else (owed,)))
 
     def undo(self) -> None:
         """Restore the error feedback and the Q from before the last commit."""

@@ -1,0 +1,111 @@
+"""Peers of one process whose payload policies average by real all-reduces, without a network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from hivemind.compression import CompressionBase
+from hivemind.p2p import PeerID, ServicerBase
+
+from rayhive.averaging.allreduce import MeasuredAllReduce
+from rayhive.averaging.payload_policy import GroupRound
+from rayhive.compression.shares import reducer_shares
+
+#: Longest round [s].
+LIMIT = 30.0
+#: Longest wait for answers that are still leaving [s].
+DRAIN = 0.3
+
+
+class Meeting:
+    """The all-reduces of one group, whose members call each other directly.
+
+    Args:
+        weights: Weight of each member, by name.
+        codec: Codec of the group.
+        absent: Members that were lost when the group began.
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        codec: CompressionBase,
+        absent: Collection[str] = (),
+    ) -> None:
+        self.weights, self._codec = dict(weights), codec
+        self._ids = {name: PeerID(name.encode()) for name in weights}
+        self._absent = frozenset(self._ids[name].to_bytes() for name in absent)
+        self._runners: dict[tuple[str, PeerID], asyncio.Future[MeasuredAllReduce]] = {}
+
+    def _runner(self, phase: str, peer: PeerID) -> asyncio.Future[MeasuredAllReduce]:
+        loop = asyncio.get_running_loop()
+        return self._runners.setdefault((phase, peer), loop.create_future())
+
+    async def allreduce(
+        self,
+        name: str,
+        phase: str,
+        tensors: Sequence[torch.Tensor],
+        owed: Sequence[torch.Tensor] | None = None,
+    ) -> float:
+        """Average in place; return the fraction."""
+        meeting, own = self, self._ids[name]
+
+        class Loopback(ServicerBase):
+            @classmethod
+            def get_stub(cls, p2p: Any, peer: PeerID, *, namespace: str | None = None) -> Any:
+                async def rpc_aggregate_part(stream: Any) -> Any:
+                    runner = await asyncio.shield(meeting._runner(phase, peer))
+                    return runner.rpc_aggregate_part(stream, SimpleNamespace(remote_id=own))
+
+                return SimpleNamespace(rpc_aggregate_part=rpc_aggregate_part)
+
+        count = len(self._ids)
+        runner = MeasuredAllReduce(
+            p2p=SimpleNamespace(peer_id=own),
+            servicer_type=Loopback,
+            prefix=None,
+            group_id=phase.encode(),
+            tensors=tensors,
+            ordered_peer_ids=tuple(self._ids.values()),
+            peer_fractions=(1 / count,) * count,
+            shares=reducer_shares([None] * count),
+            compression=self._codec,
+            weight=self.weights[name],
+            absent=self._absent,
+            owed=owed,
+        )
+        self._runner(phase, own).set_result(runner)
+        async for _ in runner:
+            pass
+        await runner.drain(DRAIN)
+        return runner.fraction()
+
+
+async def take_part(
+    meeting: Meeting, name: str, policy: Any, gradients: Sequence[torch.Tensor], **options: Any
+) -> None:
+    """Average a peer's gradients by its policy.
+
+    Args:
+        meeting: The group.
+        name: The peer.
+        policy: Its payload policy.
+        gradients: Its averaged gradients.
+        options: ``fails``: whether the peer fails when all is averaged. ``step``: its step.
+    """
+
+    async def allreduce(phase: str, tensors: Any, owed: Any = None) -> float:
+        fraction = await meeting.allreduce(name, phase, tensors, owed)
+        if options.get("fails") == phase:
+            raise RuntimeError("the network is gone")
+        return fraction
+
+    members = dict.fromkeys(meeting.weights)
+    weight, step = meeting.weights[name], options.get("step")
+    round_ = GroupRound(allreduce, members, weight=weight, step=step)
+    await asyncio.wait_for(policy.average(gradients, round_), LIMIT)
