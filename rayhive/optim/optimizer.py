@@ -69,6 +69,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
             replicas differ (:mod:`rayhive.optim.replica_check`), and optimizer statistics with
             them; with extra tensors or local updates in every round. Equal for all peers.
         aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
+        error_feedback: Whether the errors of a lossy codec enter the next round, see
+            :mod:`rayhive.averaging.error_feedback`.
 
     Attributes:
         before_round: Called before a round's gradients are averaged, with its number and the
@@ -96,6 +98,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         next_chunk_timeout: float | None = None,
         outlier_filter: OutlierFilterRule = "norm",
         aggregation: Aggregation = "mean",
+        error_feedback: bool = False,
         average_state_every: int | Literal["auto"] = "auto",
         **kwargs: Any,
     ) -> None:
@@ -103,7 +106,12 @@ class RayhiveOptimizer(hivemind.Optimizer):
             factories.group_size_problems({**kwargs, "averager_opts": averager_opts})
         ):
             raise ConfigError(problems)
-        self._rules = {"outlier_filter": outlier_filter, "aggregation": aggregation}
+        self._rules: dict[str, Any] = {
+            "outlier_filter": outlier_filter,
+            "aggregation": aggregation,
+        }
+        if error_feedback:
+            self._rules["error_feedback"] = True
         self._averager_opts = averager_opts or {}
         self._straggler_timeout = straggler_timeout
         self._period = period_of(average_state_every, **kwargs)

@@ -18,7 +18,7 @@ from hivemind.optim.optimizer import Optimizer
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from rayhive.averaging.factory import factory_problems
+from rayhive.averaging.factory import factory_problems, takes_rules, with_our_averager
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.membership import addresses
 from rayhive.optim.factories import group_size_problems
@@ -227,6 +227,22 @@ def _check_rules(options: Mapping[str, Any]) -> Iterator[Problem]:
         yield Problem("aggregation", given["aggregation"], allowed)
     elif not unknowns:
         yield from factory_problems(options.get("grad_averager_factory"), **given)
+    yield from _check_feedback(options, str(given["aggregation"]))
+
+
+def _check_feedback(options: Mapping[str, Any], aggregation: str) -> Iterator[Problem]:
+    """Find settings with which errors cannot be fed back."""
+    feedback = options.get("error_feedback", False)
+    if not isinstance(feedback, bool):
+        yield Problem("error_feedback", feedback, "True or False")
+    elif not feedback:
+        return
+    elif options.get("use_local_updates"):
+        yield Problem("error_feedback", True, "False with use_local_updates")
+    elif aggregation != "mean":
+        yield Problem("error_feedback", True, f"False with aggregation {aggregation}")
+    elif not takes_rules(with_our_averager(options.get("grad_averager_factory"))):
+        yield Problem("error_feedback", True, "False with a grad_averager_factory of your own")
 
 
 def check_numbers(options: Mapping[str, Any]) -> Iterator[Problem]:

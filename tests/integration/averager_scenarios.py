@@ -125,6 +125,7 @@ def bytes_of_rounds(peers: int, cases: list[dict[str, Any]], rounds: int = 2) ->
                 options["averager_rank"] = case["powersgd_rank"]
                 options["min_compression_ratio"] = case["min_compression_ratio"]
             options["compression"] = codec.build(case.get("threshold"))
+            options["error_feedback"] = case.get("error_feedback", False)
             with averagers(dhts, make, **options) as group:
                 expected = mean_gradients(group)
                 measured = [[r.summary() for r in one_round(group)] for _ in range(rounds)]

@@ -29,6 +29,13 @@ CASES: list[dict[str, Any]] = [
         "min_compression_ratio": 0.0,
     },
     {"codec": "scaled_float16", "powersgd_rank": 4, "min_compression_ratio": 0.99},
+    {"codec": "uniform8", "error_feedback": True},
+    {
+        "codec": "uniform8",
+        "powersgd_rank": 2,
+        "min_compression_ratio": 0.3,
+        "error_feedback": True,
+    },
 ]
 NAMES = ["-".join(str(value) for value in case.values()) for case in CASES]
 
@@ -45,7 +52,8 @@ def test_measured_bytes_are_the_predicted_bytes(
 ) -> None:
     peers, reports = swarm
     case, seen = CASES[index], reports[index]
-    predicted = payload(SHAPES, peers=peers, **case)
+    options = {name: value for name, value in case.items() if name != "error_feedback"}
+    predicted = payload(SHAPES, peers=peers, **options)
     assert predicted.exact
     assert seen["compressed"] == list(predicted.compressed)
     for results in seen["rounds"]:

@@ -247,8 +247,8 @@ def test_rounding_to_half_precision_is_owed() -> None:
 
 
 def test_a_peer_with_old_parameters_keeps_its_debt() -> None:
-    peers = {"a": Peer("dense"), "b": Peer("dense")}
-    for weights in ({"a": 4.0, "b": 4.0}, {"a": 4.0, "b": STALE_WEIGHT}):
+    peers = {name: Peer("dense") for name in "abc"}
+    for weights in ({"a": 4.0, "b": 4.0, "c": 3.0}, {"a": 4.0, "b": STALE_WEIGHT, "c": 3.0}):
         before = peers["b"].debt()
         for seed, peer in enumerate(peers.values()):
             peer.give(seed)
@@ -256,7 +256,7 @@ def test_a_peer_with_old_parameters_keeps_its_debt() -> None:
     was, now = (
         torch.cat([each.flatten() for each in debt]) for debt in (before, peers["b"].debt())
     )
-    assert 0.3 < float((was == now).double().mean()) < 0.7, "what it does not reduce"
+    assert 0.4 < float((was == now).double().mean()) < 0.9, "of what others reduce"
 
 
 @pytest.mark.parametrize("kind", ["dense", "powersgd"])
