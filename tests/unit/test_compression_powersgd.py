@@ -34,7 +34,9 @@ class Breakable:
     def __init__(self) -> None:
         self.breaks: list[str] = []
 
-    async def __call__(self, phase: str, tensors: Sequence[torch.Tensor]) -> float:
+    async def __call__(
+        self, phase: str, tensors: Sequence[torch.Tensor], owed: Any = None
+    ) -> float:
         if self.breaks and phase == self.breaks[0]:
             self.breaks.pop(0)
             for tensor in tensors:
