@@ -31,7 +31,7 @@ from tests.unit.sweep_fakes import SHAPES, FakeCluster, Recorder, World
 
 STEPS = [
     Configuration(),
-    Configuration(codec="float16"),
+    Configuration(codec="float16", error_feedback=False),
     Configuration(powersgd_rank=1, min_compression_ratio=0.5),
 ]
 

@@ -102,9 +102,9 @@ def test_enqueued_configurations_are_completed_with_defaults() -> None:
     enqueue = [{"codec": "size_adaptive"}, {"powersgd_rank": 2}, {"codec": "float16"}]
     study = resolve({**BASE, "enqueue": enqueue})
     assert study.config.enqueue == (
-        Configuration(codec="size_adaptive", threshold=65537),
+        Configuration(codec="size_adaptive", threshold=65537, error_feedback=False),
         Configuration(powersgd_rank=2, min_compression_ratio=0.5),
-        Configuration(codec="float16"),
+        Configuration(codec="float16", error_feedback=False),
     )
     assert all(item.completed() == item for item in study.config.enqueue)
 
