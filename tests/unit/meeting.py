@@ -96,7 +96,8 @@ async def take_part(
         name: The peer.
         policy: Its payload policy.
         gradients: Its averaged gradients.
-        options: ``fails``: whether the peer fails when all is averaged. ``step``: its step.
+        options: ``fails``: phase after which the peer fails. ``step``: its step. ``limit``: longest
+            time of the round [s].
     """
 
     async def allreduce(phase: str, tensors: Any, owed: Any = None) -> float:
@@ -108,4 +109,4 @@ async def take_part(
     members = dict.fromkeys(meeting.weights)
     weight, step = meeting.weights[name], options.get("step")
     round_ = GroupRound(allreduce, members, weight=weight, step=step)
-    await asyncio.wait_for(policy.average(gradients, round_), LIMIT)
+    await asyncio.wait_for(policy.average(gradients, round_), options.get("limit", LIMIT))

@@ -11,16 +11,20 @@ import numpy as np
 import pytest
 import torch
 from hivemind.compression import CompressionInfo, Uniform8BitQuantization
+from hivemind.optim.grad_averager import GradientAverager
 from hivemind.proto import runtime_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayhive.averaging.error_feedback import FeedbackPayload
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager
 from rayhive.averaging.payload_policy import STALE_WEIGHT, DensePayload
 from rayhive.averaging.powersgd_payload import PowerSGDOptions, PowerSGDPayload
 from rayhive.errors import ConfigError
 from rayhive.registry import CODECS
-from tests.unit.meeting import Meeting, take_part
+from rayhive.strategy.arguments import check_options
+from tests.unit.averaging_fakes import unstarted
+from tests.unit.meeting import LIMIT, Meeting, take_part
 
 #: Large enough for several reducers of 8-bit parts.
 SHAPES = [(90, 60), (7,), (50, 90), (), (0,)]
@@ -34,6 +38,10 @@ def codec(name: str) -> Any:
         return Signs()
     kind = CODECS.get(name)()
     return kind.build(1000 if kind.uses_threshold else None)
+
+
+class OwnAverager(GradientAverager):
+    """An averager of a user's own."""
 
 
 class Signs(Uniform8BitQuantization):
@@ -121,6 +129,7 @@ async def average(
                 peer.gradients,
                 fails=dict(fails).get(name),
                 step=step(name in given_up),
+                limit=options.get("limit", LIMIT),
             )
         )
         for name, peer in peers.items()
@@ -268,7 +277,8 @@ def test_a_round_with_values_that_are_not_finite_leaves_no_debt_behind(kind: str
             peer.give(seed)
         if bad:
             peers["a"].gradients[0][3, 2] = torch.nan
-        asyncio.run(average(peers, names, "float16"))
+        # a peer whose own parts are refused waits for the end of the round
+        asyncio.run(average(peers, names, "float16", limit=3.0 if bad else LIMIT))
         for peer in peers.values():
             assert all(bool(each.isfinite().all()) for each in peer.debt())
 
@@ -319,3 +329,31 @@ def test_feedback_reaches_the_target_where_a_codec_alone_does_not(how: str, rati
     """Without feedback the tails that a codec cuts are lost in every round."""
     without, with_ = (trained(how, feedback, seed=0) for feedback in (False, True))
     assert with_ < ratio * without
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_averagers_take_the_option(feedback: bool) -> None:
+    shapes = [(40, 30), (7,)]
+    plain = unstarted(RayhiveGradientAverager, shapes, error_feedback=feedback)
+    assert isinstance(plain.payload, FeedbackPayload) == feedback
+    low_rank = unstarted(RayhivePowerSGDAverager, shapes, averager_rank=2, error_feedback=feedback)
+    assert (low_rank.payload.feedback is not None) == feedback
+
+
+@pytest.mark.parametrize(
+    ("options", "allowed"),
+    [
+        ({"error_feedback": 1}, "True or False"),
+        ({"error_feedback": True, "use_local_updates": True}, "False with use_local_updates"),
+        ({"error_feedback": True, "aggregation": "trimmed_mean"}, "False with aggregation"),
+        ({"error_feedback": True, "grad_averager_factory": GradientAverager}, None),
+        ({"error_feedback": True, "grad_averager_factory": OwnAverager}, "of your own"),
+    ],
+)
+def test_the_strategy_refuses_what_cannot_be_fed_back(
+    options: dict[str, Any], allowed: str | None
+) -> None:
+    problems = [each for each in check_options(options) if each.key == "error_feedback"]
+    assert [bool(allowed) and allowed in each.allowed for each in problems] == [True] * bool(
+        allowed
+    )
