@@ -6,9 +6,9 @@ import pytest
 
 from rayhive.events import InvariantChecked
 from rayhive.invariants import INVARIANTS, check_all
-from rayhive.invariants.base import RunLog
 from rayhive.invariants.replicas_agree import tolerance_of
 from rayhive.spec import Configuration
+from rayhive.timeline import Timeline
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
 from tests.fixtures.logs import make_spec
 
@@ -43,7 +43,7 @@ def test_the_tolerance_follows_the_codecs(
         codec=codec, delay=delay, average_state_every=every, state_codec=state_codec
     )
     story = Story(configuration=configuration)
-    log = RunLog(story.spec, story.timeline.events)
+    log = Timeline(story.spec, story.timeline.events)
     assert tolerance_of(log, "peer-0", "peer-1") == pytest.approx(tolerance, abs=1.1e-5)
 
 
@@ -66,7 +66,7 @@ def test_peers_that_round_alike_are_equal_to_the_bit(
     for peer, value in zip(("peer-0", "peer-1"), arithmetic, strict=True):
         if value is not None:
             story.of("peer_ready", peer)[0]["arithmetic"] = value
-    log = RunLog(story.spec.model_copy(update={"swarm": swarm}), story.timeline.events)
+    log = Timeline(story.spec.model_copy(update={"swarm": swarm}), story.timeline.events)
     assert tolerance_of(log, "peer-0", "peer-1") == tolerance
 
 

@@ -32,7 +32,7 @@ class ErrorFeedback(Axis):
         """Return whether the codec makes errors."""
         codec = values["codec"]
         known = isinstance(codec, str) and codec in CODECS
-        return known and not CODECS.get(codec).lossless
+        return known and CODECS.get(codec).relative_error > 0
 
     def needs(self) -> str:
         """Return the condition."""
