@@ -24,7 +24,7 @@ class ErrorFeedback(Axis):
     kind = "choice"
     depends_on = ("codec",)
     column = Column(
-        "error_feedback", "Whether the codec's errors enter the next round", type="text"
+        "error_feedback", "Whether the codec's errors enter the next round", type="flag"
     )
     examples = (False, True)
 
