@@ -63,7 +63,8 @@ def missing_parts(axis: Axis) -> Iterator[str]:
     """Find the parts of the contract that an axis does not keep."""
     one, other, *_ = axis.examples
     kinds = {"choice": "text", "integer": "count", "number": "float"}
-    if (axis.column.name, axis.column.type) != (axis.name, kinds[axis.kind]):
+    column = "flag" if axis.type is bool else kinds[axis.kind]
+    if (axis.column.name, axis.column.type) != (axis.name, column):
         yield "column"
     if axis.payload_argument not in (None, *inspect.signature(payload).parameters):
         yield "payload_argument"
