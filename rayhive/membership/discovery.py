@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,12 @@ from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
 from rayhive.membership.event_loop import Notifier, wait_at_most
+from rayhive.membership.topology import SMALL_SWARM
 from rayhive.membership.view import MembershipView
 
 logger = get_logger(__name__)
 
-#: Interval between two searches for unknown peers [s]: of a peer alone, and of one with company.
+#: Interval between two searches for unknown peers [s]: of a peer alone, and in a small swarm.
 SEARCH_ALONE_S, SEARCH_S = 0.5, 5.0
 
 
@@ -202,8 +204,7 @@ class Discovery:
                 raise
             except Exception as error:
                 logger.debug(f"could not look for peers: {error!r}")
-            alone = len(self.dialer.view.alive_ids()) == 1
-            await wait_at_most(arrival, SEARCH_ALONE_S if alone else SEARCH_S)
+            await wait_at_most(arrival, search_pause(len(self.dialer.view.alive_ids())))
 
     async def declare(self, takes_part: bool) -> None:
         """Write this peer's entry."""
@@ -246,10 +247,22 @@ class Discovery:
                 await asyncio.wait_for(self.call(peer.to_bytes()), self.patience)
 
     async def _merge_networks(self) -> None:
-        """Introduce all live peers to the DHT, which a partition may have split in two."""
+        """Introduce live peers to the DHT, which a partition may have split in two."""
         peers = sorted(self.dialer.view.alive_ids() - {self.dialer.view.own.peer_id})
+        peers = random.sample(peers, min(SMALL_SWARM, len(peers)))
         introduction = self.dht.run_coroutine(partial(_introduce, peers), return_future=True)
         await asyncio.wait_for(introduction, self.dialer.view.silence)
+
+
+def search_pause(alive: int) -> float:
+    """Return the time between two searches [s].
+
+    The answer of a search grows with the swarm, so a large swarm searches less often.
+
+    Args:
+        alive: Number of live peers, this one included.
+    """
+    return SEARCH_ALONE_S if alive == 1 else SEARCH_S * max(1.0, alive / SMALL_SWARM)
 
 
 async def _introduce(peers: list[bytes], dht: DHT, node: DHTNode) -> None:

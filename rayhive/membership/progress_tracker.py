@@ -102,7 +102,10 @@ class LiveProgressTracker:
         client_mode = dht.client_mode if client_mode is None else client_mode
         silence = min(SILENCE_S, metadata_expiration) if silence is None else silence
         now = get_dht_time()
-        own = Heartbeat(dht.peer_id.to_bytes(), now, int(now * 1000), client_mode=client_mode)
+        version = int(now * 1000)  # larger than those of a former incarnation
+        own = Heartbeat(
+            dht.peer_id.to_bytes(), now, version, client_mode=client_mode, spread=version
+        )
         self.view = MembershipView(own, silence, straggler_timeout=straggler_timeout)
         self._lock = self.view.lock
         self._service = HeartbeatService(
@@ -197,7 +200,7 @@ class LiveProgressTracker:
         receives everything, and the averagers learn of it at the next heartbeat.
         """
         with self._lock:
-            self.view.announce(**fields)
+            self.view.announce(aloud, **fields)
             if aloud:
                 self._announced_samples = self.view.own.samples
             has_company = bool(self.view.known())

@@ -7,104 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
+
+from rayhive.membership.announcements import Heartbeat, Member, Reunion
+
+__all__ = ["ROUNDS_BEHIND", "Heartbeat", "Member", "MembershipView", "Reunion"]
 
 #: Rounds that a peer may be behind and still be awaited: one behind by two finishes the round
 #: before. A peer further behind has to download the state.
 ROUNDS_BEHIND = 2
-
-
-class Member(NamedTuple):
-    """A live peer that takes part in the run.
-
-    Attributes:
-        peer_id: Its id.
-        client_mode: Whether it cannot be called, and so cannot lead a group.
-        round: The last round that it has finished.
-        averaged: The last round whose averaging it has finished or given up.
-        met: The last round that it has averaged in a group.
-        entered: The last round that it has begun to average; before that it computes. None if it
-            comes to this averaging from another one, and so at once.
-    """
-
-    peer_id: bytes
-    client_mode: bool
-    round: int
-    averaged: int
-    met: int
-    entered: int | None = None
-
-    def computes(self, round_: int) -> bool:
-        """Return whether the peer still computes its part of a round."""
-        return self.entered is not None and self.entered < round_
-
-
-@dataclass(frozen=True)
-class Heartbeat:
-    """State that a peer announces.
-
-    Attributes:
-        peer_id: Its id.
-        since: When it joined [s on the DHT's clock]; the oldest peer leads groups.
-        version: Number of the announcement; the largest number is the newest.
-        takes_part: Whether rounds wait for the peer: not while it starts, loads or leaves.
-        client_mode: Whether it cannot be called.
-        round: The last round that it has finished.
-        averaged: The last round whose gradients it has averaged, or given up.
-        synchronised: The last round whose parameters it has averaged, or did not have to.
-        met_averaged: The last round whose gradients it has averaged in a group.
-        met_synchronised: The last round whose parameters it has averaged in a group.
-        samples: Accumulated samples for the next round.
-        samples_per_second: Its recent speed.
-        hurry: A round that it asks the other peers to begin at once.
-        entered: The last round that it has begun to average; before that it computes.
-        away: Whether it is only on a break: it validates, saves or loads data.
-        addresses: Multiaddresses at which it can be reached.
-    """
-
-    peer_id: bytes
-    since: float
-    version: int = 0
-    takes_part: bool = False
-    client_mode: bool = False
-    round: int = 0
-    averaged: int = 0
-    synchronised: int = 0
-    met_averaged: int = 0
-    met_synchronised: int = 0
-    samples: int = 0
-    samples_per_second: float = 0.0
-    hurry: int = 0
-    entered: int = 0
-    away: bool = False
-    addresses: tuple[str, ...] = ()
-
-    def pack(self) -> list[Any]:
-        """Return the fields as a list, for the wire."""
-        return list(vars(self).values())
-
-    @classmethod
-    def unpack(cls, fields: Iterable[Any]) -> Heartbeat:
-        """Return the announcement with the fields of :meth:`pack`.
-
-        Raises:
-            TypeError: There are too few or too many fields.
-        """
-        heartbeat = cls(*fields)
-        return replace(heartbeat, addresses=tuple(heartbeat.addresses))
-
-
-@dataclass(frozen=True)
-class Reunion:
-    """Return of peers that were lost without a goodbye.
-
-    Attributes:
-        since: The last round that this peer had finished when it lost the first of them.
-        peers: Their ids.
-    """
-
-    since: int
-    peers: frozenset[bytes]
 
 
 @dataclass
@@ -113,16 +24,21 @@ class _Peer:
 
     Attributes:
         heartbeat: Its newest announcement.
-        received: Time of its last message.
+        received: Time at which it lived for certain: of its last message, or of the newest
+            announcement that came through other peers.
         progressed: Time of its last progress.
+        returned: Time at which it became known, or came back.
         unreachable: Whether it was given up and not heard of since.
+        lost_at: Time at which it was given up.
         lost_in: This peer's last finished round when it was lost; None if it was not.
     """
 
     heartbeat: Heartbeat
     received: float
     progressed: float
+    returned: float
     unreachable: bool = False
+    lost_at: float = -math.inf
     lost_in: int | None = None
 
 
@@ -131,12 +47,19 @@ class MembershipView:
 
     Threads that share a view hold its :attr:`lock`, which is re-entrant.
 
+    A watched peer exchanges messages with this peer directly, and its silence counts as a loss. The
+    loss of any other peer is reported by its watchers.
+
     Args:
         own: The peer's own state.
         silence: A peer without a message for so long counts as dead [s].
         clock: Monotonic time [s].
         straggler_timeout: Rounds stop waiting for a peer that computes without progress for so
             long, until it makes progress again [s].
+
+    Attributes:
+        own: The peer's own state.
+        loud: Its last announcement for all peers.
     """
 
     def __init__(
@@ -147,18 +70,34 @@ class MembershipView:
         straggler_timeout: float = math.inf,
     ) -> None:
         self.own, self.silence, self._clock = own, silence, clock
+        self.loud = own
         self.straggler_timeout = straggler_timeout
         self.lock = threading.Condition()
         self._progressed = clock()
         self._others: dict[bytes, _Peer] = {}
+        self._watched: frozenset[bytes] | None = None
+        self._stalled: frozenset[bytes] = frozenset()
         self._reunion: Reunion | None = None
 
     # -- this peer ---------------------------------------------------------------------------------
 
-    def announce(self, **fields: Any) -> None:
-        """Change this peer's own state."""
-        self.own = replace(self.own, version=self.own.version + 1, **fields)
+    def announce(self, aloud: bool = True, **fields: Any) -> None:
+        """Change this peer's own state.
+
+        Args:
+            aloud: Whether all peers have to know of it soon.
+            fields: Fields of :class:`Heartbeat`.
+        """
+        self.restate(aloud, **fields)
         self.note_progress()
+
+    def restate(self, aloud: bool = True, **fields: Any) -> None:
+        """Change this peer's own state, which is no progress."""
+        version = self.own.version + 1
+        spread = version if aloud else self.own.spread
+        self.own = replace(self.own, version=version, spread=spread, **fields)
+        if aloud:
+            self.loud = self.own
 
     def note_progress(self) -> None:
         """Note that this peer makes progress now."""
@@ -182,45 +121,92 @@ class MembershipView:
         now, direct = self._clock(), age == 0.0
         peer = self._others.get(heartbeat.peer_id)
         if peer is None:
-            self._others[heartbeat.peer_id] = _Peer(heartbeat, now - age, now - idle)
+            self._others[heartbeat.peer_id] = _Peer(heartbeat, now - age, now - idle, now)
             return True
         peer.progressed = max(peer.progressed, now - idle)
-        if direct:
+        # A relayed announcement makes a peer known. It keeps no watched peer alive: reports of a
+        # dead peer could go round in circles. A peer in client mode cannot be called.
+        counts = direct or heartbeat.client_mode or not self.watches(heartbeat.peer_id)
+        if counts and (direct or now - age > peer.lost_at):
+            if not self._alive(peer):
+                peer.returned = now
             peer.unreachable = False
-            self._note_return(peer)
-        # A relayed announcement makes a peer known. It keeps a peer alive only in client mode,
-        # where it cannot be called: reports of a dead peer could go round in circles.
-        if direct or heartbeat.client_mode:
             peer.received = max(peer.received, now - age)
+        if direct:
+            self._note_return(peer)
         if peer.heartbeat.version >= heartbeat.version:
             return False
         peer.heartbeat = heartbeat
         self._note_return(peer)  # also when relayed: all peers should note it at the same time
         return True
 
-    def records(self) -> list[list[Any]]:
-        """Return the records of all live peers, for the wire: fields, age and idle time [s]."""
-        now = self._clock()
-        alive = [peer for peer in self._others.values() if self._alive(peer)]
-        others = (  # an age of 0 means direct
-            [p.heartbeat.pack(), max(1e-6, now - p.received), now - p.progressed] for p in alive
-        )
-        return [self.own_record(), *others]
+    def record(self, peer: bytes) -> tuple[Heartbeat, float, float] | None:
+        """Return the announcement of a live peer, its age and the peer's idle time [s]."""
+        if peer == self.own.peer_id:
+            return self.own, 0.0, self.idle()
+        known = self._others.get(peer)
+        if known is None or not self._alive(known):
+            return None
+        age = max(1e-6, self._clock() - known.received)  # an age of 0 means direct
+        if not self.watches(peer):  # its watchers have reported no loss
+            age = min(age, self.silence)
+        return known.heartbeat, age, self._clock() - known.progressed
 
-    def own_record(self) -> list[Any]:
-        """Return the record of this peer: fields, age and idle time [s]."""
-        return [self.own.pack(), 0.0, self._clock() - self._progressed]
+    def idle(self) -> float:
+        """Return the time since this peer's last progress [s]."""
+        return self._clock() - self._progressed
+
+    # -- watched peers -----------------------------------------------------------------------------
+
+    def watch(self, peers: Iterable[bytes] | None) -> None:
+        """Set the watched peers; None for all, as at the beginning.
+
+        A peer that is watched from now on has :attr:`silence` to send its first message.
+        """
+        self.note_losses()
+        before = self._watched
+        self._watched = None if peers is None else frozenset(peers)
+        for peer_id, peer in self._others.items():
+            if before is not None and peer_id not in before and self.watches(peer_id):
+                peer.received = max(peer.received, self._clock())
+
+    def watches(self, peer: bytes) -> bool:
+        """Return whether a peer is watched."""
+        return self._watched is None or peer in self._watched
+
+    def report_stalled(self, peers: Iterable[bytes]) -> None:
+        """Set the stragglers among the peers that are not watched."""
+        self._stalled = frozenset(peers)
+
+    def lost_at(self, peer: bytes) -> float:
+        """Return the time at which a peer was given up; minus infinity if it was not."""
+        known = self._others.get(peer)
+        return -math.inf if known is None or not known.unreachable else known.lost_at
+
+    def heard_of(self, peer: bytes) -> float:
+        """Return the time at which a peer lived for certain; minus infinity if it is unknown."""
+        known = self._others.get(peer)
+        return -math.inf if known is None else known.received
+
+    def back_since(self, peer: bytes) -> float:
+        """Return the time at which a peer became known, or came back after a loss."""
+        known = self._others.get(peer)
+        return math.inf if known is None else known.returned
 
     # -- losses and returns ------------------------------------------------------------------------
 
     def give_up(self, peer: bytes) -> None:
         """Count a peer that cannot be reached as dead until it is heard of again."""
-        if peer in self._others:
+        if peer in self._others and not self._others[peer].unreachable:
             self._others[peer].unreachable = True
+            self._others[peer].lost_at = self._clock()
         self.note_losses()
 
     def note_losses(self) -> None:
-        """Note the lost peers, and this peer's round at the time of the loss."""
+        """Note the silent and the lost peers, and this peer's round at the time of the loss."""
+        for peer in self._others.values():
+            if not peer.unreachable and not self._alive(peer):
+                peer.unreachable, peer.lost_at = True, self._clock()
         for peer in map(self._others.__getitem__, self.lost()):
             peer.lost_in = self.own.round if peer.lost_in is None else peer.lost_in
 
@@ -252,15 +238,26 @@ class MembershipView:
             self._reunion = Reunion(self._reunion.since + rounds, self._reunion.peers)
 
     def forget(self, seconds: float) -> None:
-        """Drop peers without a message for so long [s]."""
+        """Drop dead peers without a message for so long [s]."""
         oldest = self._clock() - seconds
-        self._others = {id_: peer for id_, peer in self._others.items() if peer.received >= oldest}
+        self._others = {
+            peer_id: peer
+            for peer_id, peer in self._others.items()
+            if peer.received >= oldest or self._alive(peer)
+        }
 
     # -- peers -------------------------------------------------------------------------------------
 
     def known(self) -> list[Heartbeat]:
         """Return all other known peers, dead ones included."""
         return [peer.heartbeat for peer in self._others.values()]
+
+    def find(self, peer: bytes) -> Heartbeat | None:
+        """Return the newest announcement of a peer; None if it is unknown."""
+        if peer == self.own.peer_id:
+            return self.own
+        known = self._others.get(peer)
+        return None if known is None else known.heartbeat
 
     def knows(self, peer: bytes) -> bool:
         """Return whether another peer is known, dead or alive."""
@@ -276,7 +273,10 @@ class MembershipView:
         return peer in self._others and self._alive(self._others[peer])
 
     def _alive(self, peer: _Peer) -> bool:
-        return not peer.unreachable and self._clock() - peer.received <= self.silence
+        if peer.unreachable:
+            return False
+        watched = self.watches(peer.heartbeat.peer_id)
+        return not watched or self._clock() - peer.received <= self.silence
 
     def alive(self) -> list[Heartbeat]:
         """Return all live peers, this one included, the oldest first."""
@@ -288,7 +288,8 @@ class MembershipView:
     def alive_ids(self) -> set[bytes]:
         """Return the ids of all live peers, this one included. It takes the lock by itself."""
         with self.lock:
-            return {heartbeat.peer_id for heartbeat in self.alive()}
+            alive = {peer_id for peer_id, peer in self._others.items() if self._alive(peer)}
+            return alive | {self.own.peer_id}
 
     def participants(self) -> list[Heartbeat]:
         """Return the live peers that take part, the oldest first, without stragglers."""
@@ -302,6 +303,8 @@ class MembershipView:
         """
         if heartbeat.peer_id == self.own.peer_id or heartbeat.entered > heartbeat.round:
             return False
+        if not self.watches(heartbeat.peer_id):
+            return heartbeat.peer_id in self._stalled
         idle = self._clock() - self._others[heartbeat.peer_id].progressed
         return idle > self.straggler_timeout
 

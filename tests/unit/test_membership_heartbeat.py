@@ -7,9 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 
 from rayhive.membership import heartbeat
-from rayhive.membership.heartbeat import FAILURES, HeartbeatService, message
+from rayhive.membership.heartbeat import HeartbeatService
+from rayhive.membership.letters import Letter
+from rayhive.membership.protocol import FAILURES
 from rayhive.membership.view import Heartbeat, MembershipView
 from tests.unit.averaging_fakes import settle
 
@@ -24,13 +27,17 @@ class Network:
 
     def __init__(self) -> None:
         self.answers, self.calls, self.dials = True, 0, 0
+        self.handler: Any = None
         self._client = self
 
     async def call_protobuf_handler(self, *_: Any) -> Any:
         self.calls += 1
         if not self.answers:
             raise OSError("no answer")
-        return message([])
+        return letter()
+
+    async def add_protobuf_handler(self, name: str, handler: Any, *_: Any) -> None:
+        self.handler = handler
 
     async def connect(self, *_: Any) -> None:
         self.dials += 1
@@ -47,8 +54,14 @@ class Network:
     async def ignore(self, *_: Any, **__: Any) -> None:
         """Do nothing."""
 
-    add_protobuf_handler = remove_protobuf_handler = disconnect = shutdown = ignore
+    remove_protobuf_handler = disconnect = shutdown = ignore
     run_coroutine = store = ignore
+
+
+def letter(*heartbeats: Heartbeat) -> BytesValue:
+    """Return a message of the other peer."""
+    records = [(each, 0.0, 0.0) for each in heartbeats]
+    return BytesValue(value=Letter(PEER, 0.0, 7, 0, 0, 0, 0, 0, records).pack())
 
 
 def test_an_announcement_calls_live_peers_only(
@@ -71,8 +84,8 @@ def test_an_announcement_calls_live_peers_only(
         stop = asyncio.Event()
         running = asyncio.create_task(service.run(stop))
         await settle()
-        other = Heartbeat(PEER, 0.0, version=1, takes_part=True)
-        service.receive(message([[other.pack(), 0.0, 0.0]]))
+        answer = await network.handler(letter(Heartbeat(PEER, 0.0, 1, takes_part=True)), None)
+        assert Letter.unpack(answer.value).sender == OWN
         await settle()
         assert network.calls == 1
         service.announce()

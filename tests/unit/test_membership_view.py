@@ -26,6 +26,14 @@ def names(heartbeats: list[Heartbeat]) -> list[str]:
     return [each.peer_id.decode() for each in heartbeats]
 
 
+def pass_on(view: MembershipView, to: MembershipView) -> None:
+    """Pass on the records of all live peers of a view."""
+    for peer in view.alive_ids():
+        record = view.record(peer)
+        assert record is not None
+        to.receive(*record)
+
+
 def test_a_packed_announcement_is_read_back() -> None:
     announced = heartbeat("a", round=3, samples=7, samples_per_second=1.5, client_mode=True)
     assert Heartbeat.unpack(announced.pack()) == announced
@@ -91,8 +99,7 @@ def test_records_make_another_view_equal(view: MembershipView, clock: Clock) -> 
     view.receive(heartbeat("a", round=4))
     clock.now += 1.0
     other = MembershipView(heartbeat("other"), SILENCE, clock)
-    for fields, age, idle in view.records():
-        other.receive(Heartbeat.unpack(fields), age, idle)
+    pass_on(view, other)
     assert names(other.alive()) == ["a", "other", "own"]
     clock.now += SILENCE - 0.5
     assert names(other.alive()) == ["other", "own"], "the announcement of a is a second older"
@@ -186,8 +193,7 @@ def test_a_newcomer_receives_the_idle_times(patient: MembershipView, clock: Cloc
     patient.receive(heartbeat("a"))
     clock.now += STRAGGLER - 1.0
     newcomer = MembershipView(heartbeat("new"), 1e6, clock, STRAGGLER)
-    for fields, age, idle in patient.records():
-        newcomer.receive(Heartbeat.unpack(fields), age, idle)
+    pass_on(patient, newcomer)
     assert "a" in names(newcomer.participants())
     clock.now += 1.1
     assert "a" not in names(newcomer.participants())
