@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import selectors
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 
+from benchmarks.virtual_time import VirtualLoop
 from rayhive.averaging.group_formation import GroupFormation
 from rayhive.membership.view import Member
 
@@ -19,41 +19,11 @@ WINDOW, PATIENCE, LONGEST = 30.0, 60.0, 600.0
 LATENCY = 0.05
 
 
-class JumpingSelector(selectors.DefaultSelector):
-    """Never waits: time passes by jumping."""
-
-    loop: JumpingLoop
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout is None:
-            raise RuntimeError("all tasks wait and no event is due")
-        self.loop.now += max(0.0, timeout)
-        return super().select(0)
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    def __init__(self) -> None:
-        selector = JumpingSelector()
-        super().__init__(selector)
-        selector.loop, self.now = self, 0.0
-
-    def time(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Any:
-    loop = JumpingLoop()
-
-    def run(body: Coroutine[Any, Any, Any]) -> Any:
-        return loop.run_until_complete(body)
-
-    yield run
-    for task in (left := asyncio.all_tasks(loop)):
-        task.cancel()
-    if left:
-        loop.run_until_complete(asyncio.wait(left))
-    loop.close()
+def run() -> Iterator[Any]:
+    loop = VirtualLoop()
+    yield loop.run
+    loop.end()
 
 
 class Swarm:

@@ -1,0 +1,50 @@
+"""Event loop whose clock jumps to the next event, so that minutes pass in milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Never waits: time passes by jumping."""
+
+    loop: VirtualLoop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise RuntimeError("all tasks wait and no event is due")
+        self.loop.now += max(0.0, timeout)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Event loop with virtual time.
+
+    Attributes:
+        now: The present time [s].
+    """
+
+    def __init__(self) -> None:
+        selector = _JumpingSelector()
+        super().__init__(selector)
+        selector.loop, self.now = self, 0.0
+
+    def time(self) -> float:
+        """Return the present time [s]."""
+        return self.now
+
+    def run(self, body: Coroutine[Any, Any, Any]) -> Any:
+        """Run a coroutine and return its result."""
+        return self.run_until_complete(body)
+
+    def end(self) -> None:
+        """Cancel all tasks and close the loop."""
+        left = asyncio.all_tasks(self)
+        for task in left:
+            task.cancel()
+        if left:
+            self.run_until_complete(asyncio.wait(left))
+        self.close()
