@@ -6,8 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterable, Collection, Sequence
-from contextlib import aclosing
-from types import SimpleNamespace
+from contextlib import aclosing, suppress
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind recognises only typing's
 
 import torch
@@ -16,17 +15,15 @@ from hivemind.averaging.partition import BannedException
 from hivemind.compression import CompressionBase, CompressionInfo, NoCompression
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2
-from hivemind.utils.asyncio import (
-    aiter_with_timeout,
-    amap_in_executor,
-    attach_event_on_finished,
-)
+from hivemind.utils.asyncio import aiter_with_timeout, attach_event_on_finished
 
 from rayhive.averaging.aggregation import RULES, SteadyReducer
 from rayhive.averaging.answers import AVERAGE, HANGS_UP, Answers, difference
+from rayhive.averaging.parts import PartMessage, in_threads
 from rayhive.averaging.round_result import PhaseRecord
 from rayhive.averaging.streams import PATIENCE, until
 from rayhive.averaging.tensor_parts import TensorParts, balanced_partition, partition_of
+from rayhive.averaging.transport import DaemonTransport, Transport
 from rayhive.compression.shares import Shares
 from rayhive.spec import Aggregation
 
@@ -64,6 +61,7 @@ class MeasuredAllReduce(AllReduceRunner):
         alpha: Weight of the averages against the present values of the tensors.
         owed: Tensors to which the errors of this peer's encodings are added, see
             :class:`TensorParts`; errors of differences are not.
+        transport: Way to the reducers; through the daemon by default.
         kwargs: As hivemind's.
     """
 
@@ -79,6 +77,7 @@ class MeasuredAllReduce(AllReduceRunner):
         shares: Shares | None = None,
         alpha: float = 1.0,
         owed: Sequence[torch.Tensor] | None = None,
+        transport: Transport | None = None,
         *,
         tensors: Sequence[torch.Tensor],
         tensor_infos: Sequence[CompressionInfo] | None = None,
@@ -93,6 +92,7 @@ class MeasuredAllReduce(AllReduceRunner):
         if shares is not None:  # nothing for hivemind to cut
             cut = {"tensors": (), "tensor_infos": ()}
         super().__init__(compression=codec, **cut, **kwargs)
+        self._transport = transport or DaemonTransport(self._get_peer_stub)
         if shares is None:
             partition = partition_of(self.tensor_part_container)
         else:
@@ -139,22 +139,6 @@ class MeasuredAllReduce(AllReduceRunner):
             async for average in averages:
                 yield average
 
-    def _get_peer_stub(self, peer: PeerID) -> SimpleNamespace:
-        """Return the remote side of a peer; streams of its answers end with the last one."""
-        stub, answered = super()._get_peer_stub(peer), itertools.count(1)
-        parts = self.tensor_part_container.num_parts_by_peer
-        expected = parts[self.ordered_peer_ids.index(peer)]
-
-        async def rpc_aggregate_part(
-            stream: AsyncIterator[averaging_pb2.AveragingData],
-        ) -> AsyncIterator[averaging_pb2.AveragingData]:
-            opening = stub.rpc_aggregate_part(stream)
-            # a daemon may wait for ever for a peer that died during the call
-            answers = await asyncio.wait_for(opening, self.reducer_timeout)
-            return self._received(until(answers, lambda _: next(answered) == expected))
-
-        return SimpleNamespace(rpc_aggregate_part=rpc_aggregate_part)
-
     async def _communicate_with_peer(self, peer_id: PeerID) -> None:
         try:
             if peer_id.to_bytes() in self._absent:
@@ -191,9 +175,10 @@ class MeasuredAllReduce(AllReduceRunner):
     async def _exchange_parts(self, reducer: PeerID) -> None:
         """Send a reducer its parts, and take the averages from its answers."""
         container, at = self.tensor_part_container, self.ordered_peer_ids.index(reducer)
-        expected, averaged = container.num_parts_by_peer[at], 0
+        expected, averaged, opened = container.num_parts_by_peer[at], 0, None
+        answered = itertools.count(1)
 
-        async def averages(answers: AsyncIterator[averaging_pb2.AveragingData]) -> Any:
+        async def averages(answers: AsyncIterator[Any]) -> Any:
             async for answer in answers:
                 if answer.code != averaging_pb2.AVERAGED_PART:
                     code = averaging_pb2.MessageCode.Name(answer.code)
@@ -209,12 +194,13 @@ class MeasuredAllReduce(AllReduceRunner):
         try:
             all_sent = asyncio.Event()
             parts = attach_event_on_finished(self._generate_input_for_peer(at), all_sent)
-            stream = await self._get_peer_stub(reducer).rpc_aggregate_part(parts)
+            opened = await self._transport.aggregate(reducer, parts, self.reducer_timeout)
+            stream = self._received(until(opened, lambda _: next(answered) == expected))
             if self.should_delay_results(self.peer_id):
                 await all_sent.wait()
             answers = numbered(averages(aiter_with_timeout(stream, self.reducer_timeout)))
-            prefetch = container.prefetch
-            async for average in amap_in_executor(decoded, answers, max_prefetch=prefetch):
+            codec, prefetch = container.compression, container.prefetch
+            async for average in in_threads(decoded, answers, codec, prefetch):
                 container.register_processed_part(at, averaged, average)
                 averaged += 1
             if averaged != expected:
@@ -222,36 +208,45 @@ class MeasuredAllReduce(AllReduceRunner):
         except BaseException:
             container.register_failed_reducer(at)
             raise
+        finally:
+            if opened is not None:  # else parts could leave that change meanwhile
+                with suppress(RuntimeError):  # it is being closed
+                    await opened.aclose()
 
-    async def _generate_input_for_peer(
-        self, peer_index: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async with aclosing(super()._generate_input_for_peer(peer_index)) as messages:
-            async for message in messages:
-                self.sent_bytes += len(message.tensor_part.buffer)
-                message.tensor_part.chunks = HANGS_UP
-                yield message
+    async def _generate_input_for_peer(self, peer_index: int) -> AsyncIterator[PartMessage]:
+        code, group_id = averaging_pb2.PART_FOR_AVERAGING, self.group_id
+        encoded: Any = self.tensor_part_container.iterate_input_parts_for(peer_index, HANGS_UP)
+        async with aclosing(encoded) as parts:
+            async for part in parts:
+                self.sent_bytes += len(part.buffer)
+                yield PartMessage(code, part, group_id, self.weight)
+                code, group_id = 0, b""  # named in the first message only
 
     async def _received(
-        self, stream: AsyncIterable[averaging_pb2.AveragingData], sender: PeerID | None = None
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        self, stream: AsyncIterable[Any], sender: PeerID | None = None
+    ) -> AsyncIterator[Any]:
         """Pass a stream through and count its payload; note a sender that hangs up."""
         async for message in stream:
-            self.received_bytes += len(message.tensor_part.buffer)
-            if sender is not None and message.tensor_part.chunks == HANGS_UP:
-                self._hanging_up.add(sender)
+            if message.tensor_part is not None:
+                self.received_bytes += len(message.tensor_part.buffer)
+                if sender is not None and message.tensor_part.chunks == HANGS_UP:
+                    self._hanging_up.add(sender)
             yield message
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Average a sender's parts and answer, counting the payload in both directions."""
+        """Average a sender's parts and answer, counting the payload in both directions.
+
+        Messages of both directions may be hivemind's, or :class:`PartMessage`.
+        """
         sender, sent = context.remote_id, 0
         try:
             answers = super().rpc_aggregate_part(self._received(stream, sender), context)
             async with aclosing(answers):
                 async for message in answers:
-                    self.sent_bytes += len(message.tensor_part.buffer)
+                    if message.tensor_part is not None:
+                        self.sent_bytes += len(message.tensor_part.buffer)
                     sent += 1
                     yield message
         finally:
@@ -261,8 +256,8 @@ class MeasuredAllReduce(AllReduceRunner):
             await asyncio.sleep(PATIENCE)  # the sender hangs up first, which cancels this
 
     async def _accumulate_parts_streaming(
-        self, stream: AsyncIterator[averaging_pb2.AveragingData], sender_index: int
-    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        self, stream: AsyncIterator[Any], sender_index: int
+    ) -> AsyncIterator[PartMessage]:
         """Add a sender's parts to the averages; yield an answer to each of them."""
         reducer, sender = self.tensor_part_reducer, self.sender_peer_ids[sender_index]
         container = self.tensor_part_container
@@ -272,9 +267,9 @@ class MeasuredAllReduce(AllReduceRunner):
             index, message = received
             return message, container.decoded(self._own, index, message.tensor_part)
 
-        parts, prefetch = numbered(stream), container.prefetch
+        parts, codec, prefetch = numbered(stream), container.compression, container.prefetch
         try:
-            async for message, part in amap_in_executor(decoded, parts, max_prefetch=prefetch):
+            async for message, part in in_threads(decoded, parts, codec, prefetch):
                 try:
                     average = await reducer.accumulate_part(
                         sender_index, answered, part, weight=message.weight
@@ -289,11 +284,9 @@ class MeasuredAllReduce(AllReduceRunner):
                     encode = container.encoded
                     answer = await loop.run_in_executor(None, encode, self._own, answered, value)
                 else:
-                    answer = (await self._answers.encoded(answered, average)).message
+                    answer = (await self._answers.encoded(answered, average)).part
                 answered += 1
-                yield averaging_pb2.AveragingData(
-                    code=averaging_pb2.AVERAGED_PART, tensor_part=answer
-                )
+                yield PartMessage(averaging_pb2.AVERAGED_PART, answer)
         finally:
             if answered != reducer.num_parts:
                 await self._ban_sender(sender)

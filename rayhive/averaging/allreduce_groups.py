@@ -9,10 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from hivemind.proto import averaging_pb2
+from hivemind.utils.asyncio import achain, anext, as_aiter
 
 from rayhive.averaging.allreduce import MeasuredAllReduce
+from rayhive.averaging.parts import PartMessage
 from rayhive.membership.event_loop import Notifier, wait_at_most
 
 #: Number of closed groups to remember; late parts of these are refused at once.
@@ -76,6 +81,26 @@ class AllReduceGroups:
         self._ids.pop(group_id, None)
         self._closed.append(group_id)
         self._changes.notify()
+
+    async def aggregate(
+        self, stream: AsyncIterator[Any], context: Any, patience: float
+    ) -> AsyncGenerator[Any, None]:
+        """Pass a group member's parts to the all-reduce they belong to, once it runs here.
+
+        Args:
+            stream: The parts, the first of which names the all-reduce.
+            context: The call, with the id of the member.
+            patience: As for :meth:`runner`.
+        """
+        request = await anext(stream)
+        runner = await self.runner(request.group_id, patience)
+        if runner is None:
+            yield PartMessage(averaging_pb2.BAD_GROUP_ID)
+            return
+        answers: Any = runner.rpc_aggregate_part(achain(as_aiter(request), stream), context)
+        async with aclosing(answers):
+            async for message in answers:
+                yield message
 
     async def runner(self, key: bytes, patience: float) -> MeasuredAllReduce | None:
         """Wait until an all-reduce runs here; return None if it never does.

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import torch
 from hivemind.compression import serialize_torch_tensor
-from hivemind.proto import runtime_pb2
 
+from rayhive.averaging.parts import Part, is_plain, part_of
 from rayhive.averaging.tensor_parts import TensorParts
 
 #: Value of ``Tensor.chunks`` in every part of a rayhive sender: it closes the stream after the last
@@ -33,11 +33,11 @@ class EncodedAverage:
     """One average as it travels.
 
     Attributes:
-        message: The encoded average.
+        part: The encoded average.
         value: The average after decoding, which every peer applies.
     """
 
-    message: runtime_pb2.Tensor
+    part: Part
     value: torch.Tensor
 
 
@@ -57,23 +57,28 @@ class Answers:
     async def encoded(self, index: int, average: torch.Tensor) -> EncodedAverage:
         """Return the encoded average of a part; encode it if this is the first call for it."""
         if index not in self._encoded:
-            loop = asyncio.get_running_loop()
-            self._encoded[index] = loop.run_in_executor(None, self._encode, index, average)
+            self._encoded[index] = self._begin(index, average)
         future = self._encoded[index]
         await asyncio.wait({future})  # not awaited directly: a sender that leaves would cancel it
         return future.result()
 
+    def _begin(self, index: int, average: torch.Tensor) -> asyncio.Future[EncodedAverage]:
+        loop = asyncio.get_running_loop()
+        if not is_plain(average, self._parts.compression):
+            return loop.run_in_executor(None, self._encode, index, average)
+        future = loop.create_future()
+        part = self._parts.encoded(self._own, index, average, AVERAGE)
+        future.set_result(EncodedAverage(part, average))
+        return future
+
     def _encode(self, index: int, average: torch.Tensor) -> EncodedAverage:
-        message = self._parts.encoded(self._own, index, average)
-        self._parts.owe(self._own, index, message, average, self._weights[index])
-        message.chunks = AVERAGE
-        return EncodedAverage(message, self._parts.decoded(self._own, index, message))
+        part = self._parts.encoded(self._own, index, average, AVERAGE)
+        self._parts.owe(self._own, index, part, average, self._weights[index])
+        return EncodedAverage(part, self._parts.decoded(self._own, index, part))
 
 
-async def difference(
-    average: torch.Tensor, part: torch.Tensor, compression: int
-) -> runtime_pb2.Tensor:
+async def difference(average: torch.Tensor, part: torch.Tensor, compression: int) -> Part:
     """Return hivemind's answer: the encoded difference between an average and a sender's part."""
     loop = asyncio.get_running_loop()
     encode = serialize_torch_tensor
-    return await loop.run_in_executor(None, lambda: encode(average - part, compression))
+    return part_of(await loop.run_in_executor(None, lambda: encode(average - part, compression)))

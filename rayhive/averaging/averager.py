@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import gc
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
@@ -22,17 +22,17 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
-from hivemind.utils.asyncio import achain, anext, as_aiter
 
 from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.allreduce_groups import AllReduceGroups
-from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
 from rayhive.averaging.matchmaking import LiveMatchmaking, round_of
 from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import OutlierFilter
+from rayhive.averaging.parts import as_protobuf
 from rayhive.averaging.payload_policy import DensePayload, PayloadPolicy
-from rayhive.averaging.round_filter import AverageNotFinite, ExcludedRoundFailed
-from rayhive.averaging.round_pipeline import RoundPipeline, Weighting, step_weight
+from rayhive.averaging.peer_links import PeerLinks
+from rayhive.averaging.round_filter import replaced_tensors
+from rayhive.averaging.round_pipeline import ENDED, RoundPipeline, Weighting, step_weight
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.state_download import (
     DownloadOutcome,
@@ -55,8 +55,6 @@ from rayhive.compression.kernels import install
 from rayhive.membership.view import Member
 from rayhive.spec import Aggregation, OutlierFilterRule
 
-#: Errors that end a step without a retry; the trainer gets them from the step.
-ENDED = (NoOtherPeers, RoundIsOver, DifferentTensors, AverageNotFinite, ExcludedRoundFailed)
 #: Makes the payload policy of an averager from its averaged tensors.
 PayloadFactory = Callable[[Sequence[torch.Tensor]], PayloadPolicy]
 
@@ -78,6 +76,7 @@ class MeasuredAverager(DecentralizedAverager):
         differences: Whether reducers answer with differences, see :class:`MeasuredAllReduce`; equal
             for all peers of a swarm.
         weighting: Weight of this peer in a round.
+        trusted_network: Whether links to other peers may do without encryption.
         min_matchmaking_time, allreduce_timeout: Longest wait for a group, and all-reduce [s].
         kwargs: As hivemind's. ``target_group_size`` is the size of a complete group as long as the
             members are not known, see :meth:`set_members`.
@@ -111,6 +110,7 @@ class MeasuredAverager(DecentralizedAverager):
         aggregation: Aggregation = "mean",
         differences: bool = False,
         weighting: Weighting = step_weight,
+        trusted_network: bool = False,
         min_matchmaking_time: float = 5.0,
         allreduce_timeout: float | None = None,
         **kwargs: Any,
@@ -130,6 +130,8 @@ class MeasuredAverager(DecentralizedAverager):
             **kwargs,
         )
         self._running_groups = self.groups.running
+        name = self._get_handle_name(self.prefix, "link")
+        self._links = PeerLinks(name, not self.client_mode, trusted_network)
         self._outer_pipe: Any = LockedPipe(self._outer_pipe)
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
         rule = OutlierFilter(outlier_filter, sketches=sketches)
@@ -152,14 +154,13 @@ class MeasuredAverager(DecentralizedAverager):
     def set_members(self, members: Sequence[Member], lost: frozenset[bytes] = frozenset()) -> None:
         """Set the peers that take part in the run.
 
-        It may be called at any time and from any thread, also during a search for a group. It has
-        no effect when the averager's process is not alive.
+        It may be called from any thread, also during a search for a group. It has no effect when
+        the averager's process is not alive.
 
         Args:
             members: The peers, oldest first.
-            lost: Ids of peers that were lost without a word. No all-reduce waits for them, nor
-                does a later one if a group forms with them. A peer that left with a message
-                finishes its rounds, and is awaited in them.
+            lost: Ids of peers that were lost without a word. No all-reduce waits for them. A peer
+                that left with a message finishes its rounds, and is awaited in them.
         """
         with contextlib.suppress(OSError, ValueError, AssertionError):
             if self.pid is not None and self.is_alive():
@@ -226,7 +227,8 @@ class MeasuredAverager(DecentralizedAverager):
         """Serve until shut down; executed in the averager's own process."""
         self.cancellations = Cancellations(self._stub_of)
         averager.Matchmaking = LiveMatchmaking
-        self.matchmaking_kwargs.update(groups=self.groups, announce=self.rounds.announced)
+        own = {"announce": self.rounds.announced, "link_to": self._links.get}
+        self.matchmaking_kwargs.update(groups=self.groups, **own)
         install.install()
         # Group ids and orders come from this generator. Peers that seed alike for the sake of
         # training would draw the same ids, and one group's late parts would fit another.
@@ -234,8 +236,17 @@ class MeasuredAverager(DecentralizedAverager):
         gc.freeze()  # else the collector unshares all the memory that came with the fork
         super().run()
 
+    async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
+        """Answer calls of other peers, through the daemon and over links."""
+        await super().add_p2p_handlers(p2p, *args, **kwargs)
+        join = lambda *call: self._matchmaking.rpc_join_group(*call)  # noqa: E731 - made later
+        await self._links.open(p2p, self.aggregate, join)
+
     async def _set_members(self, members: Sequence[Member], lost: frozenset[bytes]) -> None:
         self._matchmaking.set_members(members, self._allreduce_timeout)
+        if self.client_mode:  # it serves no calls; its links begin with the first members
+            await self._links.open(self._p2p)
+        self._links.set_members(members, lost)
         await self.groups.set_absent(lost)
 
     async def _shutdown(self, timeout: float | None) -> None:
@@ -250,6 +261,7 @@ class MeasuredAverager(DecentralizedAverager):
             lock = self._matchmaking.lock_looking_for_group
             await asyncio.wait_for(lock.acquire(), STEP_PATIENCE)
         try:
+            await self._links.close()
             await super()._shutdown(timeout)
         finally:
             await flush(self.dht)
@@ -292,15 +304,10 @@ class MeasuredAverager(DecentralizedAverager):
         if self.peer_id not in options.get("excluded", ()):
             await self._run_allreduce_inplace_(tensors, group, key, **options)
             return
-        # Copies, because zeros in the tensors themselves would outlive a round that fails: an
-        # offloaded optimizer steps on them.
-        blank = [torch.zeros_like(tensor) for tensor in tensors]
-        await self._run_allreduce_inplace_(blank, group, key, **options)
-        if not self.groups.running[key].result().got_everything:
-            raise AllreduceException("an excluded peer got a part of the average only")
-        with torch.no_grad():
-            for tensor, average in zip(tensors, blank, strict=True):
-                tensor.copy_(average)
+        with replaced_tensors(tensors) as averages:
+            await self._run_allreduce_inplace_(averages, group, key, **options)
+            if not self.groups.running[key].result().got_everything:
+                raise AllreduceException("an excluded peer got a part of the average only")
 
     async def _run_allreduce_inplace_(
         self, tensors: Any, group_info: GroupInfo, group_id: bytes | None = None, **options: Any
@@ -316,6 +323,7 @@ class MeasuredAverager(DecentralizedAverager):
             ordered_peer_ids=group_info.peer_ids,
             differences=self._differences,
             alpha=self._averaging_alpha,
+            transport=self._links.transport(self._stub_of),
             **options,
         )
         self.groups.running[key].set_result(runner)
@@ -343,12 +351,7 @@ class MeasuredAverager(DecentralizedAverager):
             patience = min(timeout, float(self.next_chunk_timeout or patience))
         alive = self._matchmaking.group_formation.known()
         sources = SharedStates(self.dht, self._sharing_key, self._stub_of, alive, patience)
-        download = StateDownload(sources, self._averaged_tensors)
-        try:
-            await download.run()
-        finally:
-            if not future.done():
-                future.set_result(download.outcome)
+        await StateDownload(sources, self._averaged_tensors).run_for(future)
 
     def _stub_of(self, peer: PeerID) -> DownloadStub:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)
@@ -383,14 +386,11 @@ class MeasuredAverager(DecentralizedAverager):
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
-        """Pass a group member's parts to the all-reduce they belong to, once it runs here."""
-        request = await anext(stream)
-        patience = self.allreduce_kwargs["sender_timeout"]
-        runner = await self.groups.runner(request.group_id, patience)
-        if runner is None:
-            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
-            return
-        answers: Any = runner.rpc_aggregate_part(achain(as_aiter(request), stream), context)
-        async with contextlib.aclosing(answers):
-            async for message in answers:
+        """Answer a group member whose parts come through the daemon."""
+        async with contextlib.aclosing(self.aggregate(stream, context)) as answers:
+            async for message in as_protobuf(answers):
                 yield message
+
+    def aggregate(self, stream: AsyncIterator[Any], context: Any) -> AsyncGenerator[Any, None]:
+        """Answer a group member's parts, whichever way they come."""
+        return self.groups.aggregate(stream, context, self.allreduce_kwargs["sender_timeout"])

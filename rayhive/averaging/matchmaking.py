@@ -18,6 +18,7 @@ from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.group_formation import GroupFormation
 from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.steps import TRACE
+from rayhive.averaging.transport import LinkTo, join_over, no_link
 from rayhive.membership.view import Member
 
 #: Extends the data that a step gathers, once its tensors are ready.
@@ -38,6 +39,7 @@ class LiveMatchmaking(Matchmaking):
         target_group_size: Size at which hivemind's own search completes a group at once.
         groups: All-reduces of the averager; found groups become expected there.
         announce: Extends the data that a step gathers, see :data:`Announce`.
+        link_to: Returns the link to a leader, or None.
         kwargs: As hivemind's.
     """
 
@@ -47,6 +49,7 @@ class LiveMatchmaking(Matchmaking):
         target_group_size: int | None,
         groups: AllReduceGroups,
         announce: Announce,
+        link_to: LinkTo = no_link,
         **kwargs: Any,
     ) -> None:
         # The key manager draws a sample of the group's size from this many buckets and raises
@@ -56,7 +59,7 @@ class LiveMatchmaking(Matchmaking):
         self.group_formation = GroupFormation(
             self.peer_id, self.client_mode, self.schema_hash, key=self._prefix, ask=self._ask
         )
-        self._groups, self._announce = groups, announce
+        self._groups, self._announce, self._link_to = groups, announce, link_to
         self._knows_members = False
         self._patience: float | None = None
 
@@ -74,6 +77,9 @@ class LiveMatchmaking(Matchmaking):
     async def _ask(
         self, leader: PeerID, request: averaging_pb2.JoinRequest
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        link = await self._link_to(leader)
+        if link is not None:
+            return join_over(link, request)
         stub = self._servicer_type.get_stub(self._p2p, leader, namespace=self._prefix)
         return cast("AsyncIterator[Any]", await stub.rpc_join_group(request))
 

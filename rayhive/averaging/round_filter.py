@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, replace
 from typing import Any
 
@@ -64,6 +65,20 @@ def separated(group_info: GroupInfo) -> tuple[GroupInfo, dict[PeerID, Announceme
         if announcement is not None:
             announcements[peer] = announcement
     return GroupInfo(group_info.group_id, group_info.peer_ids, tuple(gathered)), announcements
+
+
+@contextmanager
+def replaced_tensors(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Yield zeros to average instead of tensors that are refused; then copy the averages back.
+
+    Zeros in the tensors themselves would outlive a round that fails, and an offloaded optimizer
+    would step on them.
+    """
+    averages = [torch.zeros_like(tensor) for tensor in tensors]
+    yield averages
+    with torch.no_grad():
+        for tensor, average in zip(tensors, averages, strict=True):
+            tensor.copy_(average)
 
 
 def check_finite(tensors: Sequence[torch.Tensor]) -> None:

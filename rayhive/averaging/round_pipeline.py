@@ -20,11 +20,12 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import enter_asynchronously
 
 from rayhive.averaging.allreduce_groups import AllReduceGroups, allreduce_id
-from rayhive.averaging.group_formation import NoOtherPeers
+from rayhive.averaging.group_formation import DifferentTensors, NoOtherPeers, RoundIsOver
 from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import OutlierFilter, Refusal
 from rayhive.averaging.payload_policy import GroupRound, PayloadPolicy
 from rayhive.averaging.round_filter import (
+    AverageNotFinite,
     ExcludedRoundFailed,
     announced,
     are_finite,
@@ -39,6 +40,8 @@ from rayhive.compression.partition import PARTITION_VERSION
 from rayhive.compression.shares import reducer_shares, worthwhile
 from rayhive.spec import Aggregation
 
+#: Errors that end a step without a retry; the trainer gets them from the step.
+ENDED = (NoOtherPeers, RoundIsOver, DifferentTensors, AverageNotFinite, ExcludedRoundFailed)
 #: Longest wait for replies that are still leaving when this peer's part of a round is over [s].
 DRAIN_PATIENCE = 2.0
 

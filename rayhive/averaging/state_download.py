@@ -12,6 +12,7 @@ import contextlib
 import math
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,6 +191,14 @@ class StateDownload:
             logger.warning(f"could not load a state: {error!r}")
         finally:
             self.outcome.received_bytes = self._sources.received_bytes
+
+    async def run_for(self, future: Future[DownloadOutcome]) -> None:
+        """Run, and set a future to the outcome however the run ends."""
+        try:
+            await self.run()
+        finally:
+            if not future.done():
+                future.set_result(self.outcome)
 
     async def _ask(self, peer: PeerID, others: Sequence[PeerID]) -> bool:
         """Download and check the state of one peer; return whether it is sound."""

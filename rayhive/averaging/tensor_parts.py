@@ -9,10 +9,11 @@ from functools import lru_cache
 
 import torch
 from hivemind.averaging.partition import AllreduceException, TensorPartContainer
-from hivemind.compression import CompressionBase, CompressionInfo, deserialize_torch_tensor
-from hivemind.proto import runtime_pb2
-from hivemind.utils import amap_in_executor, as_aiter
+from hivemind.compression import CompressionBase, CompressionInfo
+from hivemind.utils import as_aiter
 
+from rayhive.averaging.links.wire import Buffer
+from rayhive.averaging.parts import Part, TensorFields, decode, encode, in_threads, is_plain
 from rayhive.compression.partition import Partition, Price, Segment, partition
 from rayhive.compression.shares import Shares
 
@@ -123,25 +124,37 @@ class TensorParts:
         pieces = [self._flat[each.tensor][each.start : each.stop] for each in segments]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def encoded(self, peer: int, index: int, value: torch.Tensor) -> runtime_pb2.Tensor:
-        """Return a value of a part as a message.
+    def encoded(self, peer: int, index: int, value: torch.Tensor, chunks: int = 0) -> Part:
+        """Return a value of a part as it travels.
 
-        A part of one segment is encoded as hivemind does. Otherwise the message holds the
-        encodings of all segments: their bytes, one after the other, and in ``size`` their lengths.
+        A part of one segment is encoded as hivemind does. Otherwise the result holds the encodings
+        of all segments: their bytes, one after the other, and in ``size`` their lengths.
+
+        Args:
+            peer: Position of the reducer.
+            index: Number of the part.
+            value: The value, flat; it must not change while the result is used.
+            chunks: Mark of the sender.
         """
         segments = self._partition[peer][index]
         pieces = zip(torch.split(value, [len(each) for each in segments]), segments, strict=True)
-        encode = self.compression.compress
-        messages = [encode(piece, self._infos[each.tensor]) for piece, each in pieces]
-        if len(messages) == 1:
-            return messages[0]
-        return runtime_pb2.Tensor(
-            buffer=b"".join(message.buffer for message in messages),
-            size=[len(message.buffer) for message in messages],
-            dtype=" ".join(f"{message.compression}:{message.dtype}" for message in messages),
+        codec = self.compression
+        parts = [encode(piece, self._infos[each.tensor], codec, chunks) for piece, each in pieces]
+        if len(parts) == 1:
+            return parts[0]
+        if is_plain(value, codec):  # the segments follow each other in memory already
+            buffer: Buffer = encode(value, self._infos[0], codec, chunks).buffer
+        else:
+            buffer = b"".join(part.buffer for part in parts)
+        return Part(
+            buffer,
+            compression=0,
+            size=tuple(len(part.buffer) for part in parts),
+            dtype=" ".join(f"{part.compression}:{part.dtype}" for part in parts),
+            chunks=chunks,
         )
 
-    def decoded(self, peer: int, index: int, message: runtime_pb2.Tensor) -> torch.Tensor:
+    def decoded(self, peer: int, index: int, message: TensorFields) -> torch.Tensor:
         """Return the value of a part in a message, flat.
 
         Raises:
@@ -150,29 +163,26 @@ class TensorParts:
         if index >= len(self._partition[peer]):
             raise AllreduceException(f"got part {index} of {len(self._partition[peer])}")
         segments = self._partition[peer][index]
-        if len(segments) == 1:
-            value: torch.Tensor = deserialize_torch_tensor(message)
-        else:
-            value = _unbundled(message, segments)
+        value = decode(message) if len(segments) == 1 else _unbundled(message, segments)
         if value.numel() != sum(map(len, segments)):
             raise AllreduceException(f"got {value.numel()} elements for part {index}")
         return value
 
-    def sent(self, peer: int, index: int) -> runtime_pb2.Tensor:
-        """Return the message with a part for its reducer; this peer owes the error."""
+    def sent(self, peer: int, index: int, chunks: int = 0) -> Part:
+        """Return a part as it travels to its reducer; this peer owes the error."""
         value = self.part(peer, index)
-        message = self.encoded(peer, index, value)
-        self.owe(peer, index, message, value, self._weight)
-        return message
+        part = self.encoded(peer, index, value, chunks)
+        self.owe(peer, index, part, value, self._weight)
+        return part
 
     @torch.no_grad()
     def owe(
-        self, peer: int, index: int, message: runtime_pb2.Tensor, value: torch.Tensor, weight: float
+        self, peer: int, index: int, part: TensorFields, value: torch.Tensor, weight: float
     ) -> None:
         """Note the difference between a value of a part and its encoding, times a weight."""
-        if self._owed is None or not weight:
+        if self._owed is None or not weight or is_plain(value, self.compression):
             return
-        error = (value.float() - self.decoded(peer, index, message).float()).mul_(weight)
+        error = (value.float() - self.decoded(peer, index, part).float()).mul_(weight)
         with self._lock:  # in a thread, which may come too late: nothing is owed for a failed part
             if not self._finished and index >= self._registered[peer]:
                 for piece, place in self._places(self._owed, peer, index, error):
@@ -187,15 +197,15 @@ class TensorParts:
         for piece, each in zip(pieces, segments, strict=True):
             yield piece, flat[each.tensor][each.start : each.stop]
 
-    async def iterate_input_parts_for(self, peer: int) -> AsyncIterator[runtime_pb2.Tensor]:
+    async def iterate_input_parts_for(self, peer: int, chunks: int = 0) -> AsyncIterator[Part]:
         """Yield the encoded parts for a reducer; encode in the background."""
         indices = as_aiter(*range(self.num_parts_by_peer[peer]))
-        async for message in amap_in_executor(
-            lambda index: self.sent(peer, index),
-            indices,
-            max_prefetch=self.prefetch,
-        ):
-            yield message
+
+        def sent(index: int) -> Part:
+            return self.sent(peer, index, chunks)
+
+        async for part in in_threads(sent, indices, self.compression, self.prefetch):
+            yield part
 
     @torch.no_grad()
     def register_processed_part(self, peer: int, index: int, average: torch.Tensor) -> None:
@@ -252,24 +262,19 @@ class TensorParts:
         self._changed.set()
 
 
-def _unbundled(message: runtime_pb2.Tensor, segments: Sequence[Segment]) -> torch.Tensor:
+def _unbundled(message: TensorFields, segments: Sequence[Segment]) -> torch.Tensor:
     """Return the decoded segments of a message with several, one after the other.
 
     Raises:
         AllreduceException: The message has other segments.
     """
-    buffer, kinds = message.buffer, message.dtype.split()
+    buffer, kinds = memoryview(message.buffer), message.dtype.split()
     if not len(message.size) == len(kinds) == len(segments) or sum(message.size) != len(buffer):
         raise AllreduceException(f"got {len(kinds)} segments instead of {len(segments)}")
     values, start = [], 0
     for length, kind, segment in zip(message.size, kinds, segments, strict=True):
         compression, dtype = kind.split(":")
-        piece = runtime_pb2.Tensor(
-            compression=int(compression),
-            buffer=buffer[start : start + length],
-            size=[len(segment)],
-            dtype=dtype,
-        )
-        values.append(deserialize_torch_tensor(piece).float())
+        piece = Part(buffer[start : start + length], int(compression), (len(segment),), dtype)
+        values.append(decode(piece).float())
         start += length
     return torch.cat(values)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import torch
-from hivemind.p2p import PeerID, ServicerBase
+from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
 from rayhive.averaging.allreduce import ABSENT, MeasuredAllReduce
@@ -18,14 +17,10 @@ from rayhive.averaging.answers import AVERAGE, HANGS_UP
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.streams import until
 from rayhive.compression.payload import payload
-from rayhive.compression.shares import reducer_shares
 from rayhive.registry import CODECS
+from tests.unit.allreduce_fakes import LIMIT, MIXED, SHAPES, average, loopback
 from tests.unit.averaging_fakes import settle, stream_of
 
-SHAPES = [(120, 200), (13,), (1,), (7, 3, 3)]
-#: Options of a group with members of hivemind, whose partition it has to use.
-MIXED = {"shares": None, "part_size_bytes": 256}
-LIMIT = 30.0
 CODECS_WITHOUT_THRESHOLD = [
     name
     for name in CODECS.names()
@@ -33,74 +28,9 @@ CODECS_WITHOUT_THRESHOLD = [
 ]
 
 
-#: Calls a runner for a sender: takes the runner, the sender's stream and the context of the call.
-Call = Callable[[MeasuredAllReduce, Any, Any], Awaitable[Any]]
-
-
-async def direct(runner: MeasuredAllReduce, stream: Any, context: Any) -> Any:
-    """Call a runner as it is."""
-    return runner.rpc_aggregate_part(stream, context)
-
-
 async def unanswered(*_: Any) -> Any:
     """Call a runner behind a link that is cut: no answer, and no refusal either."""
     await asyncio.Event().wait()
-
-
-def loopback(
-    peers: int,
-    codec: str = "none",
-    calls: Mapping[PeerID, Call] | None = None,
-    tensors: Sequence[list[torch.Tensor]] | None = None,
-    **options: Any,
-) -> list[MeasuredAllReduce]:
-    """Return the runners of one group, connected to each other by function calls.
-
-    Args:
-        peers: Size of the group.
-        codec: Name of the codec.
-        calls: Ways to call single peers; the rest is called directly.
-        tensors: Tensors of each peer; None for random ones of :data:`SHAPES`.
-        options: Arguments of the runners.
-    """
-    runners: dict[PeerID, MeasuredAllReduce] = {}
-
-    class Loopback(ServicerBase):
-        @classmethod
-        def get_stub(cls, p2p: Any, peer: PeerID, *, namespace: str | None = None) -> Any:
-            context = SimpleNamespace(remote_id=p2p.peer_id)
-
-            async def rpc_aggregate_part(stream: Any) -> Any:
-                return await (calls or {}).get(peer, direct)(runners[peer], stream, context)
-
-            return SimpleNamespace(rpc_aggregate_part=rpc_aggregate_part)
-
-    names = tuple(PeerID(f"peer {index}".encode()) for index in range(peers))
-    for index, name in enumerate(names):
-        generator = torch.Generator().manual_seed(index)
-        runners[name] = MeasuredAllReduce(
-            p2p=SimpleNamespace(peer_id=name),
-            servicer_type=Loopback,
-            prefix=None,
-            group_id=b"group",
-            tensors=tensors[index]
-            if tensors is not None
-            else [torch.randn(shape, generator=generator) for shape in SHAPES],
-            ordered_peer_ids=names,
-            peer_fractions=(1 / peers,) * peers,
-            compression=CODECS.get(codec)().build(),
-            **{"shares": reducer_shares([None] * peers), **options},
-        )
-    return list(runners.values())
-
-
-async def average(runners: Sequence[MeasuredAllReduce]) -> list[list[torch.Tensor]]:
-    """Run the group; return what every peer's tensors became."""
-
-    async def one(runner: MeasuredAllReduce) -> list[torch.Tensor]:
-        return [tensor async for tensor in runner]
-
-    return await asyncio.wait_for(asyncio.gather(*map(one, runners)), LIMIT)
 
 
 @pytest.mark.parametrize("peers", [2, 3, 5, 8])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,19 +120,11 @@ def test_a_message_that_does_not_fit_is_refused() -> None:
     parts = made([(40,), (50,), (30_000,)])
     small = next(at for at in indices(parts) if parts.elements(at[0])[at[1]] >= 90)
     message = parts.encoded(*small, parts.part(*small))
-    for change in (
-        {"size": [*message.size, 0]},
-        {"buffer": message.buffer[:-4]},
-        {"dtype": "0:float32"},
+    for wrong in (
+        replace(message, size=(*message.size, 0)),
+        replace(message, buffer=message.buffer[:-4]),
+        replace(message, dtype="0:float32"),
     ):
-        wrong = type(message)()
-        wrong.CopyFrom(message)
-        for field, value in change.items():
-            if field == "size":
-                del wrong.size[:]
-                wrong.size.extend(value)
-            else:
-                setattr(wrong, field, value)
         with pytest.raises((AllreduceException, ValueError)):
             parts.decoded(*small, wrong)
     with pytest.raises(AllreduceException, match="got part 99"):

@@ -1,0 +1,239 @@
+"""Link: calls between two peers over one connection.
+
+A call has a stream of packets in each direction. Both sides may call, at the same time and several
+times. A stream whose reader is slow holds up no other: a sender needs credit, which the reader
+grants as it takes packets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import struct
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import NamedTuple
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from rayhive.averaging.links.handshake import Opened
+from rayhive.averaging.links.wire import Buffer, Wire
+from rayhive.membership.event_loop import Notifier
+
+logger = get_logger(__name__)
+
+#: Bytes of packets that a sender may be ahead of the reader; one packet may exceed it.
+WINDOW = 1 << 23
+_OPEN, _PACKET, _END, _RESET, _CREDIT = range(5)
+_AMOUNT = struct.Struct("!Q")
+
+
+class Packet(NamedTuple):
+    """One message of a call.
+
+    Attributes:
+        head: Description, for the receiver to interpret.
+        body: Bulk data; it must not change before it has left.
+    """
+
+    head: bytes
+    body: Buffer = b""
+
+
+class LinkLost(ConnectionError):
+    """The link ended, or the other side ended a call early."""
+
+
+#: Answers the calls of a method: takes the caller's packets and the caller.
+Handler = Callable[[AsyncIterator[Packet], PeerID], AsyncGenerator[Packet, None]]
+
+
+class _Stream:
+    """This side of one call: packets that arrived, and credit for packets to send."""
+
+    def __init__(self, link: Link, number: int) -> None:
+        self.number = number
+        self.serving: asyncio.Task[None] | None = None
+        self._link, self._inbox = link, deque[Packet]()
+        self._changes = Notifier()
+        self._credit, self._taken = WINDOW, 0
+        self._ended, self._error = False, link.wire.lost
+
+    def arrived(self, kind: int, head: bytes, body: memoryview) -> None:
+        """Note a frame of the other side."""
+        if kind == _PACKET:
+            self._inbox.append(Packet(head, body))
+        elif kind == _END:
+            self._ended = True
+        elif kind == _CREDIT:
+            self._credit += _AMOUNT.unpack(head)[0]
+        else:
+            self.fail(LinkLost(f"{self._link.peer} ended the call"))
+        self._changes.notify()
+
+    def fail(self, error: Exception) -> None:
+        """End the call early on this side."""
+        self._error = self._error or error
+        if self.serving is not None:
+            self.serving.cancel()
+        self._changes.notify()
+
+    async def send(self, packet: Packet) -> None:
+        """Send a packet once there is credit for it.
+
+        Raises:
+            LinkLost: The call has ended.
+        """
+        while self._credit <= 0 and self._error is None:
+            await self._changes.next_change().wait()
+        await self._link.wire.has_room()
+        if self._error is not None:
+            raise LinkLost(str(self._error)) from self._error
+        self._credit -= memoryview(packet.body).nbytes
+        self._link.wire.send(_PACKET, self.number, packet.head, packet.body)
+
+    async def receive(self) -> Packet | None:
+        """Return the next packet; None after the last one.
+
+        Raises:
+            LinkLost: The call has ended early.
+        """
+        while not self._inbox:
+            if self._error is not None:
+                raise LinkLost(str(self._error)) from self._error
+            if self._ended:
+                return None
+            await self._changes.next_change().wait()
+        packet = self._inbox.popleft()
+        self._taken += memoryview(packet.body).nbytes
+        if self._taken >= WINDOW // 4:
+            self._link.wire.send(_CREDIT, self.number, _AMOUNT.pack(self._taken))
+            self._taken = 0
+        return packet
+
+    async def received(self) -> AsyncIterator[Packet]:
+        """Yield the packets of the other side until its last one."""
+        while (packet := await self.receive()) is not None:
+            yield packet
+
+
+class Call:
+    """Answers to one call, as an asynchronous iterator; :meth:`aclose` ends the call early."""
+
+    def __init__(self, link: Link, stream: _Stream, requests: AsyncGenerator[Packet, None]) -> None:
+        self._link, self._stream = link, stream
+        self._sending = asyncio.create_task(self._send(requests))
+
+    def __aiter__(self) -> Call:
+        return self
+
+    async def __anext__(self) -> Packet:
+        try:
+            packet = await self._stream.receive()
+        except Exception:
+            await self.aclose()
+            raise
+        if packet is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return packet
+
+    async def aclose(self) -> None:
+        """End the call. Requests that wait to leave are dropped, and their memory is free again."""
+        self._link.forget(self._stream)
+        self._sending.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await self._sending
+
+    async def _send(self, requests: AsyncGenerator[Packet, None]) -> None:
+        try:
+            async with aclosing(requests):
+                async for packet in requests:
+                    await self._stream.send(packet)
+            self._link.wire.send(_END, self._stream.number)
+        except Exception as error:
+            self._stream.fail(error)
+
+
+class Link:
+    """One connection to a peer, over which both sides call each other.
+
+    Args:
+        opened: Connection after its handshake.
+        peer: The other side.
+        dialled: Whether this side began the connection.
+        handlers: Answers to calls, by method.
+
+    Attributes:
+        peer: The other side.
+        wire: The connection.
+        ended: Set when the link has ended.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        peer: PeerID,
+        dialled: bool,
+        handlers: Mapping[str, Handler],
+    ) -> None:
+        self.peer, self.ended = peer, asyncio.Event()
+        self._handlers = handlers
+        self._streams: dict[int, _Stream] = {}
+        self._numbers = itertools.count(1 if dialled else 2, 2)
+        self._serving: set[asyncio.Task[None]] = set()
+        self.wire = Wire(opened, self._on_frame, self._on_lost)
+
+    def call(self, method: str, requests: AsyncGenerator[Packet, None]) -> Call:
+        """Call a method of the peer; requests leave at once, without waiting for answers."""
+        stream = _Stream(self, next(self._numbers))
+        self._streams[stream.number] = stream
+        self.wire.send(_OPEN, stream.number, method.encode())
+        return Call(self, stream, requests)
+
+    def close(self) -> None:
+        """End the link and all calls."""
+        self.wire.close()
+
+    def forget(self, stream: _Stream) -> None:
+        """End a call on this side, and tell the other one unless it has ended there."""
+        if self._streams.pop(stream.number, None) is not None:
+            self.wire.keep(stream.number)
+            self.wire.send(_RESET, stream.number)
+
+    def _on_frame(self, kind: int, number: int, head: bytes, body: memoryview) -> None:
+        if kind == _OPEN:
+            stream = self._streams[number] = _Stream(self, number)
+            serving = stream.serving = asyncio.create_task(self._serve(stream, head.decode()))
+            self._serving.add(serving)
+            serving.add_done_callback(self._serving.discard)
+        elif number in self._streams:
+            stream = self._streams[number]
+            if kind == _RESET:
+                del self._streams[number]
+                self.wire.keep(number)
+            stream.arrived(kind, head, body)
+
+    async def _serve(self, stream: _Stream, method: str) -> None:
+        try:
+            async with aclosing(self._handlers[method](stream.received(), self.peer)) as answers:
+                async for packet in answers:
+                    await stream.send(packet)
+        except Exception as error:
+            logger.debug(f"a call of {self.peer} failed: {error!r}")
+            self.forget(stream)
+        except BaseException:
+            self.forget(stream)
+            raise
+        else:
+            self.wire.send(_END, stream.number)
+            self._streams.pop(stream.number, None)
+
+    def _on_lost(self, reason: Exception) -> None:
+        streams = list(self._streams.values())
+        self._streams.clear()
+        for stream in streams:
+            stream.fail(LinkLost(f"the link to {self.peer} ended: {reason!r}"))
+        self.ended.set()

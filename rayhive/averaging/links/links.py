@@ -1,0 +1,224 @@
+"""All links of one averager: its listener, and a link to each member where one is possible."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from ipaddress import ip_address
+
+from hivemind.p2p import PeerID
+from hivemind.utils import get_logger
+
+from rayhive.averaging.links.handshake import (
+    HANDSHAKE_S,
+    Invitation,
+    Invitations,
+    connect,
+)
+from rayhive.averaging.links.link import Handler, Link
+from rayhive.membership.event_loop import wait_at_most
+
+logger = get_logger(__name__)
+
+#: Longest wait for an invitation from a peer [s].
+ASK_S = 5.0
+#: Pause after an attempt that failed; a peer behind a firewall is reached through the daemon [s].
+AGAIN_S = 30.0
+#: Time that the peer with the larger id leaves to the other one to connect first [s].
+LEAVE_S = 1.0
+#: Longest wait of a round for the first attempt to connect to a peer [s].
+FIRST_S = 2.0
+#: Connections that may be in their handshake at the same time.
+MOST_ARRIVING = 64
+
+#: Asks a peer for an invitation, through the network daemon.
+Ask = Callable[[PeerID], Awaitable[Invitation]]
+
+
+class _Contact:
+    """A peer, the links to it, and the task that keeps it linked.
+
+    There are two links where both sides connected at the same time. Each side uses its first one.
+    """
+
+    def __init__(self) -> None:
+        self.linked, self.tried = asyncio.Event(), asyncio.Event()
+        self.keeping: asyncio.Task[None] | None = None
+        self._links: list[Link] = []
+
+    @property
+    def link(self) -> Link | None:
+        """The link for calls to the peer; None while there is none."""
+        return next((link for link in self._links if link.wire.lost is None), None)
+
+    def add(self, link: Link) -> None:
+        """Note a new link."""
+        self._links = [*(each for each in self._links if each.wire.lost is None), link]
+        self.linked.set()
+
+    def end(self) -> None:
+        """Close all links, and begin no other."""
+        if self.keeping is not None:
+            self.keeping.cancel()
+        for link in self._links:
+            link.close()
+
+
+class Links:
+    """Links of one averager, on its event loop.
+
+    Either side of a link may begin it, and both use it for their calls. A peer that cannot be
+    reached has no link; this is remembered, and tried again after :data:`AGAIN_S`.
+
+    Args:
+        own: This peer.
+        handlers: Answers to calls, by method.
+        ask: Asks a peer for an invitation.
+        trusted_network: Whether connections to peers that agree do without encryption.
+    """
+
+    def __init__(
+        self, own: PeerID, handlers: Mapping[str, Handler], ask: Ask, trusted_network: bool = False
+    ) -> None:
+        self._own, self._handlers, self._ask = own, handlers, ask
+        self._trusts = trusted_network
+        self._invitations = Invitations(trusted_network)
+        self._addresses: tuple[tuple[str, int], ...] = ()
+        self._listeners: list[socket.socket] = []
+        self._contacts: dict[PeerID, _Contact] = {}
+        self._arriving: set[asyncio.Task[None]] = set()
+
+    def listen(self, hosts: Iterable[str]) -> None:
+        """Accept connections at the addresses at which the network daemon is reached.
+
+        An address that this machine does not have, such as that of a router, is announced all the
+        same: the router may forward connections.
+        """
+        given = list(dict.fromkeys(hosts))
+        for family, everywhere in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
+            wanted = [h for h in given if (":" in h) == (family == socket.AF_INET6)]
+            if not wanted:
+                continue
+            only_local = all(ip_address(host).is_loopback for host in wanted)
+            with suppress(OSError):  # for example, no IPv6 here
+                port = self._listen_at(family, wanted[0] if only_local else everywhere)
+                self._addresses += tuple((host, port) for host in wanted)
+
+    def _listen_at(self, family: socket.AddressFamily, host: str) -> int:
+        listener = socket.create_server((host, 0), family=family, backlog=MOST_ARRIVING)
+        listener.setblocking(False)
+        self._listeners.append(listener)
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+        return int(listener.getsockname()[1])
+
+    def invite(self, guest: PeerID) -> Invitation:
+        """Return an invitation for a peer that asked for one through the network daemon."""
+        return self._invitations.invite(guest.to_bytes(), self._addresses)
+
+    def set_members(self, members: Collection[PeerID], lost: Collection[PeerID]) -> None:
+        """Keep links to these peers, and end those to lost ones: a cut link gives no sign."""
+        absent = [p for p, c in self._contacts.items() if p not in members and c.link is None]
+        for peer in (*lost, *absent):
+            self._drop(peer)
+        for peer in members:
+            if peer != self._own and peer not in lost:
+                self._contact(peer)
+
+    def ready(self, peer: PeerID) -> Link | None:
+        """Return the link to a peer, if there is one now."""
+        contact = self._contacts.get(peer)
+        return None if contact is None else contact.link
+
+    async def get(self, peer: PeerID) -> Link | None:
+        """Return the link to a peer, or None; wait for a while for the first attempt."""
+        contact = self._contact(peer)
+        if contact.link is None and not contact.tried.is_set():
+            await wait_at_most(contact.tried, FIRST_S)
+            contact.tried.set()  # no second wait
+        return contact.link
+
+    async def close(self) -> None:
+        """End everything."""
+        loop = asyncio.get_running_loop()
+        for listener in self._listeners:
+            loop.remove_reader(listener.fileno())
+            listener.close()
+        keeping = [c.keeping for c in self._contacts.values() if c.keeping is not None]
+        for task in (*keeping, *self._arriving):
+            task.cancel()
+        for peer in list(self._contacts):
+            self._drop(peer)
+        await asyncio.gather(*keeping, *self._arriving, return_exceptions=True)
+
+    # -- links that this side begins ---------------------------------------------------------------
+
+    def _contact(self, peer: PeerID) -> _Contact:
+        if peer not in self._contacts:
+            contact = self._contacts[peer] = _Contact()
+            contact.keeping = asyncio.create_task(self._keep(peer, contact))
+        return self._contacts[peer]
+
+    def _drop(self, peer: PeerID) -> None:
+        contact = self._contacts.pop(peer, None)
+        if contact is not None:
+            contact.end()
+
+    async def _keep(self, peer: PeerID, contact: _Contact) -> None:
+        """Connect to a peer whenever there is no link to it."""
+        while True:
+            if contact.link is None and self._own > peer:
+                await wait_at_most(contact.linked, LEAVE_S)
+            if contact.link is None:
+                try:
+                    await self._dial(peer, contact)
+                except Exception as error:
+                    logger.debug(f"no link to {peer}, it is reached through p2pd: {error!r}")
+                    if self._own < peer:  # it is its turn now, and may get through
+                        await wait_at_most(contact.linked, 1.5 * LEAVE_S)
+            contact.tried.set()
+            if contact.link is None:
+                await wait_at_most(contact.linked, AGAIN_S)
+            contact.linked.clear()
+            while (link := contact.link) is not None:
+                await link.ended.wait()
+
+    async def _dial(self, peer: PeerID, contact: _Contact) -> None:
+        invitation = await asyncio.wait_for(self._ask(peer), ASK_S)
+        error: BaseException = ConnectionError("the peer has no addresses")
+        for address in invitation.addresses:
+            try:
+                handshake = connect(invitation, address, self._trusts)
+                opened = await asyncio.wait_for(handshake, HANDSHAKE_S)
+            except (OSError, asyncio.TimeoutError) as failure:
+                error = failure
+                continue
+            contact.add(Link(opened, peer, True, self._handlers))
+            return
+        raise error
+
+    # -- links that the other side begins ----------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            connection, _ = listener.accept()
+            if len(self._arriving) >= MOST_ARRIVING:
+                connection.close()
+                return
+            arriving = asyncio.create_task(self._welcome(connection))
+            self._arriving.add(arriving)
+            arriving.add_done_callback(self._arriving.discard)
+
+    async def _welcome(self, connection: socket.socket) -> None:
+        try:
+            handshake = self._invitations.accept(connection)
+            opened, guest = await asyncio.wait_for(handshake, HANDSHAKE_S)
+        except BaseException as error:
+            logger.debug(f"a connection was refused: {error!r}")
+            connection.close()
+            if isinstance(error, Exception):
+                return
+            raise
+        peer = PeerID(guest)
+        self._contact(peer).add(Link(opened, peer, False, self._handlers))

@@ -1,0 +1,240 @@
+"""Frames on one connection, driven by the event loop and without a copy of large bodies.
+
+A body leaves from the memory that the caller passed, and arrives in memory that is allocated once
+for it. Encryption adds one copy on each side, which it makes as it passes over the data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rayhive.averaging.links.cipher import TAG, Cipher
+from rayhive.membership.event_loop import Notifier
+
+if TYPE_CHECKING:
+    from rayhive.averaging.links.handshake import Opened
+
+#: Kind, stream, bytes of the head and bytes of the body.
+_HEADER = struct.Struct("!BIIQ")
+#: Largest head and body [bytes]; a longer one is taken for a broken connection.
+MAX_HEAD, MAX_BODY = 1 << 20, 1 << 32
+#: Bytes that one callback reads or writes at most, so that other callbacks get their turn.
+_TURN = 1 << 19
+#: Bytes of queued frames from which on a sender should wait.
+_HIGH = 1 << 20
+#: Unsent bytes that the kernel holds for a connection. More would only wait there, in front of
+#: whatever is more urgent.
+_UNSENT = 1 << 17
+#: Time without an acknowledgement after which the kernel gives a connection up [ms].
+_UNACKNOWLEDGED_MS = 15_000
+
+Buffer = bytes | bytearray | memoryview
+#: Takes kind, stream, head and body of a frame.
+OnFrame = Callable[[int, int, bytes, memoryview], None]
+
+
+@dataclass
+class _Queued:
+    """Frame that waits to be written.
+
+    Attributes:
+        stream: Its stream.
+        views: What is left of it.
+        begun: Whether its first bytes have left.
+    """
+
+    stream: int
+    views: deque[memoryview]
+    begun: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that are left."""
+        return sum(view.nbytes for view in self.views)
+
+    def begin(self, seal: Cipher | None) -> None:
+        """Encrypt the frame: not before its turn, as the order of records is fixed."""
+        self.begun = True
+        if seal is not None:
+            self.views = deque(seal.seal(view) for view in self.views)
+
+    def keep(self) -> None:
+        """Copy the rest, so that the caller may change the memory that it passed."""
+        self.views = deque(memoryview(bytes(view)) for view in self.views)
+
+
+class Wire:
+    """Sends and receives frames on a connection.
+
+    Args:
+        opened: Connection after its handshake.
+        on_frame: Called for each frame that arrived.
+        on_lost: Called once, with the reason, when the connection has ended.
+
+    Attributes:
+        lost: Reason for the end of the connection; None while it is open.
+    """
+
+    def __init__(
+        self, opened: Opened, on_frame: OnFrame, on_lost: Callable[[Exception], None]
+    ) -> None:
+        self.lost: Exception | None = None
+        self._socket, self._seal, self._cipher = opened.connection, opened.seal, opened.open
+        self._on_frame, self._on_lost = on_frame, on_lost
+        self._loop = asyncio.get_running_loop()
+        self._descriptor = self._socket.fileno()
+        self._tag = 0 if self._cipher is None else TAG
+        self._queue: deque[_Queued] = deque()
+        self._queued_bytes, self._waits_for_space = 0, False
+        self._space = Notifier()
+        self._frame: tuple[int, int] = (0, 0)
+        self._sizes, self._head = (0, 0), b""
+        self._expect(_HEADER.size, self._header_arrived)
+        self._loop.add_reader(self._descriptor, self._read)
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def send(self, kind: int, stream: int, head: bytes = b"", body: Buffer = b"") -> None:
+        """Queue a frame; its body must not change before it has left, see :meth:`keep`."""
+        if self.lost is not None:
+            return
+        body = memoryview(body)
+        header = _HEADER.pack(kind, stream, len(head), body.nbytes)
+        pieces = (memoryview(piece) for piece in (header, head, body))
+        queued = _Queued(stream, deque(piece for piece in pieces if piece.nbytes))
+        self._queue.append(queued)
+        self._queued_bytes += queued.size
+        if not self._waits_for_space:
+            self._write()
+
+    async def has_room(self) -> None:
+        """Wait until few bytes are queued, or the connection has ended."""
+        while self.lost is None and self._queued_bytes > _HIGH:
+            await self._space.next_change().wait()
+
+    def keep(self, stream: int) -> None:
+        """Forget the frames of a stream that were not begun; copy what is left of one that was."""
+        for queued in self._queue:
+            if queued.stream == stream and queued.begun:
+                queued.keep()
+            elif queued.stream == stream:
+                self._queued_bytes -= queued.size
+        self._queue = deque(q for q in self._queue if q.stream != stream or q.begun)
+        self._space.notify()
+
+    def _write(self) -> None:
+        turn, full = _TURN, False
+        try:
+            while self._queue and turn > 0:
+                sent = self._write_some(self._queue[0])
+                turn -= sent
+                self._queued_bytes -= sent
+        except BlockingIOError:
+            full = True
+        except OSError as error:
+            self.close(error)
+            return
+        if self._queued_bytes <= _HIGH:
+            self._space.notify()
+        wanted = full or bool(self._queue)
+        if wanted and not self._waits_for_space:
+            self._loop.add_writer(self._descriptor, self._write)
+        elif not wanted and self._waits_for_space:
+            self._loop.remove_writer(self._descriptor)
+        self._waits_for_space = wanted
+
+    def _write_some(self, queued: _Queued) -> int:
+        if not queued.begun:
+            self._queued_bytes -= queued.size
+            queued.begin(self._seal)
+            self._queued_bytes += queued.size
+        sent = left = self._socket.sendmsg(queued.views)
+        while queued.views and left >= queued.views[0].nbytes:
+            left -= queued.views.popleft().nbytes
+        if queued.views:
+            queued.views[0] = queued.views[0][left:]
+        else:
+            self._queue.popleft()
+        return sent
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _expect(self, size: int, then: Callable[[memoryview], None]) -> None:
+        """Receive the next ``size`` bytes of content, then call ``then`` with them."""
+        self._record = np.empty(size + self._tag, np.uint8).data
+        self._missing, self._then = self._record, then
+
+    def _read(self) -> None:
+        turn = _TURN
+        try:
+            while turn > 0 and self.lost is None:
+                got = self._socket.recv_into(self._missing)
+                if not got:
+                    raise ConnectionResetError("closed by the other side")
+                turn -= got
+                self._missing = self._missing[got:]
+                if not self._missing:
+                    record = self._record
+                    self._then(record if self._cipher is None else self._cipher.open(record))
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:
+            self.close(error)
+
+    def _header_arrived(self, header: memoryview) -> None:
+        kind, stream, head, body = _HEADER.unpack(header)
+        if head > MAX_HEAD or body > MAX_BODY:
+            raise ValueError("a frame is too long")
+        self._frame, self._sizes, self._head = (kind, stream), (head, body), b""
+        if head:
+            self._expect(head, self._head_arrived)
+        else:
+            self._head_arrived(memoryview(b""))
+
+    def _head_arrived(self, head: memoryview) -> None:
+        self._head = bytes(head)
+        if self._sizes[1]:
+            self._expect(self._sizes[1], self._body_arrived)
+        else:
+            self._body_arrived(memoryview(b""))
+
+    def _body_arrived(self, body: memoryview) -> None:
+        self._expect(_HEADER.size, self._header_arrived)
+        self._on_frame(*self._frame, self._head, body)
+
+    # -- end ---------------------------------------------------------------------------------------
+
+    def close(self, reason: Exception | None = None) -> None:
+        """Close the connection; frames that were not sent yet are lost."""
+        if self.lost is not None:
+            return
+        self.lost = reason or ConnectionAbortedError("closed by this side")
+        self._loop.remove_reader(self._descriptor)
+        self._loop.remove_writer(self._descriptor)
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._socket.close()
+        self._space.notify()
+        self._on_lost(self.lost)
+
+
+def prepare(connection: socket.socket) -> None:
+    """Set the options of a connection's socket, so that frames leave at once and few wait."""
+    connection.setblocking(False)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options: dict[str, Any] = {
+        "TCP_USER_TIMEOUT": _UNACKNOWLEDGED_MS,
+        "TCP_NOTSENT_LOWAT": _UNSENT,
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

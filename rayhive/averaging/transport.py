@@ -1,0 +1,212 @@
+"""Ways to the other members of a group: over a link where there is one, else through the daemon.
+
+The daemon's messages are hivemind's, so that plain hivemind peers can take part. Over a link, parts
+leave and arrive without protobuf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from types import SimpleNamespace
+from typing import Any, Protocol, TypeAlias
+
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+from hivemind.utils import MSGPackSerializer
+
+from rayhive.averaging.links.link import Handler, Link, Packet
+from rayhive.averaging.parts import Part, PartMessage, as_protobuf
+
+#: A message of an exchange of parts, in either form.
+Message: TypeAlias = PartMessage | averaging_pb2.AveragingData
+#: Methods of a link: exchange of parts for averages, and request to join a group.
+AGGREGATE, JOIN = "aggregate_part", "join_group"
+
+#: Returns the link to a peer, or None; it may wait for a while.
+LinkTo = Callable[[PeerID], Awaitable[Link | None]]
+#: Answers an exchange of parts: takes the sender's messages and the context of the call.
+Aggregate = Callable[[AsyncIterator[Any], Any], AsyncGenerator[Any, None]]
+#: Answers a request to join a group: takes hivemind's message and the context of the call.
+Join = Callable[[Any, Any], AsyncIterator[Any]]
+
+
+class Transport(Protocol):
+    """Way to send parts to reducers."""
+
+    async def aggregate(
+        self, reducer: PeerID, parts: AsyncIterator[PartMessage], patience: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """Send parts to a reducer.
+
+        Args:
+            reducer: The reducer.
+            parts: The parts. They may leave before the answers are read.
+            patience: Longest wait for the exchange to begin [s].
+
+        Returns:
+            The answers; closing the iterator ends the exchange.
+
+        Raises:
+            asyncio.TimeoutError: The exchange did not begin.
+        """
+
+
+class DaemonTransport:
+    """Transport through the network daemon.
+
+    Args:
+        stub_of: Returns the remote side of a peer.
+    """
+
+    def __init__(self, stub_of: Callable[[PeerID], Any]) -> None:
+        self._stub_of = stub_of
+
+    async def aggregate(
+        self, reducer: PeerID, parts: AsyncIterator[PartMessage], patience: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """Send parts to a reducer; a daemon may wait for ever for a peer that died."""
+        opening = self._stub_of(reducer).rpc_aggregate_part(as_protobuf(parts))
+        answers: AsyncGenerator[Any, None] = await asyncio.wait_for(opening, patience)
+        return answers
+
+
+class DirectTransport:
+    """Transport over links, and through the daemon to peers without one.
+
+    Args:
+        link_to: Returns the link to a peer, or None.
+        daemon: The way through the daemon.
+    """
+
+    def __init__(self, link_to: LinkTo, daemon: Transport) -> None:
+        self._link_to, self._daemon = link_to, daemon
+
+    async def aggregate(
+        self, reducer: PeerID, parts: AsyncIterator[PartMessage], patience: float | None
+    ) -> AsyncGenerator[Any, None]:
+        """Send parts to a reducer; over a link, they leave without waiting for the reducer."""
+        link = await self._link_to(reducer)
+        if link is None:
+            return await self._daemon.aggregate(reducer, parts, patience)
+        return aggregate_over(link, parts)
+
+
+def aggregate_over(link: Link, parts: AsyncIterator[Message]) -> AsyncGenerator[Any, None]:
+    """Send parts over a link; return the answers."""
+    return _Answers(link, parts)  # type: ignore[return-value]  # all of it that is used
+
+
+class _Answers:
+    """Answers of a reducer at the other end of a link."""
+
+    def __init__(self, link: Link, parts: AsyncIterator[Message]) -> None:
+        self._call = link.call(AGGREGATE, packets(parts))
+
+    def __aiter__(self) -> _Answers:
+        return self
+
+    async def __anext__(self) -> PartMessage:
+        return message_of(await self._call.__anext__())
+
+    async def aclose(self) -> None:
+        """End the exchange."""
+        await self._call.aclose()
+
+
+def answering(aggregate: Aggregate) -> Handler:
+    """Return the handler of exchanges over links.
+
+    Args:
+        aggregate: Answers an exchange.
+    """
+
+    async def answer(
+        requests: AsyncIterator[Packet], sender: PeerID
+    ) -> AsyncGenerator[Packet, None]:
+        messages = (message_of(packet) async for packet in requests)
+        async with aclosing(aggregate(messages, SimpleNamespace(remote_id=sender))) as answers:
+            async for packet in packets(answers):
+                yield packet
+
+    return answer
+
+
+async def packets(messages: AsyncIterator[Message]) -> AsyncGenerator[Packet, None]:
+    """Pass messages on in the form in which they travel over a link."""
+    async for message in messages:
+        yield packet_of(message)
+
+
+def packet_of(message: Message) -> Packet:
+    """Return the packet of a message."""
+    part = message.tensor_part
+    fields: list[Any] = [int(message.code), message.group_id, message.weight]
+    if part is None or not part.dtype:  # an empty protobuf has no type
+        return Packet(MSGPackSerializer.dumps(fields))
+    fields += [part.compression, list(part.size), part.dtype, part.requires_grad, part.chunks]
+    return Packet(MSGPackSerializer.dumps(fields), part.buffer)
+
+
+def message_of(packet: Packet) -> PartMessage:
+    """Return the message of a packet."""
+    code, group_id, weight, *fields = MSGPackSerializer.loads(packet.head)
+    if not fields:
+        return PartMessage(code, None, group_id, weight)
+    compression, size, dtype, requires_grad, chunks = fields
+    part = Part(packet.body, compression, tuple(size), dtype, requires_grad, chunks)
+    return PartMessage(code, part, group_id, weight)
+
+
+class _Join:
+    """Answers of a group leader at the other end of a link."""
+
+    def __init__(self, link: Link, request: averaging_pb2.JoinRequest) -> None:
+        self._call = link.call(JOIN, _one(Packet(request.SerializeToString())))
+
+    def __aiter__(self) -> _Join:
+        return self
+
+    async def __anext__(self) -> averaging_pb2.MessageFromLeader:
+        packet = await self._call.__anext__()
+        return averaging_pb2.MessageFromLeader.FromString(packet.head)
+
+    async def aclose(self) -> None:
+        """End the request."""
+        await self._call.aclose()
+
+
+def join_over(
+    link: Link, request: averaging_pb2.JoinRequest
+) -> AsyncGenerator[averaging_pb2.MessageFromLeader, None]:
+    """Ask a leader over a link to join its group; return its answers."""
+    return _Join(link, request)  # type: ignore[return-value]  # all of it that is used
+
+
+def leading(join: Join) -> Handler:
+    """Return the handler of requests to join over links.
+
+    Args:
+        join: Answers a request.
+    """
+
+    async def answer(
+        requests: AsyncIterator[Packet], follower: PeerID
+    ) -> AsyncGenerator[Packet, None]:
+        async for packet in requests:
+            request = averaging_pb2.JoinRequest.FromString(packet.head)
+            async for message in join(request, SimpleNamespace(remote_id=follower)):
+                yield Packet(message.SerializeToString())
+            return
+
+    return answer
+
+
+async def no_link(peer: PeerID) -> Link | None:
+    """Return None: this peer has no links."""
+    return None
+
+
+async def _one(packet: Packet) -> AsyncGenerator[Packet, None]:
+    yield packet

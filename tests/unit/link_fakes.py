@@ -1,0 +1,77 @@
+"""Links between peers of one process, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from hivemind.p2p import PeerID
+
+from rayhive.averaging.links.handshake import Invitation
+from rayhive.averaging.links.link import Handler, Packet
+from rayhive.averaging.links.links import Links
+
+#: Changes an invitation on its way to the guest.
+Change = Callable[[Invitation], Invitation]
+
+
+def unchanged(invitation: Invitation) -> Invitation:
+    """Return an invitation as it is."""
+    return invitation
+
+
+def peer(index: int) -> PeerID:
+    """Return the id of a peer; ids rise with the index."""
+    return PeerID(f"peer {index}".encode())
+
+
+class Network:
+    """Peers that invite each other by function calls and connect over loopback.
+
+    Args:
+        handlers: Answers to calls, for all peers or one mapping for each.
+        listening: Peers that others can connect to; all by default.
+        trusted: Whether connections are plain, for each peer.
+        change: Changes invitations on their way.
+    """
+
+    def __init__(
+        self,
+        handlers: Sequence[Mapping[str, Handler]],
+        listening: Sequence[int] | None = None,
+        trusted: Sequence[bool] | None = None,
+        change: Change = unchanged,
+    ) -> None:
+        self.links: list[Links] = []
+        for index, mapping in enumerate(handlers):
+            trusts = bool(trusted and trusted[index])
+            links = Links(peer(index), mapping, self._asks(index, change), trusts)
+            if listening is None or index in listening:
+                links.listen(["127.0.0.1"])
+            self.links.append(links)
+
+    def _asks(self, guest: int, change: Change) -> Callable[[PeerID], Awaitable[Invitation]]:
+        async def ask(host: PeerID) -> Invitation:
+            index = int(host.to_bytes().split()[-1])
+            return change(self.links[index].invite(peer(guest)))
+
+        return ask
+
+    async def __aenter__(self) -> Network:
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await asyncio.gather(*(links.close() for links in self.links))
+
+
+async def packets(*bodies: bytes | memoryview) -> AsyncGenerator[Packet, None]:
+    """Yield packets with these bodies; the heads are their numbers."""
+    for number, body in enumerate(bodies):
+        yield Packet(str(number).encode(), body)
+
+
+async def echo(requests: AsyncIterator[Packet], caller: PeerID) -> AsyncGenerator[Packet, None]:
+    """Answer each packet with itself, and the caller in the head."""
+    async for head, body in requests:
+        yield Packet(caller.to_bytes() + b":" + head, body)
