@@ -239,8 +239,7 @@ class MeasuredAverager(DecentralizedAverager):
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
         """Answer calls of other peers, through the daemon and over links."""
         await super().add_p2p_handlers(p2p, *args, **kwargs)
-        join = lambda *call: self._matchmaking.rpc_join_group(*call)  # noqa: E731 - made later
-        await self._links.open(p2p, self.aggregate, join)
+        await self._links.open(p2p, self.aggregate, self.lead)
 
     async def _set_members(self, members: Sequence[Member], lost: frozenset[bytes]) -> None:
         self._matchmaking.set_members(members, self._allreduce_timeout)
@@ -364,11 +363,16 @@ class MeasuredAverager(DecentralizedAverager):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """Lead a peer as hivemind does, and keep the stream open until the peer closes it."""
-        async with contextlib.aclosing(super().rpc_join_group(request, context)) as messages:
+        """Lead a peer, and keep the stream of the daemon open until the peer closes it."""
+        async with contextlib.aclosing(self.lead(request, context)) as messages:
             async for message in messages:
                 yield message
         await asyncio.sleep(PATIENCE)
+
+    def lead(self, request: averaging_pb2.JoinRequest, context: Any) -> AsyncGenerator[Any, None]:
+        """Answer a request to join a group, whichever way it comes."""
+        answers: Any = self._matchmaking.rpc_join_group(request, context)
+        return answers
 
     async def rpc_download_state(
         self, _request: averaging_pb2.DownloadRequest, _context: P2PContext

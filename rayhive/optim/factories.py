@@ -26,8 +26,8 @@ def make_gradient_averager(
     Args:
         optimizer: The optimizer; its state averager exists already.
         factory: The user's factory; hivemind's own averagers in it are replaced by rayhive's.
-        rules: ``outlier_filter``, ``aggregation`` and ``error_feedback``; a factory of the user's
-            own class gets none.
+        rules: ``outlier_filter``, ``aggregation``, ``error_feedback`` and ``trusted_network``; a
+            factory of the user's own class gets none.
         options: Further options of the averager.
     """
     factory = with_our_averager(factory)

@@ -71,6 +71,8 @@ class RayhiveOptimizer(hivemind.Optimizer):
         aggregation: How a reducer aggregates gradients, see :mod:`rayhive.averaging.aggregation`.
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.
+        trusted_network: Send parts without encryption to peers that agree; both sides are
+            authenticated all the same.
 
     Attributes:
         before_round: Called before a round's gradients are averaged, with its number and the
@@ -100,6 +102,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         aggregation: Aggregation = "mean",
         error_feedback: bool = False,
         average_state_every: int | Literal["auto"] = "auto",
+        trusted_network: bool = False,
         **kwargs: Any,
     ) -> None:
         if problems := list(
@@ -109,6 +112,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
         self._rules: dict[str, Any] = {
             "outlier_filter": outlier_filter,
             "aggregation": aggregation,
+            "trusted_network": trusted_network,
         }
         if error_feedback:
             self._rules["error_feedback"] = True
@@ -177,6 +181,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
     def _make_state_averager(self, **kwargs: Any) -> RayhiveStateAverager:
         own: dict[str, Any] = {
             "outlier_filter": self._rules["outlier_filter"],
+            "trusted_network": self._rules["trusted_network"],
             "offload_optimizer": self.offload_optimizer,
             "custom_gradients": self.offload_optimizer,
             "status_loglevel": self.status_loglevel,

@@ -96,6 +96,7 @@ def strategy_arguments(spec: PeerSpec, batch_size: int) -> dict[str, Any]:
         "straggler_timeout": swarm.straggler_timeout,
         "tracker_opts": {"silence": swarm.metadata_expiration},
         "outlier_filter": swarm.outlier_filter,
+        "trusted_network": swarm.trusted_network,
     }
     rate = swarm.link_rate(spec.peer)
     if rate is not None:

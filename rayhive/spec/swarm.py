@@ -82,6 +82,7 @@ class SwarmConfig(Model):
             that are not finite, ``norm`` also an implausible norm, ``direction`` also a direction
             that stays opposite to that of the other peers.
         aggregation: Combination of a group's gradients; robust rules need three peers or more.
+        trusted_network: Whether peers send tensors to each other without encryption.
         threads_per_peer: Torch threads of one peer.
         gpus_per_peer: GPUs of one peer when there are no node classes.
         node_classes: Classes of the nodes that host the peers, by name.
@@ -97,6 +98,7 @@ class SwarmConfig(Model):
     use_local_updates: bool = False
     outlier_filter: OutlierFilterRule = "norm"
     aggregation: Aggregation = "mean"
+    trusted_network: bool = False
     threads_per_peer: int = Field(default=1, ge=1, le=1024)
     gpus_per_peer: float = Field(default=0.0, ge=0, le=1024)
     node_classes: dict[ClassName, NodeClass] | None = None

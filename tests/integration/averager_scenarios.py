@@ -209,10 +209,10 @@ class Watched(RayhiveGradientAverager):
         self.followed = multiprocessing.Event()
         super().__init__(*args, **kwargs)
 
-    async def rpc_join_group(
-        self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        async for message in super().rpc_join_group(request, context):
+    async def lead(
+        self, request: averaging_pb2.JoinRequest, context: Any
+    ) -> AsyncGenerator[Any, None]:
+        async for message in super().lead(request, context):
             if message.code == averaging_pb2.ACCEPTED:
                 self.followed.set()
             yield message

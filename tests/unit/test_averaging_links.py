@@ -14,7 +14,7 @@ import pytest
 from hivemind.p2p import PeerID
 
 from rayhive.averaging.links import links as links_module
-from rayhive.averaging.links.cipher import Tampered, cipher
+from rayhive.averaging.links.cipher import TAG, Tampered, cipher
 from rayhive.averaging.links.handshake import Invitation, NotProven, connect
 from rayhive.averaging.links.link import WINDOW, Link, LinkLost, Packet
 from tests.unit.link_fakes import Network, echo, packets, peer
@@ -148,8 +148,11 @@ def test_a_guest_cannot_do_without_the_encryption_that_its_host_wants() -> None:
 
 def test_records_are_read_in_order_unchanged_and_once() -> None:
     secret, salt = bytes(range(32)), bytes(64)
-    seal = cipher(secret, salt, b"one side")
-    records = [bytes(seal.seal(content)) for content in (b"first", b"second", b"")]
+    seal, records = cipher(secret, salt, b"one side"), []
+    for content in (b"first", b"second", b""):
+        record = bytearray(len(content) + TAG)
+        seal.seal(memoryview(content), memoryview(record))
+        records.append(bytes(record))
     assert b"first" not in records[0]
     opens = cipher(secret, salt, b"one side")
     contents = [bytes(opens.open(memoryview(record))) for record in records]

@@ -42,9 +42,14 @@ class Cipher:
     def _nonce(self) -> bytes:
         return next(self._records).to_bytes(_NONCE_BYTES, "big")
 
-    def seal(self, content: bytes | memoryview) -> memoryview:
-        """Return the next record."""
-        return memoryview(self._cipher.encrypt(self._nonce(), content, None))
+    def seal(self, content: memoryview, record: memoryview) -> None:
+        """Encrypt content as the next record.
+
+        Args:
+            content: The content.
+            record: Where the record goes, longer by :data:`TAG`.
+        """
+        self._cipher.encrypt_into(self._nonce(), content, None, record)
 
     def open(self, record: memoryview) -> memoryview:
         """Return the content of the next record, in new memory.

@@ -32,7 +32,7 @@ _TURN = 1 << 19
 _HIGH = 1 << 20
 #: Unsent bytes that the kernel holds for a connection. More would only wait there, in front of
 #: whatever is more urgent.
-_UNSENT = 1 << 17
+_UNSENT = 1 << 19
 #: Time without an acknowledgement after which the kernel gives a connection up [ms].
 _UNACKNOWLEDGED_MS = 15_000
 
@@ -60,15 +60,22 @@ class _Queued:
         """Bytes that are left."""
         return sum(view.nbytes for view in self.views)
 
-    def begin(self, seal: Cipher | None) -> None:
-        """Encrypt the frame: not before its turn, as the order of records is fixed."""
-        self.begun = True
-        if seal is not None:
-            self.views = deque(seal.seal(view) for view in self.views)
-
     def keep(self) -> None:
         """Copy the rest, so that the caller may change the memory that it passed."""
         self.views = deque(memoryview(bytes(view)) for view in self.views)
+
+
+class _Scratch:
+    """Memory for encrypted bytes, used again for each frame."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, np.uint8)
+
+    def take(self, size: int) -> memoryview:
+        """Return ``size`` bytes, which are valid until the next call."""
+        if len(self._memory) < size:
+            self._memory = np.empty(size, np.uint8)
+        return self._memory.data[:size]
 
 
 class Wire:
@@ -91,7 +98,7 @@ class Wire:
         self._on_frame, self._on_lost = on_frame, on_lost
         self._loop = asyncio.get_running_loop()
         self._descriptor = self._socket.fileno()
-        self._tag = 0 if self._cipher is None else TAG
+        self._sealed, self._received = _Scratch(), _Scratch()
         self._queue: deque[_Queued] = deque()
         self._queued_bytes, self._waits_for_space = 0, False
         self._space = Notifier()
@@ -153,9 +160,9 @@ class Wire:
 
     def _write_some(self, queued: _Queued) -> int:
         if not queued.begun:
-            self._queued_bytes -= queued.size
-            queued.begin(self._seal)
-            self._queued_bytes += queued.size
+            queued.begun = True
+            if self._seal is not None:  # not earlier, as the order of the records is fixed
+                self._encrypt(queued, self._seal)
         sent = left = self._socket.sendmsg(queued.views)
         while queued.views and left >= queued.views[0].nbytes:
             left -= queued.views.popleft().nbytes
@@ -165,11 +172,26 @@ class Wire:
             self._queue.popleft()
         return sent
 
+    def _encrypt(self, queued: _Queued, seal: Cipher) -> None:
+        """Replace a frame by its records."""
+        contents = queued.views
+        memory = self._sealed.take(queued.size + TAG * len(contents))
+        records, start = deque[memoryview](), 0
+        for content in contents:
+            records.append(memory[start : start + content.nbytes + TAG])
+            seal.seal(content, records[-1])
+            start += content.nbytes + TAG
+        queued.views = records
+        self._queued_bytes += TAG * len(contents)
+
     # -- reading -----------------------------------------------------------------------------------
 
     def _expect(self, size: int, then: Callable[[memoryview], None]) -> None:
         """Receive the next ``size`` bytes of content, then call ``then`` with them."""
-        self._record = np.empty(size + self._tag, np.uint8).data
+        if self._cipher is None:
+            self._record = np.empty(size, np.uint8).data
+        else:  # decryption copies it
+            self._record = self._received.take(size + TAG)
         self._missing, self._then = self._record, then
 
     def _read(self) -> None:
