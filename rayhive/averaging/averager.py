@@ -371,8 +371,7 @@ class MeasuredAverager(DecentralizedAverager):
 
     def lead(self, request: averaging_pb2.JoinRequest, context: Any) -> AsyncGenerator[Any, None]:
         """Answer a request to join a group, whichever way it comes."""
-        answers: Any = self._matchmaking.rpc_join_group(request, context)
-        return answers
+        return self._matchmaking.rpc_join_group(request, context)
 
     async def rpc_download_state(
         self, _request: averaging_pb2.DownloadRequest, _context: P2PContext

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from hivemind.averaging.control import StepControl
@@ -120,7 +120,7 @@ class LiveMatchmaking(Matchmaking):
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
-    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+    ) -> AsyncGenerator[averaging_pb2.MessageFromLeader, None]:
         """Answer a peer that asks to join a group led by this one."""
         if self._knows_members:
             answers = self.group_formation.rpc_join_group(request, context.remote_id)

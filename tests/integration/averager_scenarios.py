@@ -12,16 +12,15 @@ import json
 import multiprocessing
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any, AsyncIterator  # noqa: UP035 - hivemind wants typing's
+from typing import Any
 
 import hivemind
 import torch
 from hivemind.averaging.allreduce import AllreduceException
 from hivemind.optim.grad_averager import GradientAverager
-from hivemind.p2p import P2PContext
 from hivemind.proto import averaging_pb2
 
 from rayhive.averaging.gradient_averager import RayhiveGradientAverager, RayhivePowerSGDAverager

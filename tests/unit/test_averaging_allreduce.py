@@ -71,7 +71,7 @@ def test_a_group_sends_its_payload_there_and_back(peers: int, codec: str) -> Non
     asyncio.run(body())
 
 
-async def in_pairs_backwards(function: Any, items: Any, **_: Any) -> AsyncIterator[Any]:
+async def in_pairs_backwards(function: Any, items: Any, *_: Any) -> AsyncIterator[Any]:
     """Apply a function to every second item before the one before it; yield results in order."""
     waiting: list[Any] = []
     async for item in items:
@@ -89,7 +89,7 @@ def test_threads_may_decode_parts_in_any_order(
     monkeypatch: pytest.MonkeyPatch, shapes: list[tuple[int, ...]]
 ) -> None:
     async def body() -> None:
-        monkeypatch.setattr("rayhive.averaging.allreduce.amap_in_executor", in_pairs_backwards)
+        monkeypatch.setattr("rayhive.averaging.allreduce.in_threads", in_pairs_backwards)
         generator = torch.Generator().manual_seed(0)
         tensors = [[torch.randn(s, generator=generator) for s in shapes] for _ in range(2)]
         runners = loopback(2, tensors=tensors)
