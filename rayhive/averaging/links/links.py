@@ -40,7 +40,8 @@ Ask = Callable[[PeerID], Awaitable[Invitation]]
 class _Contact:
     """A peer, the links to it, and the task that keeps it linked.
 
-    There are two links where both sides connected at the same time. Each side uses its first one.
+    There are two links where both sides connected at the same time, or where only one side knows
+    that an earlier one has ended. Each side uses its newest one.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class _Contact:
     @property
     def link(self) -> Link | None:
         """The link for calls to the peer; None while there is none."""
-        return next((link for link in self._links if link.wire.lost is None), None)
+        return next((link for link in reversed(self._links) if link.wire.lost is None), None)
 
     def add(self, link: Link) -> None:
         """Note a new link."""
