@@ -245,8 +245,8 @@ class MeasuredAverager(DecentralizedAverager):
         self._matchmaking.set_members(members, self._allreduce_timeout)
         if self.client_mode:  # it serves no calls; its links begin with the first members
             await self._links.open(self._p2p)
-        self._links.set_members(members, lost)
         await self.groups.set_absent(lost)
+        self._links.set_members(members, lost)
 
     async def _shutdown(self, timeout: float | None) -> None:
         """End every step, then wait until the DHT has read all messages of this process."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from google.protobuf.wrappers_pb2 import BytesValue  # type: ignore[import-untyped]
 from hivemind.p2p import P2P, P2PContext, PeerID
-from hivemind.utils import MSGPackSerializer, get_logger
+from hivemind.utils import MSGPackSerializer
 
 from rayhive.averaging.links.handshake import Invitation
 from rayhive.averaging.links.link import Handler, Link
@@ -25,7 +27,8 @@ from rayhive.averaging.transport import (
 )
 from rayhive.membership.view import Member
 
-logger = get_logger(__name__)
+#: Longest wait at shutdown for the daemon [s].
+REMOVAL_S = 0.5
 
 
 class PeerLinks:
@@ -43,6 +46,7 @@ class PeerLinks:
     def __init__(self, name: str, serves: bool, trusted_network: bool = False) -> None:
         self._name, self._serves, self._trusted = name, serves, trusted_network
         self._links: Links | None = None
+        self._known: tuple[frozenset[bytes], ...] = ()
         self._p2p: P2P
 
     async def open(
@@ -70,9 +74,10 @@ class PeerLinks:
 
     def set_members(self, members: Sequence[Member], lost: Iterable[bytes]) -> None:
         """Keep links to the members, and end those to lost peers."""
-        if self._links is not None:
-            ids = [PeerID(member.peer_id) for member in members]
-            self._links.set_members(ids, [PeerID(peer) for peer in lost])
+        known = frozenset(member.peer_id for member in members), frozenset(lost)
+        if self._links is not None and known != self._known:  # most calls tell of progress only
+            self._known = known
+            self._links.set_members(*([PeerID(peer) for peer in peers] for peers in known))
 
     async def get(self, peer: PeerID) -> Link | None:
         """Return the link to a peer; None if it is reached through the daemon only."""
@@ -92,7 +97,9 @@ class PeerLinks:
         if links is not None:
             await links.close()
             if self._serves:
-                await self._p2p.remove_protobuf_handler(self._name)
+                with suppress(Exception):  # the daemon may have ended
+                    removal = self._p2p.remove_protobuf_handler(self._name)
+                    await asyncio.wait_for(removal, REMOVAL_S)
 
     async def _ask(self, peer: PeerID) -> Invitation:
         question = BytesValue()
