@@ -209,7 +209,7 @@ class MeasuredAllReduce(AllReduceRunner):
             container.register_failed_reducer(at)
             raise
         finally:
-            if opened is not None:  # else parts could leave that change meanwhile
+            if opened is not None:  # else a part might be sent after its memory has changed
                 with suppress(RuntimeError):  # it is being closed
                     await opened.aclose()
 

@@ -1,4 +1,4 @@
-"""Parts of tensors as they travel: encoded, with what the other side needs to decode them.
+"""Encoded parts of tensors, with the fields that the receiver needs to decode them.
 
 A part of a tensor without compression is not copied: its bytes are those of the tensor. The
 attributes are named like the fields of hivemind's messages, so that both kinds can be read alike.
@@ -116,7 +116,7 @@ async def in_threads(
 
 
 def is_plain(tensor: torch.Tensor, compression: CompressionBase) -> bool:
-    """Return whether a tensor leaves as it is in memory."""
+    """Return whether a tensor is sent from its own memory, without encoding."""
     kept = type(compression) is NoCompression and tensor.dtype in _AS_THEY_ARE
     return kept and tensor.device.type == "cpu" and tensor.is_contiguous()
 

@@ -92,7 +92,7 @@ class PeerLinks:
         return DirectTransport(self.get, DaemonTransport(stub_of))
 
     async def close(self) -> None:
-        """End all links, and invite nobody any more."""
+        """End all links, and answer no more requests for invitations."""
         links, self._links = self._links, None
         if links is not None:
             await links.close()

@@ -125,7 +125,7 @@ class TensorParts:
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def encoded(self, peer: int, index: int, value: torch.Tensor, chunks: int = 0) -> Part:
-        """Return a value of a part as it travels.
+        """Return the encoding of a value of a part.
 
         A part of one segment is encoded as hivemind does. Otherwise the result holds the encodings
         of all segments: their bytes, one after the other, and in ``size`` their lengths.
@@ -169,7 +169,7 @@ class TensorParts:
         return value
 
     def sent(self, peer: int, index: int, chunks: int = 0) -> Part:
-        """Return a part as it travels to its reducer; this peer owes the error."""
+        """Return the encoding of a part for its reducer; this peer owes the error."""
         value = self.part(peer, index)
         part = self.encoded(peer, index, value, chunks)
         self.owe(peer, index, part, value, self._weight)
@@ -179,7 +179,10 @@ class TensorParts:
     def owe(
         self, peer: int, index: int, part: TensorFields, value: torch.Tensor, weight: float
     ) -> None:
-        """Note the difference between a value of a part and its encoding, times a weight."""
+        """Add the error of an encoding, times a weight, to the owed tensors.
+
+        Parts that are sent from their own memory have no error.
+        """
         if self._owed is None or not weight or is_plain(value, self.compression):
             return
         error = (value.float() - self.decoded(peer, index, part).float()).mul_(weight)

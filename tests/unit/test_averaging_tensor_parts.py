@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayhive.averaging.tensor_parts import TensorParts, balanced_partition, partition_of
+from rayhive.compression.kernels import install
 from rayhive.compression.shares import reducer_shares
 from rayhive.registry import CODECS
 
@@ -58,6 +59,33 @@ def test_a_message_holds_the_value_of_its_part(name: str, dtype: torch.dtype) ->
         error += float((got.float() - part).square().sum())
         norm += float(part.square().sum())
     assert error**0.5 <= (CODECS.get(name).relative_error + 1e-6) * norm**0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_the_error_of_each_part_that_leaves_is_owed(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype
+) -> None:
+    for key, kind in install.table().items():  # a decoder of hivemind changes the message
+        monkeypatch.setitem(install.KNOWN, key, kind)
+    weight, owed = 3.0, [torch.zeros(shape) for shape in SHAPES]
+    parts = made(name=name, dtype=dtype, owed=owed, weight=weight)
+    before = [tensor.clone().float() for tensor in parts.local_tensors]
+
+    async def body() -> None:
+        for peer in range(PEERS):
+            leaving = [part async for part in parts.iterate_input_parts_for(peer)]
+            for index, part in enumerate(leaving):
+                parts.register_processed_part(peer, index, parts.decoded(peer, index, part))
+
+    asyncio.run(body())
+    largest = max(float(tensor.abs().max()) for tensor in before if tensor.numel())
+    rounding = weight * torch.finfo(dtype).eps * largest
+    for debt, old, new in zip(owed, before, parts.local_tensors, strict=True):
+        assert torch.allclose(debt, weight * (old - new.float()), rtol=0.0, atol=2 * rounding)
+    is_lossy = CODECS.get(name).relative_error > 0
+    if not is_lossy or dtype == torch.float32:
+        assert any(bool(debt.any()) for debt in owed) == is_lossy
 
 
 def test_each_segment_is_encoded_by_itself() -> None:

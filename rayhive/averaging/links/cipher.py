@@ -3,8 +3,8 @@
 The keys are derived (HKDF) from a random secret of 256 bits that one peer gave the other over the
 daemon's encrypted channel, and from a random number of each side, so that no two connections share
 a key. Each direction has a key of its own, and counts its records: a record that is changed,
-repeated, left out or moved does not decrypt, and the link ends. Nobody can read a recorded link
-later, even with the peers' private keys, because the daemon's channel has that property too.
+repeated, left out or moved does not decrypt, and the link ends. The daemon's channel has forward
+secrecy, and therefore the link has it: the peers' private keys do not decrypt a recorded link.
 
 TLS would give the same between peers that share a secret already. Python's ``ssl`` encrypts at most
 16 KiB a call, and the calls take several times as long as the encryption.
@@ -33,7 +33,7 @@ class Cipher:
     """One direction of a link.
 
     Args:
-        key: The key, used by nobody else.
+        key: The key; no other cipher may use it.
     """
 
     def __init__(self, key: bytes) -> None:

@@ -50,7 +50,7 @@ class Invitation:
     plain: bool
 
     def fields(self) -> dict[str, Any]:
-        """Return the invitation as it travels."""
+        """Return the invitation as fields of a message."""
         return dict(vars(self))
 
     @classmethod
@@ -66,8 +66,8 @@ class Opened:
 
     Attributes:
         connection: The socket, which does not block.
-        seal: Cipher of what this side sends; None for a plain connection.
-        open: Cipher of what it receives.
+        seal: Cipher of outgoing records; None for a plain connection.
+        open: Cipher of incoming records; None for a plain connection.
     """
 
     connection: socket.socket

@@ -26,7 +26,7 @@ logger = get_logger(__name__)
 ASK_S = 5.0
 #: Pause after an attempt that failed; a peer behind a firewall is reached through the daemon [s].
 AGAIN_S = 30.0
-#: Time that the peer with the larger id leaves to the other one to connect first [s].
+#: Head start of the peer with the smaller id: the other one connects so much later [s].
 LEAVE_S = 1.0
 #: Longest wait of a round for the first attempt to connect to a peer [s].
 FIRST_S = 2.0
@@ -70,8 +70,8 @@ class _Contact:
 class Links:
     """Links of one averager, on its event loop.
 
-    Either side of a link may begin it, and both use it for their calls. A peer that cannot be
-    reached has no link; this is remembered, and tried again after :data:`AGAIN_S`.
+    Either side of a link may begin it, and both use it for their calls. After a failed attempt to
+    connect to a peer, the next one follows after :data:`AGAIN_S`.
 
     Args:
         own: This peer.
@@ -176,7 +176,7 @@ class Links:
                     await self._dial(peer, contact)
                 except Exception as error:
                     logger.debug(f"no link to {peer}, it is reached through p2pd: {error!r}")
-                    if self._own < peer:  # it is its turn now, and may get through
+                    if self._own < peer:  # the other side connects next, which may succeed
                         await wait_at_most(contact.linked, 1.5 * LEAVE_S)
             contact.tried.set()
             if contact.link is None:

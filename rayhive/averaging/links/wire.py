@@ -1,7 +1,7 @@
 """Frames on one connection, driven by the event loop and without a copy of large bodies.
 
-A body leaves from the memory that the caller passed, and arrives in memory that is allocated once
-for it. Encryption adds one copy on each side, which it makes as it passes over the data.
+A body is sent from the caller's memory and received into memory that is allocated for it alone.
+Encryption adds one copy on each side.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ MAX_HEAD, MAX_BODY = 1 << 20, 1 << 32
 _TURN = 1 << 19
 #: Bytes of queued frames from which on a sender should wait.
 _HIGH = 1 << 20
-#: Unsent bytes that the kernel holds for a connection. More would only wait there, in front of
-#: whatever is more urgent.
+#: Unsent bytes that the kernel holds for a connection. More would delay urgent frames.
 _UNSENT = 1 << 19
 #: Time without an acknowledgement after which the kernel gives a connection up [ms].
 _UNACKNOWLEDGED_MS = 15_000
@@ -47,8 +46,8 @@ class _Queued:
 
     Attributes:
         stream: Its stream.
-        views: What is left of it.
-        begun: Whether its first bytes have left.
+        views: Its unsent bytes.
+        begun: Whether its first bytes were sent.
     """
 
     stream: int
@@ -57,11 +56,11 @@ class _Queued:
 
     @property
     def size(self) -> int:
-        """Bytes that are left."""
+        """Number of unsent bytes."""
         return sum(view.nbytes for view in self.views)
 
     def keep(self) -> None:
-        """Copy the rest, so that the caller may change the memory that it passed."""
+        """Copy the unsent bytes, so that the caller may change the memory that it passed."""
         self.views = deque(memoryview(bytes(view)) for view in self.views)
 
 
@@ -128,7 +127,7 @@ class Wire:
             await self._space.next_change().wait()
 
     def keep(self, stream: int) -> None:
-        """Forget the frames of a stream that were not begun; copy what is left of one that was."""
+        """Drop the frames of a stream that were not begun; copy the unsent bytes of a begun one."""
         for queued in self._queue:
             if queued.stream == stream and queued.begun:
                 queued.keep()
