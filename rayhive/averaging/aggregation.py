@@ -179,3 +179,5 @@ class SteadyReducer(TensorPartReducer):
         if complete and self.denominator == 0.0:
             self.denominator = 1.0
         super().check_current_part_finished()
+        if not self.num_current_senders:  # all were given up: no more parts come
+            self.finalize()

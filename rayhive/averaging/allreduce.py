@@ -158,6 +158,8 @@ class MeasuredAllReduce(AllReduceRunner):
             self.failures.append(f"reducer {peer_id}: {error!r}")
             if peer_id == self.peer_id:  # no peer must wait for this one's own parts
                 await self._ban_sender(peer_id)
+                await self.tensor_part_reducer.finished.wait()  # the others still get averages
+                self.tensor_part_container.register_failed_reducer(self._own)
             raise
 
     async def _average_own_parts(self) -> None:

@@ -151,6 +151,31 @@ def test_a_peer_that_was_lost_while_the_group_formed_is_not_awaited(heard: str) 
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("bad", [[2], [0, 2], [0, 1, 2]])
+def test_a_peer_whose_own_parts_are_refused_ends_with_the_others(bad: list[int]) -> None:
+    """Nobody waits for a timeout, and the other peers get the average of all they sent."""
+
+    async def body() -> None:
+        tensors = [[torch.full((40_000,), float(at)), torch.ones(7)] for at in range(3)]
+        for at in bad:
+            tensors[at][0].fill_(torch.nan)
+        runners = loopback(3, tensors=tensors)
+        assert min(runners[0].tensor_part_container.num_parts_by_peer) > 1
+        good = [at for at in range(3) if at not in bad]
+        for at, (large, small) in enumerate(await average(runners)):
+            if at in good:
+                assert torch.equal(large, torch.full((40_000,), sum(good) / len(good)))
+            else:
+                assert bool(large.isnan().all())
+            assert torch.equal(small, torch.ones(7))
+        for at, runner in enumerate(runners):
+            assert runner.refused() == {runners[each].peer_id for each in bad}
+            assert runner.got_everything == (at in good)
+            assert runner.fraction() < 1.0 and await runner.drain(LIMIT)
+
+    asyncio.run(body())
+
+
 async def noted(stream: Any, seen: list[Any]) -> AsyncIterator[Any]:
     """Pass a stream through, and note its messages."""
     async for message in stream:

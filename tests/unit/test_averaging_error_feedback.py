@@ -277,8 +277,7 @@ def test_a_round_with_values_that_are_not_finite_leaves_no_debt_behind(kind: str
             peer.give(seed)
         if bad:
             peers["a"].gradients[0][3, 2] = torch.nan
-        # a peer whose own parts are refused waits for the end of the round
-        asyncio.run(average(peers, names, "float16", limit=3.0 if bad else LIMIT))
+        assert asyncio.run(average(peers, names, "float16"))["b"] or bad
         for peer in peers.values():
             assert all(bool(each.isfinite().all()) for each in peer.debt())
 
