@@ -32,7 +32,7 @@ ROUNDS = 6
 WAYS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "none": ("none", None, {}),
     "float16": ("float16", None, {"offload_optimizer": True}),
-    "uniform8": ("uniform8", None, {}),
+    "uniform8 with feedback": ("uniform8", None, {"error_feedback": True}),
     "scaled_float16, state": ("scaled_float16", None, {"delay_state_averaging": True}),
     "quantile8, optimizer": (
         "quantile8",
@@ -43,19 +43,24 @@ WAYS: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     "powersgd of 8 bits, gradients": (
         "uniform8",
         2,
-        {"delay_state_averaging": True, "delay_grad_averaging": True},
+        {
+            "delay_state_averaging": True,
+            "delay_grad_averaging": True,
+            "error_feedback": True,
+        },
     ),
 }
 #: Elements from which a codec uses 8 bits; two of four tensors are larger.
 THRESHOLDS = {"size_adaptive": 128}
-#: Every codec with every delay, dense and with PowerSGD.
+#: Every codec with every delay, dense and with PowerSGD; half of them with error feedback.
 DELAYS = ("state", "optimizer_step", "grad_averaging")
 EVERY: dict[str, tuple[str, int | None, dict[str, Any]]] = {
     f"{codec}, rank {rank}, {delayed} delays": (
         codec,
         rank,
         {"delay_state_averaging": delayed > 0}
-        | {f"delay_{name}": True for name in DELAYS[1:delayed]},
+        | {f"delay_{name}": True for name in DELAYS[1:delayed]}
+        | ({"error_feedback": True} if delayed % 2 == (rank is None) else {}),
     )
     for codec in ("none", "float16", "scaled_float16", "uniform8", "quantile8", "size_adaptive")
     for rank in (None, 2)
@@ -131,7 +136,7 @@ def slow(name: str, peers: int, ways: list[str]) -> Any:
     [
         pytest.param(2, list(WAYS), id="2"),
         slow("3", 3, list(WAYS)),
-        slow("8", 8, ["uniform8", "powersgd of 8 bits, gradients"]),
+        slow("8", 8, ["uniform8 with feedback", "powersgd of 8 bits, gradients"]),
         *(
             slow(f"{peers}, {delayed} delays", peers, [w for w in EVERY if f"{delayed} d" in w])
             for peers in (2, 3)

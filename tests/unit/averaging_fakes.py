@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +34,31 @@ async def stream_of(*messages: Any) -> AsyncIterator[Any]:
     """Yield messages, as a request stream does."""
     for message in messages:
         yield message
+
+
+def pumped(answers: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Return answers that a handler gives whether they are read or not, as through a daemon."""
+    arrived: asyncio.Queue[Any] = asyncio.Queue()
+    end = object()
+
+    async def pump() -> None:
+        try:
+            async for answer in answers:
+                arrived.put_nowait(answer)
+        finally:
+            arrived.put_nowait(end)
+
+    handler = asyncio.ensure_future(pump())
+
+    async def read() -> AsyncGenerator[Any, None]:
+        try:
+            while (answer := await arrived.get()) is not end:
+                yield answer
+            await handler
+        finally:
+            handler.cancel()  # as hivemind does when the reader hangs up
+
+    return read()
 
 
 async def settle() -> None:

@@ -14,6 +14,7 @@ from hivemind.p2p import PeerID, ServicerBase
 from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.payload_policy import GroupRound
 from rayhive.compression.shares import reducer_shares
+from tests.unit.averaging_fakes import pumped
 
 #: Longest round [s].
 LIMIT = 30.0
@@ -28,6 +29,7 @@ class Meeting:
         weights: Weight of each member, by name.
         codec: Codec of the group.
         absent: Members that were lost when the group began.
+        rates: Rate of each member's link, or None; equal ones by default.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class Meeting:
         weights: Mapping[str, float],
         codec: CompressionBase,
         absent: Collection[str] = (),
+        rates: Sequence[float | None] = (),
     ) -> None:
         self.weights, self._codec = dict(weights), codec
+        self._shares = reducer_shares(rates or [None] * len(weights))
         self._ids = {name: PeerID(name.encode()) for name in weights}
         self._absent = frozenset(self._ids[name].to_bytes() for name in absent)
         self._runners: dict[tuple[str, PeerID], asyncio.Future[MeasuredAllReduce]] = {}
@@ -60,11 +64,11 @@ class Meeting:
             def get_stub(cls, p2p: Any, peer: PeerID, *, namespace: str | None = None) -> Any:
                 async def rpc_aggregate_part(stream: Any) -> Any:
                     runner = await asyncio.shield(meeting._runner(phase, peer))
-                    return runner.rpc_aggregate_part(stream, SimpleNamespace(remote_id=own))
+                    context: Any = SimpleNamespace(remote_id=own)
+                    return pumped(runner.rpc_aggregate_part(stream, context))
 
                 return SimpleNamespace(rpc_aggregate_part=rpc_aggregate_part)
 
-        count = len(self._ids)
         runner = MeasuredAllReduce(
             p2p=SimpleNamespace(peer_id=own),
             servicer_type=Loopback,
@@ -72,8 +76,8 @@ class Meeting:
             group_id=phase.encode(),
             tensors=tensors,
             ordered_peer_ids=tuple(self._ids.values()),
-            peer_fractions=(1 / count,) * count,
-            shares=reducer_shares([None] * count),
+            peer_fractions=tuple(map(float, self._shares)),
+            shares=self._shares,
             compression=self._codec,
             weight=self.weights[name],
             absent=self._absent,
