@@ -10,17 +10,21 @@ from typing import Any
 MOVED = ("average_state_every", "state_codec")
 
 
-def moved_to_space(data: Mapping[str, Any]) -> dict[str, Any]:
+def moved_to_space(data: Mapping[str, Any], warn: bool = True) -> dict[str, Any]:
     """Return the data of a study whose axes stand in ``space`` and ``enqueue``.
 
     A moved setting held for all configurations of a study, enqueued ones included. One that the
     space gives as well is left where it is, and found as an unknown key.
+
+    Args:
+        data: Content of a study file.
+        warn: Whether to name the new keys in warnings.
     """
     found, swarm, axes = dict(data), data.get("swarm"), data.get("space", {})
     if not isinstance(swarm, Mapping) or not isinstance(axes, Mapping):
         return found
     moved = {name: swarm[name] for name in MOVED if name in swarm and name not in axes}
-    for name in moved:
+    for name in moved if warn else ():
         warnings.warn(f"swarm.{name} is now space.{name}", FutureWarning, stacklevel=3)
     if moved:
         found["swarm"] = {name: value for name, value in swarm.items() if name not in moved}

@@ -19,6 +19,7 @@ from rayhive.errors import ConfigError, DamagedError, Problem, RayhiveError
 from rayhive.events import ReplicateFinished, of_kind, read_events
 from rayhive.files import is_unfinished, write_atomically
 from rayhive.spec import SweepConfig
+from rayhive.spec.moved import moved_to_space
 from rayhive.sweep.attempts import set_aside
 from rayhive.sweep.provenance import Fingerprint, collect, read_fingerprint
 
@@ -229,7 +230,10 @@ class RunFolder:
     def _differences(self, config: SweepConfig) -> Iterator[Problem]:
         try:
             text = (self.path / SWEEP).read_text(encoding="utf-8")
-            existing = SweepConfig.model_validate(yaml.safe_load(text))
+            data = yaml.safe_load(text)
+            if isinstance(data, Mapping):
+                data = moved_to_space(data, warn=False)
+            existing = SweepConfig.model_validate(data)
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             first = str(error).splitlines()[0]
             yield self._refused(f"a run folder; its {SWEEP} is not valid: {first}")

@@ -68,6 +68,13 @@ class SearchSpace:
         self.space = space
         self.shapes = tuple(tuple(shape) for shape in shapes)
 
+    @property
+    def constants(self) -> dict[str, Any]:
+        """Name -> value of the axes that have one value in every configuration."""
+        always = [axis.name for axis in AXES if not axis.depends_on]
+        points = {name: choices(getattr(self.space, name)) for name in always}
+        return {name: found[0] for name, found in points.items() if found and len(found) == 1}
+
     def key(self, configuration: Configuration) -> str:
         """Return a string that is equal for configurations with the same effect.
 

@@ -9,7 +9,7 @@ ignores: as complete they would count twice, as pruned they would count as bad.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
@@ -177,7 +177,7 @@ class TrialBook:
         given = trial.user_attrs.get(CONFIGURATION)
         running = trial.state == TrialState.RUNNING
         if given is not None:
-            configuration = _configuration(trial, given)
+            configuration = self._configuration(trial, given)
             if self._record(trial.number, configuration, running) is not None and running:
                 # the driver may have died while it asked for the queued values
                 self.space.parameters(configuration, self._trial(trial.number))
@@ -191,7 +191,7 @@ class TrialBook:
             configuration = self.space.draw(suggested(trial))
             trial.set_user_attr(CONFIGURATION, configuration.model_dump(mode="json"))
         else:
-            configuration = _configuration(trial, given)
+            configuration = self._configuration(trial, given)
             self.space.parameters(configuration, trial)
         return self._record(trial.number, configuration, running=True)
 
@@ -236,11 +236,16 @@ class TrialBook:
         self._trial(number).set_user_attr(attribute, value)
         self.study.tell(number, state=TrialState.FAIL)
 
+    def _configuration(self, trial: FrozenTrial | optuna.Trial, given: object) -> Configuration:
+        """Return the configuration of a trial, which an earlier version may have stored.
 
-def _configuration(trial: FrozenTrial | optuna.Trial, given: object) -> Configuration:
-    try:
-        return Configuration.model_validate(given)
-    except ValidationError as error:
-        where = f"trial {trial.number} in the storage"
-        first = str(error).splitlines()[0]
-        raise RayhiveError(f"{where} has no valid configuration: {first}") from error
+        An axis that did not exist then has its one value in the space of the resumed study.
+        """
+        try:
+            if isinstance(given, Mapping):
+                given = {**self.space.constants, **given}
+            return Configuration.model_validate(given)
+        except ValidationError as error:
+            where = f"trial {trial.number} in the storage"
+            first = str(error).splitlines()[0]
+            raise RayhiveError(f"{where} has no valid configuration: {first}") from error
