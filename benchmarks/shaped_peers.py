@@ -125,7 +125,7 @@ class Nodes:
                 for connection in others:
                     _receive(connection, deadline)
                 return [_receive(connection, deadline) for connection in connections]
-            except (EOFError, TimeoutError) as error:
+            except (EOFError, ConnectionResetError, TimeoutError) as error:
                 time.sleep(0.5)  # for the end of the log
                 log.seek(0)
                 sys.stderr.write(log.read()[-4000:])

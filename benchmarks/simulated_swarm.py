@@ -54,6 +54,7 @@ class Network:
         dead: Peers whose machine refuses connections.
         silent: Peers from and to which nothing passes.
         cut: Returns whether nothing passes between two peers.
+        queue_s: Time that each message waits behind bulk data [s].
     """
 
     def __init__(self, latency_s: tuple[float, float], loss: float, seed: int) -> None:
@@ -66,6 +67,7 @@ class Network:
         self.dead: set[bytes] = set()
         self.silent: set[bytes] = set()
         self.cut: Callable[[bytes, bytes], bool] = lambda one, other: False
+        self.queue_s = 0.0
 
     def reset(self) -> None:
         """Begin to count anew."""
@@ -85,7 +87,7 @@ class Network:
             ConnectionError: The target refuses it.
         """
         self.traffic[source].add(size)
-        seconds = self.latency(source, target)
+        seconds = self.latency(source, target) + self.queue_s
         while self.random.random() < self.loss:
             seconds += RESEND_S
         await asyncio.sleep(seconds)

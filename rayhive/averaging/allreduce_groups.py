@@ -137,6 +137,10 @@ class AllReduceGroups:
         ids = self._ids.get(group_id, {})
         return {phase: found for phase, key in ids.items() if (found := self._started(key))}
 
+    def moved(self, group_id: bytes) -> int:
+        """Return the bytes of a group's all-reduces that arrived or left so far."""
+        return sum(r.sent_bytes + r.received_bytes for r in self.started(group_id).values())
+
     def _started(self, key: bytes) -> MeasuredAllReduce | None:
         future = self.running.get(key)
         if future is None or not future.done() or future.cancelled():

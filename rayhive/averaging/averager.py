@@ -12,6 +12,7 @@ import gc
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
 import torch
@@ -45,13 +46,15 @@ from rayhive.averaging.steps import (
     STEP_PATIENCE,
     TRACE,
     LockedPipe,
+    PatientStep,
     RunningSteps,
     StepTrace,
     flush,
 )
-from rayhive.averaging.streams import COURTESY, PATIENCE, Cancellations, DownloadStub
+from rayhive.averaging.streams import PATIENCE, Cancellations, DownloadStub, completed, noted
 from rayhive.averaging.timeouts import hivemind_timeouts
 from rayhive.compression.kernels import install
+from rayhive.membership.signs import SignsOfLife
 from rayhive.membership.view import Member
 from rayhive.spec import Aggregation, OutlierFilterRule
 
@@ -77,7 +80,8 @@ class MeasuredAverager(DecentralizedAverager):
             for all peers of a swarm.
         weighting: Weight of this peer in a round.
         trusted_network: Whether links to other peers may do without encryption.
-        min_matchmaking_time, allreduce_timeout: Longest wait for a group, and all-reduce [s].
+        min_matchmaking_time: Longest wait for a group [s].
+        allreduce_timeout: Longest time of a round in which no part arrives or leaves [s].
         kwargs: As hivemind's. ``target_group_size`` is the size of a complete group as long as the
             members are not known, see :meth:`set_members`.
 
@@ -85,6 +89,7 @@ class MeasuredAverager(DecentralizedAverager):
         payload: The payload policy.
         groups: All-reduces of this averager, in its process.
         cancellations: Sender of cancellation messages, in its process.
+        signs: Signs of life of peers with which its process exchanges bulk data.
         refused_states: Refused states since the list was last emptied, as in
             :class:`DownloadOutcome`.
         downloaded_bytes: Bytes received of states so far, refused ones included.
@@ -117,21 +122,16 @@ class MeasuredAverager(DecentralizedAverager):
     ) -> None:
         kwargs.update(hivemind_timeouts(min_matchmaking_time, allreduce_timeout, kwargs))
         self.refused_states: list[dict[str, Any]] = []
-        self.downloaded_bytes = 0
-        self._differences = differences
+        self.downloaded_bytes, self.signs = 0, SignsOfLife()
+        self._differences, self._standstill = differences, allreduce_timeout
         # The rest is used in the averager's process only.
-        self.groups = AllReduceGroups()
-        self._steps = RunningSteps()
+        self.groups, self._steps = AllReduceGroups(), RunningSteps()
         self._declaring: asyncio.Task[None] | None = None
-        super().__init__(
-            start=False,
-            min_matchmaking_time=min_matchmaking_time,
-            allreduce_timeout=allreduce_timeout,
-            **kwargs,
-        )
+        kwargs["allreduce_timeout"] = allreduce_timeout
+        super().__init__(start=False, min_matchmaking_time=min_matchmaking_time, **kwargs)
         self._running_groups = self.groups.running
         name = self._get_handle_name(self.prefix, "link")
-        self._links = PeerLinks(name, not self.client_mode, trusted_network)
+        self._links = PeerLinks(name, not self.client_mode, trusted_network, self.signs)
         self._outer_pipe: Any = LockedPipe(self._outer_pipe)
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
         rule = OutlierFilter(outlier_filter, sketches=sketches)
@@ -184,11 +184,11 @@ class MeasuredAverager(DecentralizedAverager):
         """
         if wait and require_trigger:
             raise ValueError("a step that requires a trigger cannot be waited for here")
-        now, dumps = get_dht_time(), self.serializer.dumps
-        window = self.matchmaking_kwargs["min_matchmaking_time"]
-        control = StepControl(
-            scheduled_time=now + window if scheduled_time is None else scheduled_time,
-            deadline=float("inf") if timeout is None else now + timeout,
+        dumps, window = self.serializer.dumps, self.matchmaking_kwargs["min_matchmaking_time"]
+        control = PatientStep(
+            self.signs.newest,
+            get_dht_time() + window if scheduled_time is None else scheduled_time,
+            timeout,
             allow_retries=allow_retries,
             weight=float(self.mode.name != "AUX") if weight is None else weight,
             data_for_gather=MemberData(self.bandwidth, self.mode.value, dumps(gather)).dumps(),
@@ -230,6 +230,7 @@ class MeasuredAverager(DecentralizedAverager):
         own = {"announce": self.rounds.announced, "link_to": self._links.get}
         self.matchmaking_kwargs.update(groups=self.groups, **own)
         install.install()
+        self._allreduce_timeout = None  # hivemind's limits the whole round
         # Group ids and orders come from this generator. Peers that seed alike for the sake of
         # training would draw the same ids, and one group's late parts would fit another.
         random.seed()
@@ -239,10 +240,10 @@ class MeasuredAverager(DecentralizedAverager):
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
         """Answer calls of other peers, through the daemon and over links."""
         await super().add_p2p_handlers(p2p, *args, **kwargs)
-        await self._links.open(p2p, self.aggregate, self.lead)
+        await self._links.open(p2p, self.aggregate, self.lead, self.rpc_download_state)
 
     async def _set_members(self, members: Sequence[Member], lost: frozenset[bytes]) -> None:
-        self._matchmaking.set_members(members, self._allreduce_timeout)
+        self._matchmaking.set_members(members, self._standstill)
         if self.client_mode:  # it serves no calls; its links begin with the first members
             await self._links.open(self._p2p)
         await self.groups.set_absent(lost)
@@ -286,7 +287,7 @@ class MeasuredAverager(DecentralizedAverager):
     async def _aggregate_with_group(
         self, group_info: GroupInfo, min_vector_size: int, **options: Any
     ) -> RoundResult:
-        options.update(min_vector_size=min_vector_size, timeout=self._allreduce_timeout)
+        options.update(min_vector_size=min_vector_size, timeout=self._standstill)
         return await self.rounds.run(self, group_info, TRACE.get() or StepTrace(), **options)
 
     async def run_allreduce(
@@ -349,7 +350,8 @@ class MeasuredAverager(DecentralizedAverager):
         if timeout is not None:
             patience = min(timeout, float(self.next_chunk_timeout or patience))
         alive = self._matchmaking.group_formation.known()
-        sources = SharedStates(self.dht, self._sharing_key, self._stub_of, alive, patience)
+        source = partial(self._links.source, stub_of=self._stub_of)
+        sources = SharedStates(self.dht, self._sharing_key, source, alive, patience)
         await StateDownload(sources, self._averaged_tensors).run_for(future)
 
     def _stub_of(self, peer: PeerID) -> DownloadStub:
@@ -377,20 +379,18 @@ class MeasuredAverager(DecentralizedAverager):
         self, _request: averaging_pb2.DownloadRequest, _context: P2PContext
     ) -> AsyncIterator[averaging_pb2.DownloadData]:
         """Send the state as hivemind does, then an empty message that marks it as complete."""
-        anything = False
-        async with contextlib.aclosing(super().rpc_download_state(_request, _context)) as parts:
-            async for part in parts:
-                anything = True
-                yield part
-        if anything:
-            yield averaging_pb2.DownloadData()
-            await asyncio.sleep(COURTESY)
+        state = completed(super().rpc_download_state(_request, _context))
+        async with contextlib.aclosing(state) as messages:
+            async for message in messages:
+                yield message
+                self._links.heard(_context.remote_id)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Answer a group member whose parts come through the daemon."""
-        async with contextlib.aclosing(self.aggregate(stream, context)) as answers:
+        parts = noted(stream, partial(self._links.heard, context.remote_id))
+        async with contextlib.aclosing(self.aggregate(parts, context)) as answers:
             async for message in as_protobuf(answers):
                 yield message
 

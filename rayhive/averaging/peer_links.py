@@ -16,15 +16,20 @@ from rayhive.averaging.links.link import Handler, Link
 from rayhive.averaging.links.links import Links
 from rayhive.averaging.transport import (
     AGGREGATE,
+    DOWNLOAD,
     JOIN,
     Aggregate,
     DaemonTransport,
     DirectTransport,
     Join,
+    Share,
+    StateSource,
     Transport,
     answering,
     leading,
+    sharing,
 )
+from rayhive.membership.signs import SignsOfLife
 from rayhive.membership.view import Member
 
 #: Longest wait at shutdown for the daemon [s].
@@ -41,16 +46,28 @@ class PeerLinks:
         name: Name of the message; equal for averagers that average with each other.
         serves: Whether other peers can call this one through the daemon.
         trusted_network: Whether links to peers that agree do without encryption.
+        signs: Notes when data show that a peer lives, whichever way they came.
     """
 
-    def __init__(self, name: str, serves: bool, trusted_network: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        serves: bool,
+        trusted_network: bool = False,
+        signs: SignsOfLife | None = None,
+    ) -> None:
         self._name, self._serves, self._trusted = name, serves, trusted_network
+        self._signs = SignsOfLife() if signs is None else signs
         self._links: Links | None = None
         self._known: tuple[frozenset[bytes], ...] = ()
         self._p2p: P2P
 
     async def open(
-        self, p2p: P2P, aggregate: Aggregate | None = None, join: Join | None = None
+        self,
+        p2p: P2P,
+        aggregate: Aggregate | None = None,
+        join: Join | None = None,
+        share: Share | None = None,
     ) -> None:
         """Listen, and answer peers that ask for an invitation; does nothing the second time.
 
@@ -58,6 +75,7 @@ class PeerLinks:
             p2p: Connection to the daemon.
             aggregate: Answers an exchange of parts.
             join: Answers a request to join a group.
+            share: Answers a request for a state.
         """
         if self._links is not None:
             return
@@ -67,10 +85,16 @@ class PeerLinks:
             handlers[AGGREGATE] = answering(aggregate)
         if join is not None:
             handlers[JOIN] = leading(join)
-        self._links = Links(p2p.peer_id, handlers, self._ask, self._trusted)
+        if share is not None:
+            handlers[DOWNLOAD] = sharing(share)
+        self._links = Links(p2p.peer_id, handlers, self._ask, self._trusted, self.heard)
         if self._serves:
             self._links.listen(hosts_in(map(str, await p2p.get_visible_maddrs())))
             await p2p.add_protobuf_handler(self._name, self._answer, BytesValue)
+
+    def heard(self, peer: PeerID) -> None:
+        """Note that a peer lives."""
+        self._signs.note(peer.to_bytes())
 
     def set_members(self, members: Sequence[Member], lost: Iterable[bytes]) -> None:
         """Keep links to the members, and end those to lost peers."""
@@ -89,7 +113,11 @@ class PeerLinks:
         Args:
             stub_of: Returns the remote side of a peer that is reached through the daemon.
         """
-        return DirectTransport(self.get, DaemonTransport(stub_of))
+        return DirectTransport(self.get, DaemonTransport(stub_of, self.heard))
+
+    def source(self, peer: PeerID, stub_of: Callable[[PeerID], Any]) -> StateSource:
+        """Return the way to download a peer's state; for ``stub_of`` see :meth:`transport`."""
+        return StateSource(peer, self.get, stub_of, self.heard)
 
     async def close(self) -> None:
         """End all links, and answer no more requests for invitations."""

@@ -36,6 +36,7 @@ from rayhive.averaging.round_filter import (
 from rayhive.averaging.round_result import RoundResult
 from rayhive.averaging.steps import StepTrace
 from rayhive.averaging.streams import Cancellations
+from rayhive.averaging.timeouts import while_it_moves
 from rayhive.compression.partition import PARTITION_VERSION
 from rayhive.compression.shares import reducer_shares, worthwhile
 from rayhive.spec import Aggregation
@@ -144,7 +145,7 @@ class RoundPipeline:
             trace: Record of the step that the round belongs to.
             weight: Weight of the step.
             min_vector_size: As hivemind's.
-            timeout: Longest time of the round [s].
+            timeout: Longest time without a part that arrives or leaves [s].
             options: Arguments of the all-reduces.
 
         Raises:
@@ -168,7 +169,8 @@ class RoundPipeline:
             auxiliary = host.mode == AveragingMode.AUX
             round_ = GroupRound(allreduce, gathered, weight, auxiliary, trace.step)
             async with enter_asynchronously(host.get_tensors()) as tensors:
-                await self.payload.average(tensors, round_)
+                averaging = self.payload.average(tensors, round_)
+                await while_it_moves(averaging, partial(self.groups.moved, group.group_id), timeout)
         except BaseException as error:
             runners = self.groups.started(group.group_id).values()
             trace.wasted_bytes += sum(runner.sent_bytes for runner in runners)
@@ -178,7 +180,7 @@ class RoundPipeline:
             if trace.excluded:
                 raise ExcludedRoundFailed(repr(failed), refusal_records(refused)) from error
             raise failed from error
-        result = await self._measured(group, gathered, trace, began, timeout)
+        result = await self._measured(group, gathered, trace, began)
         self.outlier_filter.learn(announcements, host.peer_id)
         runners = self.groups.started(group.group_id).values()
         late = {peer for runner in runners for peer in runner.refused()}
@@ -225,15 +227,11 @@ class RoundPipeline:
         gathered: dict[PeerID, Any],
         trace: StepTrace,
         began: float,
-        timeout: float | None,
     ) -> RoundResult:
         """Return the result of a round that succeeded, once its replies have left."""
         ended = time.monotonic()
-        patience = DRAIN_PATIENCE
-        if timeout is not None:  # it goes on during this wait
-            patience = min(patience, (timeout - (ended - began)) / 4)
         phases = self.groups.started(group.group_id)
-        drained = [await runner.drain(patience) for runner in phases.values()]
+        drained = [await runner.drain(DRAIN_PATIENCE) for runner in phases.values()]
         result = RoundResult(
             gathered,
             phases=tuple(runner.record(name) for name, runner in phases.items()),

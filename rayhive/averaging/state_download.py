@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import math
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -130,13 +130,14 @@ class SharedStates:
                 if message.ByteSize():
                     yield [message.tensor_part]
 
-        tensors = await deserialize_tensor_stream(parts(await self._messages(peer)))
+        async with aclosing(self._messages(peer)) as messages:
+            tensors = await deserialize_tensor_stream(parts(messages))
         return (metadata, tensors) if metadata else None
 
     async def digest(self, peer: PeerID) -> Digest | None:
         """Return the digest of a peer's state; closes the stream before the tensors arrive."""
         try:
-            async with aclosing(await self._messages(peer)) as messages:
+            async with aclosing(self._messages(peer)) as messages:
                 async for message in messages:
                     if message.metadata:
                         return digest_in(MSGPackSerializer.loads(message.metadata))
@@ -144,9 +145,11 @@ class SharedStates:
             logger.debug(f"could not get the digest of {peer}: {error!r}")
         return None
 
-    async def _messages(self, peer: PeerID) -> Any:
+    async def _messages(self, peer: PeerID) -> AsyncGenerator[Any, None]:
         stream = await self.stub_of(peer).rpc_download_state(averaging_pb2.DownloadRequest())
-        return aiter_with_timeout(stream, self.patience)
+        async with aclosing(stream):
+            async for message in aiter_with_timeout(stream, self.patience):
+                yield message
 
 
 @dataclass

@@ -26,13 +26,39 @@ PATIENCE = 10.0
 COURTESY = 1.0
 
 
-async def until(stream: AsyncGenerator[T, Any], last: Callable[[T], bool]) -> AsyncIterator[T]:
+async def noted(stream: AsyncIterator[T], note: Callable[[], None]) -> AsyncGenerator[T, None]:
+    """Pass a stream through, and call ``note`` at each message."""
+    try:
+        async for message in stream:
+            note()
+            yield message
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
+
+
+async def until(
+    stream: AsyncGenerator[T, Any], last: Callable[[T], bool]
+) -> AsyncGenerator[T, None]:
     """Pass a stream through and close it after the first message for which ``last`` holds."""
     async with aclosing(stream):
         async for message in stream:
             yield message
             if last(message):
                 return
+
+
+async def completed(
+    state: AsyncIterator[averaging_pb2.DownloadData],
+) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
+    """Pass a state through, then an empty message that marks it as complete, unless it is empty."""
+    anything = False
+    async for part in state:
+        anything = True
+        yield part
+    if anything:
+        yield averaging_pb2.DownloadData()
+        await asyncio.sleep(COURTESY)
 
 
 class DownloadStub:

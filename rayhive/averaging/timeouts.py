@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 #: Longest wait for a group member's next part [s], if no timeout is given.
 SENDER_TIMEOUT = 10.0
+#: Checks for progress in the longest time without any.
+_CHECKS = 8
 
 
 def hivemind_timeouts(
@@ -41,3 +44,32 @@ def hivemind_timeouts(
         "sender_timeout": sender,
         "reducer_timeout": 2 * sender if reducer is None else reducer,
     }
+
+
+async def while_it_moves(
+    work: Coroutine[Any, Any, Any], moved: Callable[[], Any], patience: float | None
+) -> None:
+    """Wait for work as long as it makes progress.
+
+    Args:
+        work: The work.
+        moved: Returns a value that differs after progress.
+        patience: Longest time without progress [s]; None for no limit.
+
+    Raises:
+        asyncio.TimeoutError: The work made no progress, and was cancelled.
+    """
+    task, loop = asyncio.ensure_future(work), asyncio.get_running_loop()
+    pause = None if patience is None else patience / _CHECKS
+    try:
+        seen, since = moved(), loop.time()
+        while not (await asyncio.wait({task}, timeout=pause))[0]:
+            if moved() != seen:
+                seen, since = moved(), loop.time()
+            elif patience is not None and loop.time() - since >= patience:
+                raise asyncio.TimeoutError(f"no progress for {patience:g} s")
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+    task.result()

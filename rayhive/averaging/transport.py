@@ -16,13 +16,14 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.averaging.links.link import Handler, Link, Packet
+from rayhive.averaging.links.link import Handler, Heard, Link, Packet
 from rayhive.averaging.parts import Part, PartMessage, as_protobuf
+from rayhive.averaging.streams import noted, until
 
 #: A message of an exchange of parts, in either form.
 Message: TypeAlias = PartMessage | averaging_pb2.AveragingData
-#: Methods of a link: exchange of parts for averages, and request to join a group.
-AGGREGATE, JOIN = "aggregate_part", "join_group"
+#: Methods of a link: exchange of parts for averages, request to join a group, and for a state.
+AGGREGATE, JOIN, DOWNLOAD = "aggregate_part", "join_group", "download_state"
 
 #: Returns the link to a peer, or None; it may wait for a while.
 LinkTo = Callable[[PeerID], Awaitable[Link | None]]
@@ -30,6 +31,8 @@ LinkTo = Callable[[PeerID], Awaitable[Link | None]]
 Aggregate = Callable[[AsyncIterator[Any], Any], AsyncGenerator[Any, None]]
 #: Answers a request to join a group: takes hivemind's message and the context of the call.
 Join = Callable[[Any, Any], AsyncIterator[Any]]
+#: Answers a request for a state: takes hivemind's message and the context of the call.
+Share = Callable[[Any, Any], AsyncIterator[Any]]
 
 
 class Transport(Protocol):
@@ -58,18 +61,19 @@ class DaemonTransport:
 
     Args:
         stub_of: Returns the remote side of a peer.
+        heard: Called with a peer at each of its answers.
     """
 
-    def __init__(self, stub_of: Callable[[PeerID], Any]) -> None:
-        self._stub_of = stub_of
+    def __init__(self, stub_of: Callable[[PeerID], Any], heard: Heard = lambda peer: None) -> None:
+        self._stub_of, self._heard = stub_of, heard
 
     async def aggregate(
         self, reducer: PeerID, parts: AsyncIterator[PartMessage], patience: float | None
     ) -> AsyncGenerator[Any, None]:
         """Send parts to a reducer; a daemon may wait for ever for a peer that died."""
         opening = self._stub_of(reducer).rpc_aggregate_part(as_protobuf(parts))
-        answers: AsyncGenerator[Any, None] = await asyncio.wait_for(opening, patience)
-        return answers
+        answers = await asyncio.wait_for(opening, patience)
+        return noted(answers, lambda: self._heard(reducer))
 
 
 class DirectTransport:
@@ -198,6 +202,60 @@ def leading(join: Join) -> Handler:
             request = averaging_pb2.JoinRequest.FromString(packet.head)
             async for message in join(request, SimpleNamespace(remote_id=follower)):
                 yield Packet(message.SerializeToString())
+            return
+
+    return answer
+
+
+class StateSource:
+    """State of a peer, over a link or through the daemon.
+
+    Args:
+        peer: The peer.
+        link_to: Returns the link to a peer, or None.
+        stub_of: Returns the remote side of a peer that is reached through the daemon.
+        heard: Called with the peer at each message that comes through the daemon.
+    """
+
+    def __init__(
+        self, peer: PeerID, link_to: LinkTo, stub_of: Callable[[PeerID], Any], heard: Heard
+    ) -> None:
+        self._peer, self._link_to, self._stub_of, self._heard = peer, link_to, stub_of, heard
+
+    async def rpc_download_state(
+        self, request: averaging_pb2.DownloadRequest
+    ) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
+        """Return the messages with the peer's state; closing the iterator ends the download."""
+        link = await self._link_to(self._peer)
+        if link is not None:
+            return until(_downloaded(link, request), lambda message: not message.ByteSize())
+        messages = await self._stub_of(self._peer).rpc_download_state(request)
+        return noted(messages, lambda: self._heard(self._peer))
+
+
+async def _downloaded(
+    link: Link, request: averaging_pb2.DownloadRequest
+) -> AsyncGenerator[averaging_pb2.DownloadData, None]:
+    packet = Packet(request.SerializeToString())
+    async with aclosing(link.call(DOWNLOAD, _one(packet))) as answers:
+        async for answer in answers:
+            yield averaging_pb2.DownloadData.FromString(bytes(answer.body))
+
+
+def sharing(share: Share) -> Handler:
+    """Return the handler of requests for a state over links.
+
+    Args:
+        share: Answers a request.
+    """
+
+    async def answer(
+        requests: AsyncIterator[Packet], guest: PeerID
+    ) -> AsyncGenerator[Packet, None]:
+        async for packet in requests:
+            request = averaging_pb2.DownloadRequest.FromString(packet.head)
+            async for message in share(request, SimpleNamespace(remote_id=guest)):
+                yield Packet(b"", message.SerializeToString())
             return
 
     return answer

@@ -8,13 +8,14 @@ once per heartbeat. In a large swarm, each peer calls its neighbours on a few ri
 changes, so that a change reaches all of n peers within O(log n) hops. A message holds only the
 changes that its receiver lacks.
 
-Two failed calls in a row, or silence, make a peer dead for its watchers. In a small swarm, all
-peers are watchers. In a large one, the watchers report the loss in their announcements, and the
-other watchers then call the peer at once. The rest of the swarm gives it up after the reports of
-most watchers, or after three reports without an objection of the peer. This is the suspicion of
-SWIM (Das et al., 2002), which several independent reports shorten as in Lifeguard (Dadgar et al.,
-2017), among the observers of Rapid (Suresh et al., 2018). A peer that loses half of its neighbours
-at once may be cut off itself, and calls all peers once.
+Two failed calls in a row, or silence, make a peer dead for its watchers. A call does not count as
+failed, and a peer is not silent, while bulk data flow between both. In a small swarm, all peers are
+watchers. In a large one, the watchers report the loss in their announcements, and the other
+watchers then call the peer at once. The rest of the swarm gives it up after the reports of most
+watchers, or after three reports without an objection of the peer. This is the suspicion of SWIM
+(Das et al., 2002), which several independent reports shorten as in Lifeguard (Dadgar et al., 2017),
+among the observers of Rapid (Suresh et al., 2018). A peer that loses half of its neighbours at once
+may be cut off itself, and calls all peers once.
 """
 
 from __future__ import annotations
@@ -182,15 +183,22 @@ class Protocol:
             self._link(peer).missed()
             lane = self._lanes.get(peer)
             if call.check:
-                return self._give_up(peer)
+                return not self._shows_life(call) and self._give_up(peer)
             if lane is None:
                 return False
             lane.running = max(0, lane.running - 1)
+            if self._shows_life(call):
+                lane.failures, lane.due = 0, now + self._pause(peer, lane)
+                return False
             # calls that ran at the same time have failed for one reason
             if lane.failures == 0 or call.began >= lane.failed:
                 lane.failures, lane.failed = lane.failures + 1, now
             lane.due = now if lane.failures < FAILURES else now + self._pause(peer, lane)
             return lane.failures == FAILURES and self._give_up(peer)
+
+    def _shows_life(self, call: Call) -> bool:
+        """Return whether a peer lived during a call: its answer is late beside bulk data."""
+        return self.view.is_alive(call.peer) and self.view.sign_of(call.peer) >= call.began
 
     def _give_up(self, peer: bytes) -> bool:
         lived = self.view.is_alive(peer)

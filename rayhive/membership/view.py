@@ -60,6 +60,7 @@ class MembershipView:
     Attributes:
         own: The peer's own state.
         loud: Its last announcement for all peers.
+        sign_of: Returns the time of a peer's last sign of life besides its messages [s].
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class MembershipView:
         self._watched: frozenset[bytes] | None = None
         self._stalled: frozenset[bytes] = frozenset()
         self._reunion: Reunion | None = None
+        self.sign_of: Callable[[bytes], float] = lambda peer: -math.inf
 
     # -- this peer ---------------------------------------------------------------------------------
 
@@ -186,7 +188,10 @@ class MembershipView:
     def heard_of(self, peer: bytes) -> float:
         """Return the time at which a peer lived for certain; minus infinity if it is unknown."""
         known = self._others.get(peer)
-        return -math.inf if known is None else known.received
+        if known is None:
+            return -math.inf
+        self._is_silent(known)
+        return known.received
 
     def back_since(self, peer: bytes) -> float:
         """Return the time at which a peer became known, or came back after a loss."""
@@ -275,8 +280,13 @@ class MembershipView:
     def _alive(self, peer: _Peer) -> bool:
         if peer.unreachable:
             return False
-        watched = self.watches(peer.heartbeat.peer_id)
-        return not watched or self._clock() - peer.received <= self.silence
+        return not self.watches(peer.heartbeat.peer_id) or not self._is_silent(peer)
+
+    def _is_silent(self, peer: _Peer) -> bool:
+        """Return whether a peer has been silent for too long; look for a sign if it may have."""
+        if not peer.unreachable and self._clock() - peer.received > self.silence / 4:
+            peer.received = max(peer.received, self.sign_of(peer.heartbeat.peer_id))
+        return self._clock() - peer.received > self.silence
 
     def alive(self) -> list[Heartbeat]:
         """Return all live peers, this one included, the oldest first."""

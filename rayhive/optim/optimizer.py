@@ -148,6 +148,7 @@ class RayhiveOptimizer(hivemind.Optimizer):
             averaging_timeout=averaging_timeout,
             round_timeout=averaging_timeout + straggler_timeout,
         )
+        self.tracker.view.sign_of = self._peer.sign_of
         self._state_sync = StateSync(self._peer, self.load_state_timeout, load_state_attempts)
         self._parameter_rounds = ParameterRounds(self._peer, self._state_sync, self._period)
         self._gradient_rounds = None

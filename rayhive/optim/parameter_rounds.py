@@ -175,15 +175,17 @@ class ParameterRounds:
         Raises:
             PeerError: The work does not end, or a process of the peer died.
         """
-        for _ in range(
-            BACKGROUND_WAITS * math.ceil(self.peer.round_timeout / self.peer.averaging_timeout)
-        ):
+        waits = math.ceil(self.peer.round_timeout / self.peer.averaging_timeout)
+        left, moved = BACKGROUND_WAITS * waits, self.peer.moved()
+        while left:
             self.peer.state_averager.step(wait_for_delayed_updates=True)
             if not self.peer.state_averager.pending_updates:
                 # without the outcome, the next round would ask for parameters that are here
                 self.reported.wait(CALLBACK_S)
                 return
             self.peer.watchdog.check()
+            before, moved = moved, self.peer.moved()
+            left = left - 1 if moved == before else BACKGROUND_WAITS * waits
         raise PeerError("what runs in the background does not end")
 
     def end(self, patience: float) -> None:

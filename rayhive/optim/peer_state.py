@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,9 +11,11 @@ from typing import Any
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
+from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.state_averager import RayhiveStateAverager
 from rayhive.events import AveragingReason, Event, Rejected
 from rayhive.membership.progress_tracker import LiveProgressTracker
+from rayhive.membership.signs import SignsOfLife
 from rayhive.membership.view import Reunion
 from rayhive.optim.watchdog import ProcessWatchdog
 
@@ -191,8 +194,8 @@ class PeerState:
         grad_averager: The gradient averager; None with local updates.
         watchdog: Ends a wait for a process that died.
         reporter: Destination of events.
-        averaging_timeout: Longest time of one averaging [s].
-        round_timeout: Longest time from the start of a round to its result [s].
+        averaging_timeout: Longest time of one averaging without progress [s].
+        round_timeout: Longest time from the start of a round to its result, without progress [s].
         consistency: Whether the peer's parameters count, and whether they need averaging.
         partitions: Groups of past rounds, and the partition that the peer was in.
     """
@@ -206,6 +209,18 @@ class PeerState:
     round_timeout: float
     consistency: ParameterConsistency = field(default_factory=ParameterConsistency)
     partitions: PartitionHistory = field(default_factory=PartitionHistory)
+
+    def moved(self) -> float:
+        """Return the time at which bulk data of this peer moved last [s]."""
+        return max((signs.newest() for signs in self._signs()), default=-math.inf)
+
+    def sign_of(self, peer: bytes) -> float:
+        """Return the time at which bulk data showed last that another peer lives [s]."""
+        return max((signs.last(peer) for signs in self._signs()), default=-math.inf)
+
+    def _signs(self) -> list[SignsOfLife]:
+        averagers = (self.state_averager, self.grad_averager)
+        return [each.signs for each in averagers if isinstance(each, MeasuredAverager)]
 
     @property
     def averaging_reason(self) -> AveragingReason | None:

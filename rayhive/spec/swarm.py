@@ -74,7 +74,7 @@ class SwarmConfig(Model):
         batch_size: Samples per micro-batch of one peer; the workload's default if absent.
         matchmaking_time: Longest wait for a peer that has joined a round and cannot be reached [s];
             a round starts as soon as all live peers have joined it.
-        averaging_timeout: Longest time of one averaging [s].
+        averaging_timeout: Longest time of one averaging in which no data move [s].
         straggler_timeout: Longest wait of a round for a peer that computes without progress [s].
         metadata_expiration: Time after which a silent peer no longer counts as live [s].
         use_local_updates: Step locally on every batch and average parameters only.

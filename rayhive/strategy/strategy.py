@@ -67,7 +67,7 @@ class HivemindStrategy(ReusableStrategy):
             takes the place of the module's schedulers.
         matchmaking_time: Longest wait for a peer that has begun a round and cannot be reached [s].
             A round begins as soon as all live peers are there.
-        averaging_timeout: Longest time of one averaging [s].
+        averaging_timeout: Longest time of one averaging in which no data move [s].
         verbose: Log hivemind's steps at level INFO.
         averager_opts: Further options of both averagers.
         host_maddrs: Addresses to listen on.

@@ -34,6 +34,9 @@ class Network:
         listening: Peers that others can connect to; all by default.
         trusted: Whether connections are plain, for each peer.
         change: Changes invitations on their way.
+
+    Attributes:
+        heard: Peers that showed that they live, by the peer that noticed.
     """
 
     def __init__(
@@ -44,9 +47,11 @@ class Network:
         change: Change = unchanged,
     ) -> None:
         self.links: list[Links] = []
+        self.heard: list[list[PeerID]] = [[] for _ in handlers]
         for index, mapping in enumerate(handlers):
             trusts = bool(trusted and trusted[index])
-            links = Links(peer(index), mapping, self._asks(index, change), trusts)
+            heard = self.heard[index].append
+            links = Links(peer(index), mapping, self._asks(index, change), trusts, heard)
             if listening is None or index in listening:
                 links.listen(["127.0.0.1"])
             self.links.append(links)

@@ -356,3 +356,30 @@ def test_memory_may_change_once_a_call_is_closed() -> None:
             assert all(values == {1} for values in seen)
 
     run(body())
+
+
+def test_data_show_both_sides_that_the_other_one_lives() -> None:
+    """The answer to a large request has not come yet, but the room for the request has."""
+    received = asyncio.Event()
+
+    async def swallow(
+        requests: AsyncIterator[Packet], caller: PeerID
+    ) -> AsyncGenerator[Packet, None]:
+        async for _ in requests:
+            pass
+        received.set()
+        await asyncio.sleep(LIMIT)
+        yield Packet(b"")
+
+    async def body() -> None:
+        async with Network([{"swallow": swallow}] * 2) as network:
+            link = await linked(network)
+            for heard in network.heard:
+                heard.clear()
+            call = link.call("swallow", packets(*[bytes(1_000_000)] * 30))
+            await received.wait()
+            assert set(network.heard[0]) == {peer(1)}
+            assert set(network.heard[1]) == {peer(0)}
+            await call.aclose()
+
+    run(body())

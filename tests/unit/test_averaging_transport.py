@@ -11,10 +11,21 @@ from typing import Any
 import pytest
 import torch
 from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
 
 from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.links.link import Link
-from rayhive.averaging.transport import AGGREGATE, DirectTransport, Transport, answering
+from rayhive.averaging.streams import completed
+from rayhive.averaging.transport import (
+    AGGREGATE,
+    DOWNLOAD,
+    DirectTransport,
+    StateSource,
+    Transport,
+    answering,
+    no_link,
+    sharing,
+)
 from rayhive.compression.payload import payload
 from rayhive.registry import CODECS
 from tests.unit.allreduce_fakes import LIMIT, SHAPES, average, loopback
@@ -129,3 +140,40 @@ def test_a_link_that_ends_in_the_middle_is_a_partial_round_of_both() -> None:
             assert "LinkLost" in runners[0].failures[0]
 
     asyncio.run(body())
+
+
+def state() -> list[averaging_pb2.DownloadData]:
+    """Return the messages with a state."""
+    parts = [runtime_pb2.Tensor(buffer=bytes([number]) * 9) for number in range(5)]
+    first, *others = [averaging_pb2.DownloadData(tensor_part=part) for part in parts]
+    first.metadata = b"metadata"
+    return [first, *others]
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["daemon", "link"])
+def test_a_state_comes_over_a_link_or_through_the_daemon(linked: bool) -> None:
+    heard: list[PeerID] = []
+
+    async def share(request: Any, context: Any) -> AsyncIterator[Any]:
+        assert isinstance(request, averaging_pb2.DownloadRequest)
+        for message in state():
+            yield message
+
+    async def ended(request: Any, context: Any) -> AsyncIterator[Any]:
+        async for message in completed(share(request, context)):
+            yield message
+
+    class Stub:
+        async def rpc_download_state(self, request: Any) -> AsyncIterator[Any]:
+            return share(request, None)
+
+    async def body() -> None:
+        async with Network([{DOWNLOAD: sharing(ended)}] * 2) as network:
+            link_to = network.links[0].get if linked else no_link
+            source = StateSource(peer(1), link_to, lambda other: Stub(), heard.append)
+            request = averaging_pb2.DownloadRequest()
+            messages = [m async for m in await source.rpc_download_state(request)]
+            assert [m for m in messages if m.ByteSize()] == state()
+
+    asyncio.run(asyncio.wait_for(body(), LIMIT))
+    assert heard == [] if linked else [peer(1)] * len(state())

@@ -48,6 +48,8 @@ class LinkLost(ConnectionError):
 
 #: Answers the calls of a method: takes the caller's packets and the caller.
 Handler = Callable[[AsyncIterator[Packet], PeerID], AsyncGenerator[Packet, None]]
+#: Called with a peer when data show that it lives.
+Heard = Callable[[PeerID], None]
 
 
 class _Stream:
@@ -165,6 +167,7 @@ class Link:
         peer: The other side.
         dialled: Whether this side began the connection.
         handlers: Answers to calls, by method.
+        heard: Called with the peer when data show that it lives.
 
     Attributes:
         peer: The other side.
@@ -178,13 +181,14 @@ class Link:
         peer: PeerID,
         dialled: bool,
         handlers: Mapping[str, Handler],
+        heard: Heard = lambda peer: None,
     ) -> None:
         self.peer, self.ended = peer, asyncio.Event()
         self._handlers = handlers
         self._streams: dict[int, _Stream] = {}
         self._numbers = itertools.count(1 if dialled else 2, 2)
         self._serving: set[asyncio.Task[None]] = set()
-        self.wire = Wire(opened, self._on_frame, self._on_lost)
+        self.wire = Wire(opened, self._on_frame, self._on_lost, lambda: heard(peer))
 
     def call(self, method: str, requests: AsyncGenerator[Packet, None]) -> Call:
         """Call a method of the peer; requests leave at once, without waiting for answers."""

@@ -17,7 +17,7 @@ from rayhive.averaging.links.handshake import (
     Invitations,
     connect,
 )
-from rayhive.averaging.links.link import Handler, Link
+from rayhive.averaging.links.link import Handler, Heard, Link
 from rayhive.membership.event_loop import wait_at_most
 
 logger = get_logger(__name__)
@@ -78,12 +78,18 @@ class Links:
         handlers: Answers to calls, by method.
         ask: Asks a peer for an invitation.
         trusted_network: Whether connections to peers that agree do without encryption.
+        heard: Called with a peer when data show that it lives.
     """
 
     def __init__(
-        self, own: PeerID, handlers: Mapping[str, Handler], ask: Ask, trusted_network: bool = False
+        self,
+        own: PeerID,
+        handlers: Mapping[str, Handler],
+        ask: Ask,
+        trusted_network: bool = False,
+        heard: Heard = lambda peer: None,
     ) -> None:
-        self._own, self._handlers, self._ask = own, handlers, ask
+        self._own, self._handlers, self._ask, self._heard = own, handlers, ask, heard
         self._trusts = trusted_network
         self._invitations = Invitations(trusted_network)
         self._addresses: tuple[tuple[str, int], ...] = ()
@@ -195,7 +201,7 @@ class Links:
             except (OSError, asyncio.TimeoutError) as failure:
                 error = failure
                 continue
-            contact.add(Link(opened, peer, True, self._handlers))
+            contact.add(Link(opened, peer, True, self._handlers, self._heard))
             return
         raise error
 
@@ -222,4 +228,4 @@ class Links:
                 return
             raise
         peer = PeerID(guest)
-        self._contact(peer).add(Link(opened, peer, False, self._handlers))
+        self._contact(peer).add(Link(opened, peer, False, self._handlers, self._heard))

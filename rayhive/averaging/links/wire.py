@@ -84,17 +84,22 @@ class Wire:
         opened: Connection after its handshake.
         on_frame: Called for each frame that arrived.
         on_lost: Called once, with the reason, when the connection has ended.
+        on_life: Called when bytes arrived, or room for more shows that the other side gets them.
 
     Attributes:
         lost: Reason for the end of the connection; None while it is open.
     """
 
     def __init__(
-        self, opened: Opened, on_frame: OnFrame, on_lost: Callable[[Exception], None]
+        self,
+        opened: Opened,
+        on_frame: OnFrame,
+        on_lost: Callable[[Exception], None],
+        on_life: Callable[[], None] = lambda: None,
     ) -> None:
         self.lost: Exception | None = None
         self._socket, self._seal, self._cipher = opened.connection, opened.seal, opened.open
-        self._on_frame, self._on_lost = on_frame, on_lost
+        self._on_frame, self._on_lost, self._on_life = on_frame, on_lost, on_life
         self._loop = asyncio.get_running_loop()
         self._descriptor = self._socket.fileno()
         self._sealed, self._received = _Scratch(), _Scratch()
@@ -141,6 +146,8 @@ class Wire:
         try:
             while self._queue and turn > 0:
                 sent = self._write_some(self._queue[0])
+                if self._waits_for_space and turn == _TURN:
+                    self._on_life()
                 turn -= sent
                 self._queued_bytes -= sent
         except BlockingIOError:
@@ -200,6 +207,8 @@ class Wire:
                 got = self._socket.recv_into(self._missing)
                 if not got:
                     raise ConnectionResetError("closed by the other side")
+                if turn == _TURN:
+                    self._on_life()
                 turn -= got
                 self._missing = self._missing[got:]
                 if not self._missing:

@@ -1,0 +1,121 @@
+"""Time limits of rounds: they count the time without progress, not the whole round."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from hivemind.utils import MPFuture
+
+from rayhive.averaging.steps import PatientStep
+from rayhive.averaging.timeouts import while_it_moves
+
+FAR = 60.0
+
+
+def test_work_goes_on_as_long_as_it_moves() -> None:
+    async def body() -> None:
+        moved = 0
+
+        async def work() -> None:
+            nonlocal moved
+            for _ in range(8):
+                await asyncio.sleep(0.2)
+                moved += 1
+
+        await while_it_moves(work(), lambda: moved, 1.0)
+        assert moved == 8
+
+    asyncio.run(body())
+
+
+def test_work_that_stands_still_is_cancelled() -> None:
+    async def body() -> None:
+        ended = asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await asyncio.sleep(FAR)
+            finally:
+                ended.set()
+
+        with pytest.raises(asyncio.TimeoutError, match=r"no progress for 0\.05 s"):
+            await while_it_moves(work(), lambda: 0, 0.05)
+        assert ended.is_set()
+
+    asyncio.run(body())
+
+
+def test_the_error_of_work_is_passed_on_and_a_cancellation_ends_it() -> None:
+    async def body() -> None:
+        ended = asyncio.Event()
+
+        async def fails() -> None:
+            raise OSError("the error")
+
+        async def waits() -> None:
+            try:
+                await asyncio.sleep(FAR)
+            finally:
+                ended.set()
+
+        with pytest.raises(OSError, match="the error"):
+            await while_it_moves(fails(), lambda: 0, None)
+        waiting = asyncio.create_task(while_it_moves(waits(), lambda: 0, None))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert ended.is_set()
+
+    asyncio.run(body())
+
+
+class Moves:
+    """Time at which data moved last; it is now until the test ends that."""
+
+    def __init__(self) -> None:
+        self.ended_at: float | None = None
+
+    def __call__(self) -> float:
+        return time.monotonic() if self.ended_at is None else self.ended_at
+
+
+def step(moves: Moves) -> PatientStep:
+    MPFuture()  # hivemind's first future of a process must not be a step
+    made = PatientStep(
+        moves, time.time() + FAR, None, allow_retries=True, weight=1.0, data_for_gather=b""
+    )
+    made.attach(MPFuture(), MPFuture())
+    made.allow_allreduce()
+    return made
+
+
+def test_a_result_is_awaited_as_long_as_data_move() -> None:
+    moves = Moves()
+    made = step(moves)
+    timer = threading.Timer(0.5, made.set_result, args=("averaged",))
+    timer.start()
+    assert made.result(0.1) == "averaged"
+    timer.join()
+
+
+def test_the_wait_ends_when_data_stop_to_move() -> None:
+    moves = Moves()
+    made = step(moves)
+
+    def stop() -> None:
+        moves.ended_at = time.monotonic()
+
+    timer = threading.Timer(0.3, stop)
+    timer.start()
+    with pytest.raises(TimeoutError):
+        made.result(0.1)
+    assert moves.ended_at is not None
+    timer.join()
+    made.set_exception(TimeoutError("of the averager"))
+    with pytest.raises(TimeoutError, match="of the averager"):
+        made.result(FAR)
