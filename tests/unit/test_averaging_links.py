@@ -383,3 +383,29 @@ def test_data_show_both_sides_that_the_other_one_lives() -> None:
             await call.aclose()
 
     run(body())
+
+
+def test_streams_of_one_link_take_turns() -> None:
+    """Else the averages of a reducer wait until it has sent its own parts."""
+    size, count = 700_000, 40
+    arrived: list[bytes] = []
+
+    async def note(requests: AsyncIterator[Packet], caller: PeerID) -> AsyncGenerator[Packet, None]:
+        async for head, _ in requests:
+            arrived.append(head)
+        yield Packet(b"end")
+
+    async def numbered(name: bytes) -> AsyncGenerator[Packet, None]:
+        for _ in range(count):
+            yield Packet(name, bytes(size))
+
+    async def body() -> None:
+        async with Network([{"note": note}] * 2) as network:
+            link = await linked(network)
+            calls = [link.call("note", numbered(name)) for name in (b"a", b"b", b"c")]
+            assert [await call.__anext__() for call in calls] == [Packet(b"end", b"")] * 3
+
+    run(body())
+    both = [name for name in arrived if name != b"c"]
+    lead = max(abs(both[:n].count(b"a") - both[:n].count(b"b")) for n in range(len(both)))
+    assert lead <= WINDOW // size

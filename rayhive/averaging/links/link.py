@@ -92,6 +92,7 @@ class _Stream:
             await self._changes.next_change().wait()
         await self._link.wire.has_room()
         if self._error is not None:
+            self._link.wire.give_turn()
             raise LinkLost(str(self._error)) from self._error
         self._credit -= memoryview(packet.body).nbytes
         self._link.wire.send(_PACKET, self.number, packet.head, packet.body)

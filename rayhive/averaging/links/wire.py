@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rayhive.averaging.links.cipher import TAG, Cipher
-from rayhive.membership.event_loop import Notifier
 
 if TYPE_CHECKING:
     from rayhive.averaging.links.handshake import Opened
@@ -105,7 +104,7 @@ class Wire:
         self._sealed, self._received = _Scratch(), _Scratch()
         self._queue: deque[_Queued] = deque()
         self._queued_bytes, self._waits_for_space = 0, False
-        self._space = Notifier()
+        self._turns = deque[asyncio.Future[None]]()
         self._frame: tuple[int, int] = (0, 0)
         self._sizes, self._head = (0, 0), b""
         self._expect(_HEADER.size, self._header_arrived)
@@ -127,9 +126,28 @@ class Wire:
             self._write()
 
     async def has_room(self) -> None:
-        """Wait until few bytes are queued, or the connection has ended."""
-        while self.lost is None and self._queued_bytes > _HIGH:
-            await self._space.next_change().wait()
+        """Wait until few bytes are queued, or the connection has ended.
+
+        Senders take turns. One that does not send then calls :meth:`give_turn`.
+        """
+        if self.lost is not None or not (self._turns or self._queued_bytes > _HIGH):
+            return
+        turn = self._loop.create_future()
+        self._turns.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self.give_turn()  # this turn may have come already
+            raise
+
+    def give_turn(self) -> None:
+        """Let one sender go on, if there is room; or all if the connection has ended."""
+        while self._turns and (self.lost is not None or self._queued_bytes <= _HIGH):
+            turn = self._turns.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                if self.lost is None:
+                    return
 
     def keep(self, stream: int) -> None:
         """Drop the frames of a stream that were not begun; copy the unsent bytes of a begun one."""
@@ -139,7 +157,7 @@ class Wire:
             elif queued.stream == stream:
                 self._queued_bytes -= queued.size
         self._queue = deque(q for q in self._queue if q.stream != stream or q.begun)
-        self._space.notify()
+        self.give_turn()
 
     def _write(self) -> None:
         turn, full = _TURN, False
@@ -155,8 +173,7 @@ class Wire:
         except OSError as error:
             self.close(error)
             return
-        if self._queued_bytes <= _HIGH:
-            self._space.notify()
+        self.give_turn()
         wanted = full or bool(self._queue)
         if wanted and not self._waits_for_space:
             self._loop.add_writer(self._descriptor, self._write)
@@ -252,7 +269,7 @@ class Wire:
         self._queue.clear()
         self._queued_bytes = 0
         self._socket.close()
-        self._space.notify()
+        self.give_turn()
         self._on_lost(self.lost)
 
 
