@@ -28,7 +28,7 @@ import numpy as np
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
-from benchmarks.shaped_peers import INTERFACE, Nodes, Seat, nodes
+from benchmarks.shaped_peers import Nodes, Seat, nodes
 from benchmarks.swarm import conditions
 
 #: Time limit under ``make bench`` [s].
@@ -102,17 +102,13 @@ def time_calls() -> list[float]:
     return seconds
 
 
-def shape(congestion: str | None, queue_s: float | None, rate_mbit: float) -> None:
-    """Set the congestion control of this peer's node, and the queue of its link."""
+def tune(congestion: str | None) -> None:
+    """Set the congestion control of this peer's node, and windows that fill a long queue."""
     if congestion is not None:
-        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(congestion)
-    if queue_s is not None:
-        from pyroute2 import IPRoute
-
-        with IPRoute() as ip:
-            index, rate = ip.link_lookup(ifname=INTERFACE)[0], round(rate_mbit * 1e6 / 8)
-            options = {"rate": rate, "burst": 20_000, "limit": round(rate * queue_s)}
-            ip.tc("change", "tbf", index, 0x10000, parent=0xFFFFFFFF, **options)
+        folder = Path("/proc/sys/net/ipv4")
+        (folder / "tcp_congestion_control").write_text(congestion)
+        for name in ("tcp_rmem", "tcp_wmem"):
+            (folder / name).write_text("4096 8000000 32000000")
 
 
 def run_peer(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +122,7 @@ def run_peer(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     from rayhive.strategy.strategy import HivemindStrategy
 
     torch.set_num_threads(1)
-    shape(settings["congestion"], settings["queue_s"], settings["rate_mbit"])
+    tune(settings["congestion"])
     if settings["daemon"]:
         PeerLinks.get = lambda self, peer: no_link(peer)  # type: ignore[method-assign]
     calls = time_calls()
@@ -183,9 +179,7 @@ def turn(work: Work, on: Nodes, arguments: argparse.Namespace) -> tuple[int, int
     settings = {
         **vars(work),
         "round_s": round_s,
-        "rate_mbit": arguments.rate,
         "congestion": arguments.congestion,
-        "queue_s": arguments.queue,
         "daemon": arguments.daemon,
     }
     limit = SPARE_S + 2 * round_s * (work.rounds + 2 * work.joins)
@@ -235,7 +229,7 @@ def main() -> None:
         works = (Work(arguments.megabytes, arguments.rounds, arguments.joins),)
     print(conditions())
     made: list[Claim] = []
-    with nodes(arguments.peers, arguments.rate, arguments.rtt) as on:
+    with nodes(arguments.peers, arguments.rate, arguments.rtt, arguments.queue) as on:
         print(f"{arguments.peers} peers; {on.rate_mbit:.1f} Mbit/s, {on.rtt_ms:.1f} ms measured")
         print("| work | s | calls | median [ms] | 99 % | most | failed | losses | incomplete |")
         print("|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)

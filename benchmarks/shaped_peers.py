@@ -8,6 +8,7 @@ and not before, because its locks must not be shared between them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
@@ -169,7 +170,9 @@ def _child(
 
 
 @contextlib.contextmanager
-def nodes(peers: int, rate_mbit: float, rtt_ms: float) -> Iterator[Nodes]:
+def nodes(
+    peers: int, rate_mbit: float, rtt_ms: float, queue_s: float | None = None
+) -> Iterator[Nodes]:
     """Make nodes with shaped links.
 
     Args:
@@ -177,8 +180,10 @@ def nodes(peers: int, rate_mbit: float, rtt_ms: float) -> Iterator[Nodes]:
         rate_mbit: Rate of each link in each direction [Mbit/s].
         rtt_ms: Round trip between two nodes [ms]. Without netem, round trips below 5 ms are those
             of the bare links.
+        queue_s: Length of the queues, which are then all before the links to the nodes, as in a
+            router: a sender's own queue would slow it down [s]. Default: that of a testbed.
     """
-    from rayhive.cluster.testbed import Testbed, TestbedConfig
+    from rayhive.cluster.testbed import Testbed, TestbedConfig, namespaces, network
     from rayhive.cluster.testbed.link_probe import path
     from rayhive.spec import Link
 
@@ -196,6 +201,12 @@ def nodes(peers: int, rate_mbit: float, rtt_ms: float) -> Iterator[Nodes]:
         if testbed.state.netem or rtt_ms >= RELAYED_MS:
             for node in testbed.nodes:
                 testbed.link(node.index).set(link)
+        if queue_s is not None:
+            for node in testbed.nodes:
+                namespaces.inside(node.namespace, lambda: _unlimited(INTERFACE))
+                name = network.port(node.index)
+                deepen = functools.partial(_deepen, name, rate_mbit, queue_s)
+                namespaces.inside(testbed.state.switch, deepen)
         first, second = testbed.nodes[:2]
         with path(testbed.state, first, second) as ends:
             delays = ends.delays(1.0)
@@ -206,3 +217,22 @@ def nodes(peers: int, rate_mbit: float, rtt_ms: float) -> Iterator[Nodes]:
             rate_mbit=measured,
             rtt_ms=sum(sorted(each)[len(each) // 2] for each in delays),
         )
+
+
+def _unlimited(interface: str) -> None:
+    """Remove the shape of an interface of the current namespace."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as ip:
+        ip.tc("del", None, ip.link_lookup(ifname=interface)[0], 0x10000, parent=0xFFFFFFFF)
+
+
+def _deepen(interface: str, rate_mbit: float, queue_s: float) -> None:
+    """Lengthen the queue of a shaped interface of the current namespace."""
+    from pyroute2 import IPRoute
+
+    rate = round(rate_mbit * 1e6 / 8)
+    options = {"rate": rate, "burst": 20_000, "limit": round(rate * queue_s)}
+    with IPRoute() as ip:
+        index = ip.link_lookup(ifname=interface)[0]
+        ip.tc("change", "tbf", index, 0x10000, parent=0xFFFFFFFF, **options)

@@ -11,7 +11,9 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +35,8 @@ _HIGH = 1 << 20
 _UNSENT = 1 << 19
 #: Time without an acknowledgement after which the kernel gives a connection up [ms].
 _UNACKNOWLEDGED_MS = 15_000
+#: Priority of bulk data in a queue of this machine that knows priorities (Linux: TC_PRIO_BULK).
+_BULK = 2
 
 Buffer = bytes | bytearray | memoryview
 #: Takes kind, stream, head and body of a frame.
@@ -101,6 +105,7 @@ class Wire:
         self._on_frame, self._on_lost, self._on_life = on_frame, on_lost, on_life
         self._loop = asyncio.get_running_loop()
         self._descriptor = self._socket.fileno()
+        _control_congestion(self._socket)
         self._sealed, self._received = _Scratch(), _Scratch()
         self._queue: deque[_Queued] = deque()
         self._queued_bytes, self._waits_for_space = 0, False
@@ -285,3 +290,19 @@ def prepare(connection: socket.socket) -> None:
     for name, value in options.items():
         if hasattr(socket, name):  # Linux
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    if hasattr(socket, "SO_PRIORITY"):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _BULK)
+
+
+def _control_congestion(connection: socket.socket) -> None:
+    """Choose the congestion control of a connection, where the system allows it.
+
+    BBR keeps the queue of a slow link short, and other messages do not wait behind bulk data. On
+    loopback there is no such queue, and BBR's timers cost as much as the rest of the kernel's work.
+    """
+    place = connection.getpeername()
+    is_local = bool(place) and ip_address(place[0].partition("%")[0]).is_loopback
+    if hasattr(socket, "TCP_CONGESTION"):  # Linux
+        with suppress(OSError):
+            name = b"reno" if is_local else b"bbr"
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
