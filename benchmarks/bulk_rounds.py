@@ -228,16 +228,19 @@ def main() -> None:
     if arguments.megabytes is not None:
         works = (Work(arguments.megabytes, arguments.rounds, arguments.joins),)
     print(conditions())
+    print(
+        "| work | peers | Mbit/s, ms | s | heartbeats | median [ms] | 99 % | most | failed "
+        "| losses | incomplete |"
+    )
+    print("|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     made: list[Claim] = []
-    with nodes(arguments.peers, arguments.rate, arguments.rtt, arguments.queue) as on:
-        print(f"{arguments.peers} peers; {on.rate_mbit:.1f} Mbit/s, {on.rtt_ms:.1f} ms measured")
-        print("| work | s | calls | median [ms] | 99 % | most | failed | losses | incomplete |")
-        print("|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
-        for work in works:
+    for work in works:
+        peers = arguments.peers + work.joins
+        with nodes(peers, arguments.rate, arguments.rtt, arguments.queue) as on:
             losses, incomplete = turn(work, on, arguments)
-            for text, count in (("peers taken for lost", losses), ("incomplete", incomplete)):
-                value = float(count)
-                made.append(Claim(f"{work}: {text}", value, value, value, "", 0.0, at_least=False))
+        for text, count in (("peers taken for lost", losses), ("incomplete", incomplete)):
+            value = float(count)
+            made.append(Claim(f"{work}: {text}", value, value, value, "", 0.0, at_least=False))
     print_claims(*made)
 
 
