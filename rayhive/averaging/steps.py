@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,14 +78,14 @@ class PatientStep(StepControl):
             timeout: Longest wait since data moved last [s].
 
         Raises:
-            TimeoutError: There is no result yet.
+            concurrent.futures.TimeoutError: There is no result yet.
         """
         began = time.monotonic()
         while timeout is not None and not self.done():
             left = max(began, self._moved()) + timeout - time.monotonic()
             if left <= 0:
                 break
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(futures.TimeoutError):
                 return super().result(left)
         return super().result(0 if timeout is not None else None)
 

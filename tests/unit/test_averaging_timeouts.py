@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from concurrent import futures
 
 import pytest
 from hivemind.utils import MPFuture
@@ -112,7 +113,7 @@ def test_the_wait_ends_when_data_stop_to_move() -> None:
 
     timer = threading.Timer(0.3, stop)
     timer.start()
-    with pytest.raises(TimeoutError):
+    with pytest.raises(futures.TimeoutError):
         made.result(0.1)
     assert moves.ended_at is not None
     timer.join()
