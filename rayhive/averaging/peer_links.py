@@ -123,7 +123,7 @@ class PeerLinks:
         """End all links, and answer no more requests for invitations."""
         links, self._links = self._links, None
         if links is not None:
-            await links.close()
+            await links.close((AGGREGATE, DOWNLOAD))
             if self._serves:
                 with suppress(Exception):  # the daemon may have ended
                     removal = self._p2p.remove_protobuf_handler(self._name)

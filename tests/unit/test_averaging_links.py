@@ -409,3 +409,38 @@ def test_streams_of_one_link_take_turns() -> None:
     both = [name for name in arrived if name != b"c"]
     lead = max(abs(both[:n].count(b"a") - both[:n].count(b"b")) for n in range(len(both)))
     assert lead <= WINDOW // size
+
+
+def test_a_peer_that_ends_sends_the_answers_that_are_on_their_way() -> None:
+    """Calls to other methods end at once."""
+    began = asyncio.Event()
+
+    async def answers(
+        requests: AsyncIterator[Packet], caller: PeerID
+    ) -> AsyncGenerator[Packet, None]:
+        for number in range(20):
+            yield Packet(b"%d" % number, bytes(500_000))
+        await asyncio.sleep(LIMIT)  # until the caller hangs up
+
+    async def waits(
+        requests: AsyncIterator[Packet], caller: PeerID
+    ) -> AsyncGenerator[Packet, None]:
+        began.set()
+        await asyncio.sleep(LIMIT)
+        yield Packet(b"never")
+
+    async def body() -> None:
+        async with Network([{"answers": answers, "waits": waits}] * 2) as network:
+            link = await linked(network)
+            waiting, call = link.call("waits", packets(b"")), link.call("answers", packets(b""))
+            await began.wait()
+            first = await call.__anext__()
+            closing = asyncio.create_task(network.links[1].close(["answers"]))
+            heads = [first.head, *[(await call.__anext__()).head for _ in range(19)]]
+            assert heads == [b"%d" % number for number in range(20)]
+            await call.aclose()
+            with pytest.raises(LinkLost):
+                await waiting.__anext__()
+            await closing
+
+    run(body())

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import struct
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping
 from contextlib import aclosing, suppress
 from typing import NamedTuple
 
@@ -188,7 +188,7 @@ class Link:
         self._handlers = handlers
         self._streams: dict[int, _Stream] = {}
         self._numbers = itertools.count(1 if dialled else 2, 2)
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: dict[asyncio.Task[None], str] = {}
         self.wire = Wire(opened, self._on_frame, self._on_lost, lambda: heard(peer))
 
     def call(self, method: str, requests: AsyncGenerator[Packet, None]) -> Call:
@@ -197,6 +197,10 @@ class Link:
         self._streams[stream.number] = stream
         self.wire.send(_OPEN, stream.number, method.encode())
         return Call(self, stream, requests)
+
+    def serving(self, methods: Collection[str]) -> list[asyncio.Task[None]]:
+        """Return the calls of the peer, to some methods, that have not ended."""
+        return [task for task, method in self._serving.items() if method in methods]
 
     def close(self) -> None:
         """End the link and all calls."""
@@ -211,9 +215,10 @@ class Link:
     def _on_frame(self, kind: int, number: int, head: bytes, body: memoryview) -> None:
         if kind == _OPEN:
             stream = self._streams[number] = _Stream(self, number)
-            serving = stream.serving = asyncio.create_task(self._serve(stream, head.decode()))
-            self._serving.add(serving)
-            serving.add_done_callback(self._serving.discard)
+            method = head.decode()
+            serving = stream.serving = asyncio.create_task(self._serve(stream, method))
+            self._serving[serving] = method
+            serving.add_done_callback(self._serving.pop)
         elif number in self._streams:
             stream = self._streams[number]
             if kind == _RESET:

@@ -30,6 +30,10 @@ AGAIN_S = 30.0
 LEAVE_S = 1.0
 #: Longest wait of a round for the first attempt to connect to a peer [s].
 FIRST_S = 2.0
+#: Longest wait at the end for answers on their way: the last averages of a round, for example [s].
+LINGER_S = 1.5
+#: Time after which a task that has not ended is cancelled again [s].
+CANCELLED_S = 0.05
 #: Connections that may be in their handshake at the same time.
 MOST_ARRIVING = 64
 
@@ -146,18 +150,31 @@ class Links:
             contact.tried.set()  # no second wait
         return contact.link
 
-    async def close(self) -> None:
-        """End everything."""
+    async def close(self, unhurried: Collection[str] = ()) -> None:
+        """End everything.
+
+        Args:
+            unhurried: Methods whose callers may hang up first, for at most :data:`LINGER_S`.
+        """
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
             loop.remove_reader(listener.fileno())
             listener.close()
+        self._listeners.clear()
         keeping = [c.keeping for c in self._contacts.values() if c.keeping is not None]
-        for task in (*keeping, *self._arriving):
+        tasks = {*keeping, *self._arriving}
+        for task in tasks:
             task.cancel()
+        links = [c.link for c in self._contacts.values() if c.link is not None]
+        serving = [call for link in links for call in link.serving(unhurried)]
+        if serving:
+            await asyncio.wait(serving, timeout=LINGER_S)
         for peer in list(self._contacts):
             self._drop(peer)
-        await asyncio.gather(*keeping, *self._arriving, return_exceptions=True)
+        while tasks:
+            for task in tasks:  # wait_for loses a cancellation that comes with a result
+                task.cancel()
+            _, tasks = await asyncio.wait(tasks, timeout=CANCELLED_S)
 
     # -- links that this side begins ---------------------------------------------------------------
 
