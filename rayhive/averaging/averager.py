@@ -11,7 +11,6 @@ import contextlib
 import gc
 import random
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
@@ -41,16 +40,8 @@ from rayhive.averaging.state_download import (
     StateDownload,
     declare_state,
 )
-from rayhive.averaging.steps import (
-    NOTICE_S,
-    STEP_PATIENCE,
-    TRACE,
-    LockedPipe,
-    PatientStep,
-    RunningSteps,
-    StepTrace,
-    flush,
-)
+from rayhive.averaging.step_requests import StepRequests
+from rayhive.averaging.steps import STEP_PATIENCE, TRACE, LockedPipe, RunningSteps, StepTrace, flush
 from rayhive.averaging.streams import PATIENCE, Cancellations, DownloadStub, completed, noted
 from rayhive.averaging.timeouts import hivemind_timeouts
 from rayhive.compression.kernels import install
@@ -133,6 +124,8 @@ class MeasuredAverager(DecentralizedAverager):
         name = self._get_handle_name(self.prefix, "link")
         self._links = PeerLinks(name, not self.client_mode, trusted_network, self.signs)
         self._outer_pipe: Any = LockedPipe(self._outer_pipe)
+        self._requests = StepRequests(self._outer_pipe, self.signs.newest)
+        self._signal_step = self._requests.signal
         self.payload = DensePayload() if payload is None else payload(self._averaged_tensors)
         rule = OutlierFilter(outlier_filter, sketches=sketches)
         stats = [info.role.name == "OPTIMIZER" for info in self.tensor_infos or ()]
@@ -176,27 +169,23 @@ class MeasuredAverager(DecentralizedAverager):
         require_trigger: bool = False,
         wait: bool = True,
     ) -> Any:
-        """Run a step as hivemind does, which waits for ever for an averager that does not react.
+        """Run a step as hivemind does; the result of an averager that does not react is an error.
 
         Raises:
             ValueError: ``wait`` and ``require_trigger`` are both set.
-            TimeoutError: The averager does not react.
+            TimeoutError: The averager does not react, and ``wait`` is set.
         """
         if wait and require_trigger:
             raise ValueError("a step that requires a trigger cannot be waited for here")
-        dumps, window = self.serializer.dumps, self.matchmaking_kwargs["min_matchmaking_time"]
-        control = PatientStep(
-            self.signs.newest,
-            get_dht_time() + window if scheduled_time is None else scheduled_time,
-            timeout,
+        now, dumps = get_dht_time(), self.serializer.dumps
+        window = self.matchmaking_kwargs["min_matchmaking_time"]
+        control = self._requests.request(
+            scheduled_time=now + window if scheduled_time is None else scheduled_time,
+            deadline=float("inf") if timeout is None else now + timeout,
             allow_retries=allow_retries,
             weight=float(self.mode.name != "AUX") if weight is None else weight,
-            data_for_gather=MemberData(self.bandwidth, self.mode.value, dumps(gather)).dumps(),
+            gather=MemberData(self.bandwidth, self.mode.value, dumps(gather)).dumps(),
         )
-        attached: MPFuture[Any] = MPFuture()
-        request = {"step": control, "future_for_init": attached}
-        self._outer_pipe.send(("_step", [], request))
-        control.attach(*attached.result(NOTICE_S))
         if not require_trigger:
             control.allow_allreduce()
         return control.result() if wait else control
@@ -267,6 +256,10 @@ class MeasuredAverager(DecentralizedAverager):
             await flush(self.dht)
             await self._p2p.shutdown()  # removes this process's socket file
 
+    async def _take_step(self, *request: Any) -> None:
+        with self._requests.taken(*request) as (step, attached):
+            await self._step(step=step, future_for_init=attached)
+
     async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
         with self._steps.running(step) as trace:
             try:
@@ -281,7 +274,9 @@ class MeasuredAverager(DecentralizedAverager):
                 if not step.cancelled():
                     self.rounds.end_step(trace)
 
-    def _register_allreduce_group(self, group_info: GroupInfo) -> AbstractContextManager[None]:
+    def _register_allreduce_group(
+        self, group_info: GroupInfo
+    ) -> contextlib.AbstractContextManager[None]:
         return self.rounds.opened(group_info)
 
     async def _aggregate_with_group(

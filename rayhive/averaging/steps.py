@@ -6,18 +6,15 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent import futures
+from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from hivemind.averaging.control import StepControl
 from hivemind.dht import DHT, DHTNode
-from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils import MPFuture
 
-#: Longest wait for an averager to accept a step [s].
-NOTICE_S = 10.0
 #: Longest waits at shutdown, for steps to end and for the DHT to have read all messages [s];
 #: hivemind terminates an averager that takes longer than 5 s.
 STEP_PATIENCE, FLUSH_PATIENCE = 0.7, 2.5
@@ -48,46 +45,6 @@ class StepTrace:
         if self.triggered is None:
             return 0.0
         return sum(max(0.0, end - max(begin, self.triggered)) for begin, end in self.searches)
-
-
-class PatientStep(StepControl):
-    """Step whose longest wait for a result begins anew whenever bulk data move.
-
-    Args:
-        moved: Returns the time at which data moved last [s], of ``time.monotonic``.
-        scheduled_time: As hivemind's.
-        patience: Time after which a failed step is not repeated [s]; None for no limit.
-        fields: Further arguments of hivemind's.
-    """
-
-    def __init__(
-        self,
-        moved: Callable[[], float],
-        scheduled_time: float,
-        patience: float | None,
-        **fields: Any,
-    ) -> None:
-        deadline = float("inf") if patience is None else get_dht_time() + patience
-        super().__init__(scheduled_time=scheduled_time, deadline=deadline, **fields)
-        self._moved = moved
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Return the result; in the trainer's process.
-
-        Args:
-            timeout: Longest wait since data moved last [s].
-
-        Raises:
-            concurrent.futures.TimeoutError: There is no result yet.
-        """
-        began = time.monotonic()
-        while timeout is not None and not self.done():
-            left = max(began, self._moved()) + timeout - time.monotonic()
-            if left <= 0:
-                break
-            with contextlib.suppress(futures.TimeoutError):
-                return super().result(left)
-        return super().result(0 if timeout is not None else None)
 
 
 #: Record of the step that the current task belongs to: every step is a task of its own.

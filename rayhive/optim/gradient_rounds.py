@@ -19,7 +19,7 @@ from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import ExcludedRoundFailed
 from rayhive.averaging.round_result import round_fields
-from rayhive.averaging.steps import NOTICE_S
+from rayhive.averaging.step_requests import NOTICE_S
 from rayhive.averaging.tensor_summary import floats, norm_of
 from rayhive.events import AveragingReason, Fallback, Rejected, Round
 from rayhive.events.training import RoundOutcome

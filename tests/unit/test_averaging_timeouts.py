@@ -6,11 +6,11 @@ import asyncio
 import threading
 import time
 from concurrent import futures
+from typing import Any
 
 import pytest
-from hivemind.utils import MPFuture
 
-from rayhive.averaging.steps import PatientStep
+from rayhive.averaging.step_requests import StepRequests
 from rayhive.averaging.timeouts import while_it_moves
 
 FAR = 60.0
@@ -85,12 +85,17 @@ class Moves:
         return time.monotonic() if self.ended_at is None else self.ended_at
 
 
-def step(moves: Moves) -> PatientStep:
-    MPFuture()  # hivemind's first future of a process must not be a step
-    made = PatientStep(
-        moves, time.time() + FAR, None, allow_retries=True, weight=1.0, data_for_gather=b""
+class Nobody:
+    """Pipe to nobody."""
+
+    def send(self, message: Any) -> None:
+        """Drop the message."""
+
+
+def step(moves: Moves) -> Any:
+    made = StepRequests(Nobody(), moves).request(
+        scheduled_time=0.0, deadline=2e12, allow_retries=True, weight=1.0, gather=b""
     )
-    made.attach(MPFuture(), MPFuture())
     made.allow_allreduce()
     return made
 
