@@ -327,6 +327,8 @@ class MeasuredAverager(DecentralizedAverager):
             self._state_updated.set()
 
     async def _declare_for_download_periodically(self) -> None:
+        if type(self).load_state_from_peers is MeasuredAverager.load_state_from_peers:
+            return  # plain gradients: no peer loads them
         self._declaring = asyncio.current_task()
         await declare_state(
             self.dht,

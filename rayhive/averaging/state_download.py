@@ -31,8 +31,9 @@ logger = get_logger(__name__)
 
 #: Longest wait for the list of peers that share their state [s].
 ASK_S = 10.0
-#: Shortest time between two announcements of this peer's state [s].
-DECLARE_PAUSE_S = 1.0
+#: Shortest time between two announcements of this peer's state [s], and of two rounds of it. An
+#: announcement calls several peers of the DHT.
+DECLARE_PAUSE_S, ROUND_PAUSE_S = 1.0, 5.0
 #: Largest relative distance between a state and its own digest: codecs may be lossy.
 SAME = 0.1
 #: Largest relative distance between the states of two peers of one run.
@@ -48,8 +49,9 @@ async def declare_state(
 ) -> None:
     """Announce this peer's state in the DHT, on each change and once per period, for ever.
 
-    hivemind announces after every averaged tensor, several times a round; here announcements are
-    at least :data:`DECLARE_PAUSE_S` apart.
+    hivemind announces after every averaged tensor, several times a round. Here announcements are at
+    least :data:`DECLARE_PAUSE_S` apart, and :data:`ROUND_PAUSE_S` where the state is shared before
+    and after the change.
 
     Args:
         dht: The DHT.
@@ -77,9 +79,14 @@ async def declare_state(
                     period,
                 )
         await asyncio.sleep(DECLARE_PAUSE_S)
-        left = expiration - get_dht_time()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(changed.wait(), max(0.0, left))
+        next_round = get_dht_time() + ROUND_PAUSE_S - DECLARE_PAUSE_S
+        while (priority() is not None) == shared:
+            left = (next_round if priority() != value else expiration) - get_dht_time()
+            if left <= 0.0:
+                break
+            changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
 
 
 @dataclass

@@ -128,11 +128,14 @@ class Protocol:
         if not lane.news or lane.running >= self._most(lane) or now < lane.began + self._pace:
             return False
         # a dial in vain to a lost peer would delay the next one
-        lane.news = self.view.is_alive(peer) and (self.topology.small or self._has_news(peer))
+        lane.news = self.view.is_alive(peer) and self._has_news(peer)
         return lane.news
 
     def _has_news(self, peer: bytes) -> bool:
+        """Return whether no message has taken the news to a peer; an answer may have done so."""
         link = self._link(peer)
+        if self.topology.small:
+            return self.view.own.peer_id in self.log.since(link.sent)
         return any(each != peer for each in link.lacks(self.log, link.sent, self.view.find))
 
     def _begin(self, peer: bytes, now: float) -> Call:

@@ -183,7 +183,7 @@ class StateSync:
     def share_round(self, round_: int) -> None:
         """Announce ``round_`` as that of the state which joiners can download here."""
         for averager in self._averagers:
-            if not averager.client_mode:
+            if not averager.client_mode and takes_over_state(type(averager)):
                 averager.state_sharing_priority = round_
 
     def restore(self, round_: int) -> None:

@@ -208,21 +208,38 @@ class Ending(RayhiveGradientAverager):
         await settle()
 
 
-def test_an_ended_averager_sends_nothing_to_the_dht(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could not be read once the averager's process is gone, and would stop the DHT."""
+class EndingWithState(Ending):
+    """The same, of a kind whose state other peers load."""
+
+    def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
+        return super().load_state_from_peers(wait, timeout)
+
+
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_download, "DECLARE_PAUSE_S", 0.0)
+    monkeypatch.setattr(state_download, "ROUND_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("without_pauses")
+def test_an_ended_averager_sends_nothing_to_the_dht() -> None:
+    """It could not be read once the averager's process is gone, and would stop the DHT."""
     dht = Answers()
-    averager = unstarted(Ending, SHAPES, dht=dht)
+    averager = unstarted(EndingWithState, SHAPES, dht=dht)
     asyncio.run(averager.end())
     assert dht.said == ["store 0.0", "last word"]
     assert averager.declaring.cancelled()
 
 
-def test_a_state_is_declared_when_it_changes_and_retracted_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(state_download, "DECLARE_PAUSE_S", 0.0)
+@pytest.mark.usefixtures("without_pauses")
+def test_a_state_that_no_peer_loads_is_not_declared() -> None:
+    dht = Answers()
+    asyncio.run(unstarted(Ending, SHAPES, dht=dht).end())
+    assert dht.said == ["last word"]
 
+
+@pytest.mark.usefixtures("without_pauses")
+def test_a_state_is_declared_when_it_changes_and_retracted_once() -> None:
     async def body() -> None:
         dht, priority, changed = Answers(), [3.0], asyncio.Event()
         declaring = asyncio.create_task(
@@ -234,6 +251,27 @@ def test_a_state_is_declared_when_it_changes_and_retracted_once(
             await settle()
         declaring.cancel()
         assert dht.said == ["store 3.0", "store 4.0", "store None", "store 5.0"]
+
+    asyncio.run(body())
+
+
+def test_a_new_round_is_declared_later_than_the_begin_or_end_of_sharing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_download, "DECLARE_PAUSE_S", 0.0)
+    monkeypatch.setattr(state_download, "ROUND_PAUSE_S", 1e6)
+
+    async def body() -> None:
+        dht, priority, changed = Answers(), [3.0], asyncio.Event()
+        declaring = asyncio.create_task(
+            state_download.declare_state(dht, "key", lambda: priority[0], changed, 2e6)
+        )
+        for value in (3.0, 4.0, 5.0, None, 6.0):
+            priority[0] = value
+            changed.set()
+            await settle()
+        declaring.cancel()
+        assert dht.said == ["store 3.0", "store None", "store 6.0"]
 
     asyncio.run(body())
 
