@@ -60,10 +60,9 @@ class Averager:
         await asyncio.gather(*tasks)
 
     async def _take(self, arguments: list[Any]) -> None:
-        from hivemind.utils import MPFuture
-
+        loop = asyncio.get_running_loop()
         with self.requests.taken(*arguments) as (step, attached):
-            trigger, cancel = MPFuture(), MPFuture()
+            trigger, cancel = loop.create_future(), loop.create_future()
             step.attach(trigger, cancel)
             attached.set_result((trigger, cancel))
             try:
