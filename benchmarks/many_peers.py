@@ -8,6 +8,9 @@ The memberships and group formations are the real ones; their clock and network 
 links have latencies of 5 to 50 ms, and 1 % of the packets are lost and sent again after 0.2 s. All
 times are virtual, so other load does not matter. Messages and bytes are those that pass a peer in
 both directions, without the headers of the network.
+
+Real peers (``--real``, 16 by default) train with each other on this machine. Their processes
+share its cores; a death is that of all processes of a peer, killed or stopped.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import numpy as np
 sys.path.insert(0, __file__.rsplit("/", 2)[0])
 
 from benchmarks.claims import Claim, print_claims
+from benchmarks.real_swarm import measure_real
 from benchmarks.simulated_swarm import SimulatedSwarm
 from benchmarks.swarm import conditions
 from benchmarks.virtual_time import VirtualLoop
@@ -117,11 +121,41 @@ def highest(values: list[float]) -> tuple[float, float, float]:
     return max(values), max(values), max(values)
 
 
+def claim(text: str, values: list[float], unit: str, bound: float) -> Claim:
+    """Return the claim that no value exceeds a bound."""
+    return Claim(text, *highest(values), unit, bound, at_least=False)
+
+
+def real_claims(size: int) -> list[Claim]:
+    """Measure a swarm of real peers, print the figures and return the claims."""
+    found = measure_real(size)
+
+    def shown(key: str) -> str:
+        return f"{np.median(found[key]):.2f} (most {max(found[key]):.2f})"
+
+    print(
+        f"{size} real peers: heartbeats {np.mean(found['messages']):.1f} messages, "
+        f"{np.mean(found['bytes']):.0f} bytes a second; death noticed after {shown('refused')} s "
+        f"(killed), {shown('silent')} s (stopped); group {shown('group')} s, round "
+        f"{shown('round')} s, {found['complete'][0]:.0%} complete; "
+        f"live peers taken for lost: {found['wrong'][0]:.0f}"
+    )
+    name = f"{size} real peers"
+    return [
+        claim(f"{name}: messages a second", [float(np.mean(found["messages"]))], "", 16.0),
+        claim(f"{name}: bytes a second", [float(np.mean(found["bytes"]))], "", 1500.0),
+        claim(f"{name}: death noticed by the last peer, killed", found["refused"], "s", 2.0),
+        claim(f"{name}: death noticed by the last peer, stopped", found["silent"], "s", 5.5),
+        claim(f"{name}: live peers taken for lost", found["wrong"], "", 0.0),
+    ]
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--real", type=int, default=16, help="real peers; 0 for none")
     arguments = parser.parse_args()
     print(conditions())
     print(
@@ -150,9 +184,6 @@ def main() -> None:
         )
         print(f"{size} peers: {time.monotonic() - began:.0f} s of real time", file=sys.stderr)
 
-    def claim(text: str, values: list[float], unit: str, bound: float) -> Claim:
-        return Claim(text, *highest(values), unit, bound, at_least=False)
-
     sizes = ", ".join(map(str, arguments.sizes))
     means = [float(np.mean(found.messages)) for found in every]
     sizes_bytes = [float(np.mean(found.bytes)) for found in every]
@@ -165,6 +196,7 @@ def main() -> None:
         claim(f"{sizes} peers: death noticed by the last peer, refused", refused, "s", 2.0),
         claim(f"{sizes} peers: death noticed by the last peer, silent", silent, "s", 5.5),
         claim(f"{sizes} peers: group formed", groups, "s", 0.5),
+        *(real_claims(arguments.real) if arguments.real else ()),
     )
 
 
