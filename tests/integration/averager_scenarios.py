@@ -20,6 +20,7 @@ from typing import Any
 import hivemind
 import torch
 from hivemind.averaging.allreduce import AllreduceException
+from hivemind.averaging.group_info import GroupInfo
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.proto import averaging_pb2
 
@@ -158,6 +159,49 @@ def partial_round(dhts: Sequence[hivemind.DHT]) -> Any:
             averager.step(wait=False, timeout=NEVER + 30)
         results = one_round(talking)
     return {"rounds": [r.summary() for r in results], "mute": str(dhts[2].peer_id)}
+
+
+class Failing(RayhiveGradientAverager):
+    """Averager that fails in its rounds: before it sends anything, or before it answers."""
+
+    def __init__(self, *args: Any, sends: bool, **kwargs: Any) -> None:
+        self._sends, self._failed = sends, asyncio.Event()
+        super().__init__(*args, **kwargs)
+
+    async def run_allreduce(
+        self, tensors: Sequence[torch.Tensor], group: GroupInfo, key: bytes, **options: Any
+    ) -> None:
+        sending = asyncio.ensure_future(super().run_allreduce(tensors, group, key, **options))
+        try:
+            while self._sends and not (await self.groups.running[key]).sent_bytes:
+                await asyncio.sleep(0.01)
+        finally:
+            sending.cancel()
+            await asyncio.wait({sending})
+            self._failed.set()
+        raise AllreduceException("failed")
+
+    async def aggregate(self, stream: Any, context: Any) -> AsyncGenerator[Any, None]:
+        await self._failed.wait()
+        async for message in super().aggregate(stream, context):
+            yield message
+
+
+def failed_round(dhts: Sequence[hivemind.DHT]) -> Any:
+    """Run rounds of three peers of which one fails; no timeout of the others ends in time."""
+    report: dict[str, Any] = {"failing": str(dhts[2].peer_id)}
+    limits = {"sender_timeout": 200.0, "reducer_timeout": 300.0}
+    for how, sends in (("before it sends", False), ("before it answers", True)):
+        options = {"prefix": f"fail{sends:d}"}
+        with (
+            averagers(dhts[2:], Failing, sends=sends, **options) as failing,
+            averagers(dhts[:2], RayhiveGradientAverager, **options, **limits) as others,
+        ):
+            tell([*others, *failing], [*others, *failing])
+            failing[0].accumulate_grads_(batch_size=1)
+            failing[0].step(wait=False, timeout=NEVER + 30, gather=1, allow_retries=False)
+            report[how] = [result.summary() for result in one_round(others, gather=1)]
+    return report
 
 
 class Stumbling(RayhivePowerSGDAverager):
@@ -311,6 +355,7 @@ def rounds_of_averagers() -> Any:
     with swarm(3) as dhts:
         for scenario in (
             partial_round,
+            failed_round,
             retried_round,
             growing_group,
             shrinking_group,

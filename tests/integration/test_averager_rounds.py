@@ -38,6 +38,17 @@ def test_partial_round(report: Any) -> None:
         assert result["sent_bytes"] > result["received_bytes"]
 
 
+def test_failed_round(report: Any) -> None:
+    """A member that fails tells the others, whose timeouts would outlast the scenario."""
+    failing = report.pop("failing")
+    for how, results in report.items():
+        for result in results:
+            assert result["group_size"] == 3, how
+            assert result["fraction"] < 1.0, how
+            (failure,) = result["failures"]
+            assert failing in failure, how
+
+
 def test_retried_round(report: Any) -> None:
     """The cost of a failed attempt is reported with the next result, and only once."""
     one = payload(SHAPES, powersgd_rank=2, min_compression_ratio=0.3).bytes_per_transfer
