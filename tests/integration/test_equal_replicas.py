@@ -22,6 +22,7 @@ from tests.integration.toy import (
     address_in,
     loader,
     share_address,
+    stay_in_rounds,
 )
 from tests.integration.toy import trainer as make_trainer
 
@@ -86,6 +87,7 @@ def replica(folder: str, peer: int, peers: int, ways: list[str]) -> dict[str, An
     from rayhive import HivemindStrategy
     from rayhive.registry import CODECS
 
+    stay_in_rounds()
     found = {}
     for number, way in enumerate(ways):
         codec, rank, options = (WAYS | EVERY)[way]

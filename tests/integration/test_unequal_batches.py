@@ -19,6 +19,7 @@ from tests.integration.toy import (
     UntilRound,
     address_in,
     share_address,
+    stay_in_rounds,
 )
 from tests.integration.toy import trainer as make_trainer
 
@@ -150,6 +151,7 @@ def two_peers(folder: str, peer: int) -> dict[str, Any]:
     """Train in company in each of the ways; return what was computed and applied in each."""
     from rayhive import HivemindStrategy
 
+    stay_in_rounds()
     found = {}
     for number, (way, (flags, precision)) in enumerate(TOGETHER.items()):
         meeting = Path(folder) / str(number)
