@@ -115,7 +115,8 @@ class MeasuredAllReduce(AllReduceRunner):
             len(self.sender_peer_ids),
         )
         weights = self.tensor_part_reducer.weights
-        self._answers = None if differences else Answers(container, self._own, weights)
+        senders = len(self.sender_peer_ids)
+        self._answers = None if differences else Answers(container, self._own, weights, senders)
         self.tensor_part_reducer.excluded = frozenset(
             at for at, peer in enumerate(self.sender_peer_ids) if peer in excluded
         )

@@ -12,6 +12,7 @@ small, and so is its error, while the error of encoded parameters is not.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -44,21 +45,32 @@ class EncodedAverage:
 class Answers:
     """Encodes the averages of one reducer, each of them once.
 
+    An average is kept until every sender has it. One that waits for a sender that was given up
+    stays until the end of the all-reduce.
+
     Args:
         parts: The parts of the all-reduce.
         own: Position of the reducer in its group.
         weights: Sum of the weights that entered each average.
+        senders: Number of senders; each of them asks for each average once.
     """
 
-    def __init__(self, parts: TensorParts, own: int, weights: Sequence[float]) -> None:
+    def __init__(
+        self, parts: TensorParts, own: int, weights: Sequence[float], senders: int
+    ) -> None:
         self._parts, self._own, self._weights = parts, own, weights
+        self._senders = senders
         self._encoded: dict[int, asyncio.Future[EncodedAverage]] = {}
+        self._asked: Counter[int] = Counter()
 
     async def encoded(self, index: int, average: torch.Tensor) -> EncodedAverage:
         """Return the encoded average of a part; encode it if this is the first call for it."""
         if index not in self._encoded:
             self._encoded[index] = self._begin(index, average)
         future = self._encoded[index]
+        self._asked[index] += 1
+        if self._asked[index] == self._senders:
+            del self._encoded[index], self._asked[index]
         await asyncio.wait({future})  # not awaited directly: a sender that leaves would cancel it
         return future.result()
 
