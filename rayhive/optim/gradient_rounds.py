@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from hivemind.averaging.control import StepControl
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.utils import get_logger
 
-from rayhive.averaging.gradient_averager import accumulated
+from rayhive.averaging.gradient_averager import RayhiveGradientAverager, accumulated
 from rayhive.averaging.group_formation import NoOtherPeers
 from rayhive.averaging.payload_policy import STALE_WEIGHT
 from rayhive.averaging.round_filter import ExcludedRoundFailed
@@ -32,6 +32,42 @@ logger = get_logger(__name__)
 OnFailure = Literal["local", "skip"]
 
 
+@dataclass(frozen=True)
+class OwnGradients:
+    """Accumulated gradients of a peer.
+
+    Attributes:
+        sums: Sums over batches: the accumulators themselves, or a copy on the host as float32 if
+            these may change during a round.
+        scale: Factor that makes them the mean over samples.
+    """
+
+    sums: Sequence[torch.Tensor]
+    scale: float
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, averager: GradientAverager, delayed: bool) -> OwnGradients:
+        """Return the gradients that a peer has accumulated.
+
+        Args:
+            averager: The gradient averager. Accumulators of rayhive's keep their values when they
+                are cleared, until the next batch.
+            delayed: Whether the peer goes on to accumulate during the round.
+        """
+        sums, scale = accumulated(averager)
+        stay = isinstance(averager, RayhiveGradientAverager) and not averager.reuse_grad_buffers
+        if delayed or not stay:
+            sums = [each.detach().to("cpu", torch.float32, copy=True) for each in sums]
+        return cls(sums, scale)
+
+    @torch.no_grad()
+    def load(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Set tensors to the mean over samples."""
+        for tensor, gradient in zip(tensors, self.sums, strict=True):
+            tensor.copy_(gradient).mul_(self.scale)
+
+
 @dataclass
 class GradientRound:
     """One peer's part in one round of gradient averaging.
@@ -44,7 +80,7 @@ class GradientRound:
         background_s: Share of it that was spent waiting for background work [s].
         began: When the round began [s of ``time.perf_counter``].
         measured: Further fields of its ``round`` event.
-        own_gradients: Copy of the accumulated mean, on the host as float32.
+        own_gradients: Accumulated mean of this peer, for a round that fails.
         skipped: Whether the peer applies nothing in this round.
         progress_known: Whether all live peers were in the complete group, so that each of them
             knows the progress of all.
@@ -57,7 +93,7 @@ class GradientRound:
     background_s: float = 0.0
     began: float = field(default_factory=time.perf_counter)
     measured: dict[str, Any] = field(default_factory=dict)
-    own_gradients: tuple[torch.Tensor, ...] = ()
+    own_gradients: OwnGradients = field(default_factory=lambda: OwnGradients([], 1.0))
     skipped: bool = False
     progress_known: bool = False
 
@@ -137,7 +173,7 @@ class GradientRounds:
         """Begin to average; return None if there is no other peer, or if that failed."""
         if self.peer.tracker.swarm.live_peers <= 1:
             return None
-        round_.own_gradients = self._copy_accumulated()
+        round_.own_gradients = OwnGradients.of(self.averager, self.delayed)
         try:
             control = self.averager.schedule_step(
                 gather=self._gathered(round_.number),
@@ -154,14 +190,6 @@ class GradientRounds:
             logger.warning(f"could not begin to average gradients: {error!r}")
             round_.measured["error"] = repr(error)
             return None
-
-    @torch.no_grad()
-    def _copy_accumulated(self) -> tuple[torch.Tensor, ...]:
-        gradients, scale = accumulated(self.averager)
-        return tuple(
-            gradient.detach().to("cpu", torch.float32, copy=True).mul_(scale)
-            for gradient in gradients
-        )
 
     def finish(self, control: StepControl, round_: GradientRound) -> None:
         """Wait for the averaged gradients; hand over these, or the peer's own after a failure.
@@ -189,6 +217,7 @@ class GradientRounds:
         else:
             self._apply(round_, result)
         finally:
+            round_.own_gradients = OwnGradients([], 1.0)  # a copy is as large as the model
             self.peer.tracker.has_ended(
                 "averaged",
                 round_.number,
@@ -278,12 +307,10 @@ class GradientRounds:
 
     # -- hand-over to the inner optimizer ----------------------------------------------------------
 
-    @torch.no_grad()
     def _restore_own(self, round_: GradientRound) -> None:
         """Undo the changes of a failed all-reduce, and hand over this peer's own gradients."""
         with self.averager.get_tensors() as buffers:
-            for buffer, gradient in zip(buffers, round_.own_gradients, strict=True):
-                buffer.copy_(gradient)
+            round_.own_gradients.load(buffers)
         self._hand_over_averaged()
 
     @torch.no_grad()

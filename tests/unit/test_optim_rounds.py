@@ -18,6 +18,7 @@ from rayhive.errors import ConfigError, PeerError
 from rayhive.events import AveragingReason
 from rayhive.membership.view import Reunion
 from rayhive.optim import parameter_rounds
+from rayhive.optim.gradient_rounds import OwnGradients
 from rayhive.optim.optimizer import RayhiveOptimizer
 from rayhive.optim.parameter_rounds import BACKGROUND_WAITS
 from rayhive.optim.replica_check import Announcement
@@ -41,7 +42,7 @@ def finish(peer: Peer, error: Exception) -> Any:
     """Let the gradient round of a peer fail."""
     peer.accumulate()
     round_ = peer.gradient_rounds.open(NEXT, accumulating_s=0.0, background_s=0.0)
-    round_.own_gradients = (torch.ones(2),)
+    round_.own_gradients = OwnGradients([torch.ones(2)], 1.0)
     peer.gradient_rounds.finish(ended(error), round_)
     return round_
 
