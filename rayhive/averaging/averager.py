@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import os
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
@@ -43,6 +44,8 @@ from rayhive.averaging.state_download import (
 from rayhive.averaging.step_requests import StepRequests
 from rayhive.averaging.steps import STEP_PATIENCE, TRACE, LockedPipe, RunningSteps, StepTrace, flush
 from rayhive.averaging.streams import PATIENCE, Cancellations, DownloadStub, completed, noted
+from rayhive.averaging.tensor_memory import drop_inherited
+from rayhive.averaging.tensor_summary import floats, norm_of
 from rayhive.averaging.timeouts import hivemind_timeouts
 from rayhive.compression.kernels import install
 from rayhive.membership.signs import SignsOfLife
@@ -71,6 +74,8 @@ class MeasuredAverager(DecentralizedAverager):
             for all peers of a swarm.
         weighting: Weight of this peer in a round.
         trusted_network: Whether links to other peers may do without encryption.
+        trainer_tensors: Returns tensors of the trainer that this averager never reads in its own
+            process, which gives back their memory.
         min_matchmaking_time: Longest wait for a group [s].
         allreduce_timeout: Longest time of a round in which no part arrives or leaves [s].
         kwargs: As hivemind's. ``target_group_size`` is the size of a complete group as long as the
@@ -107,6 +112,7 @@ class MeasuredAverager(DecentralizedAverager):
         differences: bool = False,
         weighting: Weighting = step_weight,
         trusted_network: bool = False,
+        trainer_tensors: Callable[[], Iterable[torch.Tensor]] = tuple,
         min_matchmaking_time: float = 5.0,
         allreduce_timeout: float | None = None,
         **kwargs: Any,
@@ -115,6 +121,7 @@ class MeasuredAverager(DecentralizedAverager):
         self.refused_states: list[dict[str, Any]] = []
         self.downloaded_bytes, self.signs = 0, SignsOfLife()
         self._differences, self._standstill = differences, allreduce_timeout
+        self._trainer_tensors = trainer_tensors
         # The rest is used in the averager's process only.
         self.groups, self._steps = AllReduceGroups(), RunningSteps()
         self._declaring: asyncio.Task[None] | None = None
@@ -200,12 +207,16 @@ class MeasuredAverager(DecentralizedAverager):
         if not wait:
             raise ValueError("a state that is checked has to be waited for")
         future: MPFuture[Any] = MPFuture()
-        request = {"future": future, "timeout": timeout}
+        request = {"future": future, "timeout": timeout, "own_norm": self.own_norm()}
         self._outer_pipe.send(("_load_state_from_peers", [], request))
         outcome: DownloadOutcome = future.result(timeout)
         self.downloaded_bytes += outcome.received_bytes
         self.refused_states += outcome.refused
         return outcome.state
+
+    def own_norm(self) -> float:
+        """Return the norm of this peer's state, for comparison with that of another peer."""
+        return norm_of(floats(self._averaged_tensors))
 
     def shutdown(self) -> None:
         """Leave the swarm and end the averager's process."""
@@ -223,6 +234,8 @@ class MeasuredAverager(DecentralizedAverager):
         # Group ids and orders come from this generator. Peers that seed alike for the sake of
         # training would draw the same ids, and one group's late parts would fit another.
         random.seed()
+        if os.getpid() != self._parent_pid:
+            drop_inherited(self._trainer_tensors())
         gc.freeze()  # else the collector unshares all the memory that came with the fork
         super().run()
 
@@ -342,14 +355,16 @@ class MeasuredAverager(DecentralizedAverager):
     def _sharing_key(self) -> str:
         return f"{self._matchmaking.group_key_manager.prefix}.all_averagers"
 
-    async def _load_state_from_peers(self, future: MPFuture, timeout: float | None = None) -> None:
+    async def _load_state_from_peers(
+        self, future: MPFuture, timeout: float | None = None, own_norm: float = 0.0
+    ) -> None:
         patience = float(self.request_timeout)
         if timeout is not None:
             patience = min(timeout, float(self.next_chunk_timeout or patience))
         alive = self._matchmaking.group_formation.known()
         source = partial(self._links.source, stub_of=self._stub_of)
         sources = SharedStates(self.dht, self._sharing_key, source, alive, patience)
-        await StateDownload(sources, self._averaged_tensors).run_for(future)
+        await StateDownload(sources, own_norm).run_for(future)
 
     def _stub_of(self, peer: PeerID) -> DownloadStub:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)

@@ -7,7 +7,7 @@ the first batch of the round, or the last one where autograd itself adds to the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -44,6 +44,8 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     Args:
         error_feedback: Whether the errors of a lossy codec enter the next round, see
             :mod:`rayhive.averaging.error_feedback`.
+        trainer_tensors: As of :class:`MeasuredAverager`; besides these, its process gives back the
+            memory of parameters, gradients and accumulators.
         kwargs: As those of hivemind's averager and of :class:`MeasuredAverager`.
     """
 
@@ -53,10 +55,23 @@ class RayhiveGradientAverager(GradientAverager, MeasuredAverager):
     local_samples_accumulated: int
     _anchor_batch_size: int | None
 
-    def __init__(self, *args: Any, error_feedback: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        error_feedback: bool = False,
+        trainer_tensors: Callable[[], Iterable[torch.Tensor]] = tuple,
+        **kwargs: Any,
+    ) -> None:
         if error_feedback:
             kwargs["payload"] = FeedbackPayload
-        super().__init__(*args, **kwargs)
+
+        def unread() -> Iterator[torch.Tensor]:
+            yield from trainer_tensors()
+            yield from self.parameters
+            yield from (p.grad for p in self.parameters if p.grad is not None)
+            yield from self._local_accumulators or ()
+
+        super().__init__(*args, trainer_tensors=unread, **kwargs)
 
     @torch.no_grad()
     def _grad_accumulators(self) -> Iterator[torch.Tensor]:

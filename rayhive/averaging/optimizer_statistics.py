@@ -31,6 +31,12 @@ def _is_quantised(statistic: torch.Tensor, parameter: torch.Tensor) -> bool:
     return as_large and not statistic.is_floating_point()
 
 
+def statistics(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """Yield all tensors of an optimizer's state."""
+    for values in optimizer.state.values():
+        yield from (value for value in values.values() if isinstance(value, torch.Tensor))
+
+
 @contextmanager
 def kept_in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Keep the tensors of an optimizer's state while another state is loaded in the body.

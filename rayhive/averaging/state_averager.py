@@ -20,8 +20,9 @@ from hivemind.optim.state_averager import TrainingStateAverager
 
 from rayhive.averaging.averager import MeasuredAverager
 from rayhive.averaging.extra_tensors import ExtraTensors, FloatsOnly
-from rayhive.averaging.optimizer_statistics import averageable, kept_in_place
-from rayhive.averaging.tensor_summary import with_digest
+from rayhive.averaging.optimizer_statistics import averageable, kept_in_place, statistics
+from rayhive.averaging.tensor_memory import empty_shared
+from rayhive.averaging.tensor_summary import floats, norm_of, with_digest
 
 
 class InlineExecutor(Executor):
@@ -116,6 +117,8 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
 
     #: The round that the tensors still belong to while a later one has begun; else None.
     _round_left: int | None = None
+    #: Whether the averaged tensors are copies of the local ones, or averages of these.
+    _loaded = False
 
     def __init__(
         self,
@@ -139,8 +142,20 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
             weighting=parameter_weight,
             extra_tensors=extra_tensors,
             state_compression=FloatsOnly(codec),
+            trainer_tensors=self.trainer_tensors,
             **kwargs,
         )
+        self._empty()
+
+    def trainer_tensors(self) -> Iterator[torch.Tensor]:
+        """Yield the parameters, their gradients and the statistics of the optimizer."""
+        groups = self.optimizer.param_groups
+        optimized = [parameter for group in groups for parameter in group["params"]]
+        for parameter in (*self.main_parameters, *optimized):
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+        yield from statistics(self.optimizer)
 
     def _local_tensors(self) -> Iterator[torch.Tensor]:
         return (t for t in super()._local_tensors() if not self._extras.keeps(t))
@@ -154,7 +169,31 @@ class RayhiveStateAverager(TrainingStateAverager, MeasuredAverager):
     def load_state_from_peers(self, wait: bool = True, timeout: float | None = None) -> Any:
         """Load the newest state of the swarm, if a peer sends it; see hivemind."""
         with kept_in_place(self.optimizer):
-            return super().load_state_from_peers(wait=wait, timeout=timeout)
+            loaded = super().load_state_from_peers(wait=wait, timeout=timeout)
+        self._empty()
+        return loaded
+
+    def own_norm(self) -> float:
+        """Return the norm of parameters and extra tensors."""
+        groups = self.optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        return norm_of(floats([*parameters, *self.extra_tensors]))
+
+    def _load_local_tensors_into_averager_(self) -> None:
+        super()._load_local_tensors_into_averager_()
+        self._loaded = True
+
+    def _apply_averaging_results_(self) -> None:
+        if self._loaded:  # else the step failed before its averaging
+            super()._apply_averaging_results_()
+            self._empty()
+
+    def _empty(self) -> None:
+        """Give back the memory of the averaged tensors if the next averaging may never come."""
+        self._loaded = False
+        if self._all_statistics and not self.reuse_tensors:
+            with self.get_tensors() as tensors:
+                empty_shared(tensors)
 
     def _init_tensor_infos(self) -> Sequence[CompressionInfo]:
         return self._extras.averaged_infos(super()._init_tensor_infos())

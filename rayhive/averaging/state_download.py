@@ -180,14 +180,14 @@ class StateDownload:
 
     Args:
         sources: The other peers' states.
-        own: Averaged tensors of this peer. A joining peer still has those of the run's beginning.
+        own_norm: Norm of this peer's state. A joining peer still has that of the run's beginning.
 
     Attributes:
         outcome: The outcome so far.
     """
 
-    def __init__(self, sources: SharedStates, own: Sequence[torch.Tensor]) -> None:
-        self._sources, self._own = sources, own
+    def __init__(self, sources: SharedStates, own_norm: float) -> None:
+        self._sources, self._own_norm = sources, own_norm
         self.outcome = DownloadOutcome()
 
     async def run(self) -> None:
@@ -259,7 +259,7 @@ class StateDownload:
         return "disagrees"
 
     def _is_nearer(self, found: Digest, other: Digest) -> bool:
-        """Return whether a digest is nearer to this peer's own tensors than another one."""
-        own = norm_of(floats(self._own[: found.tensors]))
-        sizes = [abs(math.log((d.norm + 1e-12) / (own + 1e-12))) for d in (found, other)]
+        """Return whether a digest is nearer to this peer's own state than another one."""
+        own = self._own_norm + 1e-12
+        sizes = [abs(math.log((d.norm + 1e-12) / own)) for d in (found, other)]
         return sizes[0] <= sizes[1]

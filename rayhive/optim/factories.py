@@ -31,9 +31,10 @@ def make_gradient_averager(
         options: Further options of the averager.
     """
     factory = with_our_averager(factory)
+    trainer = optimizer.state_averager.trainer_tensors
     averager: GradientAverager = factory(
         **{
-            **(rules if takes_rules(factory) else {}),
+            **({**rules, "trainer_tensors": trainer} if takes_rules(factory) else {}),
             **averager_options(optimizer, "grad_averager"),
             "parameters": optimizer.state_averager.main_parameters,
             **options,

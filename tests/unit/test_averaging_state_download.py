@@ -13,7 +13,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration
 
 from rayhive.averaging.state_download import SharedStates, StateDownload
-from rayhive.averaging.tensor_summary import Digest, with_digest
+from rayhive.averaging.tensor_summary import Digest, norm_of, with_digest
 
 State = tuple[dict[str, Any], list[torch.Tensor]]
 
@@ -27,6 +27,10 @@ def trained(seed: int = 0, factor: float = 1.0) -> list[torch.Tensor]:
         factor * (torch.randn(s, generator=common) + 0.1 * torch.randn(s, generator=own))
         for s in shapes
     ]
+
+
+#: Norm of the joining peer's own state.
+NORM = norm_of(trained(99))
 
 
 def state(tensors: list[torch.Tensor], announced: list[torch.Tensor] | None = None) -> State:
@@ -61,7 +65,7 @@ class Sources:
 def verdict(sources: Sources, offered: State) -> str | None:
     """Return the reason why a joining peer refuses a state; None if it does not."""
     others: Any = list(range(len(sources.opinions)))
-    return asyncio.run(StateDownload(sources, trained(99)).fault_in(offered, others))
+    return asyncio.run(StateDownload(sources, NORM).fault_in(offered, others))
 
 
 def test_live_peers_are_asked_first() -> None:
@@ -90,7 +94,7 @@ def test_the_first_sound_state_is_taken_and_refused_ones_are_reported() -> None:
                 else state(trained())
             )
 
-    download = StateDownload(Offering(*[trained(seed) for seed in range(4)]), trained(99))
+    download = StateDownload(Offering(*[trained(seed) for seed in range(4)]), NORM)
     asyncio.run(download.run())
     outcome = download.outcome
     assert outcome.state is not None and outcome.received_bytes == 7
