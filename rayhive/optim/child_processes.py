@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import glob
 import os
 import secrets
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hivemind
 import psutil
+import torch
 from hivemind.p2p import P2P
+
+from rayhive.averaging.tensor_memory import drop_inherited
 
 _PR_SET_PDEATHSIG = 1
 #: The path of a socket may have 107 bytes, of which the file name takes up to 50.
 _LONGEST_FOLDER = 55
 _LIBC = ctypes.CDLL(None, use_errno=True)
 #: Options of the fork that is under way; None outside of :meth:`ChildProcesses.forking`.
-_fork: dict[str, bool] | None = None
+_fork: dict[str, Any] | None = None
 
 
 def _in_child() -> None:
@@ -35,6 +39,7 @@ def _in_child() -> None:
             _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if _fork["own_group"]:
             os.setpgid(0, 0)
+        drop_inherited(_fork["unread"])
 
 
 os.register_at_fork(after_in_child=_in_child)
@@ -50,7 +55,9 @@ class ChildProcesses:
         self._prefix = f"{folder}/hivemind-{os.getpid()}-{secrets.token_hex(4)}-"
 
     @contextlib.contextmanager
-    def forking(self, own_group: bool = False) -> Iterator[None]:
+    def forking(
+        self, own_group: bool = False, unread: Sequence[torch.Tensor] = ()
+    ) -> Iterator[None]:
         """Make processes that are forked in the body ignore SIGINT and die with this process.
 
         The trainer's own handler of SIGINT, which hivemind replaces, is restored afterwards. If
@@ -60,6 +67,7 @@ class ChildProcesses:
             own_group: Give the fork a process group of its own. The network daemon handles
                 SIGINT even where it inherits that it is ignored, so it must not be in the
                 terminal's foreground group.
+            unread: Tensors that the fork never reads; it gives back their memory.
         """
         global _fork
         main = threading.current_thread() is threading.main_thread()
@@ -68,7 +76,7 @@ class ChildProcesses:
         if main:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         # the kernel sends its signal when the forking *thread* ends, so only the main one asks
-        _fork = {"die_with_parent": main, "own_group": own_group}
+        _fork = {"die_with_parent": main, "own_group": own_group, "unread": unread}
         P2P._UNIX_SOCKET_PREFIX = f"/unix{self._prefix}"
         before = set(descendants(os.getpid()))
         try:
@@ -85,7 +93,9 @@ class ChildProcesses:
 
     def start_dht(self, **arguments: Any) -> hivemind.DHT:
         """Start a :class:`hivemind.DHT`; on failure its processes are killed."""
-        with self.forking(own_group=True):
+        # a module that exists already would stay there, as it was before its training
+        known = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Parameter)]
+        with self.forking(own_group=True, unread=known):
             return hivemind.DHT(start=True, **arguments)
 
     def end_dht(self, dht: hivemind.DHT) -> None:
