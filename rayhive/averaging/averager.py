@@ -12,13 +12,13 @@ import gc
 import os
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
 import torch
 from hivemind.averaging import DecentralizedAverager, averager
 from hivemind.averaging.allreduce import AllreduceException
-from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
@@ -117,7 +117,8 @@ class MeasuredAverager(DecentralizedAverager):
         allreduce_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        kwargs.update(hivemind_timeouts(min_matchmaking_time, allreduce_timeout, kwargs))
+        timeouts = hivemind_timeouts(min_matchmaking_time, allreduce_timeout, kwargs)
+        kwargs.update(timeouts, allreduce_timeout=allreduce_timeout)
         self.refused_states: list[dict[str, Any]] = []
         self.downloaded_bytes, self.signs = 0, SignsOfLife()
         self._differences, self._standstill = differences, allreduce_timeout
@@ -125,7 +126,6 @@ class MeasuredAverager(DecentralizedAverager):
         # The rest is used in the averager's process only.
         self.groups, self._steps = AllReduceGroups(), RunningSteps()
         self._declaring: asyncio.Task[None] | None = None
-        kwargs["allreduce_timeout"] = allreduce_timeout
         super().__init__(start=False, min_matchmaking_time=min_matchmaking_time, **kwargs)
         self._running_groups = self.groups.running
         name = self._get_handle_name(self.prefix, "link")
@@ -270,26 +270,17 @@ class MeasuredAverager(DecentralizedAverager):
             await self._p2p.shutdown()  # removes this process's socket file
 
     async def _take_step(self, *request: Any) -> None:
-        with self._requests.taken(*request) as (step, attached):
-            await self._step(step=step, future_for_init=attached)
-
-    async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
-        with self._steps.running(step) as trace:
+        with self._requests.taken(*request) as (step, attached), self._steps.running(step) as trace:
             try:
                 with contextlib.suppress(*ENDED):
-                    await super()._step(step=step, future_for_init=future_for_init)
+                    await self._step(step=step, future_for_init=attached)
             finally:
                 round_ = round_of(step)
                 if round_ is not None:
                     self._matchmaking.group_formation.leave_behind(round_)
-                for group_id in trace.groups:
-                    self.groups.close(group_id)
-                if not step.cancelled():
-                    self.rounds.end_step(trace)
+                self.rounds.end_step(trace)
 
-    def _register_allreduce_group(
-        self, group_info: GroupInfo
-    ) -> contextlib.AbstractContextManager[None]:
+    def _register_allreduce_group(self, group_info: GroupInfo) -> AbstractContextManager[None]:
         return self.rounds.opened(group_info)
 
     async def _aggregate_with_group(
@@ -343,13 +334,11 @@ class MeasuredAverager(DecentralizedAverager):
         if type(self).load_state_from_peers is MeasuredAverager.load_state_from_peers:
             return  # plain gradients: no peer loads them
         self._declaring = asyncio.current_task()
-        await declare_state(
-            self.dht,
-            self._sharing_key,
-            lambda: self.state_sharing_priority if self.allow_state_sharing else None,
-            self._state_updated,
-            self.declare_state_period,
-        )
+        changed, period = self._state_updated, self.declare_state_period
+        await declare_state(self.dht, self._sharing_key, self._announced_priority, changed, period)
+
+    def _announced_priority(self) -> float | None:
+        return self.state_sharing_priority if self.allow_state_sharing else None
 
     @property
     def _sharing_key(self) -> str:

@@ -122,7 +122,11 @@ class RoundPipeline:
         return self.groups.opened(group_info.group_id, phases)
 
     def end_step(self, trace: StepTrace) -> None:
-        """Note the cost of a step that ended, for the next result to report."""
+        """Close the groups of a step; note its cost, for the next result to report."""
+        for group_id in trace.groups:
+            self.groups.close(group_id)
+        if trace.step is not None and trace.step.cancelled():
+            return
         self._failed_searches += len(trace.searches)
         self._failed_bytes += trace.wasted_bytes
 
