@@ -17,8 +17,8 @@ import torch
 
 #: Words of a row.
 ROW = 1 << 16
-#: Rows that are multiplied at once: few enough for a processor's cache, or one call of a GPU.
-ROWS_CPU, ROWS_GPU = 2, 256
+#: Rows that a GPU multiplies at once.
+ROWS_GPU = 256
 #: Type that reads the bits of elements of a size [bytes] as words.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32, 16: torch.int32}
 
@@ -56,16 +56,25 @@ def _words(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _row_sums(words: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Yield the sums of rows, some rows at a time; the last row may be short."""
+    """Yield the sums of rows, some rows at a time; the last row may be short.
+
+    A processor multiplies one row at a time, in the same memory: new memory for each product would
+    take ten times as long.
+    """
     factors = _factors(words.device)
-    step = ROW * (ROWS_CPU if words.device.type == "cpu" else ROWS_GPU)
-    whole = len(words) // ROW * ROW
-    for begin in range(0, whole, step):
-        rows = words[begin : min(begin + step, whole)].view(-1, ROW)
-        yield (rows.to(torch.int64) * factors).sum(1)
-    rest = words[whole:]
-    if len(rest):
-        yield (rest.to(torch.int64) * factors[: len(rest)]).sum(0, keepdim=True)
+    on_cpu = words.device.type == "cpu"
+    product = torch.empty(min(ROW, len(words)) if on_cpu else 0, dtype=torch.int64)
+    for begin in range(0, len(words), ROW if on_cpu else ROW * ROWS_GPU):
+        if on_cpu:
+            row = words[begin : begin + ROW]
+            yield product[: len(row)].copy_(row).mul_(factors[: len(row)]).sum(0, keepdim=True)
+        else:
+            rows = words[begin : begin + ROW * ROWS_GPU]
+            whole = len(rows) // ROW * ROW
+            yield (rows[:whole].view(-1, ROW).to(torch.int64) * factors).sum(1)
+            if whole < len(rows):
+                rest = rows[whole:].to(torch.int64)
+                yield (rest * factors[: len(rest)]).sum(0, keepdim=True)
 
 
 @cache

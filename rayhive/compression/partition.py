@@ -17,18 +17,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import pairwise
 
 from rayhive.compression.shares import Shares, worthwhile
 
 #: Version of this partition; members of a group with another version cannot use it.
-PARTITION_VERSION = 1
+PARTITION_VERSION = 2
 #: Largest part [bytes].
 LARGEST_PART = 2**19
 #: Bytes that take as long as the fixed work of one part. A share of S bytes in parts of p bytes
-#: takes about S + (S/p)·cost for all parts, and 2p more until the pipeline of encoding, sending
-#: and answering is full; p = √(S·cost) is the order of the best size.
-PART_COST = 2**13
+#: takes about S + (S/p)·cost for all parts, and p more until the first averages come back;
+#: p = √(S·cost) is the order of the best size.
+PART_COST = 2**15
+#: The parts of a share get smaller towards its end: a part is at most this fraction of what is left
+#: of the share. A round ends when the last averages have arrived, and while these travel the links
+#: have nothing else to carry.
+TAPER = 2
+#: Least size of a part [bytes]; what is left is one part if it is less than this number of them.
+LEAST_PART, WHOLE = 2**13, 3
+#: The front of a stretch joins a part if it is at least the part's largest size over this number.
+SLIVER = 8
 #: Least share that is worth a reducer, and with it messages between it and all others [bytes].
 LEAST_SHARE = 2**12
 #: A border moves to the end of a tensor that is closer than a share divided by this number: a cut
@@ -130,6 +137,8 @@ class _Line:
 
     def __init__(self, sizes: Sequence[int], prices: Sequence[Price], largest: int) -> None:
         self._prices, self._largest = prices, largest
+        fixed = max((price.fixed for price in prices), default=0)
+        self._least = min(largest, max(LEAST_PART * GRAINS, 8 * fixed))
         #: Elements of the longest segment of each tensor.
         self._longest = [max(1, price.elements(largest)) for price in prices]
         self._rest = deque(Segment(at, 0, size) for at, size in enumerate(sizes) if size)
@@ -193,22 +202,50 @@ class _Line:
         return Segment(stretch.tensor, stretch.start, border)
 
     def parts(self, share: Sequence[Segment]) -> Iterator[Part]:
-        """Cut long stretches into equal segments, and put short neighbours into one part."""
-        part: list[Segment] = []
-        left = self._largest
-        for segment in self._segments(share):
-            size = self._prices[segment.tensor](len(segment))
-            if part and size > left:
-                yield tuple(part)
-                part, left = [], self._largest
-            part.append(segment)
-            left -= size
-        if part:
-            yield tuple(part)
+        """Cut a share into parts; each is one message, and short neighbours are in one part."""
+        rest = deque(share)
+        left = sum(self._prices[each.tensor](len(each)) for each in rest)
+        while rest:
+            part, cost = self._part(rest, self._limit(left))
+            left -= cost
+            yield part
 
-    def _segments(self, share: Sequence[Segment]) -> Iterator[Segment]:
-        for stretch in share:
-            count = self._count(stretch)
-            borders = [stretch.start + len(stretch) * at // count for at in range(count + 1)]
-            for start, stop in pairwise(borders):
-                yield Segment(stretch.tensor, start, stop)
+    def _limit(self, left: int) -> int:
+        """Return the size of the next part, when so much is left of a share [grains]."""
+        if left < WHOLE * self._least:
+            return max(self._least, min(left, self._largest))
+        return min(self._largest, max(self._least, left // TAPER))
+
+    def _part(self, rest: deque[Segment], limit: int) -> tuple[Part, int]:
+        """Remove a part from the front of a share.
+
+        Args:
+            rest: What is left of the share.
+            limit: Largest size of the part [grains].
+
+        Returns:
+            The part, and by how much less the rest of the share takes [grains].
+        """
+        part: list[Segment] = []
+        room, cost = limit, 0
+        while rest:
+            stretch = rest[0]
+            price = self._prices[stretch.tensor]
+            size = price(len(stretch))
+            if size > room:
+                front = price.elements(room)
+                if part and price(front) * SLIVER < limit:
+                    break
+                border = stretch.start + max(1, front)
+                rest[0] = Segment(stretch.tensor, border, stretch.stop)
+                stretch = Segment(stretch.tensor, stretch.start, border)
+                cost -= price.fixed  # the rest has a head of its own
+                size, room = price(len(stretch)), 0
+            else:
+                rest.popleft()
+                room -= size
+            part.append(stretch)
+            cost += size
+            if not room:
+                break
+        return tuple(part), cost
