@@ -14,8 +14,9 @@ watchers. In a large one, the watchers report the loss in their announcements, a
 watchers then call the peer at once. The rest of the swarm gives it up after the reports of most
 watchers, or after three reports without an objection of the peer. This is the suspicion of SWIM
 (Das et al., 2002), which several independent reports shorten as in Lifeguard (Dadgar et al., 2017),
-among the observers of Rapid (Suresh et al., 2018). A peer that loses half of its neighbours at once
-may be cut off itself, and calls all peers once.
+among the observers of Rapid (Suresh et al., 2018). A peer that fewer watchers have reported is
+called once. A peer that loses a quarter of its neighbours at once may be cut off itself, and calls
+all peers once.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SELDOM_AFTER_S, SELDOM = 600.0, 5
 #: its calls under way. A call takes the news of the whole interval along.
 PACE_S, CALLS = 0.02, 4
 #: A peer that loses this share of its neighbours at once calls all peers.
-CUT_OFF = 0.5
+CUT_OFF = 0.25
 
 
 @dataclass(eq=False)
@@ -330,6 +331,7 @@ class Protocol:
         self.view.forget(self.forget_after)
         self._report()
         self._follow()
+        self._checks += self._reports.doubted()
         if self._reports.settle():
             self._note_own()  # it goes out with the next heartbeats
 

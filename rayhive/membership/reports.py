@@ -41,6 +41,7 @@ class Reports:
     _statements: dict[bytes, _Statement] = field(default_factory=dict)
     _suspected: dict[bytes, float] = field(default_factory=dict)
     _disputed: dict[bytes, float] = field(default_factory=dict)
+    _doubted: dict[bytes, float] = field(default_factory=dict)
     _quiet_since: float | None = None
     _deaf_until: float = -math.inf
 
@@ -82,18 +83,30 @@ class Reports:
         """Return the unwatched peers that enough of their watchers cannot reach."""
         if not self._statements:
             self._suspected.clear()
+            self._doubted.clear()
             return []
-        now, found, suspected = self.clock(), [], {}
+        now, found, suspected, doubted = self.clock(), [], {}, {}
         for peer, accusers in self._accusers().items():
             if self.view.watches(peer) or not self.view.is_alive(peer):
                 continue
+            doubted[peer] = self._doubted.get(peer, now)
             known = self.view.find(peer)
             watchers = len(topology.watchers(peer, known is not None and known.client_mode))
             if accusers >= min(ENOUGH, max(1, watchers)):
                 since = suspected[peer] = self._suspected.get(peer, now)
                 if accusers > watchers / 2 or now - since >= OBJECTION * self.heartbeat:
                     found.append(peer)
-        self._suspected = suspected
+        self._suspected, self._doubted = suspected, doubted
+        return found
+
+    def doubted(self) -> list[bytes]:
+        """Return the unwatched peers that too few watchers have reported as lost for a while.
+
+        The rest of their watchers may be lost, too.
+        """
+        now, pause = self.clock(), self.view.silence
+        found = [peer for peer, since in self._doubted.items() if now - since >= pause]
+        self._doubted.update(dict.fromkeys(found, now))
         return found
 
     def next_verdict(self) -> float:
