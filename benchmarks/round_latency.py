@@ -1,7 +1,7 @@
 """Duration of a round, compared with hivemind's optimizer in the same run.
 
 Claim: with a model of 0.3 million parameters on loopback, the median round of 2, 4 and 8 peers
-takes at most 0.12, 0.30 and 0.90 s. Two peers of hivemind take at least 8 times as long with a
+takes at most 0.04, 0.12 and 0.40 s. Two peers of hivemind take at least 8 times as long with a
 matchmaking window of 2 s, and 30 times with 5 s, which the documented strategy sets. hivemind's
 best setting is a fixed group size, which has to equal the number of peers at all times; with it,
 two peers are not faster than those of rayhive, which follow the number of peers by themselves.
@@ -45,7 +45,7 @@ VARIANTS = {
     FIXED: 2.0,
 }
 #: Number of peers to the limit of the median round [s].
-BOUNDS = {2: 0.12, 4: 0.30, 8: 0.90}
+BOUNDS = {2: 0.04, 4: 0.12, 8: 0.40}
 #: Variant to the least ratio of its round to that of rayhive.
 RATIOS = {"hivemind, window 2 s": 8.0, "hivemind, window 5 s": 30.0, FIXED: 1.0}
 #: Measured rounds of hivemind's peers that wait for the end of the window, and warm-up rounds.
