@@ -73,6 +73,7 @@ class GroupFormation:
     ask: Ask
     patience_left: float = 0.0
     _members: tuple[Member, ...] = ()
+    _met: dict[bytes, int] = field(default_factory=dict)
     _search: Search | None = None
     _past: int = 0
     _changes: Notifier = field(default_factory=Notifier)
@@ -80,6 +81,8 @@ class GroupFormation:
     def set_members(self, members: Sequence[Member]) -> None:
         """Set the members, oldest first; effective at once, also for a running search."""
         self._members = tuple(members)
+        known = {member.peer_id for member in members}
+        self._met = {peer: round_ for peer, round_ in self._met.items() if peer in known}
         self._changes.notify()
 
     def known(self) -> frozenset[PeerID]:
@@ -101,9 +104,17 @@ class GroupFormation:
         return ids if self.own in ids else [*ids, self.own]
 
     def _expected(self, round_: int) -> list[Member]:
-        """Return the other members that take part in a round."""
+        """Return the other members that take part in a round.
+
+        A member that was met in a group has finished the round before, whatever it has announced:
+        rounds may be faster than announcements.
+        """
         others = (member for member in self._members if member.peer_id != self.own.to_bytes())
-        return [m for m in others if m.averaged < round_ <= m.round + ROUNDS_BEHIND]
+        return [m for m in others if m.averaged < round_ <= self._reached(m) + ROUNDS_BEHIND]
+
+    def _reached(self, member: Member) -> int:
+        """Return the last round that a member has finished for certain."""
+        return max(member.round, self._met.get(member.peer_id, 0) - 1)
 
     async def meet(
         self,
@@ -146,6 +157,7 @@ class GroupFormation:
                     search.dismiss()
                     group = await self._follow(search, roster[0])
                 if group is not None:
+                    self._met.update(dict.fromkeys((p.to_bytes() for p in group.peer_ids), round_))
                     return group
             raise asyncio.TimeoutError(f"no other peer reached round {round_} in time")
         finally:

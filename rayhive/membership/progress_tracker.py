@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -305,6 +305,11 @@ class LiveProgressTracker:
     def hurry(self, round_: int) -> None:
         """Ask all peers to begin a round at once, because this peer leaves."""
         self._announce(hurry=round_)
+
+    def note_group(self, round_: int, peers: Iterable[bytes]) -> None:
+        """Note the peers that were in the group of a round."""
+        with self._lock:
+            self.view.note_group(round_, peers)
 
     def has_ended(self, kind: str, round_: int, *, met: bool, aloud: bool = True) -> None:
         """Announce the end of an averaging.

@@ -31,6 +31,7 @@ class _Peer:
         unreachable: Whether it was given up and not heard of since.
         lost_at: Time at which it was given up.
         lost_in: This peer's last finished round when it was lost; None if it was not.
+        met: Last round in which it was in a group with this peer.
     """
 
     heartbeat: Heartbeat
@@ -40,6 +41,7 @@ class _Peer:
     unreachable: bool = False
     lost_at: float = -math.inf
     lost_in: int | None = None
+    met: int = 0
 
 
 class MembershipView:
@@ -367,4 +369,14 @@ class MembershipView:
         """Return the number of peers, this one included, that can take part in the next round."""
         newest = self.newest_round()
         peers = [p for p in self.participants() if p.peer_id != self.own.peer_id]
-        return 1 + sum(p.round >= newest - ROUNDS_BEHIND for p in peers)
+        return 1 + sum(self._reached(p) >= newest - ROUNDS_BEHIND for p in peers)
+
+    def note_group(self, round_: int, peers: Iterable[bytes]) -> None:
+        """Note the peers of a group: they have finished the round before, announced or not."""
+        for peer in map(self._others.get, peers):
+            if peer is not None:
+                peer.met = max(peer.met, round_)
+
+    def _reached(self, heartbeat: Heartbeat) -> int:
+        """Return the last round that another peer has finished for certain."""
+        return max(heartbeat.round, self._others[heartbeat.peer_id].met - 1)

@@ -230,7 +230,9 @@ class GradientRounds:
     def _apply(self, round_: GradientRound, result: Any) -> None:
         round_.measured.update(round_fields(result, time.perf_counter() - round_.began))
         self.peer.reporter.refusals(round_.number, result, "gradients")
-        self.peer.partitions.note_group(peer.to_bytes() for peer in result)
+        group = [peer.to_bytes() for peer in result]
+        self.peer.partitions.note_group(group)
+        self.peer.tracker.note_group(round_.number, group)
         if getattr(result, "excluded", False):
             round_.samples = 0
         self._hand_over_averaged()

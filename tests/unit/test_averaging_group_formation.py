@@ -336,3 +336,18 @@ def test_a_request_for_a_past_round_is_refused(run: Any) -> None:
         assert [answer.code async for answer in answers] == [messages.BAD_GROUP_KEY]
 
     run(body())
+
+
+def test_rounds_that_are_faster_than_announcements_keep_their_members(run: Any) -> None:
+    """The views of all peers stay those of the first round."""
+
+    async def body() -> None:
+        swarm = Swarm(["a", "b", "c"])
+        swarm.all_see(["a", "b", "c"])
+        for round_ in range(1, 9):
+            groups = await asyncio.gather(*(swarm.meet(name, round_) for name in swarm.peers))
+            assert [names_of(group) for group in groups] == [{"a", "b", "c"}] * 3, round_
+        with pytest.raises(NoOtherPeers):  # no group has shown where the others are
+            await swarm.meet("a", 12)
+
+    run(body())

@@ -205,3 +205,14 @@ def test_a_peer_on_a_break_is_not_awaited_but_its_round_counts(view: MembershipV
     assert names(view.participants()) == ["own"]
     assert (view.newest_round(), view.newest_averaged("averaged")) == (9, 9)
     assert view.lost() == frozenset()
+
+
+def test_a_peer_that_was_met_in_a_group_can_take_part_whatever_it_has_announced(
+    view: MembershipView,
+) -> None:
+    view.receive(heartbeat("a", round=2))
+    view.receive(heartbeat("b", round=2))
+    view.announce(round=5)
+    assert view.live_peers() == 1
+    view.note_group(5, [b"a", b"own", b"unknown"])
+    assert view.live_peers() == 2
