@@ -64,10 +64,12 @@ class Fold(ABC):
 
     Attributes:
         interval: Whether ``NAME_low`` and ``NAME_high`` bound a 95 % interval.
+        log: Whether the interval is one on a log scale, so that the value is not in its middle.
         type: Type of the folded value; None if it is that of the replicates' values.
     """
 
     interval: bool = False
+    log: bool = False
     type: ColumnType | None = None
 
     @abstractmethod
@@ -114,6 +116,11 @@ class Column:
     def interval(self) -> bool:
         """Whether ``NAME_low`` and ``NAME_high`` bound its 95 % interval in folded rows."""
         return self.fold is not None and self.fold.interval
+
+    @property
+    def log(self) -> bool:
+        """Whether that interval is one on a log scale, and differences are factors."""
+        return self.fold is not None and self.fold.log
 
     @property
     def folded_type(self) -> ColumnType:

@@ -14,7 +14,7 @@ from rayhive.columns import (
     configuration_columns,
     find_column,
 )
-from rayhive.metrics.folds import Mean
+from rayhive.metrics.folds import RestrictedMean
 from rayhive.registry import METRICS
 from rayhive.timeline import FINISHED, UNCOUNTED
 
@@ -80,7 +80,7 @@ def ran(row: Row) -> int:
 def is_censored(row: Row, name: str) -> bool:
     """Return whether a folded value is a lower bound: not all replicates reached the target."""
     column, reached = find_column(name), row["reached"]
-    bound = column is not None and isinstance(column.fold, Mean) and column.fold.missing == "bound"
+    bound = column is not None and isinstance(column.fold, RestrictedMean)
     return bound and reached is not None and reached != ran(row)
 
 

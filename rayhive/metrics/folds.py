@@ -1,18 +1,29 @@
 """Rules by which the values of replicates become one value of the results table.
 
-A :class:`~rayhive.columns.Column` names one of these rules. All but :class:`Common` and
-:class:`Reduced` use the replicates that finished; cells that are None are left out.
+A :class:`~rayhive.columns.Column` names one of these rules. All but :class:`Common`,
+:class:`Reduced` and :class:`RestrictedMean` use the replicates that finished; cells that are None
+are left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from rayhive.columns import Column, Fold, Replicates, Row, Value
-from rayhive.metrics.stats import Time, estimate, known_percentile
+from rayhive.metrics.stats import (
+    Estimate,
+    Time,
+    censored_percentile,
+    estimate,
+    known_percentile,
+    log_estimate,
+    median_interval,
+)
+from rayhive.timeline import FINISHED, LOST
 
 
 def known(rows: Iterable[Row], name: str) -> list[Any]:
@@ -22,21 +33,24 @@ def known(rows: Iterable[Row], name: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Mean(Fold):
-    """Arithmetic mean.
+    """Arithmetic mean, or the geometric mean of a column on a log scale.
 
     Attributes:
         interval: Whether a 95 % interval is given (:func:`rayhive.metrics.stats.estimate`).
             Replicates that agree exactly have none, because measured values can agree by chance;
             unless the column is exact and every replicate sent the predicted payload.
+        log: Whether mean and interval are those of the logarithms
+            (:func:`rayhive.metrics.stats.log_estimate`), as for times, rates and ratios.
         missing: Consequence of a replicate without a value, failed ones included. ``ignore``: none.
-            ``bound``: the mean is a lower bound and has no interval. ``none``: there is no mean.
+            ``none``: there is no mean.
         survivors: Whether failed replicates would have worsened the mean, so that tables print the
             number of replicates that it is over.
     """
 
     interval: bool = False
-    missing: Literal["ignore", "bound", "none"] = "ignore"
+    missing: Literal["ignore", "none"] = "ignore"
     survivors: bool = False
+    log: bool = False
     type = "float"
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
@@ -44,21 +58,96 @@ class Mean(Fold):
         name, finished = column.name, replicates.finished
         values = known(finished, name)
         complete = len(values) == len(replicates.ran)
-        found = estimate(values)
-        if found is None or (self.missing == "none" and not complete):
-            bounds = {f"{name}_low": None, f"{name}_high": None} if self.interval else {}
-            return {name: None, **bounds}
+        found = log_estimate(values) if self.log else estimate(values)
+        if self.missing == "none" and not complete:
+            found = None
         if not self.interval:
-            return {name: found.mean}
-        certain = self.missing != "bound" or complete
-        if found.low == found.high:
-            predicted = known(finished, "payload_matches")
-            certain = certain and column.exact and bool(predicted) and all(predicted)
-        return {
-            name: found.mean,
-            f"{name}_low": found.low if certain else None,
-            f"{name}_high": found.high if certain else None,
-        }
+            return {name: None if found is None else found.mean}
+        certain = found is None or found.low != found.high or is_exact(column, finished)
+        return bounded(name, found, certain)
+
+
+def is_exact(column: Column, finished: Iterable[Row]) -> bool:
+    """Return whether equal replicates of a column are equal for a reason, not by chance."""
+    predicted = known(finished, "payload_matches")
+    return column.exact and bool(predicted) and all(predicted)
+
+
+def bounded(name: str, found: Estimate | None, certain: bool = True) -> Row:
+    """Return an estimate as a value with its bounds, which are None unless it is certain."""
+    shown = found if certain else None
+    return {
+        name: None if found is None else found.mean,
+        f"{name}_low": None if shown is None else shown.low,
+        f"{name}_high": None if shown is None else shown.high,
+    }
+
+
+@dataclass(frozen=True)
+class RestrictedMean(Fold):
+    """Geometric mean of times to an event that some replicates may not have seen.
+
+    A replicate that finished without the event was observed for a time, and its event came later.
+    A replicate that failed will never see the event. A mean over the others alone would be that of
+    the lucky ones, so every time is cut at τ, the shortest observation without the event: the value
+    is the geometric mean of ``min(T, τ)`` over all replicates, with its interval on a log scale. It
+    is a lower bound of the mean of T. If failed replicates alone lack the event, τ is the longest
+    of the other times. The restricted mean is that of Royston and Parmar, BMC Medical Research
+    Methodology 13 (2013), here of the logarithm. If every replicate saw the event, it is the
+    geometric mean of the times.
+
+    Attributes:
+        limit: Column with the time for which a replicate was observed.
+    """
+
+    limit: str
+    interval = True
+    log = True
+    type = "float"
+
+    def __call__(self, column: Column, replicates: Replicates) -> Row:
+        """Return the restricted mean and its bounds; None if no replicate saw the event."""
+        name = column.name
+        times = event_times(replicates.ran, name, self.limit)
+        if times is None or all(time.censored for time in times):
+            return bounded(name, None)
+        found = log_estimate(restricted(times, restriction(times)))
+        return bounded(name, found, found is not None and found.low != found.high)
+
+
+def event_times(rows: Iterable[Row], name: str, limit: str) -> list[Time] | None:
+    """Return the times to an event, one for each replicate that was not lost.
+
+    A replicate without the event has the time for which it was observed, and one that failed an
+    infinite time, both as censored. None if an observation time is not known.
+    """
+    times = []
+    for row in rows:
+        value = row[name] if row["state"] in FINISHED else math.inf
+        if row["state"] == LOST:
+            continue
+        observed = row.get(limit) if value is None else value
+        if not isinstance(observed, (int, float)):
+            return None
+        times.append(Time(observed, censored=value is None or value == math.inf))
+    return times
+
+
+def restriction(times: Iterable[Time]) -> float:
+    """Return τ, up to which every time is known: the shortest censored time.
+
+    Infinite if no time is censored; the longest known time if the censored ones are infinite.
+    """
+    times = list(times)
+    cut = min((time.seconds for time in times if time.censored), default=math.inf)
+    if cut < math.inf or not any(time.censored for time in times):
+        return cut
+    return max((time.seconds for time in times if not time.censored), default=math.inf)
+
+
+def restricted(times: Iterable[Time], limit: float) -> list[float]:
+    """Return the times, cut at a limit."""
+    return [min(time.seconds, limit) for time in times]
 
 
 @dataclass(frozen=True)
@@ -120,15 +209,31 @@ class Percentile(Fold):
     Attributes:
         of: Column with the times, folded by :func:`pool_times`.
         percent: Percentile, 0 to 100.
+        interval: Whether a 95 % interval of the median is given. The replicates' own medians are
+            the independent values (:func:`rayhive.metrics.stats.median_interval`); the interval is
+            widened to the percentile of the pooled times if it does not contain that.
     """
 
     of: str
     percent: float
+    interval: bool = False
+    log = True
 
     def __call__(self, column: Column, replicates: Replicates) -> Row:
         """Return the percentile [s]; None if it depends on how long a censored time lasted."""
-        times = parse_times(known(replicates.finished, self.of))
-        return {column.name: known_percentile(times, self.percent)}
+        texts = known(replicates.finished, self.of)
+        value = known_percentile(parse_times(texts), self.percent)
+        if not self.interval:
+            return {column.name: value}
+        own = [censored_percentile(parse_times([text]), self.percent) for text in texts]
+        low, high = median_interval([time for time in own if time is not None])
+        if value is None:
+            low = high = None
+        return {
+            column.name: value,
+            f"{column.name}_low": low if low is None or value is None else min(low, value),
+            f"{column.name}_high": high if high is None or value is None else max(high, value),
+        }
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,16 @@ class MetricGroup:
         """
 
 
+#: Geometric mean with its interval, of times, rates and ratios.
+GEOMETRIC = Mean(interval=True, log=True)
 #: Columns that a study can optimise, folded to a mean with its interval.
 minimized = partial(Column, better="minimize", fold=Mean(interval=True))
 maximized = partial(Column, better="maximize", fold=Mean(interval=True))
+#: Columns that a study can optimise, folded to a geometric mean with its interval.
+minimized_factor = partial(Column, better="minimize", fold=GEOMETRIC)
+maximized_factor = partial(Column, better="maximize", fold=GEOMETRIC)
+#: Column that is folded to a mean with interval, and that a study cannot optimise.
+measured = partial(Column, fold=Mean(interval=True))
 #: Column that is folded to a mean without interval.
 averaged = partial(Column, fold=Mean())
 #: Column of counts, folded to their sum.

@@ -1,4 +1,4 @@
-"""Means with intervals, and percentiles of complete and of censored values."""
+"""Means and medians with intervals, and percentiles of complete and of censored values."""
 
 from __future__ import annotations
 
@@ -9,11 +9,19 @@ from statistics import fmean
 
 #: Probability that an interval covers the mean.
 CONFIDENCE = 0.95
+#: Fewest replicates with a distribution-free 95 % interval of the median, and with a rank test or
+#: permutation test of pairs that can reach 5 %: ``2 / 2**n <= 0.05``.
+LEAST_BY_RANK = 6
+#: Logarithm from which a bound counts as unknown.
+MAX_LOG = 700.0
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Mean of ``n`` values and, for two values and more, its 95 % interval."""
+    """Mean of ``n`` values and, for two values and more, its 95 % interval.
+
+    Bounds that the data do not support are None.
+    """
 
     mean: float
     low: float | None
@@ -45,6 +53,70 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
+
+
+def log_estimate(values: Sequence[float]) -> Estimate | None:
+    """Return the geometric mean with Student's t-interval on a log scale.
+
+    The interval is ``exp(m ± t(0.975, n - 1) · s / √n)``, where ``m`` and ``s`` are mean and sample
+    standard deviation of the logarithms. It covers the geometric mean, which is the median of a
+    lognormal distribution. Times and ratios vary by factors; the interval on the linear scale
+    covers the mean of lognormal values too rarely, and can reach below 0.
+
+    Args:
+        values: Independent finite measurements.
+
+    Returns:
+        The estimate. With a zero among the values the geometric mean is 0 and has no interval; None
+        of no values or with a negative one.
+    """
+    if not values or min(values) < 0:
+        return None
+    if min(values) == 0 or min(values) == max(values):
+        same = float(min(values))
+        bound = same if len(values) > 1 and same > 0 else None
+        return Estimate(same, bound, bound, len(values))
+    found = estimate([math.log(value) for value in values])
+    assert found is not None
+    return Estimate(
+        math.exp(found.mean),
+        None if found.low is None else _exp(found.low),
+        None if found.high is None else _exp(found.high),
+        found.n,
+    )
+
+
+def _exp(value: float) -> float | None:
+    """Return the exponential; None if it overflows, as the bound of two unlike values can."""
+    return math.exp(value) if value < MAX_LOG else None
+
+
+def median_interval(times: Sequence[Time]) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of the median of one time for each replicate.
+
+    From :data:`LEAST_BY_RANK` (6) times on it is the distribution-free one of order statistics: the
+    k-th smallest and the k-th largest time, where k is the largest number with
+    ``2 · P(Binomial(n, 1/2) < k) <= 0.05``. A bound that is a censored time is None. Fewer times
+    have the interval of :func:`log_estimate` if every one is known and positive; the distribution
+    is taken as symmetric on a log scale.
+
+    Returns:
+        The bounds; None where the data support none. Times that agree exactly have no interval.
+    """
+    seconds = [time.seconds for time in times]
+    if len(times) < 2 or min(seconds) == max(seconds):
+        return None, None
+    if len(times) < LEAST_BY_RANK:
+        if any(time.censored for time in times):
+            return None, None
+        found = log_estimate(seconds)
+        return (None, None) if found is None else (found.low, found.high)
+    from scipy.stats import binom  # takes long to import
+
+    k = int(binom.ppf((1 - CONFIDENCE) / 2, len(times), 0.5))
+    ordered = sorted(math.inf if time.censored else time.seconds for time in times)
+    low, high = ordered[k - 1], ordered[len(times) - k]
+    return (low if low < math.inf else None), (high if high < math.inf else None)
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:

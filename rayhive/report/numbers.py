@@ -22,6 +22,27 @@ def number_text(value: float) -> str:
     return f"{value:,.{decimals}f}"
 
 
+def interval_text(value: float, low: float | None, high: float | None) -> str:
+    """Return ``value [low, high]`` with three significant digits, ``…`` for an unknown bound.
+
+    A quantity without any bound, and an exact one, whose bounds are the value, is printed alone.
+    """
+    if (low is None and high is None) or low == high:
+        return number_text(value)
+    return f"{_rough(value)} [{_rough(low)}, {_rough(high)}]"
+
+
+def _rough(value: float | None) -> str:
+    """Return a number with three significant digits, and no more than its whole part has."""
+    if value is None:
+        return "…"
+    if value == 0 or SMALL <= abs(value) < 100:
+        decimals = 2 - (_exponent(float(f"{value:.2e}")) if value else 2)
+        return f"{value:.{decimals}f}"
+    rounded = round(value) if abs(value) >= 100 else value
+    return f"{rounded:,}" if SMALL <= abs(value) < 1e6 else f"{value:.1e}"
+
+
 def estimate_text(mean: float, half: float | None) -> str:
     """Return ``mean ± half`` with two significant digits of the half-width.
 

@@ -9,16 +9,24 @@ from dataclasses import dataclass
 from rayhive.columns import (
     Column,
     Row,
+    Value,
     conditions,
     configuration_columns,
     find_column,
     group_columns,
 )
 from rayhive.metrics.aggregate import comparable, is_censored, ran
-from rayhive.metrics.folds import Mean, Percentile, Reduced, Total, parse_times
+from rayhive.metrics.folds import (
+    Mean,
+    Percentile,
+    Reduced,
+    RestrictedMean,
+    Total,
+    parse_times,
+)
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.stats import censored_percentile
-from rayhive.report.numbers import estimate_text, number_text
+from rayhive.report.numbers import estimate_text, interval_text, number_text
 from rayhive.report.results import Results
 from rayhive.timeline import UNCOUNTED
 
@@ -118,7 +126,7 @@ def _cell(row: Row, rows: Sequence[Row], column: Column, first: bool) -> Cell:
 def _text(row: Row, column: Column) -> str:
     name, value, rule = column.name, row[column.name], column.fold
     if value is None:
-        return bound_text(row, name) or EMPTY
+        return missed_text(row, column) or bound_text(row, name) or EMPTY
     if isinstance(rule, Total) and rule.share:
         return f"{value}/{ran(row)}"
     if name == "n" and row["n_timed_out"]:
@@ -127,13 +135,38 @@ def _text(row: Row, column: Column) -> str:
         return value
     if column.group == "configuration" and isinstance(value, float):
         return f"{value:.6g}"
+    text = value_text(row, column)
     if is_censored(row, name):
-        return f"≥ {number_text(value)} ({row['reached']}/{ran(row)})"
-    bounds = _bounds(row, name) if column.interval else None
-    text = estimate_text(value, None if bounds is None else (bounds[1] - bounds[0]) / 2)
+        return f"≥ {text} ({row['reached']}/{ran(row)})"
     if isinstance(rule, Mean) and rule.survivors and row["n_failed"]:
         return f"{text} ({row['n']}/{ran(row)})"
     return text
+
+
+def value_text(row: Row, column: Column) -> str:
+    """Return a number of a row with its interval.
+
+    ``x ± h`` on a linear scale, ``x [low, high]`` on a log scale.
+    """
+    name, value = column.name, float(row[column.name] or 0)
+    if not column.interval:
+        return number_text(value)
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    if column.log:
+        return interval_text(value, _float(low), _float(high))
+    bounds = _bounds(row, name)
+    return estimate_text(value, None if bounds is None else (bounds[1] - bounds[0]) / 2)
+
+
+def _float(value: Value) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def missed_text(row: Row, column: Column) -> str | None:
+    """Return that no replicate reached the target; None for other columns, or without a target."""
+    if not isinstance(column.fold, RestrictedMean) or row["reached"] != 0:
+        return None
+    return f"missed (0/{ran(row)})"
 
 
 def bound_text(row: Row, name: str) -> str | None:
@@ -158,11 +191,12 @@ def separates(row: Row, rows: Sequence[Row], column: Column) -> bool:
 
     Rows under the same conditions that have a value in the column are compared. Nothing separates
     from a row without an interval, which could be anywhere. A row without such rivals is not
-    marked, nor is a row with failed replicates, whose values are only those of the finished ones.
+    marked, nor is a row with failed replicates, whose values are only those of the finished ones,
+    or with a missed target, whose time is a lower bound.
     """
-    if column.better is None or not column.interval or row["n_failed"]:
-        return False
     name = column.name
+    if column.better is None or not column.interval or row["n_failed"] or is_censored(row, name):
+        return False
     rivals = [
         _bounds(other, name)
         for other in rows
@@ -211,7 +245,14 @@ def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Itera
         objectives = (f"{name} ({better})" for name, better in results.objectives.items())
         yield f"{STAR} on the Pareto front of {', '.join(objectives)}."
     if any(" ± " in text for text in texts):
-        yield "± half of the 95 % t-interval of the mean over the n replicates that finished."
+        yield "x ± h: mean over the n replicates that finished, and half of its 95 % t-interval."
+    if any(" [" in text and text.endswith(("]", ")")) for text in texts):
+        yield (
+            "x [low, high]: geometric mean, of recoveries the median, with its 95 % t-interval on "
+            "a log scale."
+        )
+    if any(text.startswith("missed (") for text in texts):
+        yield "missed (0/n): none of the n replicates reached the target."
     for column in configuration_columns():
         if isinstance(column.fold, Mean) and column.fold.survivors:
             name = column.name
@@ -222,8 +263,8 @@ def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Itera
                 )
     if any(text.startswith("≥") for text in texts):
         yield (
-            "≥ x (k/n): mean over the k of n replicates that reached the target; the rest missed "
-            "it or failed."
+            "≥ x (k/n): k of n replicates reached the target. x, a lower bound, is the geometric "
+            "mean of all times, each cut at the end of the shortest replicate that missed it."
         )
     if any(text.startswith(">") for text in texts):
         yield (

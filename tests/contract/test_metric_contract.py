@@ -179,7 +179,6 @@ def test_no_two_columns_have_the_same_name() -> None:
 def test_declarations_are_consistent(column: Column) -> None:
     assert column.about and not column.about.endswith(".")
     assert column.of_replicates or column.of_configurations
-    assert column.interval <= (column.better is not None), "an interval is for comparing"
     assert column.exact <= column.interval, "exactness is about the interval"
     assert column.condition <= column.tells_apart, "rows are of one condition"
     if isinstance(column.fold, Mean):

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from rayhive.columns import Row
 from rayhive.metrics.aggregate import fold, is_censored, objectives_known
 from rayhive.metrics.rows import timeline_row
+from rayhive.metrics.stats import log_estimate
 from rayhive.spec import Configuration
 from tests.fixtures.logs import Log, make_spec, timeline_of
 
@@ -62,8 +65,11 @@ def test_a_failed_replicate_counts_as_missing_the_target(state: str) -> None:
         (row,) = fold(rows(*logs))
         assert row["reached"] == 1
         assert is_censored(row, "time_to_target_s")
-        assert row["time_to_target_s_low"] is None
         assert not objectives_known(row, ["time_to_target_s"])
+    (row,) = fold(rows(*failing))  # infinite times, cut at the one time that is known
+    assert (row["time_to_target_s"], row["time_to_target_s_low"]) == (4.1, None)
+    (row,) = fold(rows(*missing))  # 4.1 s, and four times of more than 4.5 s
+    assert row["time_to_target_s"] == pytest.approx((4.1 * 4.5**4) ** 0.2)
 
 
 def test_an_objective_is_unknown_with_a_failed_replicate() -> None:
@@ -136,16 +142,68 @@ def test_stopped_and_unfinished_replicates_are_left_out(state: str | None) -> No
     assert fold(rows(Log(state=state))) == []
 
 
-def test_a_censored_time_is_the_mean_of_the_reached_and_has_no_interval() -> None:
-    logs = replicates(3)
-    logs[1].losses = (1.0, 0.7)
-    logs[2].accuracies = (0.1, 0.2)
-    (row,) = fold(rows(*logs))
-    assert row["reached"] == 2
-    assert row["time_to_target_s"] == 4.1
-    assert row["time_to_target_s_low"] is None
-    assert row["samples_to_target_high"] is None
-    assert row["final_loss_low"] is not None
+def test_times_to_the_target_are_cut_at_the_shortest_miss() -> None:
+    found = rows(*replicates(4))
+    times = [(2.0, 9.0), (8.0, 9.0), (None, 5.0), (None, 6.0)]
+    for row, (time, trained) in zip(found, times, strict=True):
+        row["time_to_target_s"], row["trained_s"] = time, trained
+        row["reached"] = time is not None
+    (row,) = fold(found)
+    restricted = log_estimate([2.0, 5.0, 5.0, 5.0])  # 8 s is after the end of the third
+    assert restricted is not None
+    assert row["time_to_target_s"] == restricted.mean == pytest.approx(250**0.25)
+    assert row["time_to_target_s_low"] == restricted.low
+    assert row["time_to_target_s_high"] == restricted.high
+    assert is_censored(row, "time_to_target_s")
+
+
+@pytest.mark.parametrize("state", ["failed", "lost"])
+def test_a_failed_replicate_never_reaches_the_target_and_a_lost_one_counts_nowhere(
+    state: str,
+) -> None:
+    found = rows(*replicates(3))
+    for row, time in zip(found, (2.0, 8.0, 1.0), strict=True):
+        row["time_to_target_s"] = time
+    found[2]["state"] = state
+    (row,) = fold(found)
+    times = [2.0, 8.0, 8.0] if state == "failed" else [2.0, 8.0]
+    assert row["time_to_target_s"] == pytest.approx(math.prod(times) ** (1 / len(times)))
+    assert is_censored(row, "time_to_target_s") == (state == "failed")
+
+
+def test_rates_have_the_geometric_mean_with_an_interval_on_a_log_scale() -> None:
+    found = rows(*replicates(3))
+    for row, rate in zip(found, (50.0, 100.0, 200.0), strict=True):
+        row["samples_per_s"] = rate
+    (row,) = fold(found)
+    factor = math.exp(4.302652729911275 * math.log(2) / math.sqrt(3))  # t(0.975, 2), s = log 2
+    assert row["samples_per_s"] == pytest.approx(100)
+    assert row["samples_per_s_low"] == pytest.approx(100 / factor)
+    assert row["samples_per_s_high"] == pytest.approx(100 * factor)
+
+
+def test_differences_to_the_twin_have_intervals() -> None:
+    found = rows(*replicates(3))
+    for row, value in zip(found, (1.0, 2.0, 3.0), strict=True):
+        row["loss_delta"], row["convergence_penalty"] = value / 100, 100 * value
+    (row,) = fold(found)
+    half = 4.302652729911275 / math.sqrt(3)
+    assert row["loss_delta_low"] == pytest.approx(0.02 - half / 100)
+    assert row["convergence_penalty_high"] == pytest.approx(200 + 100 * half)
+
+
+def test_a_median_of_recoveries_has_an_interval_over_the_replicates() -> None:
+    found = rows(*replicates(3))
+    for row, text in zip(found, ("1.0 2.0 4.0", "4.0", "8.0"), strict=True):
+        row["recover_s"] = text
+    (row,) = fold(found)
+    own = log_estimate([2.0, 4.0, 8.0])  # each replicate's own median
+    assert own is not None
+    assert row["recover_p50_s"] == 4.0
+    assert (row["recover_p50_s_low"], row["recover_p50_s_high"]) == (own.low, own.high)
+    found[1]["recover_s"] = ">4.0"
+    (row,) = fold(found)
+    assert row["recover_p50_s_low"] is None
 
 
 def test_a_missed_target_leaves_no_convergence_penalty() -> None:

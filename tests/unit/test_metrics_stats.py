@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayhive.metrics.stats import Estimate, Time, censored_percentile, estimate, percentile
+from benchmarks import interval_coverage
+from rayhive.metrics.stats import (
+    Estimate,
+    Time,
+    censored_percentile,
+    estimate,
+    log_estimate,
+    median_interval,
+    percentile,
+)
 
 numbers = st.floats(min_value=-1e9, max_value=1e9)
 
@@ -37,6 +46,53 @@ def test_the_mean_lies_in_its_interval_and_order_does_not_matter(values, random)
     assert found.low <= found.mean <= found.high
     random.shuffle(values)
     assert estimate(values) == found
+
+
+def test_a_log_interval_by_hand() -> None:
+    found = log_estimate([1.0, 2.0, 4.0])
+    assert found is not None and found.low is not None and found.high is not None
+    half = 4.302652729911275 * math.log(2) / math.sqrt(3)  # s of the logarithms is log 2
+    assert (found.mean, found.n) == (pytest.approx(2.0), 3)
+    assert found.low == pytest.approx(2.0 * math.exp(-half), rel=1e-9)
+    assert found.high == pytest.approx(2.0 * math.exp(half), rel=1e-9)
+
+
+def test_a_geometric_mean_with_a_zero_is_zero_and_of_negative_values_there_is_none() -> None:
+    assert log_estimate([0.0, 2.0]) == Estimate(0.0, None, None, 2)
+    assert log_estimate([-1.0, 2.0]) is None
+    assert log_estimate([]) is None
+    assert log_estimate([3.0]) == Estimate(3.0, None, None, 1)
+    assert log_estimate([1e-300, 1e300]) == Estimate(pytest.approx(1.0), 0.0, None, 2)
+
+
+def test_a_median_of_six_and_more_times_has_an_interval_by_rank() -> None:
+    times = [Time(float(n)) for n in range(1, 11)]
+    assert median_interval(times) == (2.0, 9.0)  # 2 · P(B(10, 1/2) < 2) = 0.021
+    assert median_interval(times[:6]) == (1.0, 6.0)
+    late = [*times[:5], Time(5.5, censored=True)]
+    assert median_interval(late) == (1.0, None)
+    assert median_interval([Time(0.0), *times[:4]]) == (None, None)
+    few = log_estimate([1.0, 2.0, 3.0])
+    assert few is not None
+    assert median_interval(times[:3]) == (few.low, few.high)
+    assert median_interval(late[3:]) == (None, None)
+    assert median_interval([Time(2.0)] * 7) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("case", "n", "given", "covered"),
+    [
+        ("mean, normal", 3, 400, 385),
+        ("geometric mean, lognormal", 5, 400, 380),
+        ("restricted geometric mean, censored", 5, 400, 355),
+        ("median, censored", 10, 400, 389),
+    ],
+)
+def test_the_coverage_of_the_intervals(case: str, n: int, given: int, covered: int) -> None:
+    """A small version of the simulation behind the table in docs/results.md."""
+    draw = interval_coverage.CASES[case]
+    found = interval_coverage.coverage(draw, n, draws=400, seed=1)
+    assert (found.given, found.covered) == (given, covered)
 
 
 @pytest.mark.parametrize(

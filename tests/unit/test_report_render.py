@@ -69,7 +69,7 @@ def test_json_is_a_list_of_objects_with_the_column_names(run: Path) -> None:
     assert first["threshold"] is None and rows[2]["threshold"] == 65537
     assert first["faults_planned"] is None  # empty, not zero
     assert first["pareto"] is True
-    assert (rows[1]["reached"], rows[1]["time_to_target_s_low"]) == (1, None)
+    assert rows[1]["reached"] == 1
     assert (rows[4]["n"], rows[4]["n_failed"], rows[4]["final_loss"]) == (0, 1, None)
 
 
@@ -110,7 +110,7 @@ def test_the_table_has_groups_units_and_marks(run: Path) -> None:
     assert {"[s]", "[1/s]", "[B]", "[x]", "[elements]"} <= set(text.split())
     assert "★ none" in text
     assert "★ float16" not in text  # its time is known of one replicate only
-    assert "≥ 5.100 (1/2)" in text
+    assert re.search(r"≥ 5\.\d\d \[[\d., ]+\] \(1/2\)", text)
     assert "2 (1†)" in text
     assert "\x1b" not in text
 
@@ -141,7 +141,7 @@ def test_only_values_that_separate_from_every_other_row_are_marked(run: Path) ->
     # the first row is the fastest, but both replicates measured the same to the bit: that is no
     # interval without width, and nothing is known to separate from it
     speeds = column("samples_per_s")
-    assert "±" not in speeds[0] and all("±" in cell for cell in speeds[1:4])
+    assert "[" not in speeds[0] and all("[" in cell for cell in speeds[1:4])
     assert not [cell for cell in speeds if "**" in cell]
     predicted = column("payload_bytes_per_round_predicted")
     assert not [cell for cell in predicted if "**" in cell]  # no better or worse
@@ -299,7 +299,8 @@ def test_a_failed_replicate_is_not_better_than_a_missed_target(tmp_path: Path, s
         log.state, log.accuracies = state, (0.1, 0.2)
     text = results_text(write_run(tmp_path / "run", logs), console_width=1000)
     assert "★ none" not in text and "★ float16" in text
-    assert "≥ 4.100 (1/5)" in text
+    cut = r"4\.100" if state == "diverged" else r"4\.\d\d \[[\d., ]+\]"
+    assert re.search(rf"≥ {cut} \(1/5\)", text)
     assert " 1/5 " in text and " 2/2 " in text
 
 

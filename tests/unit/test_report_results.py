@@ -109,7 +109,7 @@ def test_intervals_follow_their_column_and_identities_lead() -> None:
     names = list(configuration_types())
     at = names.index("final_loss")
     assert names[at : at + 3] == ["final_loss", "final_loss_low", "final_loss_high"]
-    assert "loss_delta_low" not in names
+    assert "faults_fired_low" not in names
     assert replicate_columns()[:6] == group_columns("replicate")
 
 

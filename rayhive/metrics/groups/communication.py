@@ -17,7 +17,15 @@ from rayhive.events import (
     Transition,
 )
 from rayhive.metrics.folds import Reduced
-from rayhive.metrics.group import MetricGroup, averaged, maximized, minimized, ratio, total
+from rayhive.metrics.group import (
+    MetricGroup,
+    averaged,
+    maximized_factor,
+    minimized,
+    minimized_factor,
+    ratio,
+    total,
+)
 from rayhive.metrics.stats import estimate, percentile
 from rayhive.timeline import APPLIED, Timeline
 
@@ -78,12 +86,14 @@ class Communication(MetricGroup):
             ),
             averaged("wire_bytes_per_round", "Bytes on the interface, counted by a testbed", "B"),
             minimized("payload_bytes_per_sample", "All payload per committed sample", "B"),
-            maximized("compression_ratio", "All payload without compression / measured", "x"),
-            maximized(
+            maximized_factor(
+                "compression_ratio", "All payload without compression / measured", "x"
+            ),
+            maximized_factor(
                 "gradient_compression_ratio", "The same for gradients alone", "x", exact=True
             ),
-            minimized("averaging_p50_s", "Median duration of a gradient all-reduce", "s"),
-            minimized("averaging_p95_s", "95th percentile of the same", "s"),
+            minimized_factor("averaging_p50_s", "Median duration of a gradient all-reduce", "s"),
+            minimized_factor("averaging_p95_s", "95th percentile of the same", "s"),
             total("rounds", "Committed rounds"),
             total("rounds_failed", "Rounds in which a peer got no average"),
             total("rounds_partial", "Rounds in which some parts were not averaged"),

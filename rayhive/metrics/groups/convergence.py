@@ -8,11 +8,9 @@ from statistics import fmean
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.events import Evaluation, Left
-from rayhive.metrics.folds import Mean, Total
-from rayhive.metrics.group import MetricGroup, averaged, difference, finite, minimized
+from rayhive.metrics.folds import Mean, RestrictedMean, Total
+from rayhive.metrics.group import MetricGroup, averaged, difference, finite, measured, minimized
 from rayhive.timeline import Timeline
-
-_BOUND = Mean(interval=True, missing="bound")
 
 
 @dataclass(frozen=True)
@@ -48,35 +46,44 @@ class Convergence(MetricGroup):
     * ``samples_to_target``: samples committed by the swarm at that point.
     * ``convergence_penalty``: ``samples_to_target`` less that of the twin; None without a twin, or
       if one of the two missed the target.
+    * ``trained_s`` [s], ``samples``: training clock and committed samples at the end, for which a
+      replicate that missed the target was observed.
     """
 
-    columns = in_group(
-        "convergence",
-        minimized(
-            "final_loss",
-            "Held-out loss at the last evaluation",
-            fold=Mean(interval=True, survivors=True),
+    columns = (
+        *in_group(
+            "convergence",
+            minimized(
+                "final_loss",
+                "Held-out loss at the last evaluation",
+                fold=Mean(interval=True, survivors=True),
+            ),
+            measured("loss_delta", "final_loss less the twin's", stage="twin"),
+            minimized(
+                "time_to_target_s",
+                "Training time until the target was reached",
+                "s",
+                fold=RestrictedMean("trained_s"),
+            ),
+            minimized(
+                "samples_to_target",
+                "Committed samples until the target was reached",
+                type="count",
+                fold=RestrictedMean("samples"),
+            ),
+            Column(
+                "reached", "Replicates that reached the target", type="flag", fold=Total(share=True)
+            ),
+            Column(
+                "convergence_penalty",
+                "samples_to_target less the twin's",
+                stage="twin",
+                # a mean over the replicates that reached the target would be no bound
+                fold=Mean(interval=True, missing="none"),
+            ),
         ),
-        averaged("loss_delta", "final_loss less the twin's", stage="twin"),
-        minimized(
-            "time_to_target_s", "Training time until the target was reached", "s", fold=_BOUND
-        ),
-        minimized(
-            "samples_to_target",
-            "Committed samples until the target was reached",
-            type="count",
-            fold=_BOUND,
-        ),
-        Column(
-            "reached", "Replicates that reached the target", type="flag", fold=Total(share=True)
-        ),
-        Column(
-            "convergence_penalty",
-            "samples_to_target less the twin's",
-            stage="twin",
-            # a mean over the replicates that reached the target would be no bound
-            fold=Mean(missing="none"),
-        ),
+        averaged("trained_s", "Training time at the end", "s"),
+        averaged("samples", "Committed samples at the end", type="count"),
     )
 
     def compute(self, timeline: Timeline) -> Row:
@@ -88,6 +95,8 @@ class Convergence(MetricGroup):
             "time_to_target_s": hit.clock_s if hit is not None else None,
             "samples_to_target": hit.samples if hit is not None else None,
             "reached": None if timeline.target is None else hit is not None,
+            "trained_s": timeline.clock_s,
+            "samples": timeline.committed(),
         }
 
     def compare(self, row: Row, twin: Row) -> Row:

@@ -31,7 +31,7 @@ _TIMES = {
 
 def _percentiles(time: str, about: str) -> tuple[Column, Column]:
     """Return the two columns with percentiles of a time."""
-    median, tail = Percentile(f"{time}_s", 50), Percentile(f"{time}_s", 95)
+    median, tail = Percentile(f"{time}_s", 50, interval=True), Percentile(f"{time}_s", 95)
     return (
         Column(f"{time}_p50_s", about, "s", fold=median),
         Column(f"{time}_p95_s", "95th percentile of the same", "s", fold=tail),

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from rayhive.columns import Row, in_group
 from rayhive.events import Transition
-from rayhive.metrics.group import MetricGroup, averaged, maximized, minimized, number, ratio
+from rayhive.metrics.group import (
+    MetricGroup,
+    averaged,
+    maximized,
+    maximized_factor,
+    minimized_factor,
+    number,
+    ratio,
+)
 from rayhive.metrics.live_capacity import live_share
 from rayhive.metrics.stats import percentile
 from rayhive.timeline import Timeline
@@ -30,12 +38,18 @@ class Throughput(MetricGroup):
     columns = (
         *in_group(
             "throughput",
-            maximized("samples_per_s", "Committed samples per second of training time", "1/s"),
-            minimized("round_p50_s", "Median overhead-inclusive time of the global step", "s"),
-            minimized("round_p95_s", "95th percentile of the same", "s"),
+            maximized_factor(
+                "samples_per_s", "Committed samples per second of training time", "1/s"
+            ),
+            minimized_factor(
+                "round_p50_s", "Median overhead-inclusive time of the global step", "s"
+            ),
+            minimized_factor("round_p95_s", "95th percentile of the same", "s"),
             maximized("goodput", "Committed samples / computed samples"),
-            maximized("retention", "samples_per_s / the twin's", stage="twin"),
-            maximized("retention_normalised", "retention / live share of peers", stage="twin"),
+            maximized_factor("retention", "samples_per_s / the twin's", stage="twin"),
+            maximized_factor(
+                "retention_normalised", "retention / live share of peers", stage="twin"
+            ),
         ),
         averaged("live_share", "Mean number of peers / number that began"),
     )
