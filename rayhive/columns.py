@@ -8,7 +8,7 @@ declarations.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -28,6 +28,10 @@ Row: TypeAlias = dict[str, Value]
 
 #: Ends of the names of the columns with the bounds of an interval.
 BOUNDS = ("_low", "_high")
+
+#: Begin of the names of columns that hold a metric of the workload, for example
+#: ``metric.accuracy``. Which ones there are depends on the workload.
+METRIC = "metric."
 
 #: Groups of columns in the order of the table. Columns of group ``export`` are in data frames, CSV
 #: and JSON only; those of group ``replicate`` identify a replicate.
@@ -161,6 +165,10 @@ def all_columns() -> tuple[Column, ...]:
     return _ordered(METRICS.names())
 
 
+def _in_order(metrics: Iterable[Column]) -> list[Column]:
+    return sorted((*all_columns(), *metrics), key=lambda column: GROUPS.index(column.group))
+
+
 @lru_cache(maxsize=1)
 def _ordered(metric_groups: tuple[str, ...]) -> tuple[Column, ...]:
     declared: list[Column] = []
@@ -170,8 +178,33 @@ def _ordered(metric_groups: tuple[str, ...]) -> tuple[Column, ...]:
     return tuple(sorted(declared, key=lambda column: GROUPS.index(column.group)))
 
 
+def is_metric(name: str) -> bool:
+    """Return whether a name is that of a column with a metric of the workload."""
+    return name.startswith(METRIC) and name != METRIC
+
+
+def metric_name(metric: str) -> str:
+    """Return the name of the column that holds a metric of the workload."""
+    return METRIC + metric
+
+
+def metric_columns(rows: Iterable[Row]) -> tuple[Column, ...]:
+    """Return the columns with metrics of the workload that rows have, in alphabetical order."""
+    names = {name for row in rows for name in row if is_metric(name)}
+    bounds = {name + end for name in names for end in BOUNDS}
+    return tuple(_metric_column(name) for name in sorted(names - bounds))
+
+
+def _metric_column(name: str) -> Column:
+    group: Any = METRICS.get("logged")
+    column: Column = group.column(name)
+    return column
+
+
 def find_column(name: str) -> Column | None:
     """Return the column with this name, or None."""
+    if is_metric(name):
+        return _metric_column(name)
     return next((column for column in all_columns() if column.name == name), None)
 
 
@@ -191,15 +224,22 @@ def conditions() -> tuple[str, ...]:
     return tuple(column.name for column in all_columns() if column.condition)
 
 
-def replicate_columns() -> tuple[Column, ...]:
-    """Return the columns of ``trials.parquet`` in order."""
-    return tuple(column for column in all_columns() if column.of_replicates)
+def replicate_columns(metrics: Iterable[Column] = ()) -> tuple[Column, ...]:
+    """Return the columns of ``trials.parquet`` in order.
+
+    Args:
+        metrics: Columns with metrics of the workload.
+    """
+    return tuple(column for column in _in_order(metrics) if column.of_replicates)
 
 
-def configuration_columns() -> tuple[Column, ...]:
+def configuration_columns(metrics: Iterable[Column] = ()) -> tuple[Column, ...]:
     """Return the columns of ``configurations.parquet``, CSV and JSON in order, without bounds.
 
     Texts of the group ``export``, of variable length, come last.
+
+    Args:
+        metrics: Columns with metrics of the workload.
     """
-    columns = [column for column in all_columns() if column.of_configurations]
+    columns = [column for column in _in_order(metrics) if column.of_configurations]
     return tuple(sorted(columns, key=lambda each: each.group == "export" and each.type == "text"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NEW = ".new"
@@ -49,3 +50,15 @@ def write_atomically(
 def is_unfinished(path: Path) -> bool:
     """Return whether a file is the remainder of a replacement whose process was killed."""
     return path.name.startswith(".") and path.name.endswith(_NEW)
+
+
+@contextmanager
+def in_turn(folder: Path) -> Iterator[None]:
+    """Run the body while no other process runs such a body for the same folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems lock no directories
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

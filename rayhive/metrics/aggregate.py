@@ -7,12 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayhive.columns import (
+    Column,
     Replicates,
     Row,
     all_columns,
     conditions,
     configuration_columns,
     find_column,
+    metric_columns,
 )
 from rayhive.metrics.folds import RestrictedMean
 from rayhive.registry import METRICS
@@ -40,8 +42,11 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
         Rows in the order in which their first replicate appears.
     """
     key = tuple(dict.fromkeys((*by, *conditions()))) if by else row_key()
-    counted = (row for row in rows if row["state"] not in UNCOUNTED)
-    return [_fold_group(group) for group in rows_by(counted, key)]
+    counted = [row for row in rows if row["state"] not in UNCOUNTED]
+    metrics = metric_columns(counted)
+    missing: Row = dict.fromkeys(column.name for column in metrics)
+    groups = rows_by(({**missing, **row} for row in counted), key)
+    return [_fold_group(group, configuration_columns(metrics)) for group in groups]
 
 
 def rows_by(rows: Iterable[Row], names: Iterable[str]) -> list[list[Row]]:
@@ -52,10 +57,10 @@ def rows_by(rows: Iterable[Row], names: Iterable[str]) -> list[list[Row]]:
     return list(groups.values())
 
 
-def _fold_group(rows: list[Row]) -> Row:
+def _fold_group(rows: list[Row], columns: Iterable[Column]) -> Row:
     replicates = Replicates(rows, [row for row in rows if row["state"] in FINISHED])
     folded: Row = {}
-    for column in configuration_columns():
+    for column in columns:
         folded |= {column.name: None} if column.fold is None else column.fold(column, replicates)
     return folded
 
@@ -90,7 +95,7 @@ def objectives_known(row: Row, objectives: Iterable[str]) -> bool:
     A failed replicate has no objectives, so a row with one is not known.
     """
     return not row["n_failed"] and all(
-        find_column(name) is not None and row[name] is not None and not is_censored(row, name)
+        find_column(name) is not None and row.get(name) is not None and not is_censored(row, name)
         for name in objectives
     )
 

@@ -12,7 +12,7 @@ from rayhive.peer.callback import PeerTraining, TrainingMonitor
 from rayhive.spec.axes import DRAW_ORDER
 from rayhive.spec.replicate import PeerSpec
 from rayhive.strategy.strategy import HivemindStrategy
-from rayhive.workloads.loading import load_workload
+from rayhive.workloads.loading import workload_of
 
 
 class PeerFit:
@@ -32,9 +32,8 @@ class PeerFit:
 
     def __init__(self, spec: PeerSpec) -> None:
         torch.set_num_threads(spec.swarm.threads_per_peer)
-        given = spec.workload
         self._spec = spec
-        self.workload = load_workload(given.name, given.import_path, given.args)
+        self.workload = workload_of(spec.workload)
         self.batch_size = spec.swarm.batch_size or self.workload.default_batch_size
         self._loader = self.workload.train_loader(
             peer=spec.data_index, peers=spec.peers, batch_size=self.batch_size, seed=spec.seed
@@ -71,6 +70,9 @@ class PeerFit:
             enable_progress_bar=False,
             enable_model_summary=False,
             use_distributed_sampler=False,
+            # Evaluations belong to the workload.
+            limit_val_batches=0,
+            num_sanity_val_steps=0,
         )
 
     def run(self, trainer: Trainer) -> None:

@@ -6,9 +6,7 @@ The process has a session of its own, logs to a file, and is connected to its ac
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import fcntl
 import functools
 import os
 import platform
@@ -17,9 +15,11 @@ import socket
 import sys
 import traceback
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from rayhive.events import DHTReady, Left, Spawned
+from rayhive.files import in_turn
 from rayhive.peer.channel import Channel
 from rayhive.spec.commands import Start
 from rayhive.spec.replicate import PeerSpec
@@ -81,16 +81,11 @@ def _prepare_one_at_a_time(module: Any) -> None:
     prepare = module.prepare_data
 
     @functools.wraps(prepare)
-    def in_turn() -> None:
-        folder = os.open(".", os.O_RDONLY)
-        try:
-            with contextlib.suppress(OSError):  # some network file systems lock no directories
-                fcntl.flock(folder, fcntl.LOCK_EX)
+    def one_at_a_time() -> None:
+        with in_turn(Path()):
             prepare()
-        finally:
-            os.close(folder)
 
-    module.prepare_data = in_turn
+    module.prepare_data = one_at_a_time
 
 
 def _die_with_parent() -> None:

@@ -109,12 +109,13 @@ class ReplicateMonitor:
         self._faults.attach(optimizer)
         parameters = list(optimizer.state_averager.main_parameters)
         self._sketch = WeightsSketch(parameters)
+        target = self.fit.workload.target
         self.channel.emit(
             events.PeerReady(
                 **payload_fields(self.spec, parameters),
                 dense_state_bytes=ELEMENT_BYTES * optimizer.state_averager.total_size,
                 batch_size=self.fit.batch_size,
-                target=asdict(self.fit.workload.target),
+                target=None if target is None else asdict(target),
                 data=self.fit.workload.data,
                 device=str(module.device),
                 arithmetic=arithmetic(module.device),

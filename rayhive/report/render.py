@@ -47,11 +47,13 @@ def results_text(
         ConfigError: The folder is no run folder, or the format or a column is unknown. All
             problems are reported together.
     """
-    problems = list(_problems(format, by, sort))
+    problems = list(_problems(format, by))
     try:
         results = source if isinstance(source, Results) else load_results(source)
     except ConfigError as error:
-        raise ConfigError([*problems, *error.problems]) from None
+        problems += [*_unknown_sort(sort, ()), *error.problems]
+        raise ConfigError(problems) from None
+    problems += _unknown_sort(sort, results.folded)
     if problems:
         raise ConfigError(problems)
     results = replace(results, by=tuple(by))
@@ -67,15 +69,19 @@ def results_text(
     return markdown_text(table) if format == "md" else latex_text(table)
 
 
-def _problems(format: str, by: Sequence[str], sort: str | None) -> list[Problem]:
+def _problems(format: str, by: Sequence[str]) -> list[Problem]:
     groups = [column.name for column in group_columns("configuration")]
     problems = [unknown("--by", name, groups) for name in by if name not in groups]
     if format not in FORMATS:
         problems.append(unknown("--format", format, FORMATS))
-    columns = tuple(configuration_types())
-    if sort is not None and sort.removeprefix("-") not in columns:
-        problems.append(unknown("--sort", sort.removeprefix("-"), columns))
     return problems
+
+
+def _unknown_sort(sort: str | None, rows: Sequence[Row]) -> list[Problem]:
+    columns = tuple(configuration_types(rows))
+    if sort is None or sort.removeprefix("-") in columns:
+        return []
+    return [unknown("--sort", sort.removeprefix("-"), columns)]
 
 
 def sorted_rows(rows: Sequence[Row], sort: str) -> list[Row]:
@@ -98,7 +104,8 @@ def _rank(value: Value) -> tuple[float, str]:
 def csv_text(rows: Sequence[Row]) -> str:
     """Return every column in full precision as CSV with a header line; empty means unknown."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, configuration_types(), lineterminator="\n", extrasaction="ignore")
+    names = configuration_types(rows)
+    writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
@@ -106,6 +113,6 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 def json_text(rows: Sequence[Row]) -> str:
     """Return every column in full precision as a list of objects; null means unknown."""
-    names = configuration_types()
+    names = configuration_types(rows)
     objects = [{name: row[name] for name in names} for row in rows]
     return json.dumps(objects, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

@@ -21,6 +21,8 @@ from rayhive.columns import (
     Direction,
     Row,
     configuration_columns,
+    is_metric,
+    metric_columns,
     replicate_columns,
 )
 from rayhive.errors import ConfigError, DamagedError, Problem, nearest
@@ -172,10 +174,14 @@ def _no_run(folder: Path) -> Problem:
 # -- data frames -------------------------------------------------------------------------------
 
 
-def configuration_types() -> dict[str, ColumnType]:
-    """Return the columns of ``configurations.parquet``, CSV and JSON in order, and their types."""
+def configuration_types(rows: Iterable[Row] = ()) -> dict[str, ColumnType]:
+    """Return the columns of ``configurations.parquet``, CSV and JSON in order, and their types.
+
+    Args:
+        rows: Folded rows; the metrics of their workloads are columns, too.
+    """
     types: dict[str, ColumnType] = {}
-    for column in configuration_columns():
+    for column in configuration_columns(metric_columns(rows)):
         types[column.name] = column.folded_type
         if column.interval:
             types |= dict.fromkeys((column.name + end for end in BOUNDS), "float")
@@ -184,18 +190,23 @@ def configuration_types() -> dict[str, ColumnType]:
 
 def configuration_frame(rows: Iterable[Row]) -> DataFrame:
     """Return folded rows as a data frame with nullable types."""
-    return _frame(rows, configuration_types())
+    rows = list(rows)
+    return _frame(rows, configuration_types(rows))
 
 
 def replicate_frame(rows: Iterable[Row]) -> DataFrame:
     """Return replicates' rows as a data frame with nullable types."""
-    return _frame(rows, {column.name: column.type for column in replicate_columns()})
+    rows = list(rows)
+    columns = replicate_columns(metric_columns(rows))
+    return _frame(rows, {column.name: column.type for column in columns})
 
 
 def _frame(rows: Iterable[Row], types: Mapping[str, ColumnType]) -> DataFrame:
     import pandas as pd
 
-    values = [{name: row[name] for name in types} for row in rows]
+    values = [
+        {name: row.get(name) if is_metric(name) else row[name] for name in types} for row in rows
+    ]
     dtypes = {name: _DTYPES[kind] for name, kind in types.items()}
     return pd.DataFrame(values, columns=list(types), dtype=object).astype(dtypes)
 

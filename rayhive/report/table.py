@@ -14,6 +14,7 @@ from rayhive.columns import (
     configuration_columns,
     find_column,
     group_columns,
+    metric_columns,
 )
 from rayhive.metrics.aggregate import comparable, is_censored, ran
 from rayhive.metrics.folds import (
@@ -78,7 +79,8 @@ def build_table(results: Results, rows: Sequence[Row]) -> TableModel:
         rows: ``results.folded`` in the order of the table.
     """
     keys = _keys(results, rows)
-    shown = [column for column in configuration_columns() if _is_shown(column, results)]
+    metrics = [item for item in metric_columns(results.rows) if item.name in results.objectives]
+    shown = [item for item in configuration_columns(metrics) if _is_shown(item, results)]
     full = [column for column in shown if any(_text(row, column) != EMPTY for row in rows)]
     columns = [*keys, *(column for column in full if column not in keys)]
     cells = [

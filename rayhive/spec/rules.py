@@ -12,7 +12,7 @@ from itertools import product
 from operator import attrgetter
 from typing import Any
 
-from rayhive.columns import objectives
+from rayhive.columns import METRIC, is_metric, objectives
 from rayhive.errors import Problem, nearest, unknown
 from rayhive.registry import SCENARIOS
 from rayhive.spec.axes import AXES, Axis
@@ -153,8 +153,11 @@ def _check_objectives(config: SweepConfig) -> Iterator[Problem]:
     known = objectives()
     for name, direction in config.objectives.items():
         key = f"objectives.{name}"
+        if is_metric(name):
+            continue  # checked with the workload
         if name not in known:
-            yield Problem(key, name, f"one of {', '.join(known)}", nearest(name, tuple(known)))
+            allowed = f"one of {', '.join(known)}, or {METRIC}NAME for a metric of the workload"
+            yield Problem(key, name, allowed, nearest(name, tuple(known)))
         elif direction != known[name]:
             yield Problem(key, direction, known[name])
         elif name.startswith("retention") and set(config.scenarios) == {"none"}:
@@ -166,12 +169,13 @@ def _check_objectives(config: SweepConfig) -> Iterator[Problem]:
             "given with the objective samples_to_target: a replicate that misses the target is "
             "charged a multiple of it",
         )
-    if config.budget.stop_at_target and "final_loss" in config.objectives:
+    last = [name for name in config.objectives if is_metric(name) or name == "final_loss"]
+    if config.budget.stop_at_target and last:
         yield _wrong(
             config,
             "budget.stop_at_target",
-            "false when final_loss is an objective: losses after different sample counts do "
-            "not compare",
+            f"false when {last[0]} is an objective: values after different sample counts do not "
+            "compare",
         )
 
 

@@ -20,12 +20,38 @@ from rayhive.spec.swarm import SwarmConfig
 SCENARIO_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
+class TargetConfig(Model):
+    """Value of a metric at which a run of a plain Lightning module has converged.
+
+    Attributes:
+        metric: Name under which ``validation_step`` logs or returns it.
+        value: The value to reach.
+        mode: Whether smaller (``min``) or larger (``max``) values are better.
+    """
+
+    metric: str = Field(min_length=1)
+    value: float
+    mode: Literal["min", "max"]
+
+
 class WorkloadConfig(Model):
-    """Workload: a registered one by name, or the user's own by import path."""
+    """Workload: a registered one by name, or the user's own by import path.
+
+    Attributes:
+        name: Name of a registered workload.
+        import_path: Import path of a ``Workload`` or of a plain ``LightningModule``.
+        args: Arguments of the workload or of the module.
+        data: Import path of the ``LightningDataModule`` of a plain module.
+        data_args: Arguments of the data module.
+        target: Target of a plain module; a ``Workload`` has its own.
+    """
 
     name: str | None = None
     import_path: str | None = Field(default=None, alias="import")
     args: dict[str, Any] = Field(default_factory=dict)
+    data: str | None = None
+    data_args: dict[str, Any] = Field(default_factory=dict)
+    target: TargetConfig | None = None
 
     @property
     def label(self) -> str:

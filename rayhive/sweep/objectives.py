@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from rayhive.columns import Row, find_column
+from rayhive.columns import Row, find_column, is_metric
 from rayhive.errors import RayhiveError
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import Budget, SweepConfig
@@ -36,7 +36,8 @@ class Charges:
     The charge is finite, as Optuna stores no infinite value, and worse than every value measured so
     far:
 
-    * 0 for a maximised objective, as no such column can be negative;
+    * 0 for a maximised objective, as no such column can be negative. A metric of the workload can
+      be: below the worst value by the larger of that and the range of all values;
     * :data:`MISS_FACTOR` times the budget for ``time_to_target_s`` and ``samples_to_target``;
     * for any other minimised objective twice the worst value measured so far. Where that is not
       worse, as for a loss that can be negative, the worst value plus the range of all values.
@@ -62,12 +63,15 @@ class Charges:
         missed = missed_charge(name, self.config.budget)
         if missed is not None:
             return missed
-        if self.config.objectives[name] == "maximize":
+        maximised = self.config.objectives[name] == "maximize"
+        if maximised and not is_metric(name):
             return 0.0
+        sign = -1.0 if maximised else 1.0
         if name not in self._range:
-            return UNKNOWN_WORST
-        best, worst = self._range[name]
-        return worst + max(abs(worst), worst - best, 1e-9)
+            return sign * UNKNOWN_WORST
+        low, high = self._range[name]
+        worst = low if maximised else high
+        return worst + sign * max(abs(worst), high - low, 1e-9)
 
 
 def objective_values(

@@ -165,7 +165,8 @@ def _code_digests(workload: WorkloadConfig) -> dict[str, str]:
     if workload.import_path is None:
         return {}
     found: dict[str, str] = {}
-    waiting = [workload.import_path.partition(":")[0]]
+    paths = (workload.import_path, workload.data)
+    waiting = [path.partition(":")[0] for path in paths if path is not None]
     seen: set[str] = set()
     while waiting:
         module = waiting.pop()
@@ -232,6 +233,7 @@ def _imports(path: Path, package: str) -> Iterator[str]:
 def _data_digests(workload: WorkloadConfig, data_files: Iterable[Path]) -> dict[str, str]:
     named = [("data_files", Path(path)) for path in data_files]
     named += [(f"args.{key}", path) for key, path in _paths(workload.args)]
+    named += [(f"data_args.{key}", path) for key, path in _paths(workload.data_args)]
     found: dict[str, str] = {}
     for place, path in named:
         if path.is_file():

@@ -12,11 +12,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import yaml
 
-from rayhive.errors import ConfigError, Problem, described
+from rayhive.columns import is_metric, metric_name
+from rayhive.errors import ConfigError, Problem, described, unknown
 from rayhive.faults.kind import needs_of
 from rayhive.faults.library import load_scenario, plan_of
 from rayhive.metrics.rows import NO_FAULTS
@@ -28,6 +29,11 @@ from rayhive.spec.study import is_path, scenario_label
 from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
 from rayhive.sweep.space import SearchSpace
 
+if TYPE_CHECKING:
+    from rayhive.workloads.base import Workload
+
+#: Objectives that only a target determines.
+TARGET_OBJECTIVES = ("time_to_target_s", "samples_to_target")
 #: A study as a user gives it: the path of a YAML file, the content of one, or the model.
 StudyLike: TypeAlias = str | Path | Mapping[str, Any] | SweepConfig
 #: Capabilities that a testbed provides: shaped links, and nodes that can be ended or drained.
@@ -318,18 +324,20 @@ class _Check:
 
     def workload(self, config: SweepConfig) -> Iterator[Problem]:
         """Yield the mistakes in the workload, and in the swarm's batch size and number of peers."""
-        from rayhive.workloads.loading import load_workload
+        from rayhive.workloads.loading import workload_of
 
         if self.facts is not None:
             return
         given = config.workload
         try:
-            workload = load_workload(given.name, given.import_path, given.args)
+            workload = workload_of(given)
             least = workload.default_batch_size
             if config.swarm.batch_size is None:
                 source = "the workload's default batch size"
                 yield from check_target_batch_size(config.swarm, least, source)
             size = workload.train_size()
+            workload.check()
+            yield from _check_objectives(config, workload)
             self.facts = WorkloadFacts(
                 shapes=tuple(tuple(shape) for shape in workload.parameter_shapes()),
                 batch_size=config.swarm.batch_size or least,
@@ -363,3 +371,21 @@ class _Check:
             self.plans[name] = tuple(plans)
             for problem in found.values():
                 yield replace(problem, key=f"scenarios.{scenario_label(name)}: {problem.key}")
+
+
+def _check_objectives(config: SweepConfig, workload: Workload) -> Iterator[Problem]:
+    """Yield objectives of metrics that the workload lacks, or that need a target it lacks."""
+    logged = [name for name in config.objectives if is_metric(name)]
+    known = [metric_name(metric) for metric in workload.metrics()] if logged else []
+    for name in logged:
+        if name not in known:
+            yield unknown(f"objectives.{name}", name, sorted(known))
+    if workload.target is not None:
+        return
+    needed = [name for name in TARGET_OBJECTIVES if name in config.objectives]
+    if not needed and not config.budget.stop_at_target:
+        return
+    why = f"objective {', '.join(needed)}" if needed else "key budget.stop_at_target"
+    names = ", ".join(sorted(workload.metrics()))
+    allowed = f"given with the {why}: {{metric, value, mode: min or max}}; metrics are {names}"
+    yield Problem("workload.target", None, allowed)

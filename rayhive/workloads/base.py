@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 if TYPE_CHECKING:
     from lightning.pytorch import LightningModule
 
-DataKind = Literal["real", "generated"]
+#: Kind of the data: ``own`` is data of the user's, of which rayhive knows nothing.
+DataKind = Literal["real", "generated", "own"]
 SchedulerFn = Callable[[Optimizer], LRScheduler]
 Device = torch.device | str | None
 
@@ -50,13 +51,13 @@ class Workload(ABC):
     Attributes:
         name: Its name in tables.
         default_batch_size: Samples in one micro-batch of one peer, if a study sets no other.
-        target: Metric and value that a run has to reach on the held-out split.
-        data: "real" or "generated"; every row of a results table shows it.
+        target: Metric and value that a run has to reach on the held-out split; None without one.
+        data: "real", "generated" or "own"; every row of a results table shows it.
     """
 
-    name: ClassVar[str]
-    default_batch_size: ClassVar[int]
-    target: Target
+    name: str
+    default_batch_size: int
+    target: Target | None
     data: DataKind
 
     @abstractmethod
@@ -97,6 +98,17 @@ class Workload(ABC):
 
         Returns:
             At least "loss" (mean over the split) and the target's metric.
+        """
+
+    def metrics(self) -> tuple[str, ...]:
+        """Return the names of the metrics that :meth:`evaluate` returns, in any order."""
+        return tuple(self.evaluate(self.module(seed=0)))
+
+    def check(self) -> None:  # noqa: B027  (a check is optional)
+        """Try the workload, before anything starts.
+
+        Raises:
+            ConfigError: It would fail in a peer.
         """
 
     def train_size(self) -> int | None:

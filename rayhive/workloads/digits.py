@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -91,8 +91,8 @@ class Digits(IndexedWorkload):
         ConfigError: An argument is unknown or out of range.
     """
 
-    name: ClassVar[str] = "digits"
-    default_batch_size: ClassVar[int] = 32
+    name = "digits"
+    default_batch_size = 32
     data: DataKind = "real"
 
     def __init__(self, **args: Any) -> None:

@@ -7,63 +7,188 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from rayhive.errors import ConfigError, Problem, nearest, unknown, user_line
 from rayhive.registry import WORKLOADS
+from rayhive.spec.study import WorkloadConfig
 from rayhive.workloads.base import DataKind, Target, Workload
 from rayhive.workloads.data import IndexedWorkload
 
 IMPORT_KEY = "workload.import"
 ARGS_KEY = "workload.args"
 _BASES = (Workload, IndexedWorkload)
-FORM = "package.module:Attribute, a Workload subclass or a function annotated to return one"
+FORM = (
+    "package.module:Attribute, a LightningModule, a Workload subclass or a function annotated to "
+    "return one"
+)
+T = TypeVar("T")
+DATA_KEY = "workload.data"
+DATA_ARGS_KEY = "workload.data_args"
+_OF_PLAIN = ("data", "data_args", "target")
+
+
+def workload_of(config: WorkloadConfig) -> Workload:
+    """Return the workload of a study's entry.
+
+    Raises:
+        ConfigError: There is no such workload, or it refuses its arguments or its data.
+    """
+    return load_workload(
+        config.name,
+        config.import_path,
+        config.args,
+        data=config.data,
+        data_args=config.data_args,
+        target=None if config.target is None else Target(**dict(config.target)),
+    )
 
 
 def load_workload(
-    name: str | None, import_path: str | None = None, args: Mapping[str, Any] | None = None
+    name: str | None,
+    import_path: str | None = None,
+    args: Mapping[str, Any] | None = None,
+    *,
+    data: str | None = None,
+    data_args: Mapping[str, Any] | None = None,
+    target: Target | None = None,
 ) -> Workload:
-    """Return the workload of a study.
+    """Return a workload by its name or import path.
 
     Args:
         name: A registered name; exactly one of this and ``import_path`` is given.
         import_path: ``my_pkg.my_mod:MyWorkload``, importable from the environment or the current
-            folder: a subclass of :class:`Workload`, or a function whose return annotation is one.
-            Importing a module runs it; nothing else in it is called.
-        args: Keyword arguments of the workload.
+            folder: a subclass of :class:`Workload` or of ``LightningModule``, or a function whose
+            return annotation is one. Importing a module runs it; nothing else in it is called.
+        args: Keyword arguments of the workload or of the module.
+        data: Import path of the ``LightningDataModule`` of a ``LightningModule``. By default the
+            module's own loaders, or else the only data module that its file defines.
+        data_args: Keyword arguments of the data module.
+        target: Target of a ``LightningModule``.
 
     Raises:
         ConfigError: There is no such workload, or it refuses its arguments. The key is
-            ``workload.name``, ``workload.import`` or ``workload.args.NAME``.
+            ``workload.name``, ``workload.import``, ``workload.args.NAME``, or one of
+            ``workload.data``, ``workload.data_args.NAME`` and ``workload.target``.
     """
     given = dict(args or {})
+    of_plain = dict(zip(_OF_PLAIN, (data, data_args, target), strict=True))
     if name is not None and import_path is None:
-        registered: Workload = WORKLOADS.get(name, key="workload.name")(**given)
+        entry = WORKLOADS.get(name, key="workload.name")
+        _refuse_keys_of_plain(of_plain)
+        registered: Workload = entry(**given)
         return registered
     if name is not None or import_path is None:
         value = {"name": name, "import": import_path}
         raise ConfigError(Problem("workload", value, "exactly one of name and import"))
-    maker = _find(import_path)
-    _bind(maker, given)
+    maker = _find(import_path, IMPORT_KEY, FORM, _bases())
+    _bind(maker, given, ARGS_KEY)
+    if _makes(maker, (_lightning().LightningModule,)):
+        return _plain(maker, import_path, given, data, dict(data_args or {}), target)
+    _refuse_keys_of_plain(of_plain)
+    return _checked(_made(maker, import_path, given, ARGS_KEY), import_path)
+
+
+def _lightning() -> Any:
+    return importlib.import_module("lightning.pytorch")  # slow, and only plain modules need it
+
+
+def _bases() -> tuple[type, ...]:
+    return (Workload, _lightning().LightningModule)
+
+
+def _refuse_keys_of_plain(values: Mapping[str, Any]) -> None:
+    """Refuse keys that only a plain ``LightningModule`` has."""
+    allowed = "absent with a Workload, which has data and a target of its own"
+    problems = [Problem(f"workload.{key}", item, allowed) for key, item in values.items() if item]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _made(maker: Callable[..., object], path: str, given: dict[str, Any], key: str) -> object:
     try:
-        made = maker(**given)
+        return maker(**given)
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's constructor
         raised = f"{type(error).__name__}: {error}{user_line(error)}"
-        allowed = f"arguments that {import_path} accepts; it raised {raised}"
-        raise ConfigError(Problem(ARGS_KEY, given, allowed)) from error
-    return _checked(made, import_path)
+        allowed = f"arguments that {path} accepts; it raised {raised}"
+        raise ConfigError(Problem(key, given, allowed)) from error
 
 
-def _refused(path: str, allowed: str, hint: str | None = None) -> ConfigError:
-    return ConfigError(Problem(IMPORT_KEY, path, allowed, hint))
+def _plain(
+    maker: Callable[..., object],
+    path: str,
+    args: dict[str, Any],
+    data: str | None,
+    data_args: dict[str, Any],
+    target: Target | None,
+) -> Workload:
+    """Return the workload of a plain Lightning module."""
+    from lightning.pytorch import LightningDataModule, LightningModule
+
+    from rayhive.workloads.plain.workload import PlainModule
+
+    def make(kind: type[T], maker: Callable[..., object], path: str, key: str) -> Callable[[], T]:
+        def call() -> T:
+            given = args if kind is LightningModule else data_args
+            found = _made(maker, path, given, key)
+            if not isinstance(found, kind):
+                text = f"a {kind.__name__}, not a {type(found).__name__}"
+                raise ConfigError(Problem(key.replace("args", "import"), path, text))
+            return found
+
+        return call
+
+    module = make(LightningModule, maker, path, ARGS_KEY)
+    returned: Any = maker if inspect.isclass(maker) else get_type_hints(maker)["return"]
+    has_loader = returned.train_dataloader is not LightningModule.train_dataloader
+    if data is None and not has_loader:
+        data = _data_module_beside(path)
+    if data is None:
+        if data_args:
+            allowed = "absent without workload.data; the module has a train_dataloader"
+            raise ConfigError(Problem(DATA_ARGS_KEY, data_args, allowed))
+        return PlainModule(module, path, target)
+    form = "package.module:Attribute, a LightningDataModule or a function annotated to return one"
+    data_maker = _find(data, DATA_KEY, form, (LightningDataModule,))
+    _bind(data_maker, data_args, DATA_ARGS_KEY)
+    make_data = make(LightningDataModule, data_maker, data, DATA_ARGS_KEY)
+    return PlainModule(module, path, target, make_data, data)
 
 
-def _find(path: str) -> Callable[..., object]:
+def _data_module_beside(path: str) -> str:
+    """Return the import path of the only data module that the file of a module defines.
+
+    Raises:
+        ConfigError: The file defines none, or several.
+    """
+    name = path.partition(":")[0]
+    found = [
+        f"{name}:{attribute}"
+        for attribute, value in vars(sys.modules[name]).items()
+        if inspect.isclass(value)
+        and value.__module__ == name
+        and issubclass(value, _lightning().LightningDataModule)
+    ]
+    if len(found) == 1:
+        return found[0]
+    listed = f"one of {', '.join(found)}" if found else "the import path of a LightningDataModule"
+    allowed = f"{listed}; {path} has no train_dataloader"
+    raise ConfigError(Problem(DATA_KEY, None, allowed))
+
+
+def _refused(
+    path: str, allowed: str, hint: str | None = None, key: str = IMPORT_KEY
+) -> ConfigError:
+    return ConfigError(Problem(key, path, allowed, hint))
+
+
+def _find(path: str, key: str, form: str, bases: tuple[type, ...]) -> Callable[..., object]:
+    """Return what an import path names: a subclass of a base, or a function that returns one."""
     module_name, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
-        raise _refused(path, FORM)
+        raise _refused(path, form, key=key)
     # As with `python -m`: the user's module is beside the study, wherever rayhive is installed.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -71,23 +196,21 @@ def _find(path: str) -> Callable[..., object]:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raised = f"{type(error).__name__}: {error}{user_line(error)}"
-        raise _refused(path, f"a module that imports; {module_name}: {raised}") from error
+        text = f"a module that imports; {module_name}: {raised}"
+        raise _refused(path, text, key=key) from error
     offers = sorted(
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and value not in _BASES and _makes_workload(value)
+        if not name.startswith("_") and value not in _BASES and _makes(value, bases)
     )
     close = nearest(attribute, offers)
     hint = close and f"{module_name}:{close}"
     if not hasattr(module, attribute):
         text = f"an attribute of {module_name}: {', '.join(offers) or 'it has none'}"
-        raise _refused(path, text, hint)
+        raise _refused(path, text, hint, key)
     found = getattr(module, attribute)
-    if not _makes_workload(found):
-        text = FORM
-        if inspect.isclass(found) and any(b.__name__ == "LightningModule" for b in found.__mro__):
-            text += "; a LightningModule has no target: a Workload of yours returns it"
-        raise _refused(path, text, hint)
+    if not _makes(found, bases):
+        raise _refused(path, form, hint, key)
     if inspect.isabstract(found):
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise _refused(path, f"a Workload that implements {missing}")
@@ -95,23 +218,23 @@ def _find(path: str) -> Callable[..., object]:
     return maker
 
 
-def _makes_workload(found: object) -> bool:
-    """Return whether an object is a Workload class or a function annotated to return one.
+def _makes(found: object, bases: tuple[type, ...]) -> bool:
+    """Return whether an object is a subclass of a base, or a function annotated to return one.
 
     Nothing else is called: a study that names ``os:system`` must not run a command.
     """
     if inspect.isclass(found):
-        return issubclass(found, Workload)
+        return issubclass(found, bases)
     if not inspect.isfunction(found):
         return False
     try:
         returned = get_type_hints(found).get("return")
     except Exception:  # an annotation may hold an undefined name
         return False
-    return inspect.isclass(returned) and issubclass(returned, Workload)
+    return inspect.isclass(returned) and issubclass(returned, bases)
 
 
-def _bind(maker: Callable[..., object], given: Mapping[str, Any]) -> None:
+def _bind(maker: Callable[..., object], given: Mapping[str, Any], key: str) -> None:
     """Refuse arguments that the signature does not have, and a call without required ones."""
     try:
         parameters = inspect.signature(maker).parameters
@@ -125,9 +248,9 @@ def _bind(maker: Callable[..., object], given: Mapping[str, Any]) -> None:
     }
     problems: list[Problem] = []
     if not any(parameter.kind is kinds.VAR_KEYWORD for parameter in parameters.values()):
-        problems += [unknown(f"{ARGS_KEY}.{x}", x, named) for x in given if x not in named]
+        problems += [unknown(f"{key}.{x}", x, named) for x in given if x not in named]
     problems += [
-        Problem(f"{ARGS_KEY}.{name}", None, "required")
+        Problem(f"{key}.{name}", None, "required")
         for name, parameter in named.items()
         if parameter.default is kinds.empty and name not in given
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -144,8 +144,8 @@ class LstmWikitext2(IndexedWorkload):
         ConfigError: An argument is unknown or out of range, or ``root`` does not hold WikiText-2.
     """
 
-    name: ClassVar[str] = "lstm_wikitext2"
-    default_batch_size: ClassVar[int] = PAPER_BATCH
+    name = "lstm_wikitext2"
+    default_batch_size = PAPER_BATCH
 
     def __init__(self, **args: Any) -> None:
         self.args = parse_args(LstmArgs, args)

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -174,8 +174,8 @@ class Resnet18Cifar10(IndexedWorkload):
         ConfigError: An argument is unknown or out of range, or ``root`` does not hold CIFAR-10.
     """
 
-    name: ClassVar[str] = "resnet18_cifar10"
-    default_batch_size: ClassVar[int] = PAPER_BATCH
+    name = "resnet18_cifar10"
+    default_batch_size = PAPER_BATCH
 
     def __init__(self, **args: Any) -> None:
         self.args = parse_args(Resnet18Args, args)

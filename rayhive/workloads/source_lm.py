@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -141,8 +141,8 @@ class SourceLm(IndexedWorkload):
         ConfigError: An argument is unknown or out of range.
     """
 
-    name: ClassVar[str] = "source_lm"
-    default_batch_size: ClassVar[int] = 16
+    name = "source_lm"
+    default_batch_size = 16
     data: DataKind = "real"
 
     def __init__(self, **args: Any) -> None:

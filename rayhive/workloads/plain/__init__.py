@@ -1,0 +1,1 @@
+"""Workload of a plain Lightning module with its own loaders or a ``LightningDataModule``."""
