@@ -201,7 +201,7 @@ def _find(path: str, key: str, form: str, bases: tuple[type, ...]) -> Callable[.
     offers = sorted(
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and value not in _BASES and _makes(value, bases)
+        if not name.startswith("_") and value not in (*_BASES, *bases) and _makes(value, bases)
     )
     close = nearest(attribute, offers)
     hint = close and f"{module_name}:{close}"

@@ -62,7 +62,8 @@ def test_json_is_a_list_of_objects_with_the_column_names(run: Path) -> None:
         "none rank4(≥0.5) delay-gradients",
         "uniform8",
     ]
-    assert all(list(row) == list(configuration_types()) for row in rows)
+    assert all(list(row) == list(configuration_types(rows)) for row in rows)
+    assert {"metric.accuracy", "metric.accuracy_low", "metric.accuracy_high"} <= set(rows[0])
     first = rows[0]
     assert first["payload_bytes_per_round"] == first["payload_bytes_per_round_predicted"] == 4000
     assert first["final_loss"] == pytest.approx(0.515, rel=1e-15)

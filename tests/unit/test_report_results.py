@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rayhive.columns import group_columns, replicate_columns
+from rayhive.columns import group_columns, metric_columns, replicate_columns
 from rayhive.errors import ConfigError, RayhiveError
 from rayhive.metrics.groups.pareto import Pareto
 from rayhive.report.results import (
@@ -81,10 +81,14 @@ def test_parquet_files_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_column_types_do_not_depend_on_the_values(tmp_path: Path) -> None:
     results = load_results(study(tmp_path / "run"))
-    assert list(results.configurations.columns) == list(configuration_types())
-    assert list(results.replicates.columns) == [column.name for column in replicate_columns()]
-    assert (configuration_frame([]).dtypes == results.configurations.dtypes).all()
-    assert (replicate_frame([]).dtypes == results.replicates.dtypes).all()
+    logged = metric_columns(results.rows)
+    assert [column.name for column in logged] == ["metric.accuracy"]
+    assert list(results.configurations.columns) == list(configuration_types(results.folded))
+    assert list(results.replicates.columns) == [item.name for item in replicate_columns(logged)]
+    fixed = results.configurations[list(configuration_types())]
+    assert (configuration_frame([]).dtypes == fixed.dtypes).all()
+    fixed = results.replicates[[column.name for column in replicate_columns()]]
+    assert (replicate_frame([]).dtypes == fixed.dtypes).all()
     both = pd.concat([configuration_frame([]), results.configurations])
     assert (both.dtypes == results.configurations.dtypes).all()
     assert "object" not in set(map(str, results.configurations.dtypes))
