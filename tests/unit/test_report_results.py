@@ -90,7 +90,7 @@ def test_column_types_do_not_depend_on_the_values(tmp_path: Path) -> None:
     fixed = results.replicates[[column.name for column in replicate_columns()]]
     assert (replicate_frame([]).dtypes == fixed.dtypes).all()
     both = pd.concat([configuration_frame([]), results.configurations])
-    assert (both.dtypes == results.configurations.dtypes).all()
+    assert (both[results.configurations.columns].dtypes == results.configurations.dtypes).all()
     assert "object" not in set(map(str, results.configurations.dtypes))
 
 
