@@ -34,6 +34,14 @@ def study_plan_lines(plan: Plan) -> Iterator[str]:
         f"all at most {clock(plan.longest_s)}, plus some seconds for each start"
     )
     yield f"  gradients of one peer, uncompressed: {plan.dense_bytes:,} B"
+    if plan.least_link_s is not None:
+        low, high = plan.least_link_s
+        yield (
+            "  a replicate's rounds take on the links, by configuration: "
+            f"at least {clock(low)} to {clock(high)}"
+        )
+        if high > config.budget.seconds_per_replicate:
+            yield "  some cannot finish their rounds in time"
 
 
 def study_plan_rows(plan: Plan) -> list[dict[str, object]]:
@@ -47,6 +55,10 @@ def study_plan_rows(plan: Plan) -> list[dict[str, object]]:
             "gradient_compression_ratio": row.ratio,
             "compressed_tensors": row.compressed,
             "exact": row.exact,
+            "state_averaging_every": row.traffic.state_every,
+            "state_bytes_per_round_predicted": row.traffic.state_bytes,
+            "all_bytes_per_round_predicted": row.traffic.bytes,
+            "link_s_per_round_at_least": row.traffic.seconds,
         }
         for row in plan.configurations
     ]

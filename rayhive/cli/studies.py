@@ -133,7 +133,10 @@ def plan(
             {
                 "configuration": "configuration",
                 "enqueued": "enqueued",
-                "payload_bytes_per_round_predicted": "payload/peer/round [B]>",
+                "payload_bytes_per_round_predicted": "gradients/peer/round [B]>",
+                "state_bytes_per_round_predicted": "parameters [B]>",
+                "all_bytes_per_round_predicted": "all [B]>",
+                "link_s_per_round_at_least": "link s/round ≥>",
                 "gradient_compression_ratio": "ratio [x]>",
                 "compressed_tensors": "factorised>",
                 "exact": "exact",

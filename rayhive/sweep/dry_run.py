@@ -8,39 +8,58 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from rayhive.compression.payload import allreduce_bytes, configuration_payload, payload
+from rayhive.compression.payload import payload
 from rayhive.errors import Problem
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import Axis, Configuration, Space
 from rayhive.spec.axes.base import ends
 from rayhive.spec.configuration import combinations
+from rayhive.sweep.link_time import RoundTraffic, round_traffic
 from rayhive.sweep.resolve import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.space import LISTABLE
 
 #: Configurations that a plan lists; further ones are only counted.
 LISTED = 32
+#: Axes that determine the bytes of parameters.
+_OF_PARAMETERS = ("average_state_every", "state_codec")
 
 
 @dataclass(frozen=True)
 class PlannedConfiguration:
-    """A configuration with its predicted gradient payload.
+    """A configuration with its predicted traffic.
 
     Attributes:
         configuration: The configuration.
         enqueued: Whether the study enqueues it; otherwise it is a corner of the space.
-        bytes_per_round: Payload that one peer sends in a round, the mean over the peers [B].
-        ratio: Dense payload divided by this payload.
-        compressed: Tensors that PowerSGD factorises.
-        exact: Whether the measured bytes will equal the prediction; the size of some codecs depends
-            on the data.
+        traffic: Bytes and least time of a round.
     """
 
     configuration: Configuration
     enqueued: bool
-    bytes_per_round: float
-    ratio: float
-    compressed: int
-    exact: bool
+    traffic: RoundTraffic
+
+    @property
+    def bytes_per_round(self) -> float:
+        """Gradient payload that one peer sends in a round, the mean over the peers [B]."""
+        return self.traffic.gradient_bytes
+
+    @property
+    def ratio(self) -> float | None:
+        """Dense gradients divided by their payload; None without gradient averaging."""
+        return None if self.traffic.gradients is None else self.traffic.gradients.ratio
+
+    @property
+    def compressed(self) -> int:
+        """Number of tensors that PowerSGD factorises."""
+        return 0 if self.traffic.gradients is None else len(self.traffic.gradients.compressed)
+
+    @property
+    def exact(self) -> bool:
+        """Whether the measured gradient bytes will equal the prediction.
+
+        The size of some codecs depends on the data.
+        """
+        return self.traffic.gradients is not None and self.traffic.gradients.exact
 
 
 @dataclass(frozen=True)
@@ -70,6 +89,16 @@ class Plan:
     configurations: tuple[PlannedConfiguration, ...]
     left_out: int
     unmet: tuple[Problem, ...] = ()
+
+    @property
+    def least_link_s(self) -> tuple[float, float] | None:
+        """Least and largest time on the links of a replicate [s], over the listed configurations.
+
+        None without limited links, or if only seconds limit a replicate.
+        """
+        times = [row.traffic.seconds for row in self.configurations]
+        known = [seconds * (self.rounds or 0) for seconds in times if seconds is not None]
+        return (min(known), max(known)) if known and self.rounds is not None else None
 
     @property
     def scenarios(self) -> tuple[ResolvedScenario, ...]:
@@ -108,17 +137,13 @@ def describe(scenario: ResolvedScenario) -> str:
 def _rows(study: ResolvedStudy) -> Iterator[PlannedConfiguration]:
     """Yield the enqueued configurations, then the other corners, each distinct one once."""
     config = study.config
-    rates = [config.swarm.link_rate(peer) for peer in range(config.swarm.peers)]
+    workload = study.workload
     distinct: dict[str, Configuration] = {}
     for item in (*config.enqueue, *_corners(config.space)):
         distinct.setdefault(study.space.key(item), item)
     for item in distinct.values():
-        enqueued = item in config.enqueue
-        predicted = configuration_payload(study.workload.shapes, item, rates=rates)
-        sent = allreduce_bytes(predicted.bytes_per_transfer, config.swarm.peers)
-        yield PlannedConfiguration(
-            item, enqueued, float(sent), predicted.ratio, len(predicted.compressed), predicted.exact
-        )
+        traffic = round_traffic(workload.shapes, workload.extras, item, config.swarm)
+        yield PlannedConfiguration(item, item in config.enqueue, traffic)
 
 
 def _corners(space: Space) -> Iterator[Configuration]:
@@ -126,6 +151,7 @@ def _corners(space: Space) -> Iterator[Configuration]:
 
     def corners(axis: Axis) -> tuple[Any, ...]:
         points = tuple(dict.fromkeys(ends(getattr(space, axis.name))))
-        return points if axis.payload_argument is not None else points[:1]
+        sends = axis.payload_argument is not None or axis.name in _OF_PARAMETERS
+        return points if sends else points[:1]
 
     yield from islice(combinations(corners), LISTABLE)

@@ -55,12 +55,14 @@ class WorkloadFacts:
         batch_size: Samples in one micro-batch of one peer.
         data: Whether the data is ``real`` or ``generated``.
         data_files: Files and folders of data that the workload names.
+        extras: Shapes of the floating-point tensors that peers average with the parameters.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     batch_size: int
     data: str
     data_files: tuple[Path, ...] = ()
+    extras: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -343,6 +345,11 @@ class _Check:
                 batch_size=config.swarm.batch_size or least,
                 data=workload.data,
                 data_files=tuple(workload.data_files()),
+                extras=tuple(
+                    tuple(tensor.shape)
+                    for tensor in workload.extra_tensors(workload.module(seed=0))
+                    if tensor.is_floating_point()
+                ),
             )
         except ConfigError as error:
             yield from error.problems

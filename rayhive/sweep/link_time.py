@@ -1,0 +1,118 @@
+"""Bytes and least time of a round on the links, predicted from shapes, settings and links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import permutations
+
+from rayhive.compression.payload import Payload, allreduce_bytes, configuration_payload, payload
+from rayhive.compression.powersgd.shapes import Shape
+from rayhive.compression.shares import reducer_shares
+from rayhive.spec import Configuration, SwarmConfig
+
+BITS = 8
+
+
+@dataclass(frozen=True)
+class RoundTraffic:
+    """Traffic of a round, as the mean over the rounds between two averagings of parameters.
+
+    Attributes:
+        gradients: One encoded copy of the gradients, by phase; None without gradient averaging.
+        state_every: Rounds between two averagings of parameters; None for averagings with a
+            reason only, of which a plan knows nothing.
+        gradient_bytes: Gradient payload that one peer sends in a round, the mean over peers [B].
+        state_bytes: Payload of parameters and extra tensors, the same way [B].
+        seconds: Least time on the links of a round [s]; None if no link has a rate or a delay.
+    """
+
+    gradients: Payload | None
+    state_every: int | None
+    gradient_bytes: float
+    state_bytes: float
+    seconds: float | None
+
+    @property
+    def bytes(self) -> float:
+        """All payload that one peer sends in a round, the mean over peers and rounds [B]."""
+        return self.gradient_bytes + self.state_bytes
+
+
+def round_traffic(
+    shapes: Iterable[Shape],
+    extras: Iterable[Shape],
+    configuration: Configuration,
+    swarm: SwarmConfig,
+) -> RoundTraffic:
+    """Predict the traffic of a round without failures.
+
+    Args:
+        shapes: Shape of each parameter.
+        extras: Shape of each floating-point tensor that peers average with the parameters.
+        configuration: The configuration.
+        swarm: The swarm.
+    """
+    shapes, extras = tuple(shapes), tuple(extras)
+    rates = [swarm.link_rate(peer) for peer in range(swarm.peers)]
+    values = configuration.values
+    gradients = None
+    if not swarm.use_local_updates:
+        gradients = configuration_payload(shapes, configuration, rates=rates)
+    every = values["average_state_every"]
+    if every == "auto":  # as rayhive.optim.parameter_rounds.period_of
+        every = 1 if swarm.use_local_updates or extras else None
+    state = payload((*shapes, *extras), codec=values["state_codec"], rates=rates)
+    seconds = 0.0 if gradients is None else allreduce_seconds(gradients, swarm)
+    if every is not None:
+        seconds += allreduce_seconds(state, swarm) / every
+    sent, sent_state = (
+        float(allreduce_bytes(0 if each is None else each.bytes_per_transfer, swarm.peers))
+        for each in (gradients, state)
+    )
+    limited = any(cls.link is not None for _, cls in swarm.peer_classes)
+    return RoundTraffic(
+        gradients=gradients,
+        state_every=every,
+        gradient_bytes=sent,
+        state_bytes=0.0 if every is None else sent_state / every,
+        seconds=seconds if limited else None,
+    )
+
+
+def allreduce_seconds(sent: Payload, swarm: SwarmConfig) -> float:
+    """Return the least time of an all-reduce on the swarm's links [s].
+
+    Of N peers, one that reduces the share x of a payload V sends V(1 + (N - 2)x), and receives as
+    much (:func:`rayhive.compression.shares.reducer_shares`). A phase lasts until the slowest link
+    has carried this, and at least one round trip: a part goes to a peer that reduces, and the
+    average comes back. A packet takes the delays of both links. The phases of PowerSGD follow each
+    other.
+
+    Computing, encoding, headers, lost packets, the forming of the group and the windows of TCP
+    take time besides, so that the result is a lower bound.
+
+    Args:
+        sent: The payload.
+        swarm: The swarm, with the rates [Mbit/s] and delays [ms] of its links.
+    """
+    peers = range(swarm.peers)
+    if len(peers) < 2:
+        return 0.0
+    links = [item.link for _, item in swarm.peer_classes] or [None for _ in peers]
+    shares = reducer_shares([swarm.link_rate(peer) for peer in peers])
+    slowest = max(
+        (
+            float(1 + (len(peers) - 2) * share) / (link.rate_mbit * 1e6 / BITS)
+            for share, link in zip(shares, links, strict=True)
+            if link is not None and link.rate_mbit is not None
+        ),
+        default=0.0,
+    )
+    delays = [0.0 if link is None else link.delay_ms / 1e3 for link in links]
+    round_trip = max(
+        2 * (ours + theirs)
+        for (reduces, ours), (_, theirs) in permutations(zip(shares, delays, strict=True), 2)
+        if reduces
+    )
+    return sum(phase.bytes * slowest + round_trip for phase in sent.phases)
