@@ -8,6 +8,7 @@ failures, and :class:`rayhive.sweep.signals.Interrupted` for Ctrl-C and SIGTERM.
 
 from __future__ import annotations
 
+from rayhive.api.recorded import trace
 from rayhive.api.run import Run, load
 from rayhive.api.scenarios import list_scenarios, plan_scenario, replay, run_scenario
 from rayhive.api.studies import plan, retry, sweep
@@ -22,4 +23,5 @@ __all__ = [
     "retry",
     "run_scenario",
     "sweep",
+    "trace",
 ]

@@ -38,10 +38,39 @@ def recorded_spec(
     Raises:
         ConfigError: The replicate does not exist, or its spec cannot be read.
     """
+    path = replicate_folder(folder, trial, replicate, scenario)
+    try:
+        spec = read_spec(path)
+    except (OSError, ValueError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigError(Problem("DIR", str(path / SPEC), f"a replicate: {first}")) from error
+    target = Path(out).absolute() if out is not None else path
+    return spec.model_copy(update={"attempt": 0, "folder": str(target)})
+
+
+def replicate_folder(
+    folder: str | Path, trial: int | None, replicate: int = 0, scenario: str | None = None
+) -> Path:
+    """Return the folder of a replicate of a run.
+
+    Args:
+        folder: The run folder, or without a trial also the folder of the replicate.
+        trial: Number of the trial; None for the only one.
+        replicate: Number of the replicate.
+        scenario: Its scenario; by default the only one of the trial that has faults, or the only
+            one at all.
+
+    Raises:
+        ConfigError: The replicate does not exist.
+    """
+    if trial is None and (Path(folder) / SPEC).is_file():
+        return Path(folder)
     run = RunFolder(folder)
     trials = run.path / "trials"
     numbers = sorted(int(item.name) for item in trials.glob("*") if item.name.isdigit())
-    if trial not in numbers:
+    if trial is None and len(numbers) == 1:
+        trial = numbers[0]
+    if trial is None or trial not in numbers:
         listed = ", ".join(map(str, numbers)) or "none"
         raise ConfigError(Problem("TRIAL", trial, f"a trial of {run.path}: {listed}"))
     prefix = f"r{replicate}-"
@@ -53,14 +82,7 @@ def recorded_spec(
         allowed = f"a scenario of replicate {replicate} of trial {trial}: {listed}"
         close = None if scenario is None else nearest(scenario, found)
         raise ConfigError(Problem("--scenario", scenario, allowed, close))
-    path = run.replicate(trial, replicate, name)
-    try:
-        spec = read_spec(path)
-    except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        raise ConfigError(Problem("DIR", str(path / SPEC), f"a replicate: {first}")) from error
-    target = Path(out).absolute() if out is not None else path
-    return spec.model_copy(update={"attempt": 0, "folder": str(target)})
+    return run.replicate(trial, replicate, name)
 
 
 def _choice(names: list[str]) -> str | None:

@@ -63,6 +63,7 @@ def test_help_imports_nothing_heavy() -> None:
         "plan",
         "results",
         "replay",
+        "trace",
         "scenario",
         "testbed",
         "train",

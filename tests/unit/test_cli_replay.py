@@ -79,3 +79,18 @@ def test_a_replay_prints_the_times_of_recovery_and_rejoin(
     assert "throughput of the live peers recovered after 1.30 s" in out
     assert "peer-1.1: contributing 5.80 s after its start, 6.30 s after f0" in out
     assert "stall_p95_s 1.3 s, recover_p95_s 1.3 s, rejoin_p95_s 5.8 s" in out
+
+
+def test_a_trace_is_written_beside_the_events(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(tmp_path / "run", [])
+    kill_and_restart().write(run)
+    assert main(["trace", str(run)]) == 0
+    (path,) = run.glob("trials/*/*/trace.json")
+    assert f"{path} (open it in https://ui.perfetto.dev)" in capsys.readouterr().out
+    names = {event["name"] for event in json.loads(path.read_text())["traceEvents"]}
+    assert {"kill peer-1", "fault_verified", "peer-1.1", "peer_lost"} <= names
+    assert main(["trace", str(path.parent), "--out", str(tmp_path / "t.json")]) == 0
+    assert (tmp_path / "t.json").read_bytes() == path.read_bytes()
+    assert main(["trace", str(run), "9"]) == 2
