@@ -32,6 +32,7 @@ COLOURS: dict[str, str] = {
     "starting": "#c8b6e2",
     "evaluating": "#dcdcdc",
 }
+ACTIVITIES = tuple(COLOURS)
 _FAULT, _GREY = "#d62828", "#555555"
 _ALL_PANELS = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
 

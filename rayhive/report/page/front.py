@@ -1,0 +1,195 @@
+"""Section "Pareto front": configurations by two objectives, with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from rayhive.columns import BOUNDS, Row, find_column
+from rayhive.report.numbers import estimate_text
+from rayhive.report.page.run_data import RunData, labels
+from rayhive.report.page.svg import Chart, Point, limits
+from rayhive.report.recommendation import Recommendation
+
+
+@dataclass(frozen=True)
+class FrontEntry:
+    """Configuration in the list beside the charts.
+
+    Attributes:
+        number: Number at its dot.
+        label: Configuration.
+        style: Class of its dot.
+        mark: Why it stands out, in words; empty if it does not.
+        values: Texts of its objectives.
+    """
+
+    number: int
+    label: str
+    style: str
+    mark: str
+    values: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FrontCharts:
+    """Charts of the rows under one set of conditions.
+
+    Attributes:
+        conditions: The conditions in words; empty if the run has only one set.
+        objectives: Titles of the objectives.
+        charts: One for each pair of objectives, or one for a single objective.
+        entries: Configurations that are drawn.
+        left_out: Configurations without a value of some objective.
+    """
+
+    conditions: str
+    objectives: tuple[str, ...]
+    charts: tuple[Chart, ...]
+    entries: tuple[FrontEntry, ...]
+    left_out: tuple[str, ...]
+
+
+def front_charts(run: RunData) -> list[FrontCharts]:
+    """Return the charts for each set of conditions; empty without objectives."""
+    if not run.recommendations:
+        return []
+    return [
+        _of_group(run, rows, advice)
+        for rows, advice in zip(run.groups, run.recommendations, strict=True)
+    ]
+
+
+def _of_group(run: RunData, rows: Sequence[Row], advice: Recommendation) -> FrontCharts:
+    objectives = run.results.objectives
+    known = [row for row in rows if all(_number(row, name) is not None for name in objectives)]
+    names = labels(known)
+    entries = tuple(
+        FrontEntry(
+            number,
+            name,
+            _style(row, advice),
+            _mark(row, advice),
+            tuple(value_text(row, each) for each in objectives),
+        )
+        for number, (row, name) in enumerate(zip(known, names, strict=True), 1)
+    )
+    pairs = list(combinations(objectives, 2)) or [(name, name) for name in objectives]
+    charts = [_chart(known, entries, a, b, objectives) for a, b in pairs] if known else []
+    return FrontCharts(
+        run.condition_text(rows[0]),
+        tuple(axis_title(name) for name in objectives),
+        tuple(charts),
+        entries,
+        tuple(str(row["configuration"]) for row in rows if row not in known),
+    )
+
+
+def _chart(
+    rows: Sequence[Row],
+    entries: Sequence[FrontEntry],
+    x: str,
+    y: str,
+    objectives: Mapping[str, str],
+) -> Chart:
+    single = x == y
+    ends = {name: [v for row in rows for v in _interval(row, name)] for name in (x, y)}
+    log = {name: _spans(values) for name, values in ends.items()}
+    better = {"minimize": "lower is better", "maximize": "higher is better"}
+    chart = Chart(
+        f"{y} against {x}" if not single else x,
+        f"{len(rows)} configurations by {x}{'' if single else f' and {y}'}, with 95 % intervals; "
+        "the numbers are in the list below.",
+        x=limits(ends[x], log=log[x]),
+        y=(len(rows) + 0.5, 0.5)[::-1] if single else limits(ends[y], log=log[y]),
+        x_label=f"{axis_title(x)}, {better[objectives[x]]}",
+        y_label="" if single else f"{axis_title(y)}, {better[objectives[y]]}",
+        log_x=log[x],
+        log_y=False if single else log[y],
+        width=640,
+        height=max(200, 40 + 26 * len(rows)) if single else 420,
+        left=34 if single else 60,
+        y_ticks=not single,
+    )
+    for row, entry in zip(rows, entries, strict=True):
+        at = float(row[x] or 0), float(entry.number) if single else float(row[y] or 0)
+        ends_x, ends_y = _interval(row, x), _interval(row, y)
+        chart.segment((ends_x[0], at[1]), (ends_x[-1], at[1]), f"whisker {entry.style}")
+        if not single:
+            chart.segment((at[0], ends_y[0]), (at[0], ends_y[-1]), f"whisker {entry.style}")
+    if not single:
+        chart.line(_steps(rows, x, y, objectives), "front")
+    for row, entry in zip(rows, entries, strict=True):
+        at = float(row[x] or 0), float(entry.number) if single else float(row[y] or 0)
+        title = f"{entry.number}: {entry.label}: {', '.join(entry.values)}"
+        chart.dot(at, entry.style, title, 6 if entry.mark else 4.5)
+        chart.text(at, str(entry.number), "number", 7, -7)
+    return chart
+
+
+def _steps(rows: Sequence[Row], x: str, y: str, objectives: Mapping[str, str]) -> list[Point]:
+    """Return the corners of the front."""
+    best = sorted((float(row[x] or 0), float(row[y] or 0)) for row in rows if row["pareto"])
+    if len(objectives) > 2:
+        return []  # the front of three objectives is no line in the plane of two
+    corners: list[Point] = []
+    for a, b in best:
+        if corners:
+            corner = (a, corners[-1][1]) if objectives[x] == "minimize" else (corners[-1][0], b)
+            corners.append(corner)
+        corners.append((a, b))
+    return corners
+
+
+def _style(row: Row, advice: Recommendation) -> str:
+    if row is advice.row:
+        return "chosen"
+    return "onfront" if row["pareto"] else "other"
+
+
+def _mark(row: Row, advice: Recommendation) -> str:
+    marks = ["recommended"] if row is advice.row else []
+    if row["pareto"]:
+        marks.append("on the front")
+    return ", ".join(marks)
+
+
+def axis_title(name: str) -> str:
+    """Return the name of a column with its unit."""
+    column = find_column(name)
+    return f"{name} [{column.unit}]" if column is not None and column.unit else name
+
+
+def value_text(row: Row, name: str) -> str:
+    """Return a value with the half-width of its interval; an unknown one as "not recorded"."""
+    value = _number(row, name)
+    if value is None:
+        return "not recorded"
+    low, high = (row.get(name + end) for end in BOUNDS)
+    known = isinstance(low, (int, float)) and isinstance(high, (int, float))
+    half = max(value - float(low or 0), float(high or 0) - value) if known else None
+    return estimate_text(value, half)
+
+
+def _number(row: Row, name: str) -> float | None:
+    value = row.get(name)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def _interval(row: Row, name: str) -> list[float]:
+    """Return the lower bound, the value and the upper bound; the value alone without bounds."""
+    value = _number(row, name)
+    if value is None:
+        return []
+    low, high = (_number(row, name + end) for end in BOUNDS)
+    if low is None or high is None:
+        return [value]
+    column = find_column(name)
+    floor = 0.0 if column is not None and column.unit and value > 0 else low
+    return [max(low, floor), value, high]
+
+
+def _spans(values: Sequence[float]) -> bool:
+    """Return whether values span so much that their axis should be logarithmic."""
+    return bool(values) and min(values) > 0 and max(values) / min(values) > 20

@@ -1,0 +1,184 @@
+"""Data of a run that the sections of a report share, each replicate read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeAlias
+
+from rayhive.columns import Row, conditions
+from rayhive.errors import DamagedError
+from rayhive.events import PeerReady, Round, StateRound
+from rayhive.metrics.aggregate import row_key, rows_by
+from rayhive.metrics.groups.convergence import evaluations
+from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.page.round_time import RoundTimes, round_times
+from rayhive.report.recommendation import Recommendation, recommendations
+from rayhive.report.results import Results
+from rayhive.timeline import FINISHED, Timeline
+
+#: Values of the columns that tell rows of the table apart.
+Key: TypeAlias = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Held-out loss at one evaluation of a swarm.
+
+    Attributes:
+        clock_s: Training clock [s].
+        samples: Committed samples.
+        payload: Payload that all peers had sent [bytes]; None if it is not recorded.
+        loss: Loss, the mean over the peers.
+    """
+
+    clock_s: float
+    samples: int
+    payload: int | None
+    loss: float
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """What a report needs of one replicate.
+
+    Attributes:
+        row: Its row.
+        folder: Its folder.
+        curve: Held-out loss at the evaluations.
+        times: Where the time of its rounds goes; None if it never trained.
+        metrics: Metrics of the evaluations.
+        target: Target of the training, as in ``peer_ready``; None if it is not recorded.
+    """
+
+    row: Row
+    folder: Path
+    curve: tuple[CurvePoint, ...]
+    times: RoundTimes | None
+    target: Mapping[str, object] | None
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run, as the sections of its report see it.
+
+    Attributes:
+        folder: The run folder, or the folder of one replicate.
+        results: Its results.
+        replicates: Data of the finished replicates.
+    """
+
+    folder: Path
+    results: Results
+    replicates: tuple[Replicate, ...]
+
+    @cached_property
+    def recommendations(self) -> list[Recommendation]:
+        """Recommendation for each set of conditions."""
+        return recommendations(self.results)
+
+    @cached_property
+    def groups(self) -> list[list[Row]]:
+        """Rows of the table by the conditions under which they were measured."""
+        return rows_by(self.results.folded, conditions())
+
+    def of_row(self, row: Row) -> list[Replicate]:
+        """Return the finished replicates of a row of the table."""
+        return self._by_key.get(key_of(row), [])
+
+    @cached_property
+    def _by_key(self) -> dict[Key, list[Replicate]]:
+        found: dict[Key, list[Replicate]] = {}
+        for replicate in self.replicates:
+            found.setdefault(key_of(replicate.row), []).append(replicate)
+        return found
+
+    @property
+    def faulted(self) -> bool:
+        """Whether a replicate had a scenario with faults."""
+        return any(row["scenario"] != NO_FAULTS for row in self.results.rows)
+
+    def condition_text(self, row: Row) -> str:
+        """Return the conditions of a row that differ within the run; empty if none do."""
+        names = [n for n in conditions() if len({each.get(n) for each in self.results.folded}) > 1]
+        return ", ".join(f"{condition_label(name)} {row.get(name) or 'none'}" for name in names)
+
+
+def condition_label(name: str) -> str:
+    """Return the name of a condition in a sentence."""
+    return {"peers": "peers:", "link": "link:", "code": "code"}.get(name, name)
+
+
+def key_of(row: Row) -> Key:
+    """Return the values that tell rows of the table apart."""
+    return tuple(row.get(name) for name in row_key())
+
+
+def front_first(rows: Iterable[Row], recommendation: Recommendation | None) -> list[Row]:
+    """Return rows with the recommended one first, then the front, then the rest in their order."""
+    chosen = None if recommendation is None else recommendation.row
+    return sorted(rows, key=lambda row: (row is not chosen, not row["pareto"]))
+
+
+def read_run(folder: Path, results: Results) -> RunData:
+    """Read the events of every finished replicate of a run."""
+    found = []
+    for row in results.rows:
+        if row["state"] in FINISHED:
+            place = replicate_place(folder, row)
+            try:
+                timeline = last_timeline(place)
+            except DamagedError:  # it vanished or was damaged since the results were computed
+                continue
+            found.append(replicate_data(place, row, timeline))
+    return RunData(folder, results, tuple(found))
+
+
+def replicate_place(folder: Path, row: Row) -> Path:
+    """Return the folder of a replicate, from its row."""
+    if not (folder / "trials").is_dir():
+        return folder
+    return folder / "trials" / str(row["trial"]) / f"r{row['replicate']}-{row['scenario']}"
+
+
+def replicate_data(place: Path, row: Row, timeline: Timeline) -> Replicate:
+    """Return what a report needs of one replicate."""
+    ready = timeline.first(PeerReady)
+    return Replicate(
+        row,
+        place,
+        tuple(_curve(timeline)),
+        round_times(timeline),
+        None if ready is None else ready.target,
+    )
+
+
+def _curve(timeline: Timeline) -> Iterator[CurvePoint]:
+    sent = _sent_by_round(timeline)
+    for point in evaluations(timeline):
+        loss = point.values.get("loss")
+        if loss is not None and loss == loss and abs(loss) != float("inf"):
+            yield CurvePoint(point.clock_s, point.samples, _until(sent, point.round), loss)
+
+
+def _sent_by_round(timeline: Timeline) -> dict[int, int] | None:
+    """Return the payload of all peers by round [bytes]; None if a count is not recorded."""
+    sent: dict[int, int] = {}
+    for event in (*timeline.of(Round), *timeline.of(StateRound)):
+        if event.sent_bytes is None and (event.group_size or 1) > 1:
+            return None
+        sent[event.round] = sent.get(event.round, 0) + (event.sent_bytes or 0)
+    return sent or None
+
+
+def _until(sent: Mapping[int, int] | None, last: int) -> int | None:
+    return None if sent is None else sum(count for number, count in sent.items() if number <= last)
+
+
+def labels(rows: Sequence[Row]) -> list[str]:
+    """Return names of configurations, made distinct by their number where two are equal."""
+    names = [str(row["configuration"]) for row in rows]
+    return [f"{name} ({n})" if names.count(name) > 1 else name for n, name in enumerate(names, 1)]

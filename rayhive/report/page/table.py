@@ -1,0 +1,108 @@
+"""Section "table": the results table with values to sort and filter by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayhive.columns import Column
+from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.page.run_data import RunData
+from rayhive.report.table import EMPTY, build_table
+
+#: Columns that are shown at first, besides the keys and the objectives.
+FIRST = ("n", "n_failed", "final_loss", "samples_per_s", "payload_bytes_per_round", "goodput")
+#: Further such columns of a run with faults.
+FIRST_OF_FAULTS = ("recover_p95_s", "retention", "regret")
+NOT_RECORDED = "not recorded"
+
+
+@dataclass(frozen=True)
+class PageCell:
+    """Cell of the table.
+
+    Attributes:
+        text: Text of the cell.
+        value: Value to sort by; empty if it is not known.
+        best: Whether its interval is on the better side of every other row's.
+    """
+
+    text: str
+    value: str
+    best: bool
+
+
+@dataclass(frozen=True)
+class PageColumn:
+    """Column of the table.
+
+    Attributes:
+        column: Its declaration.
+        first: Whether it is shown at first.
+        numeric: Whether it is sorted by number.
+    """
+
+    column: Column
+    first: bool
+    numeric: bool
+
+
+@dataclass(frozen=True)
+class PageRow:
+    """Row of the table.
+
+    Attributes:
+        cells: Cells in the order of the columns.
+        front: Whether the row is on the Pareto front.
+        chosen: Whether it is recommended under its conditions.
+    """
+
+    cells: tuple[PageCell, ...]
+    front: bool
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """Table with all columns.
+
+    Attributes:
+        title: Text above the table.
+        columns: Columns.
+        keys: Number of leading columns that identify a row.
+        rows: Rows.
+        notes: Lines below the table.
+    """
+
+    title: str
+    columns: tuple[PageColumn, ...]
+    keys: int
+    rows: tuple[PageRow, ...]
+    notes: tuple[str, ...]
+
+
+def page_table(run: RunData) -> PageTable:
+    """Return the table of a run."""
+    rows = list(run.results.folded)
+    model = build_table(run.results, rows)
+    wanted = {*FIRST, *run.results.objectives}
+    if any(row["scenario"] != NO_FAULTS for row in rows):
+        wanted |= {*FIRST_OF_FAULTS}
+    columns = tuple(
+        PageColumn(column, n < model.keys or column.name in wanted, column.folded_type != "text")
+        for n, column in enumerate(model.columns)
+    )
+    chosen = [advice.row for advice in run.recommendations]
+    lines = []
+    for row, cells in zip(rows, model.rows, strict=True):
+        found = []
+        for each, cell in zip(columns, cells, strict=True):
+            value = row.get(each.column.name)
+            text = NOT_RECORDED if cell.text == EMPTY and each.numeric else cell.text
+            found.append(PageCell(text, "" if value is None else _sorted_by(value), cell.best))
+        is_chosen = any(row is each for each in chosen)
+        lines.append(PageRow(tuple(found), bool(row["pareto"]), is_chosen))
+    return PageTable(model.title, columns, model.keys, tuple(lines), model.notes)
+
+
+def _sorted_by(value: object) -> str:
+    return str(int(value)) if isinstance(value, bool) else str(value)

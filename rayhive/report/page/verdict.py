@@ -1,0 +1,229 @@
+"""First section of the report: the recommendation in words, its certainty and its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayhive.columns import Row, find_column
+from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.numbers import number_text
+from rayhive.report.page.front import value_text
+from rayhive.report.page.run_data import RunData
+from rayhive.report.recommendation import (
+    DRAWS,
+    LEAD,
+    LIKELY,
+    MARGIN,
+    SURE,
+    Candidate,
+    Ratio,
+    Recommendation,
+)
+from rayhive.report.table import bound_text, count_text
+
+#: Columns of the summary of the faults.
+FAULT_COLUMNS = (
+    "faults_planned",
+    "faults_fired",
+    "faults_verified",
+    "detect_p95_s",
+    "recover_p95_s",
+    "rejoin_p95_s",
+    "goodput",
+    "retention",
+    "samples_lost",
+    "invariants_violated",
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Objective of the recommended configuration.
+
+    Attributes:
+        about: The objective in words.
+        text: Its value with interval and unit.
+    """
+
+    about: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Recommendation under one set of conditions, in words.
+
+    Attributes:
+        conditions: The conditions; empty if the run has only one set.
+        headline: What to use.
+        level: ``sure``, ``likely``, ``lead``, ``open`` or ``none``.
+        certainty: How sure it is, and what that is computed from.
+        costs: Objectives of the recommended configuration.
+        against: Comparisons in sentences.
+        others: Label, share and ratios of every other candidate.
+        left_out: Label and reason of the rows that are not candidates.
+    """
+
+    conditions: str
+    headline: str
+    level: str
+    certainty: str
+    costs: tuple[Cost, ...]
+    against: tuple[str, ...]
+    others: tuple[tuple[str, str, tuple[str, ...]], ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class FaultSummary:
+    """What the faults of a run did.
+
+    Attributes:
+        columns: Names of the columns.
+        rows: Label and texts of each row with faults.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def verdicts(run: RunData) -> list[Verdict]:
+    """Return the recommendations in words, one for each set of conditions."""
+    rows = [group[0] for group in run.groups]
+    return [
+        _verdict(advice, run.condition_text(row))
+        for advice, row in zip(run.recommendations, rows, strict=False)
+    ]
+
+
+def rule_text(objectives: Mapping[str, str]) -> str:
+    """Return the rule of the recommendation in words."""
+    names = list(objectives)
+    goal = {"minimize": "lowest", "maximize": "highest"}
+    if len(names) == 1:
+        return f"the {goal[objectives[names[0]]]} {names[0]}"
+    first = f"within {100 * MARGIN:.0f} % of the {goal[objectives[names[0]]]} {names[0]}"
+    middle = [f"then of the {goal[objectives[name]]} {name}" for name in names[1:-1]]
+    last = f"the {goal[objectives[names[-1]]]} {names[-1]}"
+    return f"of the configurations {', '.join([first, *middle])}, the one with {last}"
+
+
+def _verdict(advice: Recommendation, conditions: str) -> Verdict:
+    left_out = tuple((str(row["configuration"]), reason) for row, reason in advice.left_out)
+    row = advice.row
+    if row is None:
+        headline = "No recommendation: no configuration has every objective."
+        return Verdict(conditions, headline, "none", "", (), (), (), left_out)
+    level, headline, certainty = _certainty(advice, str(row["configuration"]))
+    return Verdict(
+        conditions,
+        headline,
+        level,
+        certainty,
+        tuple(Cost(_about(name), _with_unit(row, name)) for name in advice.objectives),
+        tuple(_comparisons(advice)),
+        tuple(_other(candidate, advice) for candidate in advice.candidates[1:]),
+        left_out,
+    )
+
+
+def _certainty(advice: Recommendation, label: str) -> tuple[str, str, str]:
+    """Return the level, the headline and the certainty in words."""
+    if len(advice.candidates) == 1:
+        return "none", f"{label} is the only configuration with all objectives.", (
+            "There is nothing to compare it with."
+        )
+    if advice.certainty is None:
+        return "open", f"{label} is ahead, but nobody can say how surely.", (
+            "Each configuration has one replicate, so chance and difference cannot be told apart. "
+            "Two replicates more make an estimate possible: --set replicates=3."
+        )
+    seeds = count_text(advice.seeds, "common seed" if advice.paired else "replicate")
+    basis = (
+        f"The rule chooses it in {100 * advice.certainty:.0f} % of {DRAWS:,} draws from what "
+        f"{seeds} of {len(advice.candidates)} configurations leave open."
+    )
+    if advice.certainty >= SURE:
+        return "sure", f"Use {label}.", f"Sure: {100 * advice.certainty:.0f} %. {basis}"
+    if advice.certainty >= LIKELY:
+        return "likely", f"Use {label}.", f"Likely: {100 * advice.certainty:.0f} %. {basis}"
+    names = [str(each.row["configuration"]) for each in advice.possible]
+    among = f"The choice lies among {len(names)}: {', '.join(names)}."
+    if advice.certainty >= LEAD:
+        words = f"A lead, not more: {100 * advice.certainty:.0f} %. {basis} {among}"
+        return "lead", f"{label} leads.", words
+    headline = f"It can't be told yet. {label} is slightly ahead."
+    return "open", headline, f"Open: {100 * advice.certainty:.0f} %. {basis} {among}"
+
+
+def _about(name: str) -> str:
+    column = find_column(name)
+    return name if column is None else column.about
+
+
+def _with_unit(row: Row, name: str) -> str:
+    column = find_column(name)
+    unit = f" {column.unit}" if column is not None and column.unit else ""
+    return f"{value_text(row, name)}{unit}"
+
+
+def _comparisons(advice: Recommendation) -> Iterator[str]:
+    """Yield sentences about the best configuration in each objective, and the plain one."""
+    chosen = advice.candidates[0]
+    rivals = advice.candidates[1:]
+    told: set[int] = set()
+    for name, way in advice.objectives.items():
+        sign = 1 if way == "minimize" else -1
+        best = min(advice.candidates, key=lambda each: sign * float(each.row[name] or 0))
+        if best is not chosen and id(best) not in told:
+            told.add(id(best))
+            goal = "lowest" if way == "minimize" else "highest"
+            yield f"Against {best.row['configuration']}, the {goal} {name}: {_ratios(best)}."
+    plain = next((each for each in rivals if _is_plain(each.row)), None)
+    if plain is not None and id(plain) not in told:
+        yield f"Against {plain.row['configuration']}, without compression: {_ratios(plain)}."
+
+
+def _is_plain(row: Row) -> bool:
+    settings: dict[str, Any] = {"codec": "none", "powersgd_rank": None, "delay": "none"}
+    return all(row.get(name) == value for name, value in settings.items())
+
+
+def _ratios(candidate: Candidate) -> str:
+    return ", ".join(f"{name} {_ratio(each)}" for name, each in candidate.against.items())
+
+
+def _ratio(ratio: Ratio) -> str:
+    sign = "×" if ratio.relative else ""
+    value = f"{ratio.value:.3g}" if ratio.relative else f"{ratio.value:+.3g}"
+    if ratio.low is None or ratio.high is None:
+        return f"{sign} {value}".strip()
+    doubt = "" if ratio.certain else ", may be equal"
+    return f"{sign} {value} ({ratio.low:.3g} to {ratio.high:.3g}{doubt})".strip()
+
+
+def _other(candidate: Candidate, advice: Recommendation) -> tuple[str, str, tuple[str, ...]]:
+    share = "not known" if candidate.share is None else f"{100 * candidate.share:.0f} %"
+    label = str(candidate.row["configuration"])
+    return label, share, tuple(_ratio(candidate.against[name]) for name in advice.objectives)
+
+
+def fault_summary(run: RunData) -> FaultSummary | None:
+    """Return what the faults did; None for a run without them."""
+    rows = [row for row in run.results.folded if row["scenario"] != NO_FAULTS]
+    if not rows:
+        return None
+    found = []
+    for row in rows:
+        label = f"{row['scenario']} · {row['configuration']}"
+        found.append((label, tuple(_fault_text(row, name) for name in FAULT_COLUMNS)))
+    return FaultSummary(FAULT_COLUMNS, tuple(found))
+
+
+def _fault_text(row: Row, name: str) -> str:
+    value = row.get(name)
+    if isinstance(value, (int, float)):
+        return number_text(float(f"{value:.4g}") if isinstance(value, float) else value)
+    return bound_text(row, name) or "not recorded"

@@ -1,0 +1,118 @@
+"""Report page: all sections as one HTML file without any reference to a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+import rayhive
+from rayhive.files import write_atomically
+from rayhive.report.page.curves import loss_charts
+from rayhive.report.page.front import front_charts
+from rayhive.report.page.importance import importances
+from rayhive.report.page.provenance import provenance
+from rayhive.report.page.round_time import PHASES, time_rows
+from rayhive.report.page.run_data import RunData, read_run
+from rayhive.report.page.table import page_table
+from rayhive.report.page.timeline import fault_pictures, picture_of_folder
+from rayhive.report.page.verdict import fault_summary, rule_text, verdicts
+from rayhive.report.page.winner_map import winner_map
+from rayhive.report.results import Results, load_results
+
+#: Name of the report in a run folder.
+REPORT = "report.html"
+
+
+def write_report(folder: str | Path, path: str | Path, *, reload_s: float | None = None) -> None:
+    """Write the report of a run as one HTML file, in one step.
+
+    Args:
+        folder: The run folder, or the folder of one replicate.
+        path: The file.
+        reload_s: Seconds after which the page loads itself again; None for never.
+
+    Raises:
+        ConfigError: ``folder`` is no run folder.
+        DamagedError: Its study cannot be read.
+    """
+    text = report_html(Path(folder), load_results(folder), reload_s=reload_s)
+    write_atomically(Path(path), text, durable=False, mode=0o644)
+
+
+def report_html(folder: Path, results: Results, *, reload_s: float | None = None) -> str:
+    """Return the report of a run as one HTML page.
+
+    Args:
+        folder: The run folder, or the folder of one replicate.
+        results: Its results.
+        reload_s: Seconds after which the page loads itself again; None for never.
+    """
+    run = read_run(folder, results)
+    pictures, left_out = fault_pictures(run)
+    return _page(
+        "report.html",
+        title=f"{results.name}: report",
+        reload_s=reload_s,
+        run=run,
+        rule=rule_text(results.objectives) if results.objectives else "",
+        verdicts=verdicts(run),
+        faults=fault_summary(run),
+        table=page_table(run),
+        fronts=front_charts(run),
+        curves=loss_charts(run),
+        times=time_rows(run),
+        phases=PHASES,
+        pictures=pictures,
+        pictures_left_out=left_out,
+        importances=importances(run),
+        map=winner_map(run),
+        provenance=provenance(run),
+        states=_states(run),
+    )
+
+
+def timeline_page(folder: str | Path) -> str | None:
+    """Return the picture of a replicate as one HTML page; None if it never trained.
+
+    Raises:
+        RayhiveError: The events or the spec cannot be read.
+    """
+    picture = picture_of_folder(folder)
+    if picture is None:
+        return None
+    return _page("timeline.html", title=picture.title, reload_s=None, picture=picture)
+
+
+def _states(run: RunData) -> Mapping[str, int]:
+    states = [str(row["state"]) for row in run.results.rows]
+    return {state: states.count(state) for state in dict.fromkeys(states)}
+
+
+def _page(template: str, **values: Any) -> str:
+    """Return a page from its template, with style and script in it."""
+    loader = jinja2.PackageLoader("rayhive.report.page")
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    style, script = (loader.get_source(environment, name)[0] for name in ("style.css", "page.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return environment.get_template(template).render(
+        style=Markup(style),
+        script=Markup(script),
+        script_digest=digest,
+        written=now,
+        version=rayhive.__version__,
+        **values,
+    )
