@@ -9,6 +9,7 @@ failures, and :class:`rayhive.sweep.signals.Interrupted` for Ctrl-C and SIGTERM.
 from __future__ import annotations
 
 from rayhive.api.recorded import trace
+from rayhive.api.report import watch_report, write_report
 from rayhive.api.run import Run, load
 from rayhive.api.scenarios import list_scenarios, plan_scenario, replay, run_scenario
 from rayhive.api.studies import plan, retry, sweep
@@ -24,4 +25,6 @@ __all__ = [
     "run_scenario",
     "sweep",
     "trace",
+    "watch_report",
+    "write_report",
 ]

@@ -142,7 +142,9 @@ def _recommend(
     values = [_by_seed(results, row) for row in known]
     logs = [_is_positive(known, values, name) for name in objectives]
     signs = np.array([1.0 if way == "minimize" else -1.0 for way in objectives.values()])
-    centre = np.array([[_at(row[n], log) for n, log in zip(objectives, logs)] for row in known])
+    centre = np.array(
+        [[_at(row[n], log) for n, log in zip(objectives, logs, strict=True)] for row in known]
+    )
     spread = _spread(values, list(objectives), logs)
     draws = centre[None] if spread is None else _draws(centre, spread)
     chosen = [_chosen(draw * signs, logs) for draw in draws]
@@ -153,7 +155,14 @@ def _recommend(
         Candidate(
             known[n],
             None if spread is None else float(shares[n]),
-            _against(draws, centre, first, n, dict(zip(objectives, logs)), spread is not None),
+            _against(
+                draws,
+                centre,
+                first,
+                n,
+                dict(zip(objectives, logs, strict=True)),
+                spread is not None,
+            ),
         )
         for n in order
     )
@@ -215,7 +224,9 @@ def _spread(
     blocks = []
     for by_seed in values:
         rows = [by_seed[seed] for seed in common] if paired else list(by_seed.values())
-        cells = [[_at(row[name], log) for name, log in zip(names, logs)] for row in rows]
+        cells = [
+            [_at(row[name], log) for name, log in zip(names, logs, strict=True)] for row in rows
+        ]
         blocks.append(np.array(cells) - np.mean(cells, axis=0))
     if paired:
         table = np.stack(blocks)
@@ -242,7 +253,8 @@ def _draws(centre: Array, spread: _Spread) -> Array:
         np.zeros(centre.shape[1]), spread.covariance, size=shape[:2], method="svd"
     )
     scale = np.sqrt(spread.freedom / generator.chisquare(spread.freedom, size=(DRAWS, 1, 1)))
-    return centre + noise * scale / np.sqrt(spread.sizes)[None, :, None]
+    draws: Array = centre + noise * scale / np.sqrt(spread.sizes)[None, :, None]
+    return draws
 
 
 def _chosen(costs: Array, logs: Sequence[bool]) -> int:

@@ -61,6 +61,11 @@ class RunFolder:
         return replicate_folder(self.path, trial, replicate, scenario)
 
     @property
+    def is_running(self) -> bool:
+        """Whether a driver works in this folder now."""
+        return self._locked_by() is not None
+
+    @property
     def has_trials(self) -> bool:
         """Whether any replicate was ever prepared here."""
         trials = self.path / "trials"

@@ -60,12 +60,17 @@ class LossCharts:
 
 def loss_charts(run: RunData) -> list[LossCharts]:
     """Return the charts for each set of conditions in which a loss was recorded."""
+    if all(len(rows) == 1 for rows in run.groups):  # conditions are compared instead
+        rows = [row for row in run.results.folded if _curves(run, row)]
+        names = [run.condition_text(row) or str(row["configuration"]) for row in rows]
+        return [_of_group(run, rows, names, "")] if rows else []
     found = []
     for number, rows in enumerate(run.groups):
         advice = run.recommendations[number] if run.recommendations else None
         ordered = [row for row in front_first(rows, advice) if _curves(run, row)]
         if ordered:
-            found.append(_of_group(run, ordered))
+            conditions = run.condition_text(rows[0])
+            found.append(_of_group(run, ordered, labels(ordered), conditions))
     return found
 
 
@@ -73,9 +78,10 @@ def _curves(run: RunData, row: Row) -> list[Replicate]:
     return [replicate for replicate in run.of_row(row) if replicate.curve]
 
 
-def _of_group(run: RunData, rows: Sequence[Row]) -> LossCharts:
+def _of_group(
+    run: RunData, rows: Sequence[Row], names: Sequence[str], conditions: str
+) -> LossCharts:
     shown = list(rows[:COLOURS])
-    names = labels(shown)
     curves = [_curves(run, row) for row in shown]
     losses = [p.loss for group in curves for each in group for p in each.curve]
     log = min(losses) > 0 and max(losses) / min(losses) > 10
@@ -95,15 +101,16 @@ def _of_group(run: RunData, rows: Sequence[Row]) -> LossCharts:
             x_label=label,
             y_label="held-out loss",
             log_y=log,
+            width=360,
+            height=280,
         )
         for number, group in enumerate(lines):
             _draw(chart, group, f"c{number}", names[number])
         charts.append(chart)
     legend = tuple(
         Legend(f"c{number}", name, len(group), _last(group))
-        for number, (name, group) in enumerate(zip(names, curves, strict=True))
+        for number, (name, group) in enumerate(zip(names, curves, strict=False))
     )
-    conditions = run.condition_text(rows[0])
     return LossCharts(conditions, tuple(charts), tuple(missing), legend, len(rows) - len(shown))
 
 
@@ -133,7 +140,9 @@ def _draw(chart: Chart, lines: Sequence[list[Point]], style: str, label: str) ->
             chart.line(line, style, f"{label}: one of {len(lines)} replicates")
         return
     xs = np.linspace(begin, end, POINTS)
-    values = np.stack([np.interp(xs, *zip(*line, strict=True)) for line in lines])
+    values = np.stack(
+        [np.interp(xs, [x for x, _ in line], [loss for _, loss in line]) for line in lines]
+    )
     low, mean, high = values.min(axis=0), values.mean(axis=0), values.max(axis=0)
     chart.band(_points(xs, low), _points(xs, high), style)
     chart.line(_points(xs, mean), style, f"{label}: mean of {len(lines)} replicates")

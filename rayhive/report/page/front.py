@@ -64,6 +64,8 @@ def front_charts(run: RunData) -> list[FrontCharts]:
 def _of_group(run: RunData, rows: Sequence[Row], advice: Recommendation) -> FrontCharts:
     objectives = run.results.objectives
     known = [row for row in rows if all(_number(row, name) is not None for name in objectives)]
+    if len(rows) == 1:
+        known = []  # one point is no front
     names = labels(known)
     entries = tuple(
         FrontEntry(
@@ -107,8 +109,8 @@ def _chart(
         y_label="" if single else f"{axis_title(y)}, {better[objectives[y]]}",
         log_x=log[x],
         log_y=False if single else log[y],
-        width=640,
-        height=max(200, 40 + 26 * len(rows)) if single else 420,
+        width=460,
+        height=max(160, 60 + 22 * len(rows)) if single else 360,
         left=34 if single else 60,
         y_ticks=not single,
     )
@@ -120,12 +122,27 @@ def _chart(
             chart.segment((at[0], ends_y[0]), (at[0], ends_y[-1]), f"whisker {entry.style}")
     if not single:
         chart.line(_steps(rows, x, y, objectives), "front")
+    placed: list[Point] = []
     for row, entry in zip(rows, entries, strict=True):
         at = float(row[x] or 0), float(entry.number) if single else float(row[y] or 0)
         title = f"{entry.number}: {entry.label}: {', '.join(entry.values)}"
         chart.dot(at, entry.style, title, 6 if entry.mark else 4.5)
-        chart.text(at, str(entry.number), "number", 7, -7)
+        chart.text(at, str(entry.number), "number", *_free_place(chart, at, placed))
     return chart
+
+
+def _free_place(chart: Chart, at: Point, placed: list[Point]) -> Point:
+    """Return the offset of a number beside a dot at which it covers no other number."""
+    x, y = chart.to_x(at[0]), chart.to_y(at[1])
+    offsets = ((7, -7), (7, 14), (-17, -7), (-17, 14), (16, 4), (-28, 4), (7, -20), (7, 27))
+    free = (
+        offset
+        for offset in offsets
+        if all(abs(x + offset[0] - a) > 14 or abs(y + offset[1] - b) > 11 for a, b in placed)
+    )
+    dx, dy = next(free, offsets[0])
+    placed.append((x + dx, y + dy))
+    return float(dx), float(dy)
 
 
 def _steps(rows: Sequence[Row], x: str, y: str, objectives: Mapping[str, str]) -> list[Point]:

@@ -13,9 +13,9 @@ from rayhive.report.page.run_data import RunData
 from rayhive.spec import AXES
 
 #: Seeds of the forests; the spread over them shows how much the estimate depends on the forest.
-SEEDS = range(5)
+SEEDS = range(3)
 #: Trees of a forest.
-TREES = 32
+TREES = 24
 #: Rows below which an importance is called a hint.
 HINT = 20
 #: Least number of rows.

@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from rayhive.report.page.run_data import RunData
 
 TOTAL = "peer_seconds"
+#: Phase that does not occur in a run whose parameters do not travel.
+TRAVEL = "averaging of parameters"
 #: Phases of a round in the order of the table, and their meaning.
 PHASES = {
     "computing": "gradients of the round's samples",
     "waiting for background work": "results of delayed work that were not ready",
     "forming a group": "until the group of the gradients' all-reduce was formed",
     "all-reduce of gradients": "the all-reduce itself; with delayed gradients in the background",
-    "averaging of parameters": "in rounds in which parameters travel",
+    TRAVEL: "in rounds in which parameters travel",
     "optimizer and state": "the wait for the optimizer and for state averaging",
     "whole round": "from one transition to the next, without evaluation",
 }
@@ -67,7 +69,7 @@ def round_times(timeline: Timeline) -> RoundTimes | None:
             "waiting for background work": _median(event.background_s for event in rounds),
             "forming a group": _median(event.matchmaking_s for event in rounds),
             "all-reduce of gradients": _median(event.averaging_s for event in rounds),
-            "averaging of parameters": _median(event.averaging_s for event in states),
+            TRAVEL: _median(event.averaging_s for event in states),
             "optimizer and state": _median(event.update_s for event in steps),
             "whole round": _median(event.seconds for event in steps),
         },
@@ -166,10 +168,18 @@ def _shares(row: Row, shown: Sequence[str]) -> Iterator[Share]:
 
 def _phase_text(times: Sequence[RoundTimes], name: str) -> str:
     known = [value for each in times if (value := each.phases[name]) is not None]
-    return number_text(float(f"{fmean(known):.3g}")) if known else "not recorded"
+    if not known and name == TRAVEL and times:
+        return "none took place"
+    return milliseconds(fmean(known)) if known else "not recorded"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a duration [s] in milliseconds, with three significant digits."""
+    value = 1000 * seconds
+    return "< 0.01" if 0 < value < 0.01 else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _step_texts(times: Sequence[RoundTimes]) -> Iterator[str]:
     for name in dict.fromkeys(name for each in times for name in each.steps):
         known = [each.steps[name] for each in times if name in each.steps]
-        yield f"{name} {fmean(known):.3g} s"
+        yield f"{name} {milliseconds(fmean(known))}"

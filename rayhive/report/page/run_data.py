@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from rayhive.columns import Row, conditions
 from rayhive.errors import DamagedError
-from rayhive.events import PeerReady, Round, StateRound
+from rayhive.events import PeerReady
 from rayhive.metrics.aggregate import row_key, rows_by
 from rayhive.metrics.groups.convergence import evaluations
 from rayhive.metrics.logs import last_timeline
@@ -43,7 +43,7 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Replicate:
-    """What a report needs of one replicate.
+    """Data of one replicate for the sections of a report.
 
     Attributes:
         row: Its row.
@@ -145,7 +145,7 @@ def replicate_place(folder: Path, row: Row) -> Path:
 
 
 def replicate_data(place: Path, row: Row, timeline: Timeline) -> Replicate:
-    """Return what a report needs of one replicate."""
+    """Return the data of one replicate."""
     ready = timeline.first(PeerReady)
     return Replicate(
         row,
@@ -167,7 +167,7 @@ def _curve(timeline: Timeline) -> Iterator[CurvePoint]:
 def _sent_by_round(timeline: Timeline) -> dict[int, int] | None:
     """Return the payload of all peers by round [bytes]; None if a count is not recorded."""
     sent: dict[int, int] = {}
-    for event in (*timeline.of(Round), *timeline.of(StateRound)):
+    for event in timeline.averagings:
         if event.sent_bytes is None and (event.group_size or 1) > 1:
             return None
         sent[event.round] = sent.get(event.round, 0) + (event.sent_bytes or 0)

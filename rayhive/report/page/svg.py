@@ -15,6 +15,8 @@ from rayhive.report.numbers import number_text
 
 #: Number of colours in the style sheet.
 COLOURS = 8
+#: Points up to which a line has dots, since it may be too short to be seen.
+FEW = 3
 Point = tuple[float, float]
 
 
@@ -112,7 +114,7 @@ class Chart:
 
     Attributes:
         title: Heading of the chart.
-        about: Description for readers who do not see the chart.
+        about: Description of the chart for screen readers.
         x: Limits of the horizontal axis.
         y: Limits of the vertical axis.
         x_label: Name and unit of the horizontal axis.
@@ -144,15 +146,19 @@ class Chart:
 
     def __post_init__(self) -> None:
         self.right, self.top, self.bottom = self.width - 10, 12.0, self.height - 40
-        self.to_x = Scale(*self.x, self.left, self.right, self.log_x)
         self.to_y = Scale(*self.y, self.bottom, self.top, self.log_y)
+        if self.y_ticks:
+            longest = max((len(tick_text(value)) for value in self._y_ticks()), default=0)
+            self.left = max(self.left, 26 + 6.5 * longest)
+        self.to_x = Scale(*self.x, self.left, self.right, self.log_x)
         self._axes()
 
     def line(self, points: Sequence[Point], style: str, title: str = "") -> None:
         """Draw a line through points."""
-        if len(points) == 1:
-            self.dot(points[0], style, title)
-        elif points:
+        if len(points) <= FEW:
+            for point in points:
+                self.dot(point, style, title, 3)
+        if points:
             path = "M" + "L".join(f"{self.to_x(x):.1f} {self.to_y(y):.1f}" for x, y in points)
             self._add("path", {"class": f"line {style}", "d": path}, title)
 
@@ -180,7 +186,10 @@ class Chart:
 
     def box(self, a: Point, b: Point, style: str, title: str = "") -> None:
         """Fill the rectangle between two corners."""
-        xs, ys = sorted((self.to_x(a[0]), self.to_x(b[0]))), sorted((self.to_y(a[1]), self.to_y(b[1])))
+        xs, ys = (
+            sorted((self.to_x(a[0]), self.to_x(b[0]))),
+            sorted((self.to_y(a[1]), self.to_y(b[1]))),
+        )
         size: dict[str, str | float] = {
             "x": _c(xs[0]),
             "y": _c(ys[0]),
@@ -203,7 +212,7 @@ class Chart:
             self._rule(x, self.top, x, self.bottom)
             self._write(x, self.bottom + 14, tick_text(value), "middle")
         if self.y_ticks:
-            for value in self.to_y.ticks(max(2, int(self.height / 55))):
+            for value in self._y_ticks():
                 y = self.to_y(value)
                 self._rule(self.left, y, self.right, y)
                 self._write(self.left - 6, y + 4, tick_text(value), "end")
@@ -214,6 +223,9 @@ class Chart:
             self.shapes.append(
                 Shape("text", {"class": "middle axis", "transform": at}, self.y_label)
             )
+
+    def _y_ticks(self) -> list[float]:
+        return self.to_y.ticks(max(2, int(self.height / 55)))
 
     def _rule(self, x1: float, y1: float, x2: float, y2: float) -> None:
         ends = {"x1": _c(x1), "y1": _c(y1), "x2": _c(x2), "y2": _c(y2)}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rayhive.columns import Column
+from rayhive.columns import Column, Row
+from rayhive.metrics.aggregate import ran
+from rayhive.metrics.folds import Mean
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.page.run_data import RunData
 from rayhive.report.table import EMPTY, build_table
@@ -91,17 +93,27 @@ def page_table(run: RunData) -> PageTable:
         PageColumn(column, n < model.keys or column.name in wanted, column.folded_type != "text")
         for n, column in enumerate(model.columns)
     )
-    chosen = [advice.row for advice in run.recommendations]
+    chosen = [advice.row for advice in run.recommendations if len(advice.candidates) > 1]
     lines = []
     for row, cells in zip(rows, model.rows, strict=True):
         found = []
         for each, cell in zip(columns, cells, strict=True):
             value = row.get(each.column.name)
-            text = NOT_RECORDED if cell.text == EMPTY and each.numeric else cell.text
+            text = empty_text(row, each.column) if cell.text == EMPTY else cell.text
             found.append(PageCell(text, "" if value is None else _sorted_by(value), cell.best))
         is_chosen = any(row is each for each in chosen)
         lines.append(PageRow(tuple(found), bool(row["pareto"]), is_chosen))
     return PageTable(model.title, columns, model.keys, tuple(lines), model.notes)
+
+
+def empty_text(row: Row, column: Column) -> str:
+    """Return the reason for which a row has no value in a column."""
+    of_faults = column.stage == "twin" or column.group == "faults" or column.name == "retention"
+    if column.group == "configuration" or (of_faults and row["scenario"] == NO_FAULTS):
+        return EMPTY
+    if isinstance(column.fold, Mean) and column.fold.missing == "bound" and row["reached"] == 0:
+        return f"not reached (0/{ran(row)})"
+    return NOT_RECORDED
 
 
 def _sorted_by(value: object) -> str:

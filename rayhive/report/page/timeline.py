@@ -172,7 +172,7 @@ def _throughput_chart(timeline: Timeline, ends: tuple[float, float]) -> Chart:
         width=WIDTH,
         height=170,
     )
-    chart.line([((n + 0.5) * step, rate) for n, rate in enumerate(rates)], "c1")
+    chart.line([((n + 0.5) * step, rate) for n, rate in enumerate(rates)], "c0")
     return chart
 
 

@@ -23,6 +23,14 @@ from rayhive.report.recommendation import (
 )
 from rayhive.report.table import bound_text, count_text
 
+#: Level of certainty in a few words.
+WORDS = {
+    "sure": "sure",
+    "likely": "likely",
+    "lead": "a lead",
+    "open": "it can't be told",
+    "none": "nothing to choose from",
+}
 #: Columns of the summary of the faults.
 FAULT_COLUMNS = (
     "faults_planned",
@@ -57,6 +65,8 @@ class Verdict:
 
     Attributes:
         conditions: The conditions; empty if the run has only one set.
+        use: Configuration that is recommended, or leads; empty for none.
+        short: Its certainty in a few words.
         headline: What to use.
         level: ``sure``, ``likely``, ``lead``, ``open`` or ``none``.
         certainty: How sure it is, and what that is computed from.
@@ -67,6 +77,8 @@ class Verdict:
     """
 
     conditions: str
+    use: str
+    short: str
     headline: str
     level: str
     certainty: str
@@ -78,7 +90,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class FaultSummary:
-    """What the faults of a run did.
+    """Summary of the faults of a run.
 
     Attributes:
         columns: Names of the columns.
@@ -98,6 +110,25 @@ def verdicts(run: RunData) -> list[Verdict]:
     ]
 
 
+def robust_choice(run: RunData) -> Cost | None:
+    """Return the configuration with the smallest regret over several scenarios; None without."""
+    rows = [row for row in run.results.folded if isinstance(row.get("regret"), (int, float))]
+    if len({row["configuration"] for row in rows}) < 2 or len({r["scenario"] for r in rows}) < 2:
+        return None
+    best = min(rows, key=lambda row: float(row["regret"] or 0))
+    name = next(iter(run.results.objectives))
+    column = find_column(name)
+    unit = f" {column.unit}" if column is not None and column.unit else ""
+    values = [
+        number_text(float(f"{float(best[each] or 0):.4g}")) for each in ("regret", "worst_case")
+    ]
+    return Cost(
+        str(best["configuration"]),
+        f"in no scenario more than {values[0]}{unit} from the best {name}; at worst "
+        f"{values[1]}{unit}",
+    )
+
+
 def rule_text(objectives: Mapping[str, str]) -> str:
     """Return the rule of the recommendation in words."""
     names = list(objectives)
@@ -115,10 +146,13 @@ def _verdict(advice: Recommendation, conditions: str) -> Verdict:
     row = advice.row
     if row is None:
         headline = "No recommendation: no configuration has every objective."
-        return Verdict(conditions, headline, "none", "", (), (), (), left_out)
+        return Verdict(conditions, "", "", headline, "none", "", (), (), (), left_out)
     level, headline, certainty = _certainty(advice, str(row["configuration"]))
+    share = "" if advice.certainty is None else f", {100 * advice.certainty:.0f} %"
     return Verdict(
         conditions,
+        str(row["configuration"]),
+        f"{WORDS[level]}{share}",
         headline,
         level,
         certainty,
@@ -132,13 +166,15 @@ def _verdict(advice: Recommendation, conditions: str) -> Verdict:
 def _certainty(advice: Recommendation, label: str) -> tuple[str, str, str]:
     """Return the level, the headline and the certainty in words."""
     if len(advice.candidates) == 1:
-        return "none", f"{label} is the only configuration with all objectives.", (
-            "There is nothing to compare it with."
-        )
+        return "none", f"{label} is the only configuration with all objectives.", ""
     if advice.certainty is None:
-        return "open", f"{label} is ahead, but nobody can say how surely.", (
-            "Each configuration has one replicate, so chance and difference cannot be told apart. "
-            "Two replicates more make an estimate possible: --set replicates=3."
+        return (
+            "open",
+            f"{label} is ahead, but nobody can say how surely.",
+            (
+                "Each configuration has one replicate, which tells nothing about chance. "
+                "Two replicates more make an estimate possible: --set replicates=3."
+            ),
         )
     seeds = count_text(advice.seeds, "common seed" if advice.paired else "replicate")
     basis = (
