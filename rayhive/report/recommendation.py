@@ -147,8 +147,7 @@ def _recommend(
     )
     spread = _spread(values, list(objectives), logs)
     draws = centre[None] if spread is None else _draws(centre, spread)
-    chosen = [_chosen(draw * signs, logs) for draw in draws]
-    shares = np.bincount(chosen, minlength=len(known)) / len(chosen)
+    shares = np.mean([_chosen(draw * signs, logs) for draw in draws], axis=0)
     first = int(np.argmax(shares))
     order = sorted(range(len(known)), key=lambda n: (n != first, -shares[n], n))
     candidates = tuple(
@@ -257,8 +256,8 @@ def _draws(centre: Array, spread: _Spread) -> Array:
     return draws
 
 
-def _chosen(costs: Array, logs: Sequence[bool]) -> int:
-    """Return the candidate that the rule chooses.
+def _chosen(costs: Array, logs: Sequence[bool]) -> Array:
+    """Return 1 for the candidate that the rule chooses and 0 for the others; equal ones share.
 
     Args:
         costs: Candidate x objective, smaller is better, logarithms where ``logs``.
@@ -269,7 +268,10 @@ def _chosen(costs: Array, logs: Sequence[bool]) -> int:
         column = costs[left, objective]
         margin = math.log1p(MARGIN) if logs[objective] else MARGIN * abs(column.min())
         left = left[column <= column.min() + margin]
-    return int(left[np.argmin(costs[left, -1])])
+    best = left[costs[left, -1] == costs[left, -1].min()]
+    shares = np.zeros(len(costs))
+    shares[best] = 1.0 / len(best)
+    return shares
 
 
 def _against(

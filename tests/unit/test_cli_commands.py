@@ -64,6 +64,7 @@ def test_help_imports_nothing_heavy() -> None:
         "results",
         "replay",
         "trace",
+        "report",
         "scenario",
         "testbed",
         "train",

@@ -157,7 +157,7 @@ def test_a_scenario_of_the_user_is_found_by_its_path(tmp_path: Path) -> None:
     assert found.scenario == "mine" and found.faults[0].kind == "kill"
 
 
-def test_the_wheel_has_the_library_and_the_traces(tmp_path: Path) -> None:
+def test_the_wheel_has_the_library_the_traces_and_the_templates(tmp_path: Path) -> None:
     pytest.importorskip("hatchling")
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
@@ -171,6 +171,8 @@ def test_the_wheel_has_the_library_and_the_traces(tmp_path: Path) -> None:
     for file in (ROOT / "rayhive" / "faults" / "traces" / "data").rglob("*.*"):
         assert str(file.relative_to(ROOT)) in names
     assert "rayhive/faults/traces/data/bamboo/LICENSE" in names
+    for file in (ROOT / "rayhive" / "report" / "page" / "templates").iterdir():
+        assert str(file.relative_to(ROOT)) in names
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     script = (

@@ -1,0 +1,308 @@
+"""HTML report: its sections, what is not recorded, hostile texts, and structure for everybody."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayhive.report.page.write import report_html, timeline_page, write_report
+from rayhive.report.results import Results, load_results
+from rayhive.spec import Configuration
+from rayhive.spec.swarm import Link, NodeClass
+from tests.fixtures.faulted import Story, kill_and_restart
+from tests.fixtures.html import Page
+from tests.fixtures.logs import Log, make_spec, write_replicate, write_run
+
+CODECS = ("none", "float16", "uniform8", "size_adaptive")
+HOSTILE = """</script><script>alert("1")</script><img src=x onerror='alert(2)'>&amp;"""
+SECTIONS = (
+    "recommendation", "table", "front", "loss", "time", "faults", "importance", "map",
+    "provenance", "reading",
+)  # fmt: skip
+
+
+def sweep(run: Path, **fields: Any) -> Path:
+    """Write a sweep of four configurations and two seeds; later ones are slower."""
+    logs = []
+    for trial, codec in enumerate(CODECS):
+        threshold = 1024 if codec == "size_adaptive" else None
+        for seed in (0, 1):
+            configuration = Configuration(codec=codec, threshold=threshold)
+            spec = make_spec(trial=trial, replicate=seed, configuration=configuration, **fields)
+            seconds = tuple(s * (1 + 0.2 * trial) * (1 + 0.01 * seed) for s in (2, 0.5, 0.6, 0.7))
+            losses = (1.0 + 0.1 * seed, 0.5 + 0.05 * trial)
+            logs.append(Log(spec, seconds=seconds, losses=losses))
+    return write_run(run, logs, {"samples_to_target": "minimize", "time_to_target_s": "minimize"})
+
+
+def page_of(run: Path) -> Page:
+    return Page(report_html(run, load_results(run)))
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Return the report of a sweep."""
+    return page_of(sweep(tmp_path_factory.mktemp("swept") / "run"))
+
+
+@pytest.fixture(scope="module")
+def faulted(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """Return the report of a scenario with its twin."""
+    run = write_run(tmp_path_factory.mktemp("faulted") / "run", [], {"samples_per_s": "maximize"})
+    kill_and_restart().write(run)
+    twin = Story()
+    twin.rounds(1.0, 2.0, 3.0, peers=("peer-0", "peer-1", "peer-2"))
+    twin.evaluate(4.0, ("peer-0", "peer-1", "peer-2"), 0.5, final=True)
+    twin.finish(4.0, ("peer-0", "peer-1", "peer-2"))
+    twin.end(5.0)
+    twin.write(run)
+    return page_of(run)
+
+
+# -- sections ----------------------------------------------------------------------------------
+
+
+def test_a_sweep_has_every_section(swept: Page, faulted: Page) -> None:
+    for page in (swept, faulted):
+        ids = [each.attributes.get("id") for each in page.all("section")]
+        assert ids == list(SECTIONS)
+
+
+def test_the_first_section_recommends_with_certainty_and_cost(swept: Page) -> None:
+    words = swept.words("recommendation")
+    assert "Use none" in words
+    assert "Certainty. Sure: 100 %." in words and "2 common seeds of 4 configurations" in words
+    assert "Cost. Committed samples until the target was reached 512" in words
+    assert "within 10 % of the lowest samples_to_target, the one with the lowest" in words
+
+
+def test_the_table_holds_every_row_with_values_to_sort_by(swept: Page) -> None:
+    heads = [each for each in swept.all("th") if each.attributes.get("data-numeric")]
+    names = [" ".join(each.text.split()).partition(" ")[0] for each in heads]
+    assert names[0] == "configuration" and "samples_per_s" in names and "hardware" not in names
+    assert [name for name in names if "time_to_target_s" in name] == ["time_to_target_s"]
+    numeric = [each for each in swept.all("td") if each.attributes.get("data-value")]
+    assert len({each.attributes["data-value"] for each in numeric}) > 20
+    assert "4 rows of 8 replicates" in swept.words("table")
+    assert "recommended" in swept.words("table")
+
+
+def test_loss_is_drawn_against_time_samples_and_bytes(swept: Page) -> None:
+    drawn = [each.text.strip() for each in swept.all("h4")]
+    assert drawn == ["Loss against time", "Loss against samples", "Loss against bytes"]
+    bands = [e for e in swept.all("path") if e.attributes.get("class", "").startswith("band")]
+    assert len(bands) == 3 * len(CODECS)
+
+
+def test_the_classes_of_the_wall_time_add_up(swept: Page) -> None:
+    words = swept.words("time")
+    shares = [float(each) for each in re.findall(r"([\d.]+) %", words)]
+    assert sum(shares) == pytest.approx(100 * len(CODECS), abs=2)
+
+
+def test_the_importance_names_the_axis_that_differs(swept: Page) -> None:
+    words = swept.words("importance")
+    assert "codec" in words and "give a hint only" in words
+    assert "With one value only:" in words and "powersgd_rank" in words
+
+
+def test_the_provenance_has_commands_and_the_study(swept: Page) -> None:
+    words = swept.words("provenance")
+    assert "git revision abc1234" in words and "rayhive sweep" in words
+    assert "--replicate 0 --scenario none" in words and "objectives:" in words
+
+
+def test_the_faults_of_a_scenario_are_drawn_over_its_throughput(faulted: Page) -> None:
+    words = faulted.words("faults")
+    assert "story, none, seed 0: completed after 13 s" in words
+    assert "kill on peer-1" in words and "verified" in words and "1.30 s" in words
+    assert "peer-1.1 starts because of f0" in words
+    assert "4.50 s f0 kill on peer-1 fires, 0.00 s late" in words
+    summary = faulted.words("recommendation")
+    assert "No recommendation" in summary and "story · none" in summary
+    charts = [
+        each.attributes["aria-label"] for each in faulted.all("svg") if "role" in each.attributes
+    ]
+    assert any(label.startswith("Throughput. Committed samples per second") for label in charts)
+
+
+def test_a_picture_of_one_replicate_is_a_page_of_its_own(tmp_path: Path) -> None:
+    html = timeline_page(kill_and_restart().write(tmp_path))
+    assert html is not None
+    page = Page(html)
+    assert page.all("h1")[0].text.startswith("story, none, seed 0")
+    log = Log(state="failed")
+    log.of_peer = lambda peer: []  # type: ignore[method-assign]
+    assert timeline_page(log.write(tmp_path / "never")) is None
+
+
+# -- the map -----------------------------------------------------------------------------------
+
+
+def shaped(run: Path, rate: float, faulted: bool) -> None:
+    """Write two configurations over links of one rate, of which a slow link prefers the second."""
+    for trial, codec in enumerate(("none", "float16")):
+        for seed in (0, 1):
+            story = kill_and_restart(
+                trial=trial + int(rate), replicate=seed, configuration=Configuration(codec=codec),
+            ) if faulted else Story(
+                trial=trial + int(rate), replicate=seed, configuration=Configuration(codec=codec),
+            )  # fmt: skip
+            everybody = ("peer-0", "peer-1", "peer-2")
+            if not faulted:
+                slow = 3.0 if (codec == "none") == (rate < 50) else 1.0
+                story.rounds(*(slow * (n + 0.01 * seed) for n in (1, 2, 3, 4)), peers=everybody)
+                story.finish(5 * slow, everybody)
+                story.end(6 * slow)
+            link = Link(rate_mbit=rate, delay_ms=10)
+            classes = {"all": NodeClass(count=3, link=link)}
+            swarm = story.spec.swarm.model_copy(update={"node_classes": classes})
+            spec = story.spec.model_copy(update={"swarm": swarm})
+            events = [
+                {**event, "spec": spec.model_dump(mode="json")} if "spec" in event else event
+                for event in story.events
+            ]
+            write_replicate(run, spec, events)
+
+
+def test_the_map_shows_the_winner_of_each_link_and_failure_rate(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [], {"samples_per_s": "maximize"})
+    for rate in (10.0, 100.0):
+        for with_faults in (False, True):
+            shaped(run, rate, with_faults)
+    page = page_of(run)
+    classes = [each.attributes.get("class", "") for each in page.all("rect")]
+    assert sum(name.startswith("cell") for name in classes) > 500 and "hatched" in classes
+    words = page.words("map")
+    assert re.search("none 10 0 float16 100 %", words) and re.search("none 100 0 none 100 %", words)
+    assert "extrapolated: outside the measured range" in words
+    # equal under faults, so that neither is better
+    assert "story 10 92.3 none 50 %" in words
+
+
+def test_without_rates_the_map_says_what_is_missing(swept: Page) -> None:
+    words = swept.words("map")
+    assert "No map: this run has no measured rate of a link" in words
+    assert "svg" not in words
+
+
+# -- what is not recorded ----------------------------------------------------------------------
+
+
+def test_missing_counts_are_not_recorded_and_not_zero(tmp_path: Path) -> None:
+    log = Log()
+    events = log.events()
+    for event in events:
+        for name in ("sent_bytes", "averaging_s", "seconds", "update_s"):
+            if event["kind"] in ("round", "state_round", "transition"):
+                event.pop(name, None)
+        if event["kind"] == "transition":
+            event["seconds"] = 0.5
+    run = write_run(tmp_path / "run", [])
+    write_replicate(run, log.spec, events)
+    page = page_of(run)
+    assert "Loss against bytes: not recorded" in page.words("loss")
+    phases = page.words("time")
+    assert phases.count("not recorded") >= 3 and " 0.0 ms" not in phases
+
+
+def test_a_folder_without_a_study_has_a_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [Log()])
+    (run / "sweep.yaml").unlink()
+    words = page_of(run)
+    assert "the folder has no study with objectives" in words.words("recommendation")
+    assert "The study is not recorded." in words.words("provenance")
+    alone = page_of(run / "trials" / "0" / "r0-none")
+    assert "1 replicates: 1 completed" in " ".join(alone.all("header")[0].text.split())
+
+
+def test_a_sweep_without_a_finished_replicate_has_a_report(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "run", [Log(state=None)]))
+    assert "No row yet." in page.words("table")
+    empty = page_of(write_run(tmp_path / "empty", []))
+    assert "No replicate has finished yet." in empty.words("recommendation")
+
+
+def test_a_missed_target_is_not_reached(tmp_path: Path) -> None:
+    other = make_spec(trial=1, configuration=Configuration(codec="float16"))
+    page = page_of(write_run(tmp_path / "run", [Log(), Log(other, accuracies=(0.1, 0.2))]))
+    assert "not reached (0/1)" in page.words("table")
+    assert "float16: 0 of 1 replicates reached the target" in page.words("recommendation")
+
+
+# -- safety and access -------------------------------------------------------------------------
+
+
+def hostile(run: Path) -> tuple[Path, Results]:
+    """Return a sweep in which every text that a user chooses is hostile."""
+    results = load_results(sweep(run))
+    rows = tuple(
+        {**row, "configuration": f"{HOSTILE}{row['codec']}", "workload": HOSTILE, "link": HOSTILE}
+        for row in results.rows
+    )
+    (run / "sweep.yaml").write_text(f"name: {HOSTILE!r}\n", encoding="utf-8")
+    (run / "provenance.json").write_text('{"link": "<script>alert(3)</script>"}', encoding="utf-8")
+    return run, replace(results, name=HOSTILE, rows=rows)
+
+
+def test_texts_of_the_user_stay_texts(tmp_path: Path) -> None:
+    run, results = hostile(tmp_path / "run")
+    page = Page(report_html(run, results))
+    assert len(page.all("script")) == 1 and not page.all("img")
+    assert page.all("h1")[0].text.strip() == HOSTILE
+    assert HOSTILE in page.words("recommendation") and HOSTILE in page.words("table")
+    handlers = [name for each in page.elements for name in each.attributes if name.startswith("on")]
+    assert handlers == []
+
+
+def references(page: Page) -> Iterator[str]:
+    """Yield everything that a page could load."""
+    for element in page.elements:
+        for name in ("src", "href", "action", "data", "srcset", "poster", "xlink:href"):
+            if name in element.attributes:
+                yield element.attributes[name]
+        if element.tag == "style":
+            yield from re.findall(r"url\((.*?)\)|@import\s+(\S+)", element.text)
+    yield from ()
+
+
+def test_the_page_refers_to_nothing_outside_itself(swept: Page, faulted: Page) -> None:
+    for page in (swept, faulted):
+        found = [each if isinstance(each, str) else "".join(each) for each in references(page)]
+        assert found and all(each.startswith("#") for each in found)
+        targets = {each.attributes.get("id") for each in page.elements}
+        assert {each.removeprefix("#") for each in found if each != "#hatch"} <= targets
+        (policy,) = [m for m in page.all("meta") if "http-equiv" in m.attributes]
+        assert policy.attributes["content"].startswith("default-src 'none'")
+
+
+def test_the_structure_is_readable_without_seeing_it(swept: Page, faulted: Page) -> None:
+    for page in (swept, faulted):
+        levels = [int(each.tag[1]) for each in page.all("h1", "h2", "h3", "h4")]
+        assert levels.count(1) == 1 and levels[0] == 1
+        assert all(b - a <= 2 for a, b in pairwise(levels))
+        assert page.all("html")[0].attributes["lang"] == "en" and len(page.all("main")) == 1
+        for picture in page.all("svg"):
+            if "aria-hidden" not in picture.attributes:
+                assert picture.attributes["role"] == "img" and picture.attributes["aria-label"]
+        for head in page.all("th"):
+            assert head.attributes.get("scope") in ("row", "col")
+        for each in page.all("input"):
+            assert "label" in each.inside
+        ids = [each.attributes["id"] for each in page.elements if "id" in each.attributes]
+        assert len(ids) == len(set(ids))
+
+
+def test_the_file_is_written_in_one_step_and_reloads_only_if_asked(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [Log()])
+    write_report(run, tmp_path / "report.html", reload_s=5.0)
+    assert 'data-reload="5.0"' in (tmp_path / "report.html").read_text(encoding="utf-8")
+    write_report(run, tmp_path / "report.html")
+    assert "data-reload=" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["report.html"]
