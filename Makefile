@@ -56,12 +56,12 @@ clean: ## remove what the tools leave behind; .venv and runs stay
 .venv/.runtime: pyproject.toml constraints.txt
 	@echo 'rayhive: installing into .venv; a minute or two on a fresh machine ...'
 	@$(PYTHON) -m venv .venv
-	@$(PIP) -e '.[report,fast]'
+	@$(PIP) -e '.[fast]'
 	@touch $@
 
 .venv/.dev: .venv/.runtime
 	@echo 'rayhive: adding the tools of development to .venv ...'
-	@$(PIP) -e '.[report,fast,dev]'
+	@$(PIP) -e '.[fast,dev]'
 	@touch $@
 
 .venv/.docs: .venv/.runtime

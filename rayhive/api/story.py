@@ -13,7 +13,6 @@ from rayhive.columns import Row
 from rayhive.events import BarrierReleased, Event, InvariantChecked, load_event
 from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.rows import NO_FAULTS
-from rayhive.report import timeline_picture
 from rayhive.report.table import bound_text
 from rayhive.report.timeline_text import event_text, timeline_lines
 from rayhive.spec.replicate import ReplicateSpec
@@ -60,10 +59,12 @@ class Story:
         """Write the timeline as an HTML file into the folder, and return its path.
 
         Raises:
-            RayhiveError: Plotly is missing, or the replicate cannot be drawn.
+            RayhiveError: The replicate cannot be drawn.
         """
+        from rayhive.report.page import write
+
         picture = self.folder / "timeline.html"
-        timeline_picture.write_timeline_picture(self.folder, picture)
+        write.write_timeline_picture(self.folder, picture)
         return picture
 
 

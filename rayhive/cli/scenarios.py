@@ -152,7 +152,8 @@ def print_stories(run: Run, always: bool = False) -> bool:
 
 def _print_notice_grid(run: Run) -> None:
     """Print goodput against the length of the notice, if the run has several lengths."""
-    from rayhive.report.notice_grid import notice_html, notice_lines
+    from rayhive.report.notice_grid import notice_lines
+    from rayhive.report.page.write import notice_html
 
     points = run.notice_grid()
     if points:

@@ -11,7 +11,6 @@ from typing import Any
 from rayhive.errors import RayhiveError
 from rayhive.report.numbers import estimate_text
 from rayhive.report.results import load_results
-from rayhive.report.timeline_picture import import_plotly
 
 #: Names of the scenarios of the grid, which end with the length of the notice [s].
 SCENARIO = re.compile(r"preempt-notice-(\d+(?:\.\d+)?)s?")
@@ -49,9 +48,15 @@ def notice_grid(folder: str | Path) -> list[GridPoint]:
         ConfigError: ``folder`` is no run folder.
         RayhiveError: It has no finished replicate of a scenario ``preempt-notice-SECONDS``.
     """
-    points = [point for row in load_results(folder).folded if (point := _point(row)) is not None]
+    points = notice_points(load_results(folder).folded)
     if not points:
         raise RayhiveError(f"{folder}: no replicate of a preempt-notice-SECONDS scenario finished")
+    return points
+
+
+def notice_points(rows: Iterable[Mapping[str, Any]]) -> list[GridPoint]:
+    """Return the grid of rows of the results table, sorted; empty without such scenarios."""
+    points = [point for row in rows if (point := _point(row)) is not None]
     return sorted(points, key=lambda point: (point.configuration, point.notice_s))
 
 
@@ -86,41 +91,3 @@ def notice_lines(points: Iterable[GridPoint]) -> list[str]:
             f"| {'-' if point.samples_lost is None else point.samples_lost} |"
         )
     return lines
-
-
-def notice_html(points: Iterable[GridPoint]) -> str:
-    """Return the grid as one HTML page: goodput and its interval against the notice.
-
-    Raises:
-        RayhiveError: plotly is not installed.
-    """
-    graph = import_plotly("graph_objects")
-    points = list(points)
-    figure = graph.Figure()
-    for name in dict.fromkeys(point.configuration for point in points):
-        curve = [point for point in points if point.configuration == name]
-        figure.add_trace(
-            graph.Scatter(
-                x=[point.notice_s for point in curve],
-                y=[point.goodput for point in curve],
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": [_arm(point.high, point.goodput) for point in curve],
-                    "arrayminus": [_arm(point.goodput, point.low) for point in curve],
-                },
-                name=name,
-                mode="lines+markers",
-            )
-        )
-    figure.update_layout(
-        title="Goodput against the notice before preemption (95 % intervals)",
-        template="plotly_white",
-        xaxis_title="notice [s]",
-        yaxis_title="committed / computed samples",
-    )
-    return str(figure.to_html(full_html=True, include_plotlyjs=True))
-
-
-def _arm(high: float | None, low: float | None) -> float:
-    return 0.0 if high is None or low is None else high - low

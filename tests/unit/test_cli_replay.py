@@ -28,7 +28,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[ReplicateSpec]:
         specs.append(spec)
 
     monkeypatch.setattr("rayhive.api.scenarios.run_again", run_again)
-    monkeypatch.setattr("rayhive.report.timeline_picture.write_timeline_picture", lambda *_: None)
+    monkeypatch.setattr("rayhive.report.page.write.write_timeline_picture", lambda *_: None)
     return specs
 
 

@@ -27,7 +27,7 @@ from tests.leaks import TOKEN_VARIABLE, Watch, survivors
 tomllib = pytest.importorskip("tomllib")
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("dev", "docs", "report")
+EXTRAS = ("dev", "docs")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rayhive.report.page.write import report_html, timeline_page, write_report
+from rayhive.report.page.write import report_html, write_report
 from rayhive.report.results import Results, load_results
 from rayhive.spec import Configuration
 from rayhive.spec.swarm import Link, NodeClass
@@ -130,16 +130,6 @@ def test_the_faults_of_a_scenario_are_drawn_over_its_throughput(faulted: Page) -
         each.attributes["aria-label"] for each in faulted.all("svg") if "role" in each.attributes
     ]
     assert any(label.startswith("Throughput. Committed samples per second") for label in charts)
-
-
-def test_a_picture_of_one_replicate_is_a_page_of_its_own(tmp_path: Path) -> None:
-    html = timeline_page(kill_and_restart().write(tmp_path))
-    assert html is not None
-    page = Page(html)
-    assert page.all("h1")[0].text.startswith("story, none, seed 0")
-    log = Log(state="failed")
-    log.of_peer = lambda peer: []  # type: ignore[method-assign]
-    assert timeline_page(log.write(tmp_path / "never")) is None
 
 
 # -- the map -----------------------------------------------------------------------------------

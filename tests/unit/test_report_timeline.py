@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,15 +20,14 @@ from rayhive.events import (
     Progress,
     Rejected,
 )
-from rayhive.report.notice_grid import notice_grid, notice_html, notice_lines
-from rayhive.report.timeline_picture import (
-    lanes,
-    loss_points,
-    timeline_html,
-    write_timeline_picture,
-)
+from rayhive.report.notice_grid import notice_grid, notice_lines
+from rayhive.report.page.svg import Chart
+from rayhive.report.page.timeline import timeline_charts
+from rayhive.report.page.write import notice_html, timeline_html, write_timeline_picture
+from rayhive.report.timeline_lanes import lanes, loss_points
 from rayhive.report.timeline_text import event_text, throughput, timeline_lines
 from tests.fixtures.faulted import ALL, REST, Story, kill_and_restart, planned
+from tests.fixtures.html import Page
 from tests.fixtures.logs import Log, timeline_of, write_run
 
 # -- text --------------------------------------------------------------------------------------
@@ -128,41 +125,65 @@ def test_throughput_is_the_samples_of_rounds_spread_over_them() -> None:
 # -- picture -----------------------------------------------------------------------------------
 
 
-def figure(html: str) -> tuple[list[dict], dict]:
-    """Return the traces and the layout of the figure in a page."""
-    found = re.search(r"Plotly\.newPlot\(\s*\"[^\"]+\",\s*", html)
-    assert found is not None
-    decoder = json.JSONDecoder()
-    traces, end = decoder.raw_decode(html, found.end())
-    layout, _ = decoder.raw_decode(html, re.compile(r",\s*").match(html, end).end())  # type: ignore[union-attr]
-    return traces, layout
+def shapes(chart: Chart, style: str) -> list[dict[str, str | float]]:
+    """Return the attributes of the shapes of a chart whose class begins with ``style``."""
+    return [
+        shape.attributes
+        for shape in chart.shapes
+        if str(shape.attributes.get("class", "")).split(" ")[-1] == style
+    ]
 
 
 def test_the_picture_has_loss_throughput_lanes_and_fault_windows(tmp_path: Path) -> None:
     story = kill_and_restart()
     story.evaluate(9.0, REST, loss=0.3)
     write_timeline_picture(story.write(tmp_path), tmp_path / "picture.html")
-    html = (tmp_path / "picture.html").read_text(encoding="utf-8")
-    assert not re.search(r"<(script|link)[^>]+(src|href)=", html), "it needs nothing else"
-    traces, layout = figure(html)
-    assert {t["name"] for t in traces} >= {"held out", "committed samples/s", "averaged"}
-    shaded = [shape for shape in layout["shapes"] if shape["type"] == "rect"]
-    assert len(shaded) == 1
-    assert (shaded[0]["yref"], shaded[0]["y0"], shaded[0]["y1"]) == ("paper", 0, 1)  # all rows
-    assert (shaded[0]["x0"], shaded[0]["x1"]) == pytest.approx((4.5, 5.8), abs=1e-6)
-    texts = {note["text"] for note in layout["annotations"]}
-    assert {"f0 kill", "f0 detected", "f0 throughput back", "peer-1.1 back"} <= texts
+    page = Page((tmp_path / "picture.html").read_text(encoding="utf-8"))
+    assert not [
+        each for each in page.elements if {"src", "href"} & each.attributes.keys() - {"href"}
+    ]
+    labels = [
+        each.attributes["aria-label"] for each in page.all("svg") if "role" in each.attributes
+    ]
+    assert [label.partition(".")[0] for label in labels] == ["Loss", "Throughput", "Replicas"]
+    assert page.all("h1")[0].text.startswith("story, none, seed 0: completed after 13 s")
 
 
-def test_a_fault_is_shaded_until_it_is_healed(tmp_path: Path) -> None:
+def test_a_fault_is_shaded_over_all_charts_until_throughput_is_back() -> None:
+    picture = timeline_charts(kill_and_restart().timeline)
+    for chart in picture.charts:
+        (shaded,) = shapes(chart, "fault")
+        (back,) = shapes(chart, "back")
+        ends = [chart.to_x(4.5), chart.to_x(5.8)]
+        width = float(shaded["width"])
+        assert [shaded["x"], float(shaded["x"]) + width] == pytest.approx(ends, abs=0.2)
+        assert back["x1"] == pytest.approx(ends[1], abs=0.1)
+        assert shaded["height"] == pytest.approx(chart.bottom - chart.top, abs=0.2)
+    (fault, rejoin) = picture.faults
+    assert (fault.name, fault.what, fault.at) == ("f0", "kill on peer-1", "4.5 s")
+    assert (fault.proof, fault.went_on, fault.recovered) == ("verified", "1.30 s", "1.30 s")
+    assert rejoin.recovered == "contributes after 5.80 s"
+
+
+def test_a_fault_is_shaded_until_it_is_healed() -> None:
     story = Story([planned(kind="pause", heal_after_s=2.0)])
     story.rounds(1.0, 2.0, peers=ALL)
     story.fire(2.0, 0, ["peer-1"])
     story.heal(4.0, 0, ["peer-1"])
     story.rounds(5.0, peers=ALL)
     story.finish(5.0, ALL)
-    _, layout = figure(timeline_html(story.timeline))
-    assert {s["x1"] for s in layout["shapes"] if s["type"] == "rect"} == {4.0}
+    chart = timeline_charts(story.timeline).charts[0]
+    (shaded,) = shapes(chart, "fault")
+    end = float(shaded["x"]) + float(shaded["width"])
+    assert end == pytest.approx(chart.to_x(4.0), abs=0.2)
+
+
+def test_thousands_of_bars_are_joined() -> None:
+    story = Story()
+    story.rounds(*(0.5 * n for n in range(1, 601)), peers=ALL)
+    story.finish(301.0, ALL)
+    lane = timeline_charts(story.timeline).charts[-1]
+    assert len(shapes(lane, "act-averaged")) == len(ALL)
 
 
 def test_lanes_show_the_activity_of_each_replica() -> None:
@@ -205,13 +226,6 @@ def test_a_picture_without_training_is_an_error() -> None:
         timeline_html(timeline_of(log.spec, log.head()))
 
 
-def test_without_plotly_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    monkeypatch.delitem(sys.modules, "plotly.graph_objects", raising=False)
-    with pytest.raises(RayhiveError, match=r"rayhive\[report\]"):
-        timeline_html(kill_and_restart().timeline)
-
-
 # -- notices -----------------------------------------------------------------------------------
 
 
@@ -244,10 +258,10 @@ def test_the_grid_is_goodput_against_notice(tmp_path: Path) -> None:
     lines = notice_lines(points)
     assert len(lines) == 5
     assert lines[-1] == "| none | 15 | 2 | 1 | - | 0 |"
-    traces, _ = figure(notice_html(points))
-    (trace,) = traces
-    assert trace["name"] == "none"
-    assert len(trace["error_y"]["array"]) == 3 or "bdata" in trace["error_y"]["array"]
+    page = Page(notice_html(points))
+    drawn = [each.attributes["class"] for each in page.all("circle", "line")]
+    assert drawn.count("dot c0") == 3 and drawn.count("line whisker c0") == 2
+    assert [each.text.strip() for each in page.all("th")][-3:] == ["none"] * 3
 
 
 def test_a_run_without_notice_scenarios_is_an_error(tmp_path: Path) -> None:

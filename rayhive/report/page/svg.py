@@ -153,9 +153,9 @@ class Chart:
         self.to_x = Scale(*self.x, self.left, self.right, self.log_x)
         self._axes()
 
-    def line(self, points: Sequence[Point], style: str, title: str = "") -> None:
-        """Draw a line through points."""
-        if len(points) <= FEW:
+    def line(self, points: Sequence[Point], style: str, title: str = "", dots: bool = True) -> None:
+        """Draw a line through points, with dots if there are few and ``dots`` is true."""
+        if dots and len(points) <= FEW:
             for point in points:
                 self.dot(point, style, title, 3)
         if points:

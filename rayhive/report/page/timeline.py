@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 
 from rayhive.errors import DamagedError
 from rayhive.events import FaultFired, InvariantChecked
@@ -15,7 +14,7 @@ from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.numbers import number_text
 from rayhive.report.page.run_data import Replicate, RunData
 from rayhive.report.page.svg import Chart, limits
-from rayhive.report.timeline_picture import ACTIVITIES, Bar, lanes, loss_points
+from rayhive.report.timeline_lanes import ACTIVITIES, Bar, lanes, loss_points
 from rayhive.report.timeline_text import event_text, throughput
 from rayhive.timeline import Timeline
 
@@ -128,16 +127,6 @@ def timeline_charts(timeline: Timeline) -> TimelinePicture:
     )
 
 
-def picture_of_folder(folder: str | Path) -> TimelinePicture | None:
-    """Return the picture of a replicate's folder; None if it never trained.
-
-    Raises:
-        RayhiveError: The events or the spec cannot be read.
-    """
-    timeline = last_timeline(folder)
-    return None if timeline.span is None else timeline_charts(timeline)
-
-
 def _loss_chart(timeline: Timeline, ends: tuple[float, float]) -> Chart:
     points = loss_points(timeline)
     values = [loss for line in points.values() for _, loss in line]
@@ -152,7 +141,7 @@ def _loss_chart(timeline: Timeline, ends: tuple[float, float]) -> Chart:
         height=190,
     )
     for (name, line), style in zip(points.items(), ("c6 thin", "c0"), strict=True):
-        chart.line(line, style, name)
+        chart.line(line, style, name, dots=style != "c0")
         if style == "c0":
             for at in line:
                 chart.dot(at, style, f"held out: {number_text(at[1])} at {at[0]:.1f} s", 2.5)

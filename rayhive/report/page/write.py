@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,23 @@ import jinja2
 from markupsafe import Markup
 
 import rayhive
+from rayhive.errors import RayhiveError
 from rayhive.files import write_atomically
+from rayhive.metrics.logs import last_timeline
+from rayhive.report.notice_grid import GridPoint
 from rayhive.report.page.curves import loss_charts
 from rayhive.report.page.front import front_charts
 from rayhive.report.page.importance import importances
+from rayhive.report.page.notice import notice_chart, notices_of
 from rayhive.report.page.provenance import provenance
 from rayhive.report.page.round_time import PHASES, time_rows
 from rayhive.report.page.run_data import RunData, read_run
 from rayhive.report.page.table import page_table
-from rayhive.report.page.timeline import fault_pictures, picture_of_folder
+from rayhive.report.page.timeline import fault_pictures, timeline_charts
 from rayhive.report.page.verdict import fault_summary, robust_choice, rule_text, verdicts
 from rayhive.report.page.winner_map import winner_map
 from rayhive.report.results import Results, load_results
+from rayhive.timeline import Timeline
 
 #: Name of the report in a run folder.
 REPORT = "report.html"
@@ -73,6 +78,7 @@ def report_html(folder: Path, results: Results, *, reload_s: float | None = None
         phases=PHASES,
         pictures=pictures,
         pictures_left_out=left_out,
+        notices_of_run=notices_of(run),
         importances=importances(run),
         map=winner_map(run),
         provenance=provenance(run),
@@ -80,16 +86,31 @@ def report_html(folder: Path, results: Results, *, reload_s: float | None = None
     )
 
 
-def timeline_page(folder: str | Path) -> str | None:
-    """Return the picture of a replicate as one HTML page; None if it never trained.
+def write_timeline_picture(folder: str | Path, path: str | Path) -> None:
+    """Write the picture of a replicate as one HTML file without external resources.
 
     Raises:
-        RayhiveError: The events or the spec cannot be read.
+        RayhiveError: The events cannot be read, or the replicate never trained.
     """
-    picture = picture_of_folder(folder)
-    if picture is None:
-        return None
+    Path(path).write_text(timeline_html(last_timeline(folder)), encoding="utf-8")
+
+
+def timeline_html(timeline: Timeline) -> str:
+    """Return the picture of a replicate as one HTML page.
+
+    Raises:
+        RayhiveError: The replicate never trained.
+    """
+    if timeline.span is None:
+        raise RayhiveError("no picture: the replicate never trained")
+    picture = timeline_charts(timeline)
     return _page("timeline.html", title=picture.title, reload_s=None, picture=picture)
+
+
+def notice_html(points: Iterable[GridPoint]) -> str:
+    """Return the notice grid as one HTML page: goodput and its interval against the notice."""
+    grid = notice_chart(list(points))
+    return _page("notice.html", title=grid.chart.title, reload_s=None, grid=grid)
 
 
 def _states(run: RunData) -> Mapping[str, int]:
