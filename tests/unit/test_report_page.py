@@ -222,7 +222,7 @@ def test_a_sweep_without_a_finished_replicate_has_a_report(tmp_path: Path) -> No
 def test_a_missed_target_is_not_reached(tmp_path: Path) -> None:
     other = make_spec(trial=1, configuration=Configuration(codec="float16"))
     page = page_of(write_run(tmp_path / "run", [Log(), Log(other, accuracies=(0.1, 0.2))]))
-    assert "not reached (0/1)" in page.words("table")
+    assert "missed (0/1)" in page.words("table")
     assert "float16: 0 of 1 replicates reached the target" in page.words("recommendation")
 
 

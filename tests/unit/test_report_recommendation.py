@@ -140,9 +140,11 @@ def test_every_set_of_conditions_has_its_own_recommendation() -> None:
 
 
 def test_objectives_that_are_not_positive_are_compared_by_difference() -> None:
-    found = results({"none": [-1.0, -1.5], "float16": [0.5, 0.0]}, {"none": 1.0, "float16": 1.0})
-    (advice,) = recommendations(found)
-    ratio = advice.candidates[1].against[TIME]
+    found = results({"none": [1.0, 1.0], "float16": [1.0, 1.0]}, {"none": 1.0, "float16": 1.0})
+    losses = {("none", 0): -1.0, ("none", 1): -1.5, ("float16", 0): 0.5, ("float16", 1): 0.0}
+    rows = [{**row, "final_loss": losses[str(row["codec"]), row["seed"]]} for row in found.rows]
+    (advice,) = recommendations(Results("study", {"final_loss": "minimize"}, tuple(rows)))
+    ratio = advice.candidates[1].against["final_loss"]
     assert not ratio.relative and ratio.value == -1.5
 
 

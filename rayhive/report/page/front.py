@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from rayhive.columns import BOUNDS, Row, find_column
-from rayhive.report.numbers import estimate_text
+from rayhive.metrics.aggregate import is_censored
 from rayhive.report.page.run_data import RunData, labels
 from rayhive.report.page.svg import Chart, Point, limits
 from rayhive.report.recommendation import Recommendation
+from rayhive.report.table import value_text
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def _of_group(run: RunData, rows: Sequence[Row], advice: Recommendation) -> Fron
             name,
             _style(row, advice),
             _mark(row, advice),
-            tuple(value_text(row, each) for each in objectives),
+            tuple(objective_text(row, each) for each in objectives),
         )
         for number, (row, name) in enumerate(zip(known, names, strict=True), 1)
     )
@@ -178,15 +179,12 @@ def axis_title(name: str) -> str:
     return f"{name} [{column.unit}]" if column is not None and column.unit else name
 
 
-def value_text(row: Row, name: str) -> str:
-    """Return a value with the half-width of its interval; an unknown one as "not recorded"."""
-    value = _number(row, name)
-    if value is None:
+def objective_text(row: Row, name: str) -> str:
+    """Return a value with its interval; an unknown one as "not recorded"."""
+    column = find_column(name)
+    if column is None or _number(row, name) is None:
         return "not recorded"
-    low, high = (row.get(name + end) for end in BOUNDS)
-    known = isinstance(low, (int, float)) and isinstance(high, (int, float))
-    half = max(value - float(low or 0), float(high or 0) - value) if known else None
-    return estimate_text(value, half)
+    return f"{'≥ ' * is_censored(row, name)}{value_text(row, column)}"
 
 
 def _number(row: Row, name: str) -> float | None:
@@ -200,11 +198,10 @@ def _interval(row: Row, name: str) -> list[float]:
     if value is None:
         return []
     low, high = (_number(row, name + end) for end in BOUNDS)
-    if low is None or high is None:
-        return [value]
     column = find_column(name)
-    floor = 0.0 if column is not None and column.unit and value > 0 else low
-    return [max(low, floor), value, high]
+    floor = 0.0 if column is not None and column.unit and value > 0 else None
+    low = value if low is None else low if floor is None else max(low, floor)
+    return [low, value, value if high is None else high]
 
 
 def _spans(values: Sequence[float]) -> bool:

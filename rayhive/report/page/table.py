@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rayhive.columns import Column, Row
-from rayhive.metrics.aggregate import ran
-from rayhive.metrics.folds import Mean
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.page.run_data import RunData
 from rayhive.report.table import EMPTY, build_table
@@ -111,8 +109,6 @@ def empty_text(row: Row, column: Column) -> str:
     of_faults = column.stage == "twin" or column.group == "faults" or column.name == "retention"
     if column.group == "configuration" or (of_faults and row["scenario"] == NO_FAULTS):
         return EMPTY
-    if isinstance(column.fold, Mean) and column.fold.missing == "bound" and row["reached"] == 0:
-        return f"not reached (0/{ran(row)})"
     return NOT_RECORDED
 
 

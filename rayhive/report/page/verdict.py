@@ -9,7 +9,7 @@ from typing import Any
 from rayhive.columns import Row, find_column
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.numbers import number_text
-from rayhive.report.page.front import value_text
+from rayhive.report.page.front import objective_text
 from rayhive.report.page.run_data import RunData
 from rayhive.report.recommendation import (
     DRAWS,
@@ -202,7 +202,7 @@ def _about(name: str) -> str:
 def _with_unit(row: Row, name: str) -> str:
     column = find_column(name)
     unit = f" {column.unit}" if column is not None and column.unit else ""
-    return f"{value_text(row, name)}{unit}"
+    return f"{objective_text(row, name)}{unit}"
 
 
 def _comparisons(advice: Recommendation) -> Iterator[str]:
