@@ -63,6 +63,18 @@ class Replicates:
     finished: Sequence[Row]
 
 
+class FoldedRow(dict[str, Value]):
+    """Row of the results table, with the replicates that it was folded from.
+
+    Attributes:
+        replicates: The replicates.
+    """
+
+    def __init__(self, replicates: Replicates) -> None:
+        super().__init__()
+        self.replicates = replicates
+
+
 class Fold(ABC):
     """Rule by which the values of several replicates become one value.
 
@@ -94,6 +106,8 @@ class Column:
         fold: Rule that folds replicates. None if rows of the results table lack the column, or if
             it is computed from the folded rows of a run.
         stage: Stage at which it gets its value.
+        bounded: Whether a column of stage ``run`` has a 95 % interval, ``NAME_low`` and
+            ``NAME_high``.
         exact: Whether shapes and settings determine the value. Equal replicates then have an
             interval of length 0; otherwise their equality may be by chance, and they have none.
         tells_apart: Whether replicates that differ in it belong to different rows.
@@ -110,6 +124,7 @@ class Column:
     better: Direction | None = None
     fold: Fold | None = None
     stage: Stage = "replicate"
+    bounded: bool = False
     exact: bool = False
     tells_apart: bool = False
     condition: bool = False
@@ -119,7 +134,7 @@ class Column:
     @property
     def interval(self) -> bool:
         """Whether ``NAME_low`` and ``NAME_high`` bound its 95 % interval in folded rows."""
-        return self.fold is not None and self.fold.interval
+        return self.bounded or (self.fold is not None and self.fold.interval)
 
     @property
     def log(self) -> bool:

@@ -12,7 +12,7 @@ from rayhive.api.recorded import trace
 from rayhive.api.report import watch_report, write_report
 from rayhive.api.run import Run, load
 from rayhive.api.scenarios import list_scenarios, plan_scenario, replay, run_scenario
-from rayhive.api.studies import plan, retry, sweep
+from rayhive.api.studies import plan, replicates_needed, retry, sweep
 
 __all__ = [
     "Run",
@@ -21,6 +21,7 @@ __all__ = [
     "plan",
     "plan_scenario",
     "replay",
+    "replicates_needed",
     "retry",
     "run_scenario",
     "sweep",

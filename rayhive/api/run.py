@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayhive.api.story import Story, replicate_story
+from rayhive.errors import ConfigError
+from rayhive.report.differences import FIRST, all_differences, versus_problems
 from rayhive.report.notice_grid import SCENARIO, GridPoint, notice_grid
 from rayhive.report.render import results_text
 from rayhive.report.results import Results, event_frame, load_results
@@ -52,18 +54,50 @@ class Run:
         """
         return event_frame(self.folder)
 
-    def table(self, format: str = "table", by: Sequence[str] = (), sort: str | None = None) -> str:
+    def differences(self, versus: str = FIRST, columns: Sequence[str] = ()) -> DataFrame:
+        """Return the paired differences to a baseline row, one row per row and column compared.
+
+        Args:
+            versus: Configuration of the baseline; ``first`` for the first row of each scenario.
+            columns: Columns to compare; by default the objectives.
+
+        Raises:
+            ConfigError: The baseline or a column is unknown.
+        """
+        import pandas as pd
+
+        problems = list(versus_problems(self.results, versus, columns))
+        if problems:
+            raise ConfigError(problems)
+        return pd.DataFrame(
+            each.record() for each in all_differences(self.results, versus, columns)
+        )
+
+    def table(
+        self,
+        format: str = "table",
+        by: Sequence[str] = (),
+        sort: str | None = None,
+        columns: Sequence[str] = (),
+        wide: bool = False,
+        versus: str | None = None,
+    ) -> str:
         """Return the results table, as ``rayhive results`` prints it.
 
         Args:
             format: ``table``, ``md``, ``csv``, ``json`` or ``latex``.
             by: Configuration columns; replicates that agree in them make one row.
             sort: Column to sort by, with ``-`` in front for descending.
+            columns: Columns to show; by default the objectives and their certainty.
+            wide: Whether every column is shown that has a value.
+            versus: Configuration of a baseline row, or ``first``: paired differences to it.
 
         Raises:
-            ConfigError: A format or column is unknown.
+            ConfigError: A format, column or configuration is unknown.
         """
-        return results_text(self.results, format, by, sort)
+        return results_text(
+            self.results, format, by, sort, columns=columns, wide=wide, versus=versus
+        )
 
     def stories(self, always: bool = False) -> list[Story]:
         """Return the stories of the replicates: faults, their effects, recoveries, invariants.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from rayhive.api.run import Run, load
 from rayhive.errors import ConfigError, Problem
+from rayhive.report.replicates import ReplicatesNeeded, needed, share, spread_in, unknown_spread
+from rayhive.report.results import load_results
 from rayhive.spec.yaml_data import Overrides
 from rayhive.sweep.dry_run import Plan, make_plan
 from rayhive.sweep.progress import default_progress
@@ -105,6 +107,41 @@ def plan(study: StudyLike, *, set: Overrides = (), address: str | None = None) -
     target = target_at(address)
     resolved = target.planned(resolve(study, set))
     return replace(make_plan(resolved), unmet=tuple(check_target(resolved, target)))
+
+
+def replicates_needed(
+    plan: Plan,
+    difference: str | float,
+    *,
+    spread: str | float | None = None,
+    past: str | Path | None = None,
+) -> list[ReplicatesNeeded]:
+    """Return how many replicates show a difference of two rows in each objective of a study.
+
+    Args:
+        plan: Dry run of the study, of :func:`plan`.
+        difference: Difference of two rows as a share of the smaller value, 0.1 or ``10%``.
+        spread: Standard deviation between replicates of one row, as a share of the value. By
+            default it is measured in a past run.
+        past: Run folder to measure it in; by default the study's own.
+
+    Raises:
+        ConfigError: A share is not positive, or there is neither a spread nor a past run.
+    """
+    from rayhive.sweep.sweep import default_folder
+
+    config = plan.study.config
+    wanted = share("--difference", difference)
+    given = None if spread is None else share("--spread", spread)
+    folder = None if given is not None else Path(past or default_folder(plan.study))
+    if folder is not None and past is None and not (folder / "trials").is_dir():
+        raise unknown_spread(folder)
+    results = None if folder is None else load_results(folder)
+    measured = {
+        name: (given, "given") if given is not None else spread_in(results, name)
+        for name in config.objectives
+    }
+    return needed(measured, wanted, config.replicates, max(1, plan.trials - 1))
 
 
 def execute(

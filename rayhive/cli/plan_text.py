@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from rayhive.metrics.power import LEVEL, MOST, POWER
 from rayhive.registry import FAULTS
+from rayhive.report.replicates import ReplicatesNeeded
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 from rayhive.sweep.dry_run import Plan, describe
 from rayhive.sweep.tally import clock
@@ -62,6 +64,34 @@ def study_plan_rows(plan: Plan) -> list[dict[str, object]]:
         }
         for row in plan.configurations
     ]
+
+
+def replicates_lines(plan: Plan, needs: Sequence[ReplicatesNeeded]) -> Iterator[str]:
+    """Yield how many replicates show a difference, for each objective."""
+    config = plan.study.config
+    for item in needs:
+        wanted, between = (f"{100 * share:.3g} %" for share in (item.difference, item.spread))
+        yield f"{item.objective}: a spread of {between} between replicates ({item.source})"
+        yield (
+            f"  a difference of {wanted} between two rows takes {_replicates(item.one_pair)}; "
+            f"{item.comparisons} comparisons with a baseline take "
+            f"{_replicates(item.all_rows)} (Holm)"
+        )
+        if item.shown is None:
+            yield f"  {config.replicates} replicate shows no difference: its spread is not known"
+        else:
+            yield (
+                f"  the {config.replicates} replicates of the study show {100 * item.shown:.3g} % "
+                "between two rows"
+            )
+    yield (
+        f"found with a probability of {100 * POWER:.0f} % by Student's t for pairs at "
+        f"{100 * LEVEL:.0f} %, which takes values (of times and ratios, logarithms) as normal"
+    )
+
+
+def _replicates(number: int | None) -> str:
+    return f"more than {MOST:,} replicates" if number is None else f"{number:,} replicates"
 
 
 def fault_plan_lines(plan: FaultPlan, seconds: float) -> Iterator[str]:

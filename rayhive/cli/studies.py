@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -111,18 +112,48 @@ def plan(
             "not checked."
         ),
     ] = None,
+    difference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Print instead how many replicates show a difference of two rows, as in 10%.",
+        ),
+    ] = None,
+    spread: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT",
+            help="Standard deviation between replicates of one row, for --difference.",
+        ),
+    ] = None,
+    past: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            help="Run folder to take the spread from; by default that of the study.",
+        ),
+    ] = None,
 ) -> None:
     """Predict the trials, bytes and duration of a study. Starts nothing, writes nothing.
 
-    Example: `rayhive plan experiments/quickstart.yaml`
+    Examples: `rayhive plan experiments/quickstart.yaml`, `rayhive plan FILE --difference 10%
+    --spread 5%`
 
     Refuses what `sweep` would refuse: a storage that cannot be opened and, without an address,
     faults that this machine cannot inject and GPUs that it lacks.
     """
     from rayhive import api
-    from rayhive.cli.plan_text import study_plan_lines, study_plan_rows
+    from rayhive.cli.plan_text import replicates_lines, study_plan_lines, study_plan_rows
 
     found = api.plan(file, set=set_, address=address)
+    if difference is not None or spread is not None or past is not None:
+        needs = api.replicates_needed(found, difference or "10%", spread=spread, past=past)
+        if format == "json":
+            print_json([asdict(each) for each in needs])
+        else:
+            print("\n".join(replicates_lines(found, needs)))
+        return
     rows = study_plan_rows(found)
     if format == "json":
         print_json(rows)
@@ -165,15 +196,44 @@ def results(
             help="Column to sort by; with - in front, descending (--sort=-samples_per_s)."
         ),
     ] = None,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Columns to show; by default the objectives, with how sure they are.",
+        ),
+    ] = None,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="Show every column that has a value.")
+    ] = False,
+    versus: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CONFIGURATION",
+            help="Show the differences to this row, paired by seed; `first` for the first row.",
+        ),
+    ] = None,
 ) -> None:
     """Print the results table of a run: one row per configuration, computed from its events.
 
     Examples: `rayhive results runs/quickstart`, `rayhive results runs/quickstart --by codec
-    --format md`
+    --format md`, `rayhive results runs/quickstart --versus none`
     """
     from rayhive.report.render import results_text
 
-    print(results_text(folder, format, by or (), sort, _width(), sys.stdout.isatty(), complain))
+    text = results_text(
+        folder,
+        format,
+        by or (),
+        sort,
+        _width(),
+        sys.stdout.isatty(),
+        complain,
+        [name.strip() for name in columns.split(",") if name.strip()] if columns else (),
+        wide,
+        versus,
+    )
+    print(text)
 
 
 def replay(

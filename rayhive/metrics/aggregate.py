@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from rayhive.columns import (
+    BOUNDS,
     Column,
+    FoldedRow,
     Replicates,
     Row,
     all_columns,
@@ -59,9 +61,10 @@ def rows_by(rows: Iterable[Row], names: Iterable[str]) -> list[list[Row]]:
 
 def _fold_group(rows: list[Row], columns: Iterable[Column]) -> Row:
     replicates = Replicates(rows, [row for row in rows if row["state"] in FINISHED])
-    folded: Row = {}
+    folded = FoldedRow(replicates)
     for column in columns:
-        folded |= {column.name: None} if column.fold is None else column.fold(column, replicates)
+        names = (column.name, *(column.name + end for end in BOUNDS if column.bounded))
+        folded |= dict.fromkeys(names) if column.fold is None else column.fold(column, replicates)
     return folded
 
 

@@ -29,7 +29,7 @@ class Estimate:
     n: int
 
 
-def estimate(values: Sequence[float]) -> Estimate | None:
+def estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
     """Return the mean with Student's t-interval, ``mean ± t(0.975, n - 1) · s / √n``.
 
     ``s`` is the sample standard deviation. A single value has no interval. The order of the values
@@ -37,6 +37,7 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
     Args:
         values: Independent finite measurements.
+        confidence: Probability that the interval covers the mean.
 
     Returns:
         The estimate; None of no values.
@@ -51,11 +52,11 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
     mean = fmean(values)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)
+    half = float(stdtrit(n - 1, (1 + confidence) / 2)) * deviation / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
 
 
-def log_estimate(values: Sequence[float]) -> Estimate | None:
+def log_estimate(values: Sequence[float], confidence: float = CONFIDENCE) -> Estimate | None:
     """Return the geometric mean with Student's t-interval on a log scale.
 
     The interval is ``exp(m ± t(0.975, n - 1) · s / √n)``, where ``m`` and ``s`` are mean and sample
@@ -65,6 +66,7 @@ def log_estimate(values: Sequence[float]) -> Estimate | None:
 
     Args:
         values: Independent finite measurements.
+        confidence: Probability that the interval covers the geometric mean.
 
     Returns:
         The estimate. With a zero among the values the geometric mean is 0 and has no interval; None
@@ -76,7 +78,7 @@ def log_estimate(values: Sequence[float]) -> Estimate | None:
         same = float(min(values))
         bound = same if len(values) > 1 and same > 0 else None
         return Estimate(same, bound, bound, len(values))
-    found = estimate([math.log(value) for value in values])
+    found = estimate([math.log(value) for value in values], confidence)
     assert found is not None
     return Estimate(
         math.exp(found.mean),

@@ -33,7 +33,8 @@ def markdown_text(model: TableModel) -> str:
     lines = [header, align, *([_markdown_cell(cell) for cell in line] for line in model.rows)]
     table = ["| " + " | ".join(line) + " |" for line in lines] if model.rows else []
     notes = [f"- {_markdown(note)}" for note in model.notes]
-    return "\n".join([f"**{_markdown(model.title)}**", "", *table, "", *notes]) + "\n"
+    advice = [*map(_markdown, model.advice), ""] if model.advice else []
+    return "\n".join([f"**{_markdown(model.title)}**", "", *advice, *table, "", *notes]) + "\n"
 
 
 def _markdown_cell(cell: Cell) -> str:
@@ -48,7 +49,7 @@ def _markdown(text: str) -> str:
 def latex_text(model: TableModel) -> str:
     """Return a ``tabular`` with group headers and units, and the notes below it."""
     head = ["% needs \\usepackage{booktabs}", f"% {model.title}"]
-    notes = [rf"{_latex(note)}\par" for note in model.notes]
+    notes = [rf"{_latex(note)}\par" for note in (*model.advice, *model.notes)]
     return "\n".join([*head, *_tabular(model), r"{\footnotesize", *notes, "}"]) + "\n"
 
 

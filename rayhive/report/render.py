@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rayhive.columns import Row, Value, group_columns
+from rayhive.columns import BOUNDS, Row, Value, find_column, group_columns
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.metrics.aggregate import is_censored
+from rayhive.report.differences import all_differences, difference_table, versus_problems
 from rayhive.report.markup import latex_text, markdown_text
 from rayhive.report.results import Results, configuration_types, load_results
 from rayhive.report.table import build_table, damage_note
@@ -29,6 +30,9 @@ def results_text(
     console_width: int = 100,
     color: bool = False,
     complain: Callable[[str], None] | None = None,
+    columns: Sequence[str] = (),
+    wide: bool = False,
+    versus: str | None = None,
 ) -> str:
     """Return the results table of a run folder.
 
@@ -41,6 +45,10 @@ def results_text(
             default rows are in the order of trials.
         console_width: Width of the ``table`` in characters.
         color: Whether the ``table`` may use a terminal's bold.
+        columns: Columns to show, of the data formats, too; by default the objectives and their
+            certainty, in data formats all.
+        wide: Whether tables show every column that has a value.
+        versus: Configuration of a baseline row, or ``first``: show paired differences to it.
         complain: Called with a text for each damaged replicate, for formats without notes.
 
     Raises:
@@ -51,21 +59,39 @@ def results_text(
     try:
         results = source if isinstance(source, Results) else load_results(source)
     except ConfigError as error:
-        problems += [*_unknown_sort(sort, ()), *error.problems]
+        problems += [*_unknown_columns(sort, columns, ()), *error.problems]
         raise ConfigError(problems) from None
-    problems += _unknown_sort(sort, results.folded)
+    problems += _unknown_columns(sort, columns, results.folded)
+    results = replace(results, by=() if problems else tuple(by))
+    if versus is not None:
+        problems += versus_problems(results, versus, columns)
     if problems:
         raise ConfigError(problems)
-    results = replace(results, by=tuple(by))
+    if versus is not None:
+        return _differences_text(results, versus, format, columns, console_width, color)
     rows = sorted_rows(results.folded, sort) if sort else list(results.folded)
     if format in ("csv", "json"):
         if complain is not None:
             for text in results.damaged:
                 complain(damage_note(text))
-        return csv_text(rows) if format == "csv" else json_text(rows)
-    table = build_table(results, rows)
+        names = _with_bounds(columns) if columns else tuple(configuration_types(rows))
+        return csv_text(rows, names) if format == "csv" else json_text(rows, names)
+    table = build_table(results, rows, columns, wide)
     if format == "table":
         return table_text(table, console_width, color)
+    return markdown_text(table) if format == "md" else latex_text(table)
+
+
+def _differences_text(
+    results: Results, versus: str, format: str, columns: Sequence[str], width: int, color: bool
+) -> str:
+    if format in ("csv", "json"):
+        records = [each.record() for each in all_differences(results, versus, columns)]
+        names = tuple(records[0]) if records else ()
+        return csv_text(records, names) if format == "csv" else json_text(records, names)
+    table = difference_table(results, versus, columns)
+    if format == "table":
+        return table_text(table, width, color)
     return markdown_text(table) if format == "md" else latex_text(table)
 
 
@@ -77,11 +103,12 @@ def _problems(format: str, by: Sequence[str]) -> list[Problem]:
     return problems
 
 
-def _unknown_sort(sort: str | None, rows: Sequence[Row]) -> list[Problem]:
-    columns = tuple(configuration_types(rows))
-    if sort is None or sort.removeprefix("-") in columns:
-        return []
-    return [unknown("--sort", sort.removeprefix("-"), columns)]
+def _unknown_columns(sort: str | None, shown: Sequence[str], rows: Sequence[Row]) -> list[Problem]:
+    known = tuple(configuration_types(rows))
+    problems = [unknown("--columns", name, known) for name in shown if name not in known]
+    if sort is not None and sort.removeprefix("-") not in known:
+        problems.append(unknown("--sort", sort.removeprefix("-"), known))
+    return problems
 
 
 def sorted_rows(rows: Sequence[Row], sort: str) -> list[Row]:
@@ -101,18 +128,26 @@ def _rank(value: Value) -> tuple[float, str]:
     return (0.0, value) if isinstance(value, str) else (float(value or 0), "")
 
 
-def csv_text(rows: Sequence[Row]) -> str:
-    """Return every column in full precision as CSV with a header line; empty means unknown."""
+def _with_bounds(columns: Sequence[str]) -> tuple[str, ...]:
+    """Return the columns of a data format: those of the key, and the chosen ones with bounds."""
+    names = ["configuration", "scenario"]
+    for name in columns:
+        column = find_column(name)
+        ends = BOUNDS if column is not None and column.interval else ()
+        names += [name, *(name + end for end in ends)]
+    return tuple(dict.fromkeys(names))
+
+
+def csv_text(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return columns in full precision as CSV with a header line; empty means unknown."""
     out = io.StringIO()
-    names = configuration_types(rows)
     writer = csv.DictWriter(out, names, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
 
 
-def json_text(rows: Sequence[Row]) -> str:
-    """Return every column in full precision as a list of objects; null means unknown."""
-    names = configuration_types(rows)
+def json_text(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return columns in full precision as a list of objects; null means unknown."""
     objects = [{name: row[name] for name in names} for row in rows]
     return json.dumps(objects, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

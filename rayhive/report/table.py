@@ -27,12 +27,22 @@ from rayhive.metrics.folds import (
 )
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.stats import censored_percentile
+from rayhive.report.advice import advice_lines, certainty_notes, percent_text
 from rayhive.report.numbers import estimate_text, interval_text, number_text
 from rayhive.report.results import Results
 from rayhive.timeline import UNCOUNTED
 
 #: Groups that are shown only if the run has a scenario with faults.
 _OF_FAULTS = frozenset({"time", "robustness"})
+#: Columns of the default table of a run without objectives.
+_WITHOUT_OBJECTIVES = (
+    "final_loss",
+    "time_to_target_s",
+    "samples_per_s",
+    "retention",
+    "recover_p50_s",
+    "goodput",
+)
 EMPTY = "-"
 STAR = "★"
 DAGGER = "†"
@@ -62,6 +72,9 @@ class TableModel:
             repeats them.
         rows: Cells.
         notes: Lines below the table.
+        advice: Sentences above the table: which row to take, and how sure that is.
+        brief: Whether it is one block of few columns.
+        best_note: Meaning of the mark of a cell that is ``best``.
     """
 
     title: str
@@ -69,37 +82,67 @@ class TableModel:
     keys: int
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...]
+    advice: tuple[str, ...] = ()
+    brief: bool = False
+    best_note: str = "the value's interval lies on the better side of every other row's."
 
 
-def build_table(results: Results, rows: Sequence[Row]) -> TableModel:
+def build_table(
+    results: Results, rows: Sequence[Row], columns: Sequence[str] = (), wide: bool = False
+) -> TableModel:
     """Return the table of ``rows``.
 
     Args:
         results: Results that the rows belong to.
         rows: ``results.folded`` in the order of the table.
+        columns: Names of the columns after those that identify a row. By default the objectives
+            and their certainty.
+        wide: Whether every column is shown that has a value.
     """
-    keys = _keys(results, rows)
+    keys = key_columns(results, rows)
+    names = None if wide else columns or brief_columns(results, rows)
     metrics = [item for item in metric_columns(results.rows) if item.name in results.objectives]
     shown = [item for item in configuration_columns(metrics) if _is_shown(item, results)]
+    if names is not None:
+        shown = [column for name in names if (column := find_column(name)) is not None]
     full = [column for column in shown if any(_text(row, column) != EMPTY for row in rows)]
-    columns = [*keys, *(column for column in full if column not in keys)]
+    all_shown = [*keys, *(column for column in full if column not in keys)]
     cells = [
-        tuple(_cell(row, rows, column, first=column is columns[0]) for column in columns)
+        tuple(_cell(row, rows, column, first=column is all_shown[0]) for column in all_shown)
         for row in rows
     ]
-    empty = [column.name for column in shown if column not in full] if rows else []
+    empty = [column.name for column in shown if column not in full] if rows and not names else []
     texts = [cell.text for line in cells for cell in line]
     replicates = count_text(sum(map(ran, rows)), "replicate")
     return TableModel(
         title=f"{results.name}: {count_text(len(rows), 'row')} of {replicates}",
-        columns=tuple(columns),
+        columns=tuple(all_shown),
         keys=len(keys),
         rows=tuple(cells),
-        notes=tuple(_notes(results, rows, empty, texts)),
+        notes=tuple(_notes(results, rows, empty, texts, brief=names is not None)),
+        advice=tuple(advice_lines(results, rows)) if rows else (),
+        brief=names is not None,
     )
 
 
-def _keys(results: Results, rows: Sequence[Row]) -> list[Column]:
+def brief_columns(results: Results, rows: Sequence[Row]) -> list[str]:
+    """Return the columns of the default table.
+
+    The objectives, the number of replicates and the certainty; without objectives the final loss,
+    the throughput and, under faults, what was lost by them.
+    """
+    if results.objectives:
+        sure = ["pareto_probability", "not_separable"]
+        return [*results.objectives, "n", *sure, *_failures(rows)]
+    return [*(name for name in _WITHOUT_OBJECTIVES if find_column(name)), "n", *_failures(rows)]
+
+
+def _failures(rows: Sequence[Row]) -> list[str]:
+    return [name for name in ("n_failed", "n_lost") if any(row[name] for row in rows)]
+
+
+def key_columns(results: Results, rows: Sequence[Row]) -> list[Column]:
+    """Return the columns that identify a row: its configuration, and differing conditions."""
     names = list(results.by or ("configuration",))
     names += [n for n in conditions() if n not in names and len({row.get(n) for row in rows}) > 1]
     return [column for name in names if (column := find_column(name)) is not None]
@@ -133,6 +176,8 @@ def _text(row: Row, column: Column) -> str:
         return f"{value}/{ran(row)}"
     if name == "n" and row["n_timed_out"]:
         return f"{value} ({row['n_timed_out']}{DAGGER})"
+    if name == "pareto_probability":
+        return percent_text(float(value))
     if isinstance(value, str):
         return value
     if column.group == "configuration" and isinstance(value, float):
@@ -155,6 +200,8 @@ def value_text(row: Row, column: Column) -> str:
         return number_text(value)
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     if column.log:
+        return interval_text(value, _float(low), _float(high))
+    if column.bounded:
         return interval_text(value, _float(low), _float(high))
     bounds = _bounds(row, name)
     return estimate_text(value, None if bounds is None else (bounds[1] - bounds[0]) / 2)
@@ -221,7 +268,11 @@ def _bounds(row: Row, name: str) -> tuple[float, float] | None:
 
 
 def _notes(
-    results: Results, rows: Sequence[Row], empty: Sequence[str], texts: Sequence[str]
+    results: Results,
+    rows: Sequence[Row],
+    empty: Sequence[str],
+    texts: Sequence[str],
+    brief: bool,
 ) -> Iterator[str]:
     """Yield the notes of a table.
 
@@ -230,13 +281,18 @@ def _notes(
         rows: Rows of the table.
         empty: Names of the columns that are left out because they are empty in every row.
         texts: Texts of all cells.
+        brief: Whether the table has few columns.
     """
     if not rows:
         yield "No replicate has finished."
     yield from _signs(results, rows, texts)
+    yield from certainty_notes(rows)
     yield from _warnings(results, rows)
     if empty:
         yield f"Empty in every row and left out: {', '.join(empty)}."
+    if brief:
+        yield "All columns: --wide, or --columns NAME,NAME; --versus ROW for paired differences."
+        return
     for column in group_columns("provenance"):
         yield from _provenance(rows, column)
 
@@ -249,10 +305,9 @@ def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Itera
     if any(" ± " in text for text in texts):
         yield "x ± h: mean over the n replicates that finished, and half of its 95 % t-interval."
     if any(" [" in text and text.endswith(("]", ")")) for text in texts):
-        yield (
-            "x [low, high]: geometric mean, of recoveries the median, with its 95 % t-interval on "
-            "a log scale."
-        )
+        yield "x [low, high]: geometric mean, and its 95 % t-interval on a log scale."
+    if any(row["recover_s"] is not None for row in rows):
+        yield "Of detect, stall, recover and rejoin: the median over all faults, and its interval."
     if any(text.startswith("missed (") for text in texts):
         yield "missed (0/n): none of the n replicates reached the target."
     for column in configuration_columns():
@@ -268,7 +323,7 @@ def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Itera
             "≥ x (k/n): k of n replicates reached the target. x, a lower bound, is the geometric "
             "mean of all times, each cut at the end of the shortest replicate that missed it."
         )
-    if any(text.startswith(">") for text in texts):
+    if any(text.endswith(" censored)") for text in texts):
         yield (
             "> x (c of m censored): the percentile of m times, of which c had not ended when the "
             "training did, is larger than x."

@@ -18,6 +18,10 @@ from rayhive.report.table import Cell, TableModel
 LONG_NAME, NAME_LINE = 16, 14
 #: Width at which the key columns are wrapped; other columns never are.
 KEY_WIDTH = 30
+#: Width at which lists are wrapped.
+LIST_WIDTH = 40
+#: Widths to which the key columns of a brief table shrink before it is broken into blocks.
+NARROW_KEYS = (24, 20, 16, 13)
 
 
 def table_text(model: TableModel, width: int, color: bool) -> str:
@@ -26,20 +30,19 @@ def table_text(model: TableModel, width: int, color: bool) -> str:
     Every block begins with the key columns. A block with a single further column can be wider than
     ``width``; it is not cut.
     """
-    parts = [model.title, ""]
+    wrapper = textwrap.TextWrapper(
+        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
+    parts = [model.title, "", *map(wrapper.fill, model.advice), *([""] if model.advice else [])]
     if model.rows:
         for block in _blocks(model, width):
-            table = _table(model, block, color)
+            table = _table(model, block, color, width)
             console = _console(max(width, _width(table)), color)
             with console.capture() as captured:
                 console.print(table)
             parts.append("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
     marked = any(cell.best for line in model.rows for cell in line)
-    best = "the value's interval lies on the better side of every other row's."
-    notes = [*([f"{'Bold:' if color else '*'} {best}"] if marked else []), *model.notes]
-    wrapper = textwrap.TextWrapper(
-        width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-    )
+    notes = [*([f"{'Bold:' if color else '*'} {model.best_note}"] if marked else []), *model.notes]
     parts += map(wrapper.fill, notes)
     return "\n".join(parts) + "\n"
 
@@ -60,14 +63,23 @@ def _blocks(model: TableModel, width: int) -> list[list[int]]:
 
 
 def _fits(model: TableModel, block: Sequence[int], width: int) -> bool:
-    return _width(_table(model, block, False)) <= width
+    return _width(_table(model, block, False, width)) <= width
 
 
 def _width(table: Table) -> int:
     return _console(100_000, False).measure(table).maximum
 
 
-def _table(model: TableModel, block: Sequence[int], color: bool) -> Table:
+def _table(model: TableModel, block: Sequence[int], color: bool, width: int) -> Table:
+    """Return one block. That of a brief table wraps its keys as far as it takes to fit."""
+    for key_width in (KEY_WIDTH, *(NARROW_KEYS if model.brief else ())):
+        table = _sized_table(model, block, color, key_width)
+        if _width(table) <= width:
+            break
+    return table
+
+
+def _sized_table(model: TableModel, block: Sequence[int], color: bool, key_width: int) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style=""
     )
@@ -84,14 +96,24 @@ def _table(model: TableModel, block: Sequence[int], color: bool) -> Table:
         lines += [f"[{column.unit}]" if column.unit else ""] if units else []
         table.add_column(
             Text("\n".join(lines)),
-            justify="left" if is_key or column.group == "configuration" else "right",
-            no_wrap=not is_key,
+            justify="right" if _is_number(index, model) else "left",
+            no_wrap=not is_key and not _is_list(column),
             overflow="fold",
-            max_width=KEY_WIDTH if is_key else None,
+            max_width=key_width if is_key else LIST_WIDTH if _is_list(column) else None,
         )
     for line in model.rows:
         table.add_row(*(_text(line[index], color) for index in columns))
     return table
+
+
+def _is_number(index: int, model: TableModel) -> bool:
+    column = model.columns[index]
+    return index >= model.keys and column.group != "configuration" and not _is_list(column)
+
+
+def _is_list(column: Column) -> bool:
+    """Return whether a column holds texts of any length."""
+    return column.group == "export" and column.type == "text"
 
 
 def _name_lines(column: Column) -> list[str]:

@@ -164,13 +164,21 @@ def test_every_folded_value_has_its_declared_type(group: type[MetricGroup]) -> N
 
 
 def folded_run() -> list[Row]:
-    """Return the rows of a run with a faulted scenario and its twin, two replicates each."""
+    """Return the rows of two configurations, each with faults and without, of two replicates.
+
+    They differ in samples_per_s, unequally at the two seeds.
+    """
     broken, calm = timeline_row(faulted().timeline), timeline_row(twin().timeline)
     for _, group in METRICS.items():
         broken |= group().compare(broken, calm)
     conditions = ("link", "configuration", *(axis.name for axis in AXES))
     calm |= {name: broken[name] for name in conditions}
-    rows = fold([row | {"replicate": n} for row in (broken, calm) for n in (0, 1)])
+    rates = {("a", 0): 100.0, ("a", 1): 110.0, ("b", 0): 90.0, ("b", 1): 120.0}
+    rows = fold(
+        row | {"replicate": n, "seed": n, "configuration": name, "samples_per_s": rate}
+        for row in (broken, calm)
+        for (name, n), rate in rates.items()
+    )
     rank_rows(rows, OBJECTIVES)
     return rows
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rayhive.spec import Configuration
 from tests.fixtures.faulted import ALL, Story, kill_and_restart, planned
 from tests.fixtures.logs import Log, make_spec, write_run
 
+wide_text = partial(results_text, wide=True)
 OBJECTIVES = {"samples_per_s": "maximize"}
 
 
@@ -171,7 +173,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_formats_have_the_columns_of_faults(run: Path) -> None:
-    rows = json.loads(results_text(run, "json"))
+    rows = json.loads(wide_text(run, "json"))
     assert [(r["configuration"], r["scenario"]) for r in rows] == [
         ("none", "none"), ("none", "story"), ("float16", "none"), ("float16", "story"),
     ]  # fmt: skip
@@ -183,14 +185,14 @@ def test_the_formats_have_the_columns_of_faults(run: Path) -> None:
     assert [r["regret"] for r in rows] == pytest.approx([0.0, 0.0, 192 / 13, 192 / 13])
     parts = [faulted[n] for n in faulted if n.startswith(("badput", "productive", "evaluation"))]
     assert sum(parts) == pytest.approx(faulted["peer_seconds"])
-    read = list(csv.DictReader(io.StringIO(results_text(run, "csv"))))
+    read = list(csv.DictReader(io.StringIO(wide_text(run, "csv"))))
     assert read[1]["samples_lost"] == "32"
     assert read[0]["samples_lost"] == ""
 
 
 @pytest.mark.parametrize("format", ["table", "md", "latex"])
 def test_a_faulted_run_shows_its_groups(run: Path, format: str) -> None:
-    text = results_text(run, format, console_width=1000).replace("\\_", "_")
+    text = wide_text(run, format, console_width=1000).replace("\\_", "_")
     for name in ("recover_", "badput_", "regret", "worst_", "time", "robustness", "faults"):
         assert name in text, name
 
@@ -202,21 +204,21 @@ def test_censored_times_and_violated_invariants_have_notes(tmp_path: Path) -> No
     story.say(13.6, "invariant", name="no_orphans", ok=False, checked=1, violations=["pid 7"])
     calm_run = write_run(tmp_path / "calm", [calm(), stormy()])  # type: ignore[list-item]
     run = write_run(tmp_path / "run", [calm(), story])  # type: ignore[list-item]
-    text = results_text(run, console_width=1000)
+    text = wide_text(run, console_width=1000)
     assert "Of 1 fault the detection, recovery or rejoin was not seen before the end (cens" in text
     assert "In 1 row an invariant was violated." in text
-    assert "censored)" not in results_text(calm_run, console_width=1000)
-    assert "was violated." not in results_text(calm_run, console_width=1000)
+    assert "censored)" not in wide_text(calm_run, console_width=1000)
+    assert "was violated." not in wide_text(calm_run, console_width=1000)
 
 
 def test_a_run_without_faults_has_no_groups_of_faults(tmp_path: Path) -> None:
-    text = results_text(write_run(tmp_path / "run", [Log()]), "md")
+    text = wide_text(write_run(tmp_path / "run", [Log()]), "md")
     assert "peer\\_seconds" not in text and "peer_seconds" not in text
     assert "regret" not in text
 
 
 def test_robustness_with_rows_by_another_setting(run: Path) -> None:
-    rows = json.loads(results_text(run, "json", by=["delay"]))
+    rows = json.loads(wide_text(run, "json", by=["delay"]))
     assert [(r["scenario"], r["n"]) for r in rows] == [("none", 2), ("story", 2)]
     assert [r["regret"] for r in rows] == [0.0, 0.0]
 
@@ -225,7 +227,7 @@ def test_an_unproved_fault_leaves_no_worst_case(tmp_path: Path) -> None:
     bad = stormy()
     bad.of("replicate_finished")[-1]["state"] = "invalid"
     run = write_run(tmp_path / "run", [calm(), bad], OBJECTIVES)  # type: ignore[list-item]
-    rows = json.loads(results_text(run, "json"))
+    rows = json.loads(wide_text(run, "json"))
     assert [(r["n"], r["n_failed"]) for r in rows] == [(1, 0), (0, 1)]
     assert [r["worst_case"] for r in rows] == [None, None]
     assert rows[1]["faults_fired"] is None

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from rayhive.spec import Configuration, SwarmConfig
 from tests.fixtures.faulted import ALL, REST, Story, planned
 from tests.fixtures.logs import Log, make_spec, write_run
 
+wide_text = partial(results_text, wide=True)
 CONFIGURATIONS = (
     Configuration(),
     Configuration(codec="float16"),
@@ -54,7 +56,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_json_is_a_list_of_objects_with_the_column_names(run: Path) -> None:
-    rows = json.loads(results_text(run, "json"))
+    rows = json.loads(wide_text(run, "json"))
     assert [row["configuration"] for row in rows] == [
         "none",
         "float16",
@@ -75,8 +77,8 @@ def test_json_is_a_list_of_objects_with_the_column_names(run: Path) -> None:
 
 
 def test_csv_holds_the_same_as_json(run: Path) -> None:
-    read = list(csv.DictReader(io.StringIO(results_text(run, "csv"))))
-    rows = json.loads(results_text(run, "json"))
+    read = list(csv.DictReader(io.StringIO(wide_text(run, "csv"))))
+    rows = json.loads(wide_text(run, "json"))
     assert len(read) == len(rows)
     for line, row in zip(read, rows, strict=True):
         assert line == {name: "" if v is None else str(v) for name, v in row.items()}
@@ -87,19 +89,20 @@ def test_no_number_is_cut_whatever_the_width(run: Path, width: int) -> None:
     def tokens(text: str) -> set[str]:
         return set(re.findall(r"[\d.,]+(?: ± [\d.,]+)?", text))
 
-    wide, narrow = results_text(run, console_width=1000), results_text(run, console_width=width)
+    wide, narrow = wide_text(run, console_width=1000), wide_text(run, console_width=width)
     assert tokens(narrow) == tokens(wide)
     assert "…" not in narrow
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
 def test_lines_fit_the_width(run: Path, width: int) -> None:
-    assert max(map(len, results_text(run, console_width=width).splitlines())) <= width
+    assert max(map(len, wide_text(run, console_width=width).splitlines())) <= width
 
 
 def test_the_table_has_groups_units_and_marks(run: Path) -> None:
-    text = results_text(run, console_width=1000)
-    title, _, groups, *_ = text.splitlines()
+    text = wide_text(run, console_width=1000)
+    title, _, advice, _, groups, *_ = text.splitlines()
+    assert advice.startswith("Cannot tell which row to take")  # times are equal by chance
     assert title == "study: 5 rows of 9 replicates"
     assert groups.split() == [
         "configuration",
@@ -117,7 +120,7 @@ def test_the_table_has_groups_units_and_marks(run: Path) -> None:
 
 
 def test_the_notes_explain_signs_and_provenance(run: Path) -> None:
-    notes = results_text(run, console_width=1000).split("\n\n")[-1]
+    notes = wide_text(run, console_width=1000).split("\n\n")[-1]
     assert "Pareto front of payload_bytes_per_sample (minimize), time_to_target_s (min" in notes
     assert "not counted: 1 unfinished." in notes
     empty = next(line for line in notes.splitlines() if line.startswith("Empty in every row"))
@@ -128,9 +131,9 @@ def test_the_notes_explain_signs_and_provenance(run: Path) -> None:
 
 
 def test_only_values_that_separate_from_every_other_row_are_marked(run: Path) -> None:
-    lines = results_text(run, "md").splitlines()
-    header = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[4:9]]
+    lines = wide_text(run, "md").splitlines()
+    header = [cell.strip() for cell in lines[4].strip("|").split("|")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[6:11]]
 
     def column(name: str) -> list[str]:
         index = next(i for i, cell in enumerate(header) if f"`{name}`" in cell)
@@ -154,18 +157,18 @@ def test_without_intervals_nothing_is_marked(tmp_path: Path) -> None:
         for trial, configuration in enumerate(CONFIGURATIONS)
     ]
     run = write_run(tmp_path / "run", logs)
-    assert "**4" not in results_text(run, "md")
-    assert " *" not in results_text(run)
+    assert "**4" not in wide_text(run, "md")
+    assert " *" not in wide_text(run)
 
 
 def test_a_terminal_gets_bold(run: Path) -> None:
-    text = results_text(run, console_width=1000, color=True)
+    text = wide_text(run, console_width=1000, color=True)
     assert re.search(r"\x1b\[1m *500\x1b\[0m", text)
-    assert re.search(r" 500 \*", results_text(run, console_width=1000))
+    assert re.search(r" 500 \*", wide_text(run, console_width=1000))
 
 
 def test_latex_is_escaped_and_whole(run: Path) -> None:
-    text = results_text(run, "latex")
+    text = wide_text(run, "latex")
     body = text[text.index(r"\begin{tabular}") : text.index(r"\end{tabular}")]
     for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\cmidrule(lr)"):
         assert rule in body
@@ -182,7 +185,7 @@ def test_latex_is_escaped_and_whole(run: Path) -> None:
 
 def test_sorting(run: Path) -> None:
     def order(sort: str) -> list[str]:
-        return [row["codec"] for row in json.loads(results_text(run, "json", sort=sort))]
+        return [row["codec"] for row in json.loads(wide_text(run, "json", sort=sort))]
 
     ascending = order("payload_bytes_per_round")
     assert ascending == ["none", "size_adaptive", "float16", "none", "uniform8"]
@@ -201,20 +204,20 @@ def test_lower_bounds_are_sorted_after_known_times(tmp_path: Path) -> None:
     quick[0].accuracies = (0.95, 0.96)  # one of three, at the first evaluation
     run = write_run(tmp_path / "run", [*quick, *slow])
     for sort in ("time_to_target_s", "-time_to_target_s"):
-        rows = json.loads(results_text(run, "json", sort=sort))
+        rows = json.loads(wide_text(run, "json", sort=sort))
         assert [row["codec"] for row in rows] == ["float16", "none"]
         assert rows[1]["time_to_target_s"] < rows[0]["time_to_target_s"]
 
 
 def test_by_makes_one_row_per_value(run: Path) -> None:
-    rows = json.loads(results_text(run, "json", by=["codec"]))
+    rows = json.loads(wide_text(run, "json", by=["codec"]))
     assert {row["codec"]: row["n"] for row in rows} == {
         "none": 4,
         "float16": 2,
         "size_adaptive": 2,
         "uniform8": 0,
     }
-    text = results_text(run, by=["codec", "delay"], console_width=1000)
+    text = wide_text(run, by=["codec", "delay"], console_width=1000)
     header = next(line.split() for line in text.splitlines() if line.startswith("codec"))
     assert header[:3] == ["codec", "delay", "scenario"]
     assert "threshold" not in header and "configuration" not in header
@@ -223,7 +226,7 @@ def test_by_makes_one_row_per_value(run: Path) -> None:
 
 def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        results_text(tmp_path / "no", "jsn", by=["codex", "final_loss"], sort="-sample_per_s")
+        wide_text(tmp_path / "no", "jsn", by=["codex", "final_loss"], sort="-sample_per_s")
     told = {problem.value: problem.nearest for problem in caught.value.problems}
     assert told["jsn"] == "json"
     assert told["codex"] == "codec"
@@ -235,7 +238,7 @@ def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["table", "md", "latex", "csv", "json"])
 def test_a_run_without_finished_replicates_is_no_error(tmp_path: Path, format: str) -> None:
     run = write_run(tmp_path / "run", [Log(state=None)])
-    text = results_text(run, format)
+    text = wide_text(run, format)
     if format == "json":
         assert json.loads(text) == []
     elif format == "csv":
@@ -250,7 +253,7 @@ def test_peers_tell_rows_apart_and_are_repeated_in_every_block(tmp_path: Path) -
         Log(spec=make_spec(trial=n, swarm=SwarmConfig(peers=n, target_batch_size=128)))
         for n in (2, 3)
     ]
-    text = results_text(write_run(tmp_path / "run", logs), console_width=80)
+    text = wide_text(write_run(tmp_path / "run", logs), console_width=80)
     blocks = [block for block in text.split("\n\n") if "─" in block]
     assert len(blocks) > 2
     for block in blocks:
@@ -263,7 +266,7 @@ def test_incomplete_rounds_and_wrong_predictions_have_notes(tmp_path: Path) -> N
         Log(rounds={(2, 0): {"outcome": "partial", "fraction": 0.5}}),
         Log(spec=make_spec(replicate=1), rounds={(3, 1): {"sent_bytes": 1}}),
     ]
-    text = results_text(write_run(tmp_path / "run", logs), console_width=1000)
+    text = wide_text(write_run(tmp_path / "run", logs), console_width=1000)
     assert "In 1 row not every round was averaged by all peers" in text
     assert "In 1 row the payload differs from the exact prediction." in text
 
@@ -281,11 +284,11 @@ def test_rows_with_failed_replicates_are_not_marked(tmp_path: Path) -> None:
     """Of five replicates of float16 four diverge, so its low loss is that of a single survivor."""
     good, bad = losses(0, 0.50, 0.51, 0.49), losses(1, 0.10, 0.11, 0.09, 0.5, 0.5)
     objectives = {"final_loss": "minimize"}
-    text = results_text(write_run(tmp_path / "a", [*good, *bad[:3]], objectives), "md")
+    text = wide_text(write_run(tmp_path / "a", [*good, *bad[:3]], objectives), "md")
     assert "**0.110 ± 0.025**" in text and "★ float16" in text and "★ none" not in text
     for log in bad[3:]:
         log.state = "diverged"
-    text = results_text(write_run(tmp_path / "b", [*good, *bad], objectives), "md")
+    text = wide_text(write_run(tmp_path / "b", [*good, *bad], objectives), "md")
     assert "**0.110" not in text and "★ float16" not in text and "★ none" in text
     assert (
         "Rows with failed replicates (n\\_failed) show the values of the rest, without marks."
@@ -298,7 +301,7 @@ def test_a_failed_replicate_is_not_better_than_a_missed_target(tmp_path: Path, s
     logs = [*losses(0, 0.5, 0.5, 0.5, 0.5, 0.5), *losses(1, 0.5, 0.5)]
     for log in logs[1:5]:
         log.state, log.accuracies = state, (0.1, 0.2)
-    text = results_text(write_run(tmp_path / "run", logs), console_width=1000)
+    text = wide_text(write_run(tmp_path / "run", logs), console_width=1000)
     assert "★ none" not in text and "★ float16" in text
     cut = r"4\.100" if state == "diverged" else r"4\.\d\d \[[\d., ]+\]"
     assert re.search(rf"≥ {cut} \(1/5\)", text)
@@ -323,7 +326,7 @@ def test_a_percentile_of_censored_times_is_printed_as_a_bound(tmp_path: Path, fo
     """Nine of ten recoveries are censored; the median must not be that of the tenth."""
     stories = [storm(number, healed=number == 0) for number in range(10)]
     run = write_run(tmp_path / "run", stories)  # type: ignore[arg-type]
-    text = results_text(run, format, console_width=1000)
+    text = wide_text(run, format, console_width=1000)
     if format in ("json", "csv"):
         rows = json.loads(text) if format == "json" else list(csv.DictReader(io.StringIO(text)))
         assert rows[0]["recover_p50_s"] in (None, "")
@@ -337,7 +340,7 @@ def test_a_percentile_of_censored_times_is_printed_as_a_bound(tmp_path: Path, fo
 
 def test_a_percentile_independent_of_censoring_is_a_number(tmp_path: Path) -> None:
     stories = [storm(number, healed=number > 0) for number in range(10)]
-    text = results_text(write_run(tmp_path / "run", stories), "json")  # type: ignore[arg-type]
+    text = wide_text(write_run(tmp_path / "run", stories), "json")  # type: ignore[arg-type]
     (row,) = json.loads(text)
     assert row["recover_p50_s"] == pytest.approx(0.9, abs=1e-5)
     assert row["recover_p95_s"] is None
@@ -346,7 +349,7 @@ def test_a_percentile_independent_of_censoring_is_a_number(tmp_path: Path) -> No
 def test_a_loss_with_diverged_replicates_shows_the_number_of_survivors(tmp_path: Path) -> None:
     logs = [Log(spec=make_spec(replicate=number)) for number in range(3)]
     run = write_run(tmp_path / "whole", logs)
-    assert "final_loss x (k/n)" not in results_text(run)
+    assert "final_loss x (k/n)" not in wide_text(run)
     logs[1].state = "diverged"
-    text = results_text(write_run(tmp_path / "run", logs))
+    text = wide_text(write_run(tmp_path / "run", logs))
     assert "(2/3)" in text and "final_loss x (k/n): mean over the k of n" in text

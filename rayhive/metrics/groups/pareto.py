@@ -1,43 +1,111 @@
-"""Pareto front of a study's objectives."""
+"""Pareto front of a study's objectives, and how sure it is."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rayhive.columns import Column, Row, in_group
 from rayhive.metrics.aggregate import comparable, objectives_known
 from rayhive.metrics.group import MetricGroup
+from rayhive.metrics.posterior import front_probabilities
+from rayhive.metrics.seeds import differences, holm, seed_values
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Adjusted p-value up to which a difference is significant.
+SIGNIFICANCE = 0.05
 
 
 class Pareto(MetricGroup):
-    """Membership of the Pareto front.
+    """Membership of the Pareto front, and its certainty.
 
-    * ``pareto``: whether no other row dominates the row. A row dominates another if it is at least
-      as good in every objective and better in one. Only rows under the same conditions (scenario,
-      workload, code, peers, link) are compared. A row is neither on the front nor dominates others
-      if an objective is unknown, or known of only some replicates because the rest missed the
-      target or failed. None without objectives.
+    Only rows under the same conditions (scenario, workload, code, peers, link) are compared. A row
+    is no candidate if an objective is unknown, or known of only some replicates because the rest
+    missed the target or failed.
+
+    * ``pareto``: whether the row is a candidate that no other candidate dominates. A row dominates
+      another if it is at least as good in every objective and better in one. None without
+      objectives.
+    * ``pareto_probability``: probability that this holds for the true means, given the replicates
+      (:mod:`rayhive.metrics.posterior`). None if the row is no candidate, or if the spread of an
+      objective is not known.
+    * ``not_separable``: number of other candidates of which no objective differs significantly, by
+      Student's t for the pairs of equal seeds (differences of logarithms on a log scale), with
+      Holm's adjustment over all pairs of candidates and all objectives.
+    * ``not_separable_from``: the configurations of these rows, separated by ``; ``.
     """
 
-    columns = in_group(
-        "replication",
-        Column(
-            "pareto",
-            "Whether no other configuration is better in every objective",
-            type="flag",
-            stage="run",
-            in_table=False,  # a star in the first column
+    columns = (
+        *in_group(
+            "replication",
+            Column(
+                "pareto",
+                "Whether no other configuration is better in every objective",
+                type="flag",
+                stage="run",
+                in_table=False,  # a star in the first column
+            ),
+            Column("pareto_probability", "Probability of being on the Pareto front", stage="run"),
+            Column(
+                "not_separable",
+                "Rows from which it cannot be told apart",
+                type="count",
+                stage="run",
+            ),
         ),
+        Column("not_separable_from", "Configurations of these rows", type="text", stage="run"),
     )
 
     def rank(self, rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[str]) -> None:
-        """Set ``pareto`` in every row."""
-        known = [row for row in rows if objectives and objectives_known(row, objectives)]
+        """Set the columns in every row."""
         for row in rows:
             row["pareto"] = None if not objectives else False
-        for row in known:
-            rivals = [other for other in known if other is not row and comparable(row, other)]
-            row["pareto"] = not any(_dominates(other, row, objectives) for other in rivals)
+        for candidates in candidate_groups(rows, objectives):
+            for row in candidates:
+                rivals = [other for other in candidates if other is not row]
+                row["pareto"] = not any(_dominates(other, row, objectives) for other in rivals)
+            shares = front_probabilities(candidates, objectives)
+            for row, share in zip(candidates, shares or (), strict=shares is not None):
+                row["pareto_probability"] = share
+            _separate(candidates, objectives, by)
+
+
+def candidate_groups(rows: Sequence[Row], objectives: Mapping[str, str]) -> Iterator[list[Row]]:
+    """Yield the rows that are compared with each other: all objectives known, equal conditions."""
+    left = [row for row in rows if objectives and objectives_known(row, objectives)]
+    while left:
+        yield [row for row in left if comparable(left[0], row)]
+        left = [row for row in left if not comparable(left[0], row)]
+
+
+def _separate(rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[str]) -> None:
+    """Set the columns about rows that cannot be told apart."""
+    apart = separable(rows, tuple(objectives))
+    for row, line in zip(rows, apart, strict=True):
+        others = [o for o, yes in zip(rows, line, strict=True) if not yes and o is not row]
+        row["not_separable"] = len(others)
+        names = (
+            " ".join(str(other.get(name)) for name in by or ["configuration"]) for other in others
+        )
+        row["not_separable_from"] = "; ".join(names) or None
+
+
+def separable(rows: Sequence[Row], names: Sequence[str]) -> NDArray[np.bool_]:
+    """Return row x row: whether an objective of the two differs significantly."""
+    import numpy as np
+
+    count = len(rows)
+    p_values = np.full((len(names), count, count), np.nan)
+    for place, name in enumerate(names):
+        values = seed_values(rows, name)
+        for index in range(count):
+            p_values[place, index, index + 1 :] = differences(values, index).p_values()[index + 1 :]
+    adjusted = holm(p_values.ravel()).reshape(p_values.shape)
+    upper = (adjusted <= SIGNIFICANCE).any(axis=0)
+    return np.asarray(upper | upper.T)
 
 
 def _dominates(a: Row, b: Row, objectives: Mapping[str, str]) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from rayhive.columns import Column, Row, conditions, in_group
 from rayhive.metrics.aggregate import objectives_known, row_key, rows_by
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.metrics.worst import regret_bounds, worst_bounds
+
+_worst = partial(Column, stage="run", bounded=True)
 
 
 class Robustness(MetricGroup):
@@ -22,6 +26,12 @@ class Robustness(MetricGroup):
       configuration under s. 0 for a configuration that is the best under every scenario (minimax
       regret, Savage 1951).
 
+    ``worst_case``, ``worst_retention`` and ``regret`` have simultaneous 95 % intervals: with
+    probability 0.95 all the means and differences that they are the worst of lie in their own
+    intervals, which are so much wider (Bonferroni). For ``regret`` these are Student's intervals of
+    differences at equal seeds; on a log scale of ratios, times the interval of f(c, s). The bounds
+    are None if one of them is not known, as with one replicate.
+
     Only rows with the same workload, code, peers and link are compared. All three are None for a
     configuration that lacks a scenario or has a failed or invalid replicate under one;
     ``worst_case`` and ``regret`` also if the objective is not known of every replicate.
@@ -29,9 +39,9 @@ class Robustness(MetricGroup):
 
     columns = in_group(
         "robustness",
-        Column("worst_case", "Worst value of the first objective over the scenarios", stage="run"),
-        Column("worst_retention", "Smallest retention over the scenarios", stage="run"),
-        Column("regret", "Largest distance to a scenario's best configuration", stage="run"),
+        _worst("worst_case", "Worst value of the first objective over the scenarios"),
+        _worst("worst_retention", "Smallest retention over the scenarios"),
+        _worst("regret", "Largest distance to a scenario's best configuration"),
     )
 
     def rank(self, rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[str]) -> None:
@@ -46,6 +56,8 @@ class Robustness(MetricGroup):
             complete = [group for group in configurations if _is_complete(group, scenarios)]
             for group in complete:
                 _set(group, worst_retention=_worst_retention(group))
+                faulted = [row for row in group if row["scenario"] != NO_FAULTS]
+                _set(group, **_bounds("worst_retention", *worst_bounds(faulted, "retention", -1.0)))
             if objectives:
                 name, direction = next(iter(objectives.items()))
                 _set_objective(complete, name, 1.0 if direction == "minimize" else -1.0)
@@ -72,6 +84,13 @@ def _set_objective(groups: Sequence[Sequence[Row]], name: str, sign: float) -> N
     for group, cost in zip(known, costs, strict=True):
         regret = max(cost[scenario] - best[scenario] for scenario in best)
         _set(group, worst_case=sign * max(cost.values()), regret=regret)
+        _set(group, **_bounds("worst_case", *worst_bounds(group, name, sign)))
+    for group, bounds in zip(known, regret_bounds(known, name, sign), strict=True):
+        _set(group, **_bounds("regret", *bounds))
+
+
+def _bounds(name: str, low: float | None, high: float | None) -> dict[str, float | None]:
+    return {f"{name}_low": low, f"{name}_high": high}
 
 
 def _set(group: Sequence[Row], **values: float | None) -> None:

@@ -83,7 +83,7 @@ class PageTable:
 def page_table(run: RunData) -> PageTable:
     """Return the table of a run."""
     rows = list(run.results.folded)
-    model = build_table(run.results, rows)
+    model = build_table(run.results, rows, wide=True)
     wanted = {*FIRST, *run.results.objectives}
     if any(row["scenario"] != NO_FAULTS for row in rows):
         wanted |= {*FIRST_OF_FAULTS}

@@ -1,0 +1,129 @@
+"""Joint distribution of what the true objectives of rows may be, given their replicates.
+
+Replicates of one seed are a block: y = row + seed + residual, a randomised complete block design
+(Box, Hunter and Hunter, *Statistics for Experimenters*, chapter 4). The residuals have one
+covariance of the objectives for all rows, of logarithms on a log scale. With a non-informative
+prior the true means then have a multivariate t-distribution around the measured ones (Gelman et
+al., *Bayesian Data Analysis*, section 3.6). Pooling makes two or three replicates say something: of
+11 rows with 2 seeds the spread has 10 degrees of freedom, that of one pair of rows has 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from rayhive.columns import Row
+from rayhive.metrics.seeds import SeedValues, seed_values
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array: TypeAlias = NDArray[np.float64]
+
+#: Most draws, and the fewest for a large table. A share of 4,000 draws has an error of at most
+#: 0.8 percentage points.
+DRAWS, FEWEST = 4000, 250
+#: Comparisons of two rows in one draw that a table affords.
+_AFFORDED = 200_000_000
+#: Seed of the draws: equal data give equal probabilities.
+_SEED = 17
+
+
+def front_probabilities(rows: Sequence[Row], objectives: Mapping[str, str]) -> list[float] | None:
+    """Return for each row the probability that no other row dominates it in the true objectives.
+
+    Args:
+        rows: Rows of which every objective is known, under equal conditions.
+        objectives: Column to ``minimize`` or ``maximize``.
+
+    Returns:
+        The probabilities; None if the spread of an objective is not known.
+    """
+    import numpy as np
+
+    costs = draws(rows, objectives)
+    if costs is None:
+        return None
+    shares = []
+    for index in range(len(rows)):
+        mine = costs[:, index : index + 1]
+        as_good, better = (costs <= mine).all(axis=2), (costs < mine).any(axis=2)
+        dominated = np.asarray(as_good & better).any(axis=1)
+        shares.append(1 - int(np.count_nonzero(dominated)) / len(costs))
+    return shares
+
+
+def draws(rows: Sequence[Row], objectives: Mapping[str, str]) -> Array | None:
+    """Return draws of the true objectives.
+
+    Args:
+        rows: Rows of which every objective is known, under equal conditions.
+        objectives: Column to ``minimize`` or ``maximize``.
+
+    Returns:
+        Draw x row x objective, smaller is better, logarithms on a log scale. None if the spread of
+        an objective is not known: without two replicates of a seed or row, or if all of them agree
+        by chance.
+    """
+    import numpy as np
+
+    if not rows or not objectives:
+        return None
+    found = [seed_values(rows, name) for name in objectives]
+    spread = residuals_spread(found)
+    if spread is None:
+        return None
+    covariance, freedom, sizes = spread
+    centre = np.stack([np.nanmean(values.values, axis=1) for values in found], axis=1)
+    afforded = _AFFORDED / (len(rows) ** 2 * len(found))
+    count = int(min(max(afforded, FEWEST), DRAWS))
+    generator = np.random.default_rng(_SEED)
+    noise = generator.multivariate_normal(
+        np.zeros(len(found)), covariance, size=(count, len(rows)), method="svd"
+    )
+    stretch = np.sqrt(freedom / generator.chisquare(freedom, size=(count, 1, 1)))
+    signs = np.array([1.0 if way == "minimize" else -1.0 for way in objectives.values()])
+    return np.asarray(signs * (centre + noise * stretch / np.sqrt(sizes)[None, :, None]))
+
+
+def residuals_spread(found: Sequence[SeedValues]) -> tuple[Array, int, Array] | None:
+    """Return the residuals' covariance, its degrees of freedom, and the replicates of each row.
+
+    Residuals are values less those of their row and, with common seeds, less those of their seed.
+
+    Args:
+        found: Values of one column each, of the same rows.
+
+    Returns:
+        Covariance of the columns; None without two replicates of a row, or if the values of a
+        column agree by chance.
+    """
+    import numpy as np
+
+    seeds = sorted(set.intersection(*(set(values.seeds) for values in found)))
+    if not seeds:
+        return None
+    places: list[list[int]] = [[values.seeds.index(seed) for seed in seeds] for values in found]
+    cells: Array = np.stack([v.values[:, at] for v, at in zip(found, places, strict=True)], axis=2)
+    there = np.asarray(np.isfinite(cells).all(axis=2))  # row x seed
+    if not there.any(axis=1).all():
+        return None
+    common = there.all(axis=0)
+    if common.sum() > 1 and len(cells) > 1:
+        table = cells[:, common]
+        table = table - table.mean(axis=1, keepdims=True)
+        residuals = (table - table.mean(axis=0)).reshape(-1, len(found))
+        freedom = (len(cells) - 1) * (int(common.sum()) - 1)
+    else:
+        lines = [line[seen] for line, seen in zip(cells, there, strict=True)]
+        residuals = np.concatenate([line - line.mean(axis=0) for line in lines])
+        freedom = int(there.sum()) - len(cells)
+    if freedom < 1:
+        return None
+    covariance = residuals.T @ residuals / freedom
+    by_chance = [not all(values.exact) for values in found]
+    if (by_chance & (np.diag(covariance) == 0)).any():
+        return None
+    return covariance, freedom, there.sum(axis=1).astype(float)
