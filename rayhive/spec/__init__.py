@@ -11,7 +11,14 @@ from rayhive.spec.axes.base import Range
 from rayhive.spec.configuration import Configuration, Space
 from rayhive.spec.loading import load_sweep, validate_sweep
 from rayhive.spec.model import Model
-from rayhive.spec.study import Budget, Evaluation, SweepConfig, Timeouts, WorkloadConfig
+from rayhive.spec.study import (
+    Budget,
+    Evaluation,
+    SamplerName,
+    SweepConfig,
+    Timeouts,
+    WorkloadConfig,
+)
 from rayhive.spec.swarm import Aggregation, Link, NodeClass, OutlierFilterRule, SwarmConfig
 
 __all__ = [
@@ -26,6 +33,7 @@ __all__ = [
     "NodeClass",
     "OutlierFilterRule",
     "Range",
+    "SamplerName",
     "Space",
     "SwarmConfig",
     "SweepConfig",

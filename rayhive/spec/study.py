@@ -118,6 +118,10 @@ class Timeouts(Model):
     unreachable: Limit = 60.0
 
 
+#: Names of the samplers.
+SamplerName = Literal["tpe", "gp", "nsga2", "random", "grid"]
+
+
 class SweepConfig(Model):
     """One study.
 
@@ -136,6 +140,8 @@ class SweepConfig(Model):
         budget: Limits of the study and of its replicates.
         evaluation: Schedule of evaluations.
         interleave: Number of suggested configurations whose replicates are run in turn.
+        sampler: Which configuration is tried next: TPE, Gaussian processes, NSGA-II, at random, or
+            all of them in order.
         timeouts: Limits of the phases before and after training.
         retries: Further attempts at a replicate that the infrastructure lost.
         seed: Seed of the sampler and of all replicates.
@@ -159,6 +165,7 @@ class SweepConfig(Model):
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
     interleave: int = Field(default=4, ge=1, le=1000)
+    sampler: SamplerName = "tpe"
     timeouts: Timeouts = Timeouts()
     retries: int = Field(default=2, ge=0, le=100)
     seed: int = Field(default=0, ge=0)

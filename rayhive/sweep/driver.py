@@ -35,8 +35,8 @@ from rayhive.sweep.provenance import Fingerprint, code_revision
 from rayhive.sweep.replicate_runner import ReplicateRunner, Swarms, Watcher
 from rayhive.sweep.resolve import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.samplers import STARTUP_TRIALS
 from rayhive.sweep.signals import Interruption
-from rayhive.sweep.storage import STARTUP_TRIALS
 from rayhive.sweep.trial_book import TrialBook, TrialRecord, Values
 from rayhive.timeline import LOST
 

@@ -27,7 +27,7 @@ from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.rules import check_target_batch_size
 from rayhive.spec.study import is_path, scenario_label
 from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
-from rayhive.sweep.space import SearchSpace
+from rayhive.sweep.space import SearchSpace, check_sampler
 
 if TYPE_CHECKING:
     from rayhive.workloads.base import Workload
@@ -173,7 +173,8 @@ def resolve(
         data = deepcopy(dict(study))
     apply_overrides(data, overrides, problems)
     check = _Check(workload)
-    config = validate_sweep(data, source, problems, [check.workload, check.scenarios])
+    checks = [check_sampler, check.workload, check.scenarios]
+    config = validate_sweep(data, source, problems, checks)
     if check.facts is None or check.expanded is None:
         raise RuntimeError("a study was accepted without a workload")
     scenarios = with_twin(check.expanded.scenarios) if twin else check.expanded.scenarios

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rayhive.compression.codecs.base import Codec
 from rayhive.compression.codecs.size_adaptive import SizeAdaptive
 from rayhive.compression.payload import averaged_sizes, configuration_payload
+from rayhive.errors import Problem
 from rayhive.registry import CODECS
-from rayhive.spec import AXES, Axis, Configuration, Range, Space
+from rayhive.spec import AXES, Axis, Configuration, Range, Space, SweepConfig
 from rayhive.spec.axes.base import Distribution, Values, choices
 from rayhive.spec.configuration import combinations, decide
 
@@ -167,21 +168,45 @@ class SearchSpace:
             return None
         return len({self.key(item) for item in (*everything, *enqueued)})
 
-    def unseen(self, seen: set[str], random: Random) -> Configuration | None:
+    def unseen(self, seen: set[str], random: Random | None) -> Configuration | None:
         """Return a configuration whose key is not in ``seen``, or None.
 
         If the space can be listed the answer is exact. Otherwise it depends on several hundred
         draws.
+
+        Args:
+            seen: Keys of configurations.
+            random: Chooses one of those that are left; None for the first one of a space that can
+                be listed.
         """
         everything = self.every()
         if everything is not None:
             rest = [item for item in everything if self.key(item) not in seen]
+            if random is None:
+                return rest[0] if rest else None
             return random.choice(rest) if rest else None
+        random = random or Random(0)
         for _ in range(ENOUGH_DRAWS):
             configuration = self.draw(drawn(random))
             if self.key(configuration) not in seen:
                 return configuration
         return None
+
+
+def check_sampler(config: SweepConfig) -> Iterator[Problem]:
+    """Yield the reason why a study cannot have its sampler."""
+    if config.sampler != "grid":
+        return
+    points = {axis.name: choices(getattr(config.space, axis.name)) for axis in AXES}
+    ranges = [name for name, values in points.items() if values is None]
+    if ranges:
+        allowed = f"a grid needs lists of values: {', '.join(ranges)} is a range; use tpe or random"
+        yield Problem("sampler", "grid", allowed)
+        return
+    size = math.prod(len(values) for values in points.values() if values is not None)
+    if size > LISTABLE:
+        allowed = f"a grid of at most {LISTABLE} points, not of {size}; use tpe or random"
+        yield Problem("sampler", "grid", allowed)
 
 
 def _codec_key(name: str, threshold: int | None, sizes: Sequence[int]) -> str:

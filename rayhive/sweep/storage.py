@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -18,6 +17,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from rayhive.errors import MASK, ConfigError, Problem
+from rayhive.sweep.samplers import make_sampler
 
 if TYPE_CHECKING:
     from rayhive.spec import SweepConfig
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 RUN_ATTRIBUTE = "run"
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 REDIS = ("redis://", "rediss://", "unix://")
-#: Trials that the sampler draws at random before it learns.
-STARTUP_TRIALS = 10
 ALLOWED = (
     "a storage that Optuna can open: sqlite:///FILE, postgresql://… or mysql://… (with its driver "
     "installed), journal:///FILE or redis://…"
@@ -118,24 +116,8 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
             "choose another name, or continue in the folder that it was started in"
         )
         raise ConfigError(Problem("storage", url, allowed))
-    study.sampler = sampler(config.seed, trials)
+    study.sampler = make_sampler(config.sampler, config.seed, trials)
     return study
-
-
-def sampler(seed: int, trials: int) -> optuna.samplers.BaseSampler:
-    """Return the sampler of a study that has ``trials`` trials.
-
-    After a resumption with the same seed Optuna would repeat its start-up draws, so the seed
-    depends on both numbers. Axes are sampled independently because they are conditional: a joint
-    model could only use axes that every trial has.
-    """
-    digest = hashlib.blake2b(f"sampler/{seed}/{trials}".encode(), digest_size=4).digest()
-    return optuna.samplers.TPESampler(
-        seed=int.from_bytes(digest, "big"),
-        n_startup_trials=STARTUP_TRIALS,
-        multivariate=False,
-        constant_liar=True,
-    )
 
 
 def _hidden(text: str, url: str | None) -> str:

@@ -130,4 +130,6 @@ def open_book(study: ResolvedStudy, run: RunFolder, identity: str) -> TrialBook:
         url = config.storage or str(run.path / "study.db")
         allowed = f"the storage with the trials of {run.path}; this one has none"
         raise ConfigError(Problem("storage", url, allowed))
-    return TrialBook(trials, study.space, config.enqueue, config.seed)
+    return TrialBook(
+        trials, study.space, config.enqueue, config.seed, in_order=config.sampler == "grid"
+    )

@@ -62,6 +62,8 @@ class TrialBook:
         space: The space of new configurations.
         enqueue: The configurations to try first, in this order.
         seed: Seed of the random choices.
+        in_order: Whether every configuration is tried in the order of the axes and their values;
+            otherwise the study's sampler suggests them.
         duplicates: Suggestions that repeated an earlier configuration.
     """
 
@@ -69,6 +71,7 @@ class TrialBook:
     space: SearchSpace
     enqueue: Sequence[Configuration] = ()
     seed: int = 0
+    in_order: bool = False
 
     def __post_init__(self) -> None:
         self._seen: dict[str, int] = {}
@@ -95,10 +98,10 @@ class TrialBook:
             if not waiting and not self._queue_enqueued():
                 seed = f"chance/{self.seed}/{len(trials)}".encode()
                 random = Random(hashlib.blake2b(seed).digest())
-                fresh = self.space.unseen(set(self._seen), random)
+                fresh = self.space.unseen(set(self._seen), None if self.in_order else random)
                 if fresh is None:
                     return None
-                if asked >= REASKS:
+                if self.in_order or asked >= REASKS:
                     self._queue(fresh)
                 asked += 1
             record = self._take(self.study.ask())

@@ -15,9 +15,9 @@ from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.driver import Driver
 from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.samplers import make_sampler
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.space import SearchSpace
-from rayhive.sweep.storage import sampler
 from rayhive.sweep.trial_book import TrialBook
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import FakeCluster, Recorder, World
@@ -62,7 +62,7 @@ def late_in_region(folder: Path, seed: int, objectives: dict[str, str]) -> int:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     trials = optuna.create_study(directions=list(config.objectives.values()))
-    trials.sampler = sampler(config.seed, 0)
+    trials.sampler = make_sampler("tpe", config.seed, 0)
     book = TrialBook(trials, SearchSpace(config.space, SHAPES), (), config.seed)
     study = resolve(config, workload=WorkloadFacts(SHAPES, 32, "real"))
     cluster = FakeCluster(World(looks=1, log=log))

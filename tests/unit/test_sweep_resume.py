@@ -28,9 +28,10 @@ from rayhive.sweep.attempts import finished_event
 from rayhive.sweep.driver import Driver
 from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.samplers import make_sampler
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.space import SearchSpace
-from rayhive.sweep.storage import open_study, sampler
+from rayhive.sweep.storage import open_study
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
 from rayhive.sweep.trial_book import TrialBook
@@ -125,7 +126,7 @@ def drive(folder: Path, storage: optuna.storages.BaseStorage, world: World, trap
             directions=list(CONFIG.objectives.values()),
             load_if_exists=True,
         )
-        study.sampler = sampler(CONFIG.seed, len(study.trials))
+        study.sampler = make_sampler("tpe", CONFIG.seed, len(study.trials))
         book = TrialBook(study, SearchSpace(CONFIG.space, SHAPES), CONFIG.enqueue, CONFIG.seed)
         Driver(
             STUDY, RunFolder(folder), book, FakeCluster(world), progress, Interruption(), measure

@@ -11,8 +11,9 @@ from rayhive.errors import ConfigError
 from rayhive.spec import Configuration, Space, SweepConfig
 from rayhive.sweep.resolve import WorkloadFacts, resolve
 from rayhive.sweep.run_folder import RunFolder
+from rayhive.sweep.samplers import make_sampler
 from rayhive.sweep.space import SearchSpace
-from rayhive.sweep.storage import check_storage, open_study, sampler
+from rayhive.sweep.storage import check_storage, open_study
 from rayhive.sweep.sweep import open_book
 from rayhive.sweep.trial_book import REASKS, TrialBook
 from tests.unit.sweep_fakes import SHAPES
@@ -85,7 +86,7 @@ def test_a_storage_without_the_trials_of_the_folder_is_refused(run_dir: Path) ->
 
 def test_a_resumed_sampler_does_not_repeat_itself() -> None:
     def draws(trials: int) -> list[float]:
-        study = optuna.create_study(sampler=sampler(0, trials))
+        study = optuna.create_study(sampler=make_sampler("tpe", 0, trials))
         return [study.ask().suggest_float("x", 0, 1) for _ in range(3)]
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -124,7 +125,7 @@ def test_random_draws_replace_repeated_suggestions() -> None:
 
 def test_the_sampler_ignores_duplicates() -> None:
     """TPE learns from each distinct configuration once."""
-    study = optuna.create_study(sampler=sampler(0, 0))
+    study = optuna.create_study(sampler=make_sampler("tpe", 0, 0))
     same = [Configuration(codec="size_adaptive", threshold=10**n) for n in (5, 6, 7)]
     book = make_book(Space(codec=["none"]), study, *same, Configuration())
     records = []
@@ -137,7 +138,7 @@ def test_the_sampler_ignores_duplicates() -> None:
 
 
 def test_trials_of_a_dead_driver_are_finished() -> None:
-    study = optuna.create_study(sampler=sampler(0, 0))
+    study = optuna.create_study(sampler=make_sampler("tpe", 0, 0))
     space = Space(codec=["none", "float16"])
     study.ask()  # it died before it knew what it had asked for
     asked = make_book(space, study).next()
@@ -150,7 +151,7 @@ def test_trials_of_a_dead_driver_are_finished() -> None:
 
 
 def test_the_sampler_learns_from_enqueued_values_in_the_space() -> None:
-    study = optuna.create_study(sampler=sampler(0, 0))
+    study = optuna.create_study(sampler=make_sampler("tpe", 0, 0))
     inside = Configuration(codec="float16", delay="state")
     outside = Configuration(codec="uniform8", delay="state")
     space = Space(codec=["none", "float16"], delay=["none", "state"])
