@@ -1,16 +1,36 @@
-"""Recorded replicates: their traces."""
+"""Recorded runs: comparisons of two, and traces of replicates."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rayhive.errors import ConfigError, Problem
 from rayhive.metrics.clocks import Clocks
 from rayhive.metrics.logs import last_timeline
+from rayhive.report import comparison
+from rayhive.report.comparison import Comparisons
 from rayhive.report.trace import write_trace
 from rayhive.sweep.replay import replicate_folder
 
 TRACE = "trace.json"
+
+
+def compare(
+    a: str | Path, b: str | Path, *, columns: Sequence[str] = (), allow: Sequence[str] = ()
+) -> Comparisons:
+    """Compare two runs, paired where seeds are common.
+
+    Args:
+        a: The first run folder, or the folder of one replicate.
+        b: The second one.
+        columns: Columns to compare; by default the objectives and some key figures.
+        allow: Settings that may differ, as dotted keys of a study, and ``plan`` for fault plans.
+
+    Raises:
+        ConfigError: A folder is no run, or the runs cannot be compared; every reason is told.
+    """
+    return comparison.compare(a, b, columns, allow)
 
 
 def trace(

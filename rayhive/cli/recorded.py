@@ -1,4 +1,4 @@
-"""``rayhive trace``."""
+"""``rayhive compare`` and ``trace``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,56 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rayhive.cli.options import RunFolder
+from rayhive.cli.options import ListFormat, RunFolder
+from rayhive.cli.output import print_json, print_rows
+from rayhive.errors import ConfigError
 
 if TYPE_CHECKING:
     from rayhive.metrics.clocks import Clocks
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="The first run folder.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="The second run folder.")],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column to compare; may be repeated. By default the objectives and key figures."
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Setting that may differ, as swarm.peers, or plan (of faults); may be repeated."
+        ),
+    ] = None,
+    format: ListFormat = "table",
+) -> None:
+    """Compare two runs: changes with 95 % intervals, paired where seeds are common.
+
+    Example: `rayhive compare runs/before runs/after`
+
+    Refuses runs that differ in more than code, versions or hardware, and names every difference.
+    A or B may also be the folder of one replicate, such as a replay's.
+    """
+    from rayhive import api
+    from rayhive.report.comparison_text import comparison_rows, comparison_texts
+
+    found = api.compare(a, b, columns=column or (), allow=allow or ())
+    if format == "json":
+        print_json(comparison_rows(found))
+        return
+    headers = {"configuration": "configuration", "scenario": "scenario", "column": "column"}
+    headers |= {"a": "A>", "b": "B>", "change": "B - A, or B × A>", "n": "n>"}
+    print_rows(comparison_texts(found), {**headers, "p": "p>", "verdict": "B is"})
+    print()
+    print("A:", found.names[0])
+    print("B:", found.names[1])
+    print(
+        "(low to high): 95 % interval of the change. p: t-test, Holm's correction over the table."
+    )
+    for note in found.notes:
+        print(note)
 
 
 def trace(
@@ -55,3 +101,16 @@ def clock_lines(clocks: Clocks) -> Iterator[str]:
         )
     if clocks.slack_s:
         yield f"  the order of events is contradictory by up to {clocks.slack_s * 1e3:.0f} ms"
+
+
+def print_beside(recorded: Path, again: Path) -> None:
+    """Print the key figures of a recorded replicate and of its replay, where both have some."""
+    from rayhive import api
+    from rayhive.report.comparison_text import comparison_texts
+
+    try:
+        found = api.compare(recorded, again)
+    except ConfigError:  # one of the two was stopped, and has no figures
+        return
+    for row in comparison_texts(found):
+        print(f"{row['column']}: recorded {row['a']}, again {row['b']}")

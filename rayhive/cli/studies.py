@@ -14,6 +14,7 @@ import typer
 
 from rayhive.cli.options import Address, ListFormat, ResultsFormat, RunFolder, Sets, StudyFile
 from rayhive.cli.output import complain, print_json, print_rows
+from rayhive.cli.recorded import print_beside
 from rayhive.cli.scenarios import print_stories
 from rayhive.errors import ConfigError, unknown
 from rayhive.sweep.signals import Interrupted
@@ -257,10 +258,12 @@ def replay(
     Exit code 1 if the replicate failed, a fault did not take effect, or an invariant is violated.
     """
     from rayhive import api
+    from rayhive.sweep.replay import replicate_folder
 
     found = api.replay(
         folder, trial, replicate=replicate, scenario=scenario, address=address, out=out
     )
     wrong = print_stories(found, always=True)
+    print_beside(replicate_folder(folder, trial, replicate, scenario), found.folder)
     print(f"all columns: {shlex.join(['rayhive', 'results', str(found.folder)])}")
     raise typer.Exit(int(wrong))

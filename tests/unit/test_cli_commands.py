@@ -65,6 +65,7 @@ def test_help_imports_nothing_heavy() -> None:
         "replay",
         "trace",
         "report",
+        "compare",
         "scenario",
         "testbed",
         "train",

@@ -43,6 +43,7 @@ def test_a_replay_without_faults_prints_its_result(
     figures = "final_loss 0.51, time_to_target_s 4.1 s, samples_per_s 113.8 1/s, round_p50_s 0.65 s"
     assert figures in out
     assert f"rayhive results {again}" in out
+    assert "final_loss: recorded 0.5100, again 0.5100" in out
     assert [spec.folder for spec in replayed] == [str(again)]
 
 

@@ -1,0 +1,409 @@
+"""Comparison of two runs: differences with intervals, paired where seeds are common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from rayhive.columns import Column, Row, find_column
+from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.metrics.folds import (
+    Mean,
+    RestrictedMean,
+    event_times,
+    restricted,
+    restriction,
+)
+from rayhive.metrics.stats import (
+    CONFIDENCE,
+    LEAST_BY_RANK,
+    MAX_LOG,
+    Estimate,
+    estimate,
+    log_estimate,
+)
+from rayhive.report.settings import Replicate, Settings, differing, read_replicates, settings_of
+from rayhive.timeline import FINISHED, LOST, UNCOUNTED
+
+#: Columns that are compared besides the objectives, if the runs have them.
+KEY_COLUMNS = ("final_loss", "time_to_target_s", "samples_per_s", "round_p50_s", "goodput")
+#: Columns that may differ between runs that are compared: often what the comparison is about.
+ENVIRONMENT = ("code", "git_revision", "versions", "hardware", "link")
+
+Verdict = Literal["better", "worse", "larger", "smaller", "equal", "not separable", "not known"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One column of one configuration under one scenario, in two runs.
+
+    Attributes:
+        configuration: The configuration; of both runs if they have one each, and different ones.
+        scenario: The scenario.
+        column: The column.
+        a: Mean in the first run; geometric for a column on a log scale.
+        b: Mean in the second run.
+        ratio: Whether the change is b / a, as for columns on a log scale; else it is b - a.
+        change: Change from the first run to the second, with its 95 % interval.
+        n: Pairs, or the smaller number of replicates of the two if they are not paired.
+        paired: Whether replicates of the same seed are compared.
+        p: Probability of so large a change by chance, by a t-test; None where there is none.
+        p_holm: The same, after Holm's correction for all comparisons of the two runs.
+        verdict: Judgement of the second run at a level of 5 % after the correction.
+        note: Remark on how the change was obtained.
+    """
+
+    configuration: str
+    scenario: str
+    column: Column
+    a: float | None
+    b: float | None
+    ratio: bool
+    change: Estimate | None
+    n: int
+    paired: bool
+    p: float | None = None
+    p_holm: float | None = None
+    verdict: Verdict = "not known"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Comparison of two runs.
+
+    Attributes:
+        names: The folders.
+        rows: The comparisons, in the order of the first run.
+        notes: What differs between the runs, and what was left out.
+    """
+
+    names: tuple[str, str]
+    rows: tuple[Comparison, ...]
+    notes: tuple[str, ...]
+
+
+def compare(
+    a: str | Path, b: str | Path, columns: Sequence[str] = (), allow: Sequence[str] = ()
+) -> Comparisons:
+    """Compare two runs.
+
+    Args:
+        a: The first run folder, or the folder of one replicate.
+        b: The second one.
+        columns: Columns to compare; by default the objectives and :data:`KEY_COLUMNS`.
+        allow: Settings that may differ, as dotted keys of a study, and ``plan`` for fault plans.
+
+    Raises:
+        ConfigError: A folder is no run, or the runs cannot be compared; every reason is told.
+        DamagedError: The study of a run cannot be read.
+    """
+    one, two = read_replicates(a), read_replicates(b)
+    problems = list(_unknown_columns(columns))
+    for run, folder in ((one, a), (two, b)):
+        if not any(item.row["state"] not in UNCOUNTED for item in run.replicates):
+            problems.append(Problem("DIR", str(folder), "a run with finished replicates"))
+    if problems:
+        raise ConfigError(problems)
+    settings = settings_of(one.replicates), settings_of(two.replicates)
+    problems = list(_differences(*settings, allow))
+    groups = list(_groups(one.replicates, two.replicates, problems))
+    problems += _different_plans(groups, allow)
+    if problems:
+        raise ConfigError(problems)
+    names = columns or tuple(dict.fromkeys((*one.objectives, *two.objectives, *KEY_COLUMNS)))
+    found = [
+        made
+        for label, scenario, ours, theirs in groups
+        for name in names
+        if (made := _compared(label, scenario, _column(name), ours, theirs)) is not None
+    ]
+    notes = [*_notes(settings, allow), *_environment(one.replicates, two.replicates)]
+    return Comparisons((str(a), str(b)), _corrected(found), (*notes, *_left_out(groups)))
+
+
+# -- what may be compared --------------------------------------------------------------------------
+
+
+def _unknown_columns(columns: Iterable[str]) -> Iterator[Problem]:
+    for name in columns:
+        column = find_column(name)
+        if column is None or not column.of_replicates or column.type not in ("float", "count"):
+            known = [*KEY_COLUMNS, "payload_bytes_per_round", "retention", "metric.NAME"]
+            yield unknown("--column", name, known)
+
+
+def _column(name: str) -> Column:
+    column = find_column(name)
+    if column is None:
+        raise ConfigError(unknown("objectives", name, KEY_COLUMNS))
+    return column
+
+
+def _differences(a: Settings, b: Settings, allow: Sequence[str]) -> Iterator[Problem]:
+    for key, (ours, theirs) in differing(a, b).items():
+        if not any(key == name or key.startswith(f"{name}.") for name in allow):
+            allowed = f"{ours!r} as in the first run; or --allow {key}"
+            yield Problem(key, theirs, allowed)
+
+
+_Group = tuple[str, str, list[Replicate], list[Replicate]]
+
+
+def _groups(
+    ours: Sequence[Replicate], theirs: Sequence[Replicate], problems: list[Problem]
+) -> Iterator[_Group]:
+    """Yield configuration, scenario and replicates of both runs, for all that they share."""
+    names = [
+        list(dict.fromkeys(str(item.row["configuration"]) for item in run))
+        for run in (ours, theirs)
+    ]
+    pairs = [(name, name) for name in names[0] if name in names[1]]
+    if not pairs and len(names[0]) == len(names[1]) == 1:
+        pairs = [(names[0][0], names[1][0])]
+    if not pairs:
+        first, second = (", ".join(each[:6]) for each in names)
+        text = f"a run that shares a configuration with the first, which has {first}"
+        problems.append(Problem("configuration", second, text))
+    found = False
+    for one, two in pairs:
+        label = one if one == two else f"{one} → {two}"
+        for scenario in dict.fromkeys(item.spec.scenario for item in ours):
+            sides = (
+                [i for i in run if i.row["configuration"] == name and i.spec.scenario == scenario]
+                for run, name in ((ours, one), (theirs, two))
+            )
+            left, right = sides
+            if left and right:
+                found = True
+                yield label, scenario, left, right
+    if pairs and not found:
+        scenarios = [
+            ", ".join(dict.fromkeys(item.spec.scenario for item in run)) for run in (ours, theirs)
+        ]
+        text = f"a run that shares a scenario with the first, which has {scenarios[0]}"
+        problems.append(Problem("scenarios", scenarios[1], text))
+
+
+def _different_plans(groups: Iterable[_Group], allow: Sequence[str]) -> Iterator[Problem]:
+    """Yield scenarios whose fault plans differ between replicates of the same seed."""
+    if "plan" in allow:
+        return
+    for _, scenario, ours, theirs in groups:
+        plans = [
+            {
+                item.spec.seed: None if (plan := item.spec.plan) is None else plan.hash
+                for item in run
+            }
+            for run in (ours, theirs)
+        ]
+        wrong = [seed for seed in plans[0] if seed in plans[1] and plans[0][seed] != plans[1][seed]]
+        if wrong:
+            allowed = f"the fault plan of the first run for seed {wrong[0]}; or --allow plan"
+            yield Problem(f"scenario {scenario}", str(plans[1][wrong[0]])[:8], allowed)
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+def _compared(
+    label: str,
+    scenario: str,
+    column: Column,
+    ours: Sequence[Replicate],
+    theirs: Sequence[Replicate],
+) -> Comparison | None:
+    """Return the comparison of one column; None if neither run has values in it."""
+    rows = [[item.row for item in run if item.row["state"] != LOST] for run in (ours, theirs)]
+    seeds = [{row["seed"]: row for row in run} for run in rows]
+    common = [seed for seed in seeds[0] if seed in seeds[1]]
+    paired = bool(common)
+    if paired:
+        rows = [[side[seed] for seed in common] for side in seeds]
+    values, note = _values(column, rows, paired)
+    if not any(values):
+        return None
+    log = isinstance(column.fold, (Mean, RestrictedMean)) and column.fold.log
+    log = log and all(value > 0 for side in values for value in side)
+    middle = log_estimate if log else estimate
+    means = [None if (mean := middle(side)) is None else mean.mean for side in values]
+    made = Comparison(
+        label,
+        scenario,
+        column,
+        a=means[0],
+        b=means[1],
+        ratio=log,
+        change=None,
+        n=min(map(len, values)),
+        paired=paired,
+        note=note,
+    )
+    if not made.n:
+        return replace(made, note=note or "one run has no value")
+    scaled = [[math.log(value) for value in side] if log else side for side in values]
+    if paired:
+        change, p = _paired(scaled[0], scaled[1], column)
+    else:
+        change, p = _unpaired(scaled[0], scaled[1])
+    if log:
+        low, high = (None if x is None else _exp(x) for x in (change.low, change.high))
+        change = Estimate(math.exp(change.mean), low, high, change.n)
+    return replace(made, change=change, p=p)
+
+
+def _exp(value: float) -> float | None:
+    return math.exp(value) if value < MAX_LOG else None
+
+
+def _values(
+    column: Column, rows: Sequence[Sequence[Row]], paired: bool
+) -> tuple[list[list[float]], str]:
+    """Return the values of both runs, pair by pair where they are paired, and a remark."""
+    name, fold = column.name, column.fold
+    if isinstance(fold, RestrictedMean):
+        times = [event_times(run, name, fold.limit) for run in rows]
+        if times[0] is None or times[1] is None:
+            return [[], []], "the time for which a replicate was observed is not known"
+        both = [*times[0], *times[1]]
+        cut = restriction(both)
+        if all(time.censored for time in both):
+            return [[], []], "no replicate reached it"
+        missed = sum(time.censored for time in both)
+        note = f"times cut at {cut:.4g} s: {missed} of {len(both)} missed it" if missed else ""
+        return [restricted(run, cut) for run in (times[0], times[1])], note
+    found = [[_number(row, name) for row in run] for run in rows]
+    if paired:
+        whole = [pair for pair in zip(*found, strict=True) if None not in pair]
+        sides = [
+            [value for value in side if value is not None] for side in zip(*whole, strict=True)
+        ]
+        left = len(found[0]) - len(whole)
+        if any(value is not None for side in found for value in side):
+            return sides or [[], []], f"{left} pairs without a value left out" if left else ""
+        return [[], []], ""
+    return [[value for value in side if value is not None] for side in found], ""
+
+
+def _number(row: Row, name: str) -> float | None:
+    value = row.get(name) if row["state"] in FINISHED else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _paired(
+    ours: Sequence[float], theirs: Sequence[float], column: Column
+) -> tuple[Estimate, float | None]:
+    """Return the mean difference of pairs with Student's t-interval, and the p-value of no change.
+
+    Differences that agree exactly may do so by chance: they have no interval, unless the column is
+    exact or there is no difference at all.
+    """
+    differences = [b - a for a, b in zip(ours, theirs, strict=True)]
+    change = estimate(differences)
+    assert change is not None
+    if len(differences) < 2:
+        return change, None
+    if min(differences) == max(differences):
+        if column.exact or change.mean == 0:
+            return change, None
+        return Estimate(change.mean, None, None, change.n), None
+    from scipy.stats import ttest_1samp  # takes long to import
+
+    return change, float(ttest_1samp(differences, 0.0).pvalue)
+
+
+def _unpaired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Estimate, float | None]:
+    """Return the difference of means with Welch's t-interval, and the p-value of no change."""
+    means = [sum(side) / len(side) for side in (ours, theirs)]
+    n, change = min(len(ours), len(theirs)), means[1] - means[0]
+    varies = any(min(side) < max(side) for side in (ours, theirs))
+    if n < 2 or not varies:
+        return Estimate(change, None, None, n), None
+    from scipy.stats import ttest_ind  # takes long to import
+
+    found = ttest_ind(theirs, ours, equal_var=False)
+    interval = found.confidence_interval(CONFIDENCE)
+    return Estimate(change, float(interval.low), float(interval.high), n), float(found.pvalue)
+
+
+def _corrected(rows: Sequence[Comparison]) -> tuple[Comparison, ...]:
+    """Return comparisons with Holm's corrected p-values and verdicts.
+
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+    Statistics 6 (1979): the k-th smallest of m p-values counts (m - k + 1) times, and no less than
+    the one before it. A change that is exact needs no test.
+    """
+    tested = sorted(
+        (at for at, row in enumerate(rows) if row.p is not None),
+        key=lambda at: rows[at].p or 0.0,
+    )
+    adjusted: dict[int, float] = {}
+    largest = 0.0
+    for rank, at in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * (rows[at].p or 0.0)))
+        adjusted[at] = largest
+    corrected = (replace(row, p_holm=adjusted.get(at, row.p)) for at, row in enumerate(rows))
+    return tuple(replace(row, verdict=_verdict(row)) for row in corrected)
+
+
+def _verdict(row: Comparison) -> Verdict:
+    if row.change is None:
+        return "not known"
+    none = 1.0 if row.ratio else 0.0
+    if row.change.low == row.change.high == none:
+        return "equal"
+    certain = row.change.low is not None and row.change.low == row.change.high
+    if not certain and (row.p_holm is None or row.p_holm > 1 - CONFIDENCE):
+        return "not separable"
+    grew = row.change.mean > none
+    if row.column.better is None:
+        return "larger" if grew else "smaller"
+    return "better" if grew == (row.column.better == "maximize") else "worse"
+
+
+# -- notes -----------------------------------------------------------------------------------------
+
+
+def _notes(settings: tuple[Settings, Settings], allow: Sequence[str]) -> Iterator[str]:
+    if allow:
+        for key, (ours, theirs) in differing(*settings).items():
+            yield f"{key} differs, as allowed: {ours!r} and {theirs!r}."
+
+
+def _environment(ours: Sequence[Replicate], theirs: Sequence[Replicate]) -> Iterator[str]:
+    for name in ENVIRONMENT:
+        sides = [sorted({str(item.row.get(name)) for item in run}) for run in (ours, theirs)]
+        if sides[0] != sides[1]:
+            yield f"{name} differs: {'; '.join(sides[0])} and {'; '.join(sides[1])}."
+
+
+def _left_out(groups: Iterable[_Group]) -> Iterator[str]:
+    """Yield how replicates were paired, and which were left out."""
+    groups = list(groups)
+    pairs = []
+    for label, scenario, ours, theirs in groups:
+        seeds = [{item.row["seed"] for item in run} for run in (ours, theirs)]
+        common = len(seeds[0] & seeds[1])
+        pairs.append(common)
+        alone = len(seeds[0] ^ seeds[1])
+        if not common:
+            yield f"{label}, {scenario}: no seed in common; compared without pairs."
+        elif alone:
+            yield f"{label}, {scenario}: {alone} replicates without a partner left out."
+        bad: Mapping[str, Any] = {
+            side: sum(item.row["state"] not in FINISHED for item in run)
+            for side, run in (("first", ours), ("second", theirs))
+        }
+        for side, count in bad.items():
+            if count:
+                yield f"{label}, {scenario}: {count} replicates of the {side} run did not finish."
+    if pairs and 0 < min(pairs) < LEAST_BY_RANK:
+        yield (
+            f"With fewer than {LEAST_BY_RANK} pairs an interval rests on the assumption of normal "
+            "differences (of logarithms, for ratios)."
+        )

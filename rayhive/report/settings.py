@@ -1,0 +1,85 @@
+"""Replicates of a run with their specs, and the settings that make two runs comparable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from rayhive.columns import Row
+from rayhive.metrics.logs import last_timeline
+from rayhive.report.results import load_results
+from rayhive.spec.replicate import ReplicateSpec
+from rayhive.timeline import UNCOUNTED
+
+#: Dotted key of a study -> value.
+Settings: TypeAlias = Mapping[str, Any]
+#: Parts of a spec that two runs have to share.
+_SHARED = {"workload", "swarm", "budget", "evaluation"}
+#: Settings without an influence on a replicate.
+_IRRELEVANT = frozenset({"budget.trials"})
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """A counted replicate of a run.
+
+    Attributes:
+        row: Its columns.
+        spec: Its specification.
+    """
+
+    row: Row
+    spec: ReplicateSpec
+
+
+@dataclass(frozen=True)
+class RunReplicates:
+    """Replicates of a run that are neither stopped nor unfinished.
+
+    Attributes:
+        replicates: The replicates.
+        objectives: Column -> direction.
+    """
+
+    replicates: tuple[Replicate, ...]
+    objectives: Mapping[str, str]
+
+
+def read_replicates(folder: str | Path) -> RunReplicates:
+    """Read the replicates of a run folder, or the one of a replicate's folder.
+
+    Raises:
+        ConfigError: The folder is neither.
+        DamagedError: The study or a spec cannot be read.
+    """
+    folder = Path(folder)
+    results = load_results(folder)
+    found = []
+    for row in results.rows:
+        if row["state"] not in UNCOUNTED:
+            name = f"r{row['replicate']}-{row['scenario']}"
+            place = folder / "trials" / str(row["trial"]) / name
+            found.append(Replicate(row, last_timeline(place if place.is_dir() else folder).spec))
+    return RunReplicates(tuple(found), results.objectives)
+
+
+def settings_of(replicates: Sequence[Replicate]) -> Settings:
+    """Return the settings that all replicates of a run share, as dotted keys."""
+    data = replicates[0].spec.model_dump(mode="json", by_alias=True, include=_SHARED)
+    return {key: value for key, value in _flat(data) if key not in _IRRELEVANT}
+
+
+def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", None if value == {} else value
+
+
+def differing(a: Settings, b: Settings) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, with both values; None stands for one that is absent."""
+    names: Iterable[str] = dict.fromkeys((*a, *b))
+    return {name: (a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)}

@@ -1,0 +1,172 @@
+"""Comparison of two runs, against paired and Welch t-intervals computed by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from rayhive.cli import main
+from rayhive.errors import ConfigError
+from rayhive.report.comparison import Comparison, Comparisons, compare
+from rayhive.spec import Budget, Configuration
+from tests.fixtures.logs import Log, make_spec, write_run
+
+#: Seed -> final loss of peer 0; the column is the mean over both peers, 0.01 more.
+Losses = dict[int, float]
+
+
+def run(folder: Path, losses: Losses, *, speed: float = 1.0, **fields: Any) -> Path:
+    """Write a run with one replicate for each seed."""
+    logs = [
+        Log(
+            spec=make_spec(replicate=number, seed=seed, **fields),
+            losses=(1.0, loss),
+            seconds=tuple(speed * (1 + seed / 100) * s for s in (2.0, 0.5, 0.6, 0.7)),
+        )
+        for number, (seed, loss) in enumerate(losses.items())
+    ]
+    return write_run(folder, logs, {"final_loss": "minimize"})
+
+
+def of(found: Comparisons, column: str) -> Comparison:
+    (row,) = [row for row in found.rows if row.column.name == column]
+    return row
+
+
+def t_interval(values: Sequence[float]) -> tuple[float, float]:
+    n, mean = len(values), sum(values) / len(values)
+    s = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1))
+    half = stats.t.ppf(0.975, n - 1) * s / math.sqrt(n)
+    return mean - half, mean + half
+
+
+def test_common_seeds_are_paired(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.7, 3: 0.9})
+    b = run(tmp_path / "b", {3: 0.88, 1: 0.49, 2: 0.67})
+    loss = of(compare(a, b), "final_loss")
+    assert (loss.paired, loss.n, loss.ratio) == (True, 3, False)
+    assert loss.change is not None
+    assert loss.change.mean == pytest.approx(-0.02)
+    assert (loss.change.low, loss.change.high) == pytest.approx(t_interval([-0.01, -0.03, -0.02]))
+    assert loss.p == pytest.approx(stats.ttest_1samp([-0.01, -0.03, -0.02], 0).pvalue)
+
+
+def test_columns_on_a_log_scale_are_compared_by_their_ratio(tmp_path: Path) -> None:
+    seeds = {1: 0.5, 2: 0.5, 3: 0.5}
+    a, b = run(tmp_path / "a", seeds), run(tmp_path / "b", seeds, speed=2.0)
+    rate = of(compare(a, b, ["samples_per_s"]), "samples_per_s")
+    assert rate.ratio and rate.change is not None and rate.a is not None and rate.b is not None
+    assert rate.change.mean == pytest.approx(rate.b / rate.a)
+    assert rate.verdict == "worse"
+
+
+def test_runs_without_common_seeds_are_compared_without_pairs(tmp_path: Path) -> None:
+    ours, theirs = {1: 0.5, 2: 0.7, 3: 0.9}, {4: 0.1, 5: 0.15}
+    found = compare(run(tmp_path / "a", ours), run(tmp_path / "b", theirs), ["final_loss"])
+    (loss,) = found.rows
+    assert (loss.paired, loss.n) == (False, 2)
+    welch = stats.ttest_ind(list(theirs.values()), list(ours.values()), equal_var=False)
+    interval = welch.confidence_interval()
+    assert loss.change is not None
+    assert (loss.change.low, loss.change.high) == pytest.approx((interval.low, interval.high))
+    assert any("no seed in common" in note for note in found.notes)
+
+
+def test_holm_counts_every_comparison(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.7, 3: 0.9})
+    b = run(tmp_path / "b", {1: 0.49, 2: 0.67, 3: 0.88}, speed=1.001)
+    found = compare(a, b, ["final_loss", "samples_per_s", "round_p50_s"])
+    tested = sorted((row for row in found.rows if row.p is not None), key=lambda row: row.p or 0)
+    assert len(tested) >= 2
+    largest = 0.0
+    for rank, row in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - rank) * (row.p or 0.0)))
+        assert row.p_holm == pytest.approx(largest)
+    assert all(row.verdict == "not separable" for row in tested if (row.p_holm or 0) > 0.05)
+
+
+def test_a_run_is_equal_to_itself(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.7})
+    found = compare(a, a)
+    assert {row.verdict for row in found.rows} == {"equal"}
+    assert {row.column.name for row in found.rows} >= {"final_loss", "samples_per_s"}
+
+
+def test_equal_differences_may_be_by_chance(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.75})
+    b = run(tmp_path / "b", {1: 0.25, 2: 0.5})
+    loss = of(compare(a, b), "final_loss")
+    assert loss.change is not None and loss.change.low is None
+    assert loss.verdict == "not separable"
+
+
+def test_missed_targets_cut_all_times(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.5})
+    logs = [
+        Log(spec=make_spec(replicate=n, seed=seed), accuracies=(0.1, 0.2))
+        for n, seed in enumerate((1, 2))
+    ]
+    b = write_run(tmp_path / "b", logs)
+    time = of(compare(a, b), "time_to_target_s")
+    assert "2 of 4 missed it" in time.note
+    assert time.change is not None and time.change.mean >= 1
+
+
+def test_a_failed_replicate_has_no_value_and_is_counted(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.7, 3: 0.8})
+    b = run(tmp_path / "b", {1: 0.4, 2: 0.6})
+    Log(spec=make_spec(replicate=2, seed=3), state="diverged").write(b)
+    found = compare(a, b)
+    assert of(found, "final_loss").n == 2
+    assert "1 pairs without a value left out" in of(found, "final_loss").note
+    assert any("1 replicates of the second run did not finish" in note for note in found.notes)
+
+
+def test_every_reason_against_a_comparison_is_told(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5})
+    other = {
+        "budget": Budget(seconds_per_replicate=9),
+        "configuration": Configuration(codec="float16"),
+    }
+    b = run(tmp_path / "b", {1: 0.5}, **other)
+    Log(spec=make_spec(configuration=Configuration(codec="uniform8"), trial=1)).write(b)
+    with pytest.raises(ConfigError) as caught:
+        compare(a, b)
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["budget.seconds_per_replicate", "configuration"]
+    with pytest.raises(ConfigError, match=r"--column: 'final_lost'.*did you mean 'final_loss'"):
+        compare(a, b, ["final_lost"])
+    with pytest.raises(ConfigError, match="a run with finished replicates"):
+        compare(a, write_run(tmp_path / "empty", []))
+
+
+def test_single_configurations_may_differ_and_settings_are_allowed_by_name(tmp_path: Path) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.6})
+    other = {
+        "budget": Budget(seconds_per_replicate=9),
+        "configuration": Configuration(codec="float16"),
+    }
+    b = run(tmp_path / "b", {1: 0.5, 2: 0.7}, **other)
+    found = compare(a, b, allow=["budget"])
+    assert {row.configuration for row in found.rows} == {"none → float16"}
+    assert "budget.seconds_per_replicate differs, as allowed: 120.0 and 9.0." in found.notes
+
+
+def test_the_command_prints_changes_and_refusals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a = run(tmp_path / "a", {1: 0.5, 2: 0.7, 3: 0.9})
+    b = run(tmp_path / "b", {1: 0.4, 2: 0.61, 3: 0.8})
+    assert main(["compare", str(a), str(b), "--column", "final_loss"]) == 0
+    out = capsys.readouterr().out
+    assert "-0.09667" in out and "3 pairs" in out and "better" in out
+    assert main(["compare", str(a), str(b), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["column"] == "final_loss" and rows[0]["value"] == pytest.approx(-0.29 / 3)
+    assert main(["compare", str(a), str(tmp_path)]) == 2
