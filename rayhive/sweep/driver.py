@@ -30,7 +30,7 @@ from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.attempts import archive, finished_event
 from rayhive.sweep.early_failures import EarlyFailures
-from rayhive.sweep.objectives import Charges, NoValue, failure, objective_values
+from rayhive.sweep.objectives import Charges, NoValue, charged, failure, objective_values
 from rayhive.sweep.provenance import Fingerprint, code_revision
 from rayhive.sweep.replicate_runner import ReplicateRunner, Swarms, Watcher
 from rayhive.sweep.resolve import ResolvedScenario, ResolvedStudy
@@ -194,7 +194,8 @@ class Driver:
             reason = failure(rows)
             try:
                 values = objective_values(self.study.config, rows, self._charges)
-                self.book.tell(record, values, reason)
+                count = charged(self.study.config, rows)
+                self.book.tell(record, values, reason, charged=count)
             except NoValue as error:
                 lost = any(row["state"] == LOST for row in rows)
                 if not record.reported:

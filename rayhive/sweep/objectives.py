@@ -9,6 +9,7 @@ from statistics import fmean
 
 from rayhive.columns import Row, find_column, is_metric
 from rayhive.errors import RayhiveError
+from rayhive.metrics.folds import RestrictedMean
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import Budget, SweepConfig
 
@@ -126,6 +127,25 @@ def objective_values(
         worst = max if direction == "minimize" else min
         values.append(fmean(found) if config.across_scenarios == "mean" else worst(found))
     return values
+
+
+def charged(config: SweepConfig, rows: Iterable[Row]) -> int:
+    """Return the number of replicates that lack an objective: they failed, or missed the target.
+
+    The values of such a trial are charges in part. It is not feasible for the sampler, and not on
+    Optuna's front, as its row is not on the Pareto front of the results table.
+    """
+    return sum(
+        row["state"] in CHARGED
+        or (row["state"] in GOOD and any(_missed(row, name) for name in config.objectives))
+        for row in rows
+    )
+
+
+def _missed(row: Row, name: str) -> bool:
+    column = find_column(name)
+    needs_target = column is not None and isinstance(column.fold, RestrictedMean)
+    return needs_target and _number(row, name) is None
 
 
 def failure(rows: Sequence[Row]) -> str | None:

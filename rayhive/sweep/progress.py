@@ -20,7 +20,14 @@ from rayhive.errors import RayhiveError
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.replicate_runner import Handle
-from rayhive.sweep.tally import Tally, finished_line, objective, replicate_label, trial_line
+from rayhive.sweep.tally import (
+    Tally,
+    figure,
+    finished_line,
+    objective,
+    replicate_label,
+    trial_line,
+)
 
 if TYPE_CHECKING:
     from rayhive.sweep.trial_book import TrialRecord, Values
@@ -33,6 +40,10 @@ PEER_FIGURES = (
     ("samples_per_s", "samples/s", "{:.0f}"),
     ("loss", "loss", "{:.4g}"),
 )
+
+
+#: Most rows of the front in the display, the latest.
+FRONT_ROWS = 8
 
 
 class SweepProgress:
@@ -74,7 +85,7 @@ class SweepProgress:
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         """Print the outcome and the key figures of a replicate."""
         position = self.tally.position
-        seconds = self.tally.finished(row)
+        seconds = self.tally.finished(row, spec.trial)
         self.note(f"{position} {finished_line(self.tally.config, spec, row, seconds, kept)}")
 
     def trial_finished(self, record: TrialRecord, values: Values, reason: str | None) -> None:
@@ -90,7 +101,8 @@ class SweepProgress:
 class DisplayProgress(SweepProgress):
     """Display at the bottom of a terminal, with lines of finished replicates and trials above it.
 
-    It shows a bar, the peers of the running replicate, and the best value of each objective.
+    It shows a bar, the peers of the running replicate, and the front so far; with one objective,
+    the best value.
 
     Args:
         config: The study.
@@ -129,7 +141,7 @@ class DisplayProgress(SweepProgress):
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         """Remove the peers, and print the outcome of the replicate above the display."""
         self._running = None
-        seconds = self.tally.finished(row)
+        seconds = self.tally.finished(row, spec.trial)
         self.note(finished_line(self.tally.config, spec, row, seconds, kept))
 
     def note(self, text: str) -> None:
@@ -144,7 +156,9 @@ class DisplayProgress(SweepProgress):
             seconds = time.monotonic() - self._since
             parts += [Text(f"{replicate_label(self._running)}: {phase}, {seconds:.0f} s")]
             parts += [self._peers()]
-        if self.tally.best:
+        if len(self.tally.config.objectives) > 1 and self.tally.front:
+            parts.append(self._front())
+        elif self.tally.best:
             parts.append(self._best())
         return Group(*parts)
 
@@ -182,6 +196,25 @@ class DisplayProgress(SweepProgress):
         if status.phase != "training" or not status.seconds or not peer.samples:
             return None
         return peer.samples / status.seconds
+
+    def _front(self) -> RenderableType:
+        """Return the trials on the front so far; the best value of each objective is bold."""
+        config, front = self.tally.config, self.tally.front
+        table = Table(box=None, padding=(0, 2), header_style="dim", title_justify="left")
+        table.add_column(f"front so far ({len(front)})")
+        for name in config.objectives:
+            table.add_column(name, justify="right")
+        table.add_column("trial", justify="right")
+        for values, record in front[-FRONT_ROWS:]:
+            cells = [
+                Text(
+                    figure(name, value),
+                    style="bold green" if value == self.tally.best[name][0] else "",
+                )
+                for name, value in zip(config.objectives, values, strict=True)
+            ]
+            table.add_row(record.configuration.label, *cells, str(record.number))
+        return table
 
     def _best(self) -> RenderableType:
         lines = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -104,6 +105,8 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
         if owner is None and not trials:
             study.set_user_attr(RUN_ATTRIBUTE, run)
             owner = run
+        if url is None or owner == run:
+            _set_names(study, list(config.objectives))
     except (SQLAlchemyError, OSError, optuna.exceptions.StorageInternalError) as error:
         first = _hidden(str(error).splitlines()[0], url)
         raise ConfigError(Problem("storage", url, f"{ALLOWED} ({first})")) from None
@@ -118,6 +121,14 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
         raise ConfigError(Problem("storage", url, allowed))
     study.sampler = make_sampler(config.sampler, config.seed, trials)
     return study
+
+
+def _set_names(study: optuna.Study, names: list[str]) -> None:
+    """Name the objectives in the storage, for optuna-dashboard and plots."""
+    if study.metric_names != names:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            study.set_metric_names(names)
 
 
 def _hidden(text: str, url: str | None) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rayhive.columns import find_column
 from rayhive.spec import SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
-from rayhive.sweep.objectives import missed_charge
+from rayhive.sweep.objectives import charged, missed_charge
 from rayhive.timeline import LOST
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ class Tally:
         trials: All trials.
         trials_done: Finished trials.
         best: Objective -> its best value, and the trial that has it.
+        front: Values and trial of those that no other trial dominates, in the order in which they
+            finished. A trial is left out of both if a replicate failed or missed the target.
     """
 
     config: SweepConfig
@@ -78,6 +80,8 @@ class Tally:
     trials: int = 0
     trials_done: int = 0
     best: dict[str, tuple[float, TrialRecord]] = field(default_factory=dict)
+    front: list[tuple[tuple[float, ...], TrialRecord]] = field(default_factory=list)
+    _charged: set[int] = field(default_factory=set)
     _started: float | None = None
 
     def began(self, trials: int, replicates: int) -> None:
@@ -89,8 +93,10 @@ class Tally:
         """Start timing a replicate; the start of an adopted one is unknown."""
         self._started = None if adopted else self.now()
 
-    def finished(self, row: Mapping[str, Any]) -> float | None:
-        """Count a finished replicate and return its duration [s], if it is known."""
+    def finished(self, row: Mapping[str, Any], trial: int | None = None) -> float | None:
+        """Count a finished replicate of a trial and return its duration [s], if it is known."""
+        if trial is not None and charged(self.config, [dict(row)]):
+            self._charged.add(trial)
         seconds = _seconds(row) if self._started is None else self.now() - self._started
         self._started = None
         self.eta.add(seconds)
@@ -99,15 +105,26 @@ class Tally:
     def trial_finished(
         self, record: TrialRecord, values: Values, reason: str | None = None
     ) -> None:
-        """Count a finished trial; the values of a trial without failure may become the best."""
+        """Count a finished trial; if all replicates have its objectives, it may be the best."""
         self.trials_done += 1
-        if values is None or reason is not None:
+        if values is None or reason is not None or record.number in self._charged:
             return
+        self._join_front(record, tuple(values))
         for (name, direction), value in zip(self.config.objectives.items(), values, strict=True):
             known = self.best.get(name)
             sign = 1 if direction == "minimize" else -1
             if known is None or sign * value < sign * known[0]:
                 self.best[name] = (value, record)
+
+    def _join_front(self, record: TrialRecord, values: tuple[float, ...]) -> None:
+        if not any(self._dominates(other, values) for other, _ in self.front):
+            kept = [item for item in self.front if not self._dominates(values, item[0])]
+            self.front = [*kept, (values, record)]
+
+    def _dominates(self, a: tuple[float, ...], b: tuple[float, ...]) -> bool:
+        signs = [1 if way == "minimize" else -1 for way in self.config.objectives.values()]
+        pairs = [(sign * x, sign * y) for sign, x, y in zip(signs, a, b, strict=True)]
+        return a != b and all(x <= y for x, y in pairs)
 
     @property
     def remaining(self) -> str:
@@ -173,7 +190,13 @@ def trial_line(tally: Tally, record: TrialRecord, values: Values, reason: str | 
     if reason is not None:
         return f"{failed}, counts as {', '.join(f'{n} {figure(n, value)}' for n, value in pairs)}"
     shown = ", ".join(f"{name} {objective(tally.config, name, value)}" for name, value in pairs)
-    return f"{head}: {shown}"
+    if not any(each.number == record.number for _, each in tally.front):
+        return f"{head}: {shown}"
+    if len(pairs) == 1:
+        return f"{head}: {shown}, the best so far"
+    others = len(tally.front) - 1
+    beside = f" (with {others} other{'s' if others > 1 else ''})" if others else ""
+    return f"{head}: {shown}, on the front so far{beside}"
 
 
 def objective(config: SweepConfig, name: str, value: float) -> str:

@@ -37,6 +37,9 @@ LOST = "lost"
 AMENDS = "amends"
 ORPHAN = "orphan"
 
+#: Constraint of a trial: replicates that failed or missed the target. 0 is feasible.
+CONSTRAINT = "replicates_failed_or_missed"
+
 
 @dataclass(frozen=True)
 class TrialRecord:
@@ -109,7 +112,12 @@ class TrialBook:
                 return record
 
     def tell(
-        self, record: TrialRecord, values: Values, reason: str | None = None, lost: bool = False
+        self,
+        record: TrialRecord,
+        values: Values,
+        reason: str | None = None,
+        lost: bool = False,
+        charged: int = 0,
     ) -> None:
         """Finish a trial, or add values to one that was reported as lost.
 
@@ -122,9 +130,11 @@ class TrialBook:
             reason: Reason of its failure, if it failed. A failed trial may have values, from which
                 the sampler learns.
             lost: Whether it has no values because its replicates were lost.
+            charged: Replicates whose values are charges
+                (:func:`rayhive.sweep.objectives.charged`); with any, the trial is not feasible.
         """
         if record.reported:
-            self._amend(record, values, reason)
+            self._amend(record, values, reason, charged)
             return
         if values is None or reason is not None:
             trial = self._trial(record.number)
@@ -134,11 +144,14 @@ class TrialBook:
         if values is None:
             self.study.tell(record.number, state=TrialState.FAIL)
         else:
+            finished = self._trial(record.number)
+            if CONSTRAINT not in finished.constraints:  # an earlier driver may have died here
+                finished.set_constraint(CONSTRAINT, float(charged))
             self.study.tell(record.number, list(values))
         at = self._records.index(record)
         self._records[at] = TrialRecord(record.number, record.configuration, reported=True)
 
-    def _amend(self, record: TrialRecord, values: Values, reason: str | None) -> None:
+    def _amend(self, record: TrialRecord, values: Values, reason: str | None, charged: int) -> None:
         before = self._trials()[record.number]
         failed = {} if reason is None else {FAILED: reason}
         self.study.add_trial(
@@ -148,6 +161,7 @@ class TrialBook:
                 params=before.params,
                 distributions=before.distributions,
                 user_attrs={AMENDS: record.number, **failed},
+                constraints={CONSTRAINT: float(charged)},
             )
         )
         self._amended[record.number] = len(self._trials()) - 1

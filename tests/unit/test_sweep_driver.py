@@ -26,6 +26,7 @@ from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.storage import open_study
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
+from rayhive.sweep.trial_book import CONSTRAINT
 from tests.fixtures.logs import Log
 from tests.unit.sweep_fakes import SHAPES, FakeCluster, Recorder, World
 
@@ -105,6 +106,22 @@ def test_values_are_means_over_replicates(run_dir: Path) -> None:
     assert trial.values == pytest.approx(expected)
     assert rows[0]["time_to_target_s"] != rows[1]["time_to_target_s"]
     assert progress.of("trial") == [(0, tuple(trial.values), None)]
+
+
+def test_optunas_front_has_no_trial_that_missed_the_target(run_dir: Path) -> None:
+    """The one that misses it in a replicate sends fewer bytes, and has a better mean time."""
+
+    def log(spec: ReplicateSpec) -> Log:
+        bad = spec.configuration.codec == "float16" and spec.replicate == 1
+        return Log(spec, accuracies=(0.1, 0.2) if bad else (0.8, 0.96), payload=100)
+
+    enqueue = [{"codec": "none"}, {"codec": "float16"}]
+    study = make_study(budget={"trials": 2}, enqueue=enqueue)
+    sweep(study, run_dir, World(log=log))
+    run = json.loads((run_dir / "provenance.json").read_text())["run"]
+    found = open_study(journalled(study, run_dir).config, run_dir, run)
+    assert [trial.constraints for trial in found.trials] == [{CONSTRAINT: 0.0}, {CONSTRAINT: 1.0}]
+    assert [trial.number for trial in found.best_trials] == [0]
 
 
 def test_enqueued_configurations_come_first_and_in_order(run_dir: Path) -> None:

@@ -13,7 +13,7 @@ from rayhive.errors import ClusterError
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.progress import DisplayProgress, SweepProgress
-from rayhive.sweep.tally import Eta, Tally, clock, figure
+from rayhive.sweep.tally import Eta, Tally, clock, figure, trial_line
 from rayhive.sweep.trial_book import TrialRecord
 from tests.fixtures.logs import make_spec
 from tests.unit.clock_fakes import Clock
@@ -174,12 +174,54 @@ def test_the_display_shows_the_peers_and_the_best() -> None:
     assert ["peer-0", "lost", "6", "0", "78"] in lines
     assert ["peer-1", "training", "7", "400", "100", "1.25"] in lines  # 400 samples in 4 s
     assert "trial 0 float16 r0: training" in during.get()
-    assert "best time_to_target_s: 12.5 s (trial 0 uniform8)" in during.get()
+    assert ["front", "so", "far", "(1)", *CONFIG.objectives, "trial"] in lines
+    assert ["uniform8", "12.5", "s", "900", "1/s", "0"] in lines
 
     progress.replicate_finished(spec(), ROW, kept=False)
     with console.capture() as after:
         console.print(progress.render())
     assert "replicates 1/2" in after.get() and "peer-0" not in after.get()
+
+
+def test_with_one_objective_the_display_shows_the_best() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, color_system=None)
+    config = CONFIG.model_copy(update={"objectives": {"time_to_target_s": "minimize"}})
+    progress = DisplayProgress(config, console)
+    progress.trial_finished(record(0, "uniform8"), [12.5], None)
+    with console.capture() as shown:
+        console.print(progress.render())
+    assert "best time_to_target_s: 12.5 s (trial 0 uniform8)" in shown.get()
+    assert trial_line(progress.tally, record(0, "uniform8"), [12.5], None).endswith(
+        "12.5 s, the best so far"
+    )
+
+
+def test_the_front_so_far_holds_the_trials_that_no_other_dominates() -> None:
+    tally = Tally(CONFIG)
+    values = {0: (9.0, 50.0), 1: (8.0, 40.0), 2: (9.5, 45.0), 3: (7.0, 60.0), 4: (1.0, 10.0)}
+    fronts = []
+    for number, pair in values.items():
+        tally.trial_finished(record(number), pair)
+        fronts.append([each.number for _, each in tally.front])
+    # trial 2 is worse than 0; 3 is better than all before it; 4 is the quickest
+    assert fronts == [[0], [0, 1], [0, 1], [3], [3, 4]]
+    assert "on the front so far (with 1 other)" in trial_line(tally, record(4), values[4], None)
+    assert "so far" not in trial_line(tally, record(0), values[0], None)
+
+
+def test_a_trial_that_missed_the_target_is_not_the_best_so_far() -> None:
+    tally = Tally(CONFIG)
+    measured = {"state": "completed", "samples_per_s": 90.0, "time_to_target_s": 3.0}
+    tally.finished(measured, trial=0)
+    tally.finished({**measured, "time_to_target_s": None}, trial=1)
+    tally.finished({**measured, "state": "diverged"}, trial=2)
+    for number, values in enumerate([(3.0, 90.0), (1.0, 99.0), (1.0, 99.0)]):
+        tally.trial_finished(record(number), values)
+    assert [each.number for _, each in tally.front] == [0]
+    assert {name: each.number for name, (_, each) in tally.best.items()} == {
+        "time_to_target_s": 0,
+        "samples_per_s": 0,
+    }
 
 
 def test_the_display_starts_and_ends_with_the_sweep() -> None:

@@ -60,6 +60,8 @@ def test_a_reopened_study_has_its_trials(tmp_path: Path, url: str | None) -> Non
     again = open_study(study, tmp_path, "run-1")
     assert [trial.values for trial in again.get_trials()] == [[1.0, 2.0]]
     assert [direction.name for direction in again.directions] == ["MINIMIZE", "MINIMIZE"]
+    assert again.metric_names == list(study.objectives)
+    assert again.trials_dataframe()[f"values_{next(iter(study.objectives))}"].tolist() == [1.0]
 
 
 def test_a_study_of_another_run_folder_is_not_continued(tmp_path: Path) -> None:
