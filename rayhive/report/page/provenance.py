@@ -11,6 +11,7 @@ from typing import Any
 
 from rayhive.columns import Row, group_columns
 from rayhive.errors import without_secrets
+from rayhive.metrics.folds import Reduced
 from rayhive.report.page.run_data import RunData
 
 #: Longest study that is shown in full [characters].
@@ -47,11 +48,15 @@ def _facts(run: RunData) -> Iterator[tuple[str, str]]:
     session = _session(run.folder)
     for name in ("started", "git_revision", "git_dirty", "link"):
         if session.get(name) is not None:
-            yield name.replace("_", " "), str(session[name])
+            value = session[name]
+            words = ("no", "yes")[value] if isinstance(value, bool) else str(value)
+            yield name.replace("_", " "), words
     for column in group_columns("provenance"):
         values = sorted({str(row[column.name]) for row in run.results.folded if row[column.name]})
         if values and column.name not in session:
-            yield column.name.replace("_", " "), " | ".join(values)
+            rule = column.fold
+            text = rule.function(values) if isinstance(rule, Reduced) else " | ".join(values)
+            yield column.name.replace("_", " "), str(text)
     for name in ("versions", "hardware"):
         if isinstance(session.get(name), Mapping):
             items = (f"{key} {value}" for key, value in session[name].items() if value)

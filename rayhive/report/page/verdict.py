@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayhive.columns import Row, find_column
+from rayhive.metrics.folds import Percentile
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.numbers import number_text
 from rayhive.report.page.front import objective_text
@@ -262,4 +263,8 @@ def _fault_text(row: Row, name: str) -> str:
     value = row.get(name)
     if isinstance(value, (int, float)):
         return number_text(float(f"{value:.4g}") if isinstance(value, float) else value)
-    return bound_text(row, name) or "not recorded"
+    column = find_column(name)
+    of_times = column is not None and isinstance(column.fold, Percentile)
+    if of_times and row["faults_fired"] is not None:
+        return bound_text(row, name) or "none"
+    return "not recorded"
