@@ -4,17 +4,14 @@ The rule: of the configurations that are within :data:`MARGIN` (10 %) of the bes
 objective, the best in the second; with more objectives, each but the last narrows the choice in
 the same way. A configuration takes part only if every objective is known of all its replicates.
 
-The certainty is the share of draws from the posterior of the means in which the rule chooses the
-recommended configuration. The means are those of a randomised complete block design (Box, Hunter
-and Hunter, *Statistics for Experimenters*, chapter 4): objective = configuration + seed +
-residual, with one covariance of the residuals for all configurations. Objectives that are
-positive throughout are analysed as logarithms, since times and bytes vary by factors.
+The certainty is the share of draws from the posterior of the means
+(:mod:`rayhive.metrics.posterior`) in which the rule chooses the recommended configuration.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,14 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayhive.columns import Row, conditions
-from rayhive.metrics.aggregate import objectives_known, ran, row_key, rows_by
+from rayhive.metrics.aggregate import objectives_known, ran, rows_by
+from rayhive.metrics.posterior import draws as posterior_draws
+from rayhive.metrics.seeds import seed_values
+from rayhive.metrics.stats import MAX_LOG
 from rayhive.report.results import Results
-from rayhive.timeline import FINISHED
 
 #: Loss in an objective that is accepted for a gain in the next one.
 MARGIN = 0.10
-#: Number of draws from the posterior.
-DRAWS = 4000
 #: Certainty from which a recommendation is called sure, likely, and a recommendation at all.
 SURE, LIKELY, LEAD = 0.95, 0.80, 0.50
 #: Together the configurations of which one is the best have at least this share of the draws.
@@ -139,34 +136,22 @@ def _recommend(
     left_out = tuple((row, _lacking(row, objectives)) for row in rows if row not in known)
     if not known:
         return Recommendation(of_conditions, objectives, (), left_out, 0, False)
-    values = [_by_seed(results, row) for row in known]
-    logs = [_is_positive(known, values, name) for name in objectives]
-    signs = np.array([1.0 if way == "minimize" else -1.0 for way in objectives.values()])
-    centre = np.array(
-        [[_at(row[n], log) for n, log in zip(objectives, logs, strict=True)] for row in known]
-    )
-    spread = _spread(values, list(objectives), logs)
-    draws = centre[None] if spread is None else _draws(centre, spread)
-    shares = np.mean([_chosen(draw * signs, logs) for draw in draws], axis=0)
+    means = _means(known, objectives)
+    draws = means.centre[None] if means.draws is None else means.draws
+    shares = np.mean([_chosen(draw, means.logs) for draw in draws], axis=0)
     first = int(np.argmax(shares))
     order = sorted(range(len(known)), key=lambda n: (n != first, -shares[n], n))
     candidates = tuple(
         Candidate(
             known[n],
-            None if spread is None else float(shares[n]),
-            _against(
-                draws,
-                centre,
-                first,
-                n,
-                dict(zip(objectives, logs, strict=True)),
-                spread is not None,
-            ),
+            None if means.draws is None else float(shares[n]),
+            _against(means, first, n, objectives),
         )
         for n in order
     )
-    seeds, paired = (0, False) if spread is None else (spread.seeds, spread.paired)
-    return Recommendation(of_conditions, objectives, candidates, left_out, seeds, paired)
+    return Recommendation(
+        of_conditions, objectives, candidates, left_out, means.seeds, means.paired
+    )
 
 
 def _lacking(row: Row, objectives: Mapping[str, str]) -> str:
@@ -175,85 +160,57 @@ def _lacking(row: Row, objectives: Mapping[str, str]) -> str:
     if row["n_failed"]:
         return f"{row['n_failed']} of {ran(row)} replicates failed"
     reached = row["reached"]
-    missed = [name for name in objectives if row[name] is None or name.endswith("_to_target_s")]
+    missed = [name for name in objectives if row.get(name) is None or name.endswith("_to_target_s")]
     if reached is not None and reached != ran(row) and missed:
         return f"{reached} of {ran(row)} replicates reached the target"
-    empty = [name for name in objectives if row[name] is None]
+    empty = [name for name in objectives if row.get(name) is None]
     return f"{', '.join(empty or objectives)} not recorded of every replicate"
 
 
-def _by_seed(results: Results, row: Row) -> dict[Any, Row]:
-    """Return the finished replicates of a row by seed."""
-    names = (*results.by, *conditions()) if results.by else row_key()
-    return {
-        each["seed"]: each
-        for each in results.rows
-        if each["state"] in FINISHED and all(each.get(name) == row.get(name) for name in names)
-    }
-
-
-def _is_positive(known: Sequence[Row], values: Sequence[Mapping[Any, Row]], name: str) -> bool:
-    cells = [row[name] for row in known]
-    cells += [row[name] for by_seed in values for row in by_seed.values()]
-    return all(isinstance(cell, (int, float)) and cell > 0 for cell in cells)
-
-
-def _at(value: Any, log: bool) -> float:
-    return math.log(value) if log else float(value)
-
-
 @dataclass(frozen=True)
-class _Spread:
-    """Covariance of the residuals of one replicate, and its degrees of freedom."""
+class _Means:
+    """Means of the objectives of some rows, and draws of what the true ones may be.
 
-    covariance: Array
-    freedom: int
-    sizes: Array
+    Attributes:
+        logs: Whether each objective is a logarithm.
+        signs: 1 for each objective that is minimised, -1 for the others.
+        centre: Row x objective, smaller is better.
+        draws: Draw x row x objective; None if the spread is not known.
+        seeds: Number of common seeds, or the fewest replicates of a row.
+        paired: Whether the replicates are compared seed by seed.
+    """
+
+    logs: tuple[bool, ...]
+    signs: Array
+    centre: Array
+    draws: Array | None
     seeds: int
     paired: bool
 
 
-def _spread(
-    values: Sequence[Mapping[Any, Row]], names: Sequence[str], logs: Sequence[bool]
-) -> _Spread | None:
-    """Return the spread of the replicates; None if there is no pair to compute it from."""
-    common = sorted(set.intersection(*(set(by_seed) for by_seed in values)), key=str)
-    sizes = np.array([float(len(by_seed)) for by_seed in values])
-    paired = len(common) > 1 and len(values) > 1
-    blocks = []
-    for by_seed in values:
-        rows = [by_seed[seed] for seed in common] if paired else list(by_seed.values())
-        cells = [
-            [_at(row[name], log) for name, log in zip(names, logs, strict=True)] for row in rows
-        ]
-        blocks.append(np.array(cells) - np.mean(cells, axis=0))
-    if paired:
-        table = np.stack(blocks)
-        residuals = (table - table.mean(axis=0)).reshape(-1, len(names))
-        freedom = (len(values) - 1) * (len(common) - 1)
-        sizes = np.full(len(values), float(len(common)))
-    else:
-        residuals = np.concatenate(blocks)
-        freedom = int(sizes.sum()) - len(values)
-    if freedom < 1:
-        return None
-    covariance = residuals.T @ residuals / freedom
-    return _Spread(covariance, freedom, sizes, len(common) if paired else int(sizes.min()), paired)
+def _means(rows: Sequence[Row], objectives: Mapping[str, str]) -> _Means:
+    """Return the means of rows in the objectives.
 
-
-def _draws(centre: Array, spread: _Spread) -> Array:
-    """Return draws from the posterior of the means (draw, candidate, objective), the same always.
-
-    Multivariate t: normal with the covariance / n, times the root of freedom / chi-square.
+    An objective that agrees exactly over the replicates of every row, such as bytes often do, is
+    taken as known.
     """
-    generator = np.random.default_rng(0)
-    shape = (DRAWS, *centre.shape)
-    noise = generator.multivariate_normal(
-        np.zeros(centre.shape[1]), spread.covariance, size=shape[:2], method="svd"
-    )
-    scale = np.sqrt(spread.freedom / generator.chisquare(spread.freedom, size=(DRAWS, 1, 1)))
-    draws: Array = centre + noise * scale / np.sqrt(spread.sizes)[None, :, None]
-    return draws
+    found = [seed_values(rows, name) for name in objectives]
+    signs = np.array([1.0 if way == "minimize" else -1.0 for way in objectives.values()])
+    centre = signs * np.stack([np.nanmean(each.values, axis=1) for each in found], axis=1)
+    spread = [np.nanmax(v.values, axis=1) - np.nanmin(v.values, axis=1) for v in found]
+    noisy = [n for n, widths in enumerate(spread) if widths.any()]
+    names = list(objectives)
+    drawn = posterior_draws(rows, {names[n]: objectives[names[n]] for n in noisy})
+    draws = None
+    if drawn is not None:
+        draws = np.repeat(centre[None], len(drawn), axis=0)
+        draws[:, :, noisy] = drawn
+    there = np.isfinite(found[0].values)
+    common = int(there.all(axis=0).sum())
+    paired = common > 1 and len(rows) > 1
+    seeds = common if paired else int(there.sum(axis=1).min())
+    logs = tuple(each.column.log for each in found)
+    return _Means(logs, signs, centre, draws, seeds, paired)
 
 
 def _chosen(costs: Array, logs: Sequence[bool]) -> Array:
@@ -274,14 +231,24 @@ def _chosen(costs: Array, logs: Sequence[bool]) -> Array:
     return shares
 
 
-def _against(
-    draws: Array, centre: Array, first: int, other: int, logs: Mapping[str, bool], known: bool
-) -> dict[str, Ratio]:
+def _against(means: _Means, first: int, other: int, objectives: Iterable[str]) -> dict[str, Ratio]:
+    """Return the recommended row's objectives relative to those of another one."""
     ratios = {}
-    for n, (name, log) in enumerate(logs.items()):
-        value = centre[first, n] - centre[other, n]
-        ends = np.quantile(draws[:, first, n] - draws[:, other, n], (0.025, 0.975))
-        found = [math.exp(min(each, 700.0)) if log else float(each) for each in (value, *ends)]
-        low, high = (found[1], found[2]) if known and first != other else (None, None)
-        ratios[name] = Ratio(found[0], low, high, log)
+    for n, name in enumerate(objectives):
+        log, sign = means.logs[n], means.signs[n]
+        values = sign * means.centre[:, n]
+        relative = bool(log or values.min() > 0)
+        value = _relative(values[first], values[other], log, relative)
+        low = high = None
+        if means.draws is not None and first != other:
+            drawn = sign * means.draws[:, :, n]
+            all_drawn = _relative(drawn[:, first], drawn[:, other], log, relative)
+            low, high = (float(end) for end in np.quantile(all_drawn, (0.025, 0.975)))
+        ratios[name] = Ratio(float(value), low, high, relative)
     return ratios
+
+
+def _relative(mine: Any, other: Any, log: bool, relative: bool) -> Any:
+    if log:
+        return np.exp(np.minimum(mine - other, MAX_LOG))
+    return mine / other if relative else mine - other

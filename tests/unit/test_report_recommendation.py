@@ -45,12 +45,12 @@ def results(
 
 def test_within_the_margin_of_the_fastest_the_cheapest_is_chosen() -> None:
     # 1.05 is within 10 % of the best, 1.2 is not; the replicates leave no doubt
-    times = {"none": [1.0, 2.0], "float16": [1.05, 2.1], "uniform8": [1.2, 2.4]}
+    times = {"none": [1.0, 2.001], "float16": [1.05, 2.1], "uniform8": [1.2, 2.4]}
     (advice,) = recommendations(results(times, {"none": 4.0, "float16": 2.0, "uniform8": 1.0}))
     assert advice.row is not None and advice.row["codec"] == "float16"
     assert advice.certainty == 1.0 and advice.paired and advice.seeds == 2
     against = {each.row["codec"]: each.against for each in advice.candidates}
-    assert against["none"][TIME].value == pytest.approx(1.05)
+    assert against["none"][TIME].value == pytest.approx(1.05, rel=1e-3)
     assert against["none"][BYTES].value == pytest.approx(0.5)
     assert against["uniform8"][BYTES].certain
 
@@ -85,10 +85,11 @@ def test_equal_configurations_are_not_told_apart() -> None:
     assert sum(shares) == pytest.approx(1.0)
 
 
-def test_exactly_equal_configurations_share_the_certainty() -> None:
-    found = results({"none": [1.0, 2.0], "float16": [1.0, 2.0]}, {"none": 1.0, "float16": 1.0})
+def test_replicates_that_agree_in_everything_give_no_certainty() -> None:
+    found = results({"none": [1.0, 1.0], "float16": [2.0, 2.0]}, {"none": 1.0, "float16": 1.0})
     (advice,) = recommendations(found)
-    assert advice.certainty == 0.5
+    assert advice.row is not None and advice.row["codec"] == "none"
+    assert advice.certainty is None
 
 
 def test_one_replicate_gives_a_choice_without_certainty() -> None:

@@ -180,8 +180,8 @@ def test_a_fault_is_shaded_until_it_is_healed() -> None:
 
 def test_thousands_of_bars_are_joined() -> None:
     story = Story()
-    story.rounds(*(0.5 * n for n in range(1, 601)), peers=ALL)
-    story.finish(301.0, ALL)
+    story.rounds(*(0.5 * n for n in range(1, 506)), peers=ALL)
+    story.finish(254.0, ALL)
     lane = timeline_charts(story.timeline).charts[-1]
     assert len(shapes(lane, "act-averaged")) == len(ALL)
 

@@ -10,7 +10,15 @@ from rayhive.report.page.run_data import RunData
 from rayhive.report.table import EMPTY, build_table
 
 #: Columns that are shown at first, besides the keys and the objectives.
-FIRST = ("n", "n_failed", "final_loss", "samples_per_s", "payload_bytes_per_round", "goodput")
+FIRST = (
+    "n",
+    "n_failed",
+    "pareto_probability",
+    "not_separable",
+    "final_loss",
+    "samples_per_s",
+    "payload_bytes_per_round",
+)
 #: Further such columns of a run with faults.
 FIRST_OF_FAULTS = ("recover_p95_s", "retention", "regret")
 NOT_RECORDED = "not recorded"

@@ -9,11 +9,11 @@ from typing import Any
 from rayhive.columns import Row, find_column
 from rayhive.metrics.folds import Percentile
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.advice import percent_text
 from rayhive.report.numbers import number_text
 from rayhive.report.page.front import objective_text
 from rayhive.report.page.run_data import RunData
 from rayhive.report.recommendation import (
-    DRAWS,
     LEAD,
     LIKELY,
     MARGIN,
@@ -149,7 +149,7 @@ def _verdict(advice: Recommendation, conditions: str) -> Verdict:
         headline = "No recommendation: no configuration has every objective."
         return Verdict(conditions, "", "", headline, "none", "", (), (), (), left_out)
     level, headline, certainty = _certainty(advice, str(row["configuration"]))
-    share = "" if advice.certainty is None else f", {100 * advice.certainty:.0f} %"
+    share = "" if advice.certainty is None else f", {percent_text(advice.certainty)}"
     return Verdict(
         conditions,
         str(row["configuration"]),
@@ -173,26 +173,26 @@ def _certainty(advice: Recommendation, label: str) -> tuple[str, str, str]:
             "open",
             f"{label} is ahead, but nobody can say how surely.",
             (
-                "Each configuration has one replicate, which tells nothing about chance. "
-                "Two replicates more make an estimate possible: --set replicates=3."
+                "The replicates show no spread, which would tell something about chance. "
+                "Two replicates more can make an estimate possible: --set replicates=3."
             ),
         )
     seeds = count_text(advice.seeds, "common seed" if advice.paired else "replicate")
     basis = (
-        f"The rule chooses it in {100 * advice.certainty:.0f} % of {DRAWS:,} draws from what "
+        f"The rule chooses it in {percent_text(advice.certainty)} of the draws from what "
         f"{seeds} of {len(advice.candidates)} configurations leave open."
     )
     if advice.certainty >= SURE:
-        return "sure", f"Use {label}.", f"Sure: {100 * advice.certainty:.0f} %. {basis}"
+        return "sure", f"Use {label}.", f"Sure: {percent_text(advice.certainty)}. {basis}"
     if advice.certainty >= LIKELY:
-        return "likely", f"Use {label}.", f"Likely: {100 * advice.certainty:.0f} %. {basis}"
+        return "likely", f"Use {label}.", f"Likely: {percent_text(advice.certainty)}. {basis}"
     names = [str(each.row["configuration"]) for each in advice.possible]
     among = f"The choice lies among {len(names)}: {', '.join(names)}."
     if advice.certainty >= LEAD:
-        words = f"A lead, not more: {100 * advice.certainty:.0f} %. {basis} {among}"
+        words = f"A lead, not more: {percent_text(advice.certainty)}. {basis} {among}"
         return "lead", f"{label} leads.", words
     headline = f"It can't be told yet. {label} is slightly ahead."
-    return "open", headline, f"Open: {100 * advice.certainty:.0f} %. {basis} {among}"
+    return "open", headline, f"Open: {percent_text(advice.certainty)}. {basis} {among}"
 
 
 def _about(name: str) -> str:
@@ -242,7 +242,7 @@ def _ratio(ratio: Ratio) -> str:
 
 
 def _other(candidate: Candidate, advice: Recommendation) -> tuple[str, str, tuple[str, ...]]:
-    share = "not known" if candidate.share is None else f"{100 * candidate.share:.0f} %"
+    share = "not known" if candidate.share is None else percent_text(candidate.share)
     label = str(candidate.row["configuration"])
     return label, share, tuple(_ratio(candidate.against[name]) for name in advice.objectives)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.advice import percent_text
 from rayhive.report.numbers import number_text
 from rayhive.report.page.run_data import RunData
 from rayhive.report.page.svg import COLOURS, Chart
@@ -37,6 +38,11 @@ class Measured:
     scenario: str
     winner: str
     certainty: float | None
+
+    @property
+    def certainty_text(self) -> str:
+        """Certainty in percent, or that it is not known."""
+        return "not known" if self.certainty is None else percent_text(self.certainty)
 
 
 @dataclass(frozen=True)
@@ -140,8 +146,8 @@ def _chart(points: Sequence[Measured], styles: dict[str, str]) -> Chart:
             if not _inside(middle, xs, ys):
                 chart.box(a, b, "hatched")
     for point, px, py in shown:
-        certainty = "" if point.certainty is None else f", {100 * point.certainty:.0f} %"
-        text = f"{point.scenario}, {number_text(px)} Mbit/s: {point.winner}{certainty}"
+        place = f"{point.scenario}, {number_text(px)} Mbit/s"
+        text = f"{place}: {point.winner}, certainty {point.certainty_text}"
         chart.dot((px, py), f"measured {styles[point.winner]}", text, 7)
     return chart
 
