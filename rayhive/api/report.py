@@ -13,6 +13,8 @@ from rayhive.sweep.run_folder import RunFolder
 _SOURCES = ("sweep.yaml", "provenance.json", "trials/*/*/*.json*", "*.json*")
 #: Seconds between two looks at a running sweep.
 EVERY_S = 5.0
+#: Least time between two writes of a watched report, as a multiple of the time of one.
+REST = 9.0
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -46,14 +48,16 @@ def watch_report(
 ) -> Generator[Path, None, None]:
     """Write the report of a running sweep again whenever its folder changes.
 
-    The page loads itself again every ``every_s`` seconds. When the sweep has ended, or the caller
-    closes the iterator, the report is written a last time without that.
+    The page loads itself again every ``every_s`` seconds. Between two writes passes at least
+    :data:`REST` times as long as the first one took, so that the sweep keeps the processor. When
+    the sweep has ended, or the caller closes the iterator, the report is written a last time
+    without that.
 
     Args:
         folder: The run folder.
         out: The file; by default ``report.html`` in the folder.
         every_s: Seconds between two looks at the folder.
-        wait: Waits for that time.
+        wait: Waits for a time [s].
 
     Yields:
         The path of the file after each time that it was written.
@@ -65,15 +69,17 @@ def watch_report(
     from rayhive.report.page import write
 
     path = Path(out) if out is not None else Path(folder) / write.REPORT
-    run, seen = RunFolder(folder), None
+    run, seen, rest = RunFolder(folder), None, 0.0
     try:
         while run.is_running:
             now = _fingerprint(Path(folder))
             if now != seen:
-                seen = now
+                seen, began = now, time.monotonic()
                 write.write_report(folder, path, reload_s=every_s)
+                rest = REST * (time.monotonic() - began)
                 yield path
-            wait(every_s)
+            wait(max(every_s, rest))
+            rest = 0.0
     finally:
         write.write_report(folder, path)
     yield path

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -37,10 +39,16 @@ def report(
     if not watch:
         print(api.write_report(folder, out))
         return
-    with closing(api.watch_report(folder, out, every_s=every)) as written:
+    with closing(api.watch_report(folder, out, every_s=every, wait=_rest)) as written:
         try:
             for number, path in enumerate(written):
                 if not number:
                     print(path, flush=True)
         except KeyboardInterrupt:
             complain("watch ended; the report does not change any more")
+
+
+def _rest(seconds: float) -> None:
+    """Sleep, and go on at the lowest priority: the sweep that is watched measures times."""
+    os.nice(19)
+    time.sleep(seconds)

@@ -68,7 +68,7 @@ def test_a_watched_report_follows_the_run_until_the_sweep_ends(tmp_path: Path) -
     acts = iter([lambda: None, lambda: later.write(run), lambda: None, lock.close])
 
     def wait(seconds: float) -> None:
-        assert seconds == 0.5
+        assert seconds >= 0.5
         next(acts)()
 
     written = []

@@ -120,13 +120,10 @@ def robust_choice(run: RunData) -> Cost | None:
     name = next(iter(run.results.objectives))
     column = find_column(name)
     unit = f" {column.unit}" if column is not None and column.unit else ""
-    values = [
-        number_text(float(f"{float(best[each] or 0):.4g}")) for each in ("regret", "worst_case")
-    ]
+    regret, worst = (objective_text(best, each) for each in ("regret", "worst_case"))
     return Cost(
         str(best["configuration"]),
-        f"in no scenario more than {values[0]}{unit} from the best {name}; at worst "
-        f"{values[1]}{unit}",
+        f"in no scenario more than {regret}{unit} from the best {name}; at worst {worst}{unit}",
     )
 
 
