@@ -86,22 +86,28 @@ def validates_by_training_step(module: LightningModule) -> bool:
     return True
 
 
-def measure(
-    module: LightningModule, loaders: Any, device: torch.device, **limit: Any
-) -> dict[str, float]:
+def evaluating_trainer(device: torch.device, **limit: Any) -> Trainer:
+    """Return a trainer for :func:`measure`.
+
+    Args:
+        device: Device of the modules.
+        **limit: Limit of the trainer, for example ``limit_val_batches``.
+    """
+    return quiet_trainer(device, callbacks=[Returned()], **limit)
+
+
+def measure(module: LightningModule, loaders: Any, trainer: Trainer) -> dict[str, float]:
     """Return the metrics that a module logs or returns in ``validation_step``, means by default.
 
     Args:
         module: The module; its trainer is replaced.
         loaders: The held-out samples.
-        device: Device of the module.
-        **limit: Limit of the trainer, for example ``limit_val_batches``.
+        trainer: A trainer of :func:`evaluating_trainer`; it can be used again.
 
     Returns:
         Name -> value. A returned number has the name that it is returned under, or ``loss``; of a
         name that is also logged, the logged value counts.
     """
-    trainer = quiet_trainer(device, callbacks=[Returned()], **limit)
     with silent():
         trainer.validate(module, loaders, verbose=False)
     found = {name: float(value) for name, value in trainer.callback_metrics.items()}

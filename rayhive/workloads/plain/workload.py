@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -18,6 +18,7 @@ from rayhive.errors import ConfigError, Problem
 from rayhive.files import in_turn
 from rayhive.workloads.base import Device, SchedulerFn, Target, Workload
 from rayhive.workloads.plain.evaluation import (
+    evaluating_trainer,
     measure,
     quiet_trainer,
     silent,
@@ -73,6 +74,8 @@ class PlainModule(Workload):
         self._make, self._path, self.target = make, path, target
         self._owner = (_KEY, path) if data_path is None else (_DATA_KEY, data_path)
         self.name = path.rpartition(":")[2]
+        #: A trainer takes longer to make than a small module to evaluate.
+        self._trainers: dict[torch.device, Trainer] = {}
         with same_random_numbers(_DATA_SEED):
             self._samples, self._held_out = self._read(make_data)
         self.default_batch_size = self._samples.batch_size
@@ -175,14 +178,18 @@ class PlainModule(Workload):
 
     def evaluate(self, module: LightningModule, device: Device = None) -> dict[str, float]:
         """Measure a module on the held-out samples; see :func:`~.evaluation.measure`."""
-        return self._measured(module, device)
-
-    def _measured(self, module: LightningModule, device: Device, **limit: Any) -> dict[str, float]:
         where = next(module.parameters()).device if device is None else torch.device(device)
+        if where not in self._trainers:
+            self._trainers[where] = evaluating_trainer(where)
+        return self._measured(module, where, self._trainers[where])
+
+    def _measured(
+        self, module: LightningModule, where: torch.device, trainer: Trainer
+    ) -> dict[str, float]:
         with torch.no_grad():
             self._copy.to(where).load_state_dict(module.state_dict())
         with same_random_numbers(_DATA_SEED):
-            values = measure(self._copy, self._held_out, where, **limit)
+            values = measure(self._copy, self._held_out, trainer)
         if "loss" not in values and self.target is not None and self.target.mode == "min":
             values |= {"loss": values[self.target.metric]} if self.target.metric in values else {}
         self._check_metrics(values)
@@ -202,7 +209,8 @@ class PlainModule(Workload):
     def _names(self) -> tuple[str, ...]:
         module = self._new(_DATA_SEED)
         with calling("evaluation", _KEY, self._path):
-            return tuple(self._measured(module, _CPU, limit_val_batches=1))
+            trainer = evaluating_trainer(_CPU, limit_val_batches=1)
+            return tuple(self._measured(module, _CPU, trainer))
 
     def metrics(self) -> tuple[str, ...]:
         """Return the names of the metrics, from an evaluation of one batch."""
