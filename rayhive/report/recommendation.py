@@ -105,6 +105,12 @@ class Recommendation:
         return self.candidates[0].share if len(self.candidates) > 1 else None
 
     @property
+    def mark(self) -> str:
+        """Mark of the row: ``recommended``, or ``ahead`` if it is not likely the best."""
+        sure = self.certainty is not None and self.certainty >= LIKELY
+        return "recommended" if sure else "ahead"
+
+    @property
     def possible(self) -> tuple[Candidate, ...]:
         """Smallest set of candidates with :data:`SET` of the draws, the recommended one first."""
         total, found = 0.0, []

@@ -122,7 +122,7 @@ def _chart(
         if not single:
             chart.segment((at[0], ends_y[0]), (at[0], ends_y[-1]), f"whisker {entry.style}")
     if not single:
-        chart.line(_steps(rows, x, y, objectives), "front")
+        chart.line(_steps(rows, x, y, objectives), "front", dots=False)
     placed: list[Point] = []
     for row, entry in zip(rows, entries, strict=True):
         at = float(row[x] or 0), float(entry.number) if single else float(row[y] or 0)
@@ -167,7 +167,7 @@ def _style(row: Row, advice: Recommendation) -> str:
 
 
 def _mark(row: Row, advice: Recommendation) -> str:
-    marks = ["recommended"] if row is advice.row else []
+    marks = [advice.mark] if row is advice.row else []
     if row["pareto"]:
         marks.append("on the front")
     return ", ".join(marks)

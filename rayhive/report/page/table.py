@@ -61,12 +61,12 @@ class PageRow:
     Attributes:
         cells: Cells in the order of the columns.
         front: Whether the row is on the Pareto front.
-        chosen: Whether it is recommended under its conditions.
+        mark: ``recommended`` or ``ahead`` under its conditions; empty for other rows.
     """
 
     cells: tuple[PageCell, ...]
     front: bool
-    chosen: bool
+    mark: str
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def page_table(run: RunData) -> PageTable:
         PageColumn(column, n < model.keys or column.name in wanted, column.folded_type != "text")
         for n, column in enumerate(model.columns)
     )
-    chosen = [advice.row for advice in run.recommendations if len(advice.candidates) > 1]
+    marks = {id(each.row): each.mark for each in run.recommendations if len(each.candidates) > 1}
     lines = []
     for row, cells in zip(rows, model.rows, strict=True):
         found = []
@@ -107,8 +107,7 @@ def page_table(run: RunData) -> PageTable:
             value = row.get(each.column.name)
             text = empty_text(row, each.column) if cell.text == EMPTY else cell.text
             found.append(PageCell(text, "" if value is None else _sorted_by(value), cell.best))
-        is_chosen = any(row is each for each in chosen)
-        lines.append(PageRow(tuple(found), bool(row["pareto"]), is_chosen))
+        lines.append(PageRow(tuple(found), bool(row["pareto"]), marks.get(id(row), "")))
     return PageTable(model.title, columns, model.keys, tuple(lines), model.notes)
 
 

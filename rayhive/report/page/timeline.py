@@ -242,10 +242,14 @@ def _fault_rows(timeline: Timeline, found: Sequence[FaultImpact]) -> Iterator[Fa
 
 
 def _rejoin_row(item: Rejoin, began: float) -> FaultRow:
-    contributed = _after(item.seconds, item.observed_s)
+    contributed = (
+        f"no contribution seen within {item.observed_s:.2f} s"
+        if item.seconds is None
+        else f"contributes after {item.seconds:.2f} s"
+    )
     words = f"starts{f' because of {item.cause}' if item.cause else ''}"
     at = f"{item.spawned - began:.1f} s"
-    return FaultRow(item.peer, words, at, "", "", f"contributes after {contributed}")
+    return FaultRow(item.peer, words, at, "", "", contributed)
 
 
 def _after(seconds: float | None, observed: float) -> str:
