@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rayhive.columns import Column, Row, find_column
 from rayhive.errors import ConfigError, Problem, unknown
@@ -17,21 +17,27 @@ from rayhive.metrics.folds import (
     restricted,
     restriction,
 )
+from rayhive.metrics.seeds import holm
 from rayhive.metrics.stats import (
     CONFIDENCE,
-    LEAST_BY_RANK,
     MAX_LOG,
     Estimate,
     estimate,
     log_estimate,
 )
-from rayhive.report.settings import Replicate, Settings, differing, read_replicates, settings_of
+from rayhive.report.comparable import (
+    allowed_differences,
+    different_plans,
+    different_settings,
+    environment,
+    left_out,
+    shared_groups,
+)
+from rayhive.report.settings import Replicate, read_replicates, settings_of
 from rayhive.timeline import FINISHED, LOST, UNCOUNTED
 
 #: Columns that are compared besides the objectives, if the runs have them.
 KEY_COLUMNS = ("final_loss", "time_to_target_s", "samples_per_s", "round_p50_s", "goodput")
-#: Columns that may differ between runs that are compared: often what the comparison is about.
-ENVIRONMENT = ("code", "git_revision", "versions", "hardware", "link")
 
 Verdict = Literal["better", "worse", "larger", "smaller", "equal", "not separable", "not known"]
 
@@ -109,9 +115,9 @@ def compare(
     if problems:
         raise ConfigError(problems)
     settings = settings_of(one.replicates), settings_of(two.replicates)
-    problems = list(_differences(*settings, allow))
-    groups = list(_groups(one.replicates, two.replicates, problems))
-    problems += _different_plans(groups, allow)
+    problems = list(different_settings(*settings, allow))
+    groups = list(shared_groups(one.replicates, two.replicates, problems))
+    problems += different_plans(groups, allow)
     if problems:
         raise ConfigError(problems)
     names = columns or tuple(dict.fromkeys((*one.objectives, *two.objectives, *KEY_COLUMNS)))
@@ -121,8 +127,8 @@ def compare(
         for name in names
         if (made := _compared(label, scenario, _column(name), ours, theirs)) is not None
     ]
-    notes = [*_notes(settings, allow), *_environment(one.replicates, two.replicates)]
-    return Comparisons((str(a), str(b)), _corrected(found), (*notes, *_left_out(groups)))
+    notes = [*allowed_differences(settings, allow), *environment(one.replicates, two.replicates)]
+    return Comparisons((str(a), str(b)), _corrected(found), (*notes, *left_out(groups)))
 
 
 # -- what may be compared --------------------------------------------------------------------------
@@ -141,69 +147,6 @@ def _column(name: str) -> Column:
     if column is None:
         raise ConfigError(unknown("objectives", name, KEY_COLUMNS))
     return column
-
-
-def _differences(a: Settings, b: Settings, allow: Sequence[str]) -> Iterator[Problem]:
-    for key, (ours, theirs) in differing(a, b).items():
-        if not any(key == name or key.startswith(f"{name}.") for name in allow):
-            allowed = f"{ours!r} as in the first run; or --allow {key}"
-            yield Problem(key, theirs, allowed)
-
-
-_Group = tuple[str, str, list[Replicate], list[Replicate]]
-
-
-def _groups(
-    ours: Sequence[Replicate], theirs: Sequence[Replicate], problems: list[Problem]
-) -> Iterator[_Group]:
-    """Yield configuration, scenario and replicates of both runs, for all that they share."""
-    names = [
-        list(dict.fromkeys(str(item.row["configuration"]) for item in run))
-        for run in (ours, theirs)
-    ]
-    pairs = [(name, name) for name in names[0] if name in names[1]]
-    if not pairs and len(names[0]) == len(names[1]) == 1:
-        pairs = [(names[0][0], names[1][0])]
-    if not pairs:
-        first, second = (", ".join(each[:6]) for each in names)
-        text = f"a run that shares a configuration with the first, which has {first}"
-        problems.append(Problem("configuration", second, text))
-    found = False
-    for one, two in pairs:
-        label = one if one == two else f"{one} → {two}"
-        for scenario in dict.fromkeys(item.spec.scenario for item in ours):
-            sides = (
-                [i for i in run if i.row["configuration"] == name and i.spec.scenario == scenario]
-                for run, name in ((ours, one), (theirs, two))
-            )
-            left, right = sides
-            if left and right:
-                found = True
-                yield label, scenario, left, right
-    if pairs and not found:
-        scenarios = [
-            ", ".join(dict.fromkeys(item.spec.scenario for item in run)) for run in (ours, theirs)
-        ]
-        text = f"a run that shares a scenario with the first, which has {scenarios[0]}"
-        problems.append(Problem("scenarios", scenarios[1], text))
-
-
-def _different_plans(groups: Iterable[_Group], allow: Sequence[str]) -> Iterator[Problem]:
-    """Yield scenarios whose fault plans differ between replicates of the same seed."""
-    if "plan" in allow:
-        return
-    for _, scenario, ours, theirs in groups:
-        plans = [
-            {
-                item.spec.seed: None if (plan := item.spec.plan) is None else plan.hash
-                for item in run
-            }
-            for run in (ours, theirs)
-        ]
-        wrong = [seed for seed in plans[0] if seed in plans[1] and plans[0][seed] != plans[1][seed]]
-        if wrong:
-            allowed = f"the fault plan of the first run for seed {wrong[0]}; or --allow plan"
-            yield Problem(f"scenario {scenario}", str(plans[1][wrong[0]])[:8], allowed)
 
 
 # -- differences -----------------------------------------------------------------------------------
@@ -332,22 +275,12 @@ def _unpaired(ours: Sequence[float], theirs: Sequence[float]) -> tuple[Estimate,
 
 
 def _corrected(rows: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """Return comparisons with Holm's corrected p-values and verdicts.
+    """Return comparisons with adjusted p-values and verdicts. An exact change needs no test."""
+    import numpy as np
 
-    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
-    Statistics 6 (1979): the k-th smallest of m p-values counts (m - k + 1) times, and no less than
-    the one before it. A change that is exact needs no test.
-    """
-    tested = sorted(
-        (at for at, row in enumerate(rows) if row.p is not None),
-        key=lambda at: rows[at].p or 0.0,
-    )
-    adjusted: dict[int, float] = {}
-    largest = 0.0
-    for rank, at in enumerate(tested):
-        largest = max(largest, min(1.0, (len(tested) - rank) * (rows[at].p or 0.0)))
-        adjusted[at] = largest
-    corrected = (replace(row, p_holm=adjusted.get(at, row.p)) for at, row in enumerate(rows))
+    raw = np.array([math.nan if row.p is None else row.p for row in rows])
+    adjusted = [None if math.isnan(p) else float(p) for p in holm(raw)]
+    corrected = (replace(row, p_holm=p) for row, p in zip(rows, adjusted, strict=True))
     return tuple(replace(row, verdict=_verdict(row)) for row in corrected)
 
 
@@ -364,46 +297,3 @@ def _verdict(row: Comparison) -> Verdict:
     if row.column.better is None:
         return "larger" if grew else "smaller"
     return "better" if grew == (row.column.better == "maximize") else "worse"
-
-
-# -- notes -----------------------------------------------------------------------------------------
-
-
-def _notes(settings: tuple[Settings, Settings], allow: Sequence[str]) -> Iterator[str]:
-    if allow:
-        for key, (ours, theirs) in differing(*settings).items():
-            yield f"{key} differs, as allowed: {ours!r} and {theirs!r}."
-
-
-def _environment(ours: Sequence[Replicate], theirs: Sequence[Replicate]) -> Iterator[str]:
-    for name in ENVIRONMENT:
-        sides = [sorted({str(item.row.get(name)) for item in run}) for run in (ours, theirs)]
-        if sides[0] != sides[1]:
-            yield f"{name} differs: {'; '.join(sides[0])} and {'; '.join(sides[1])}."
-
-
-def _left_out(groups: Iterable[_Group]) -> Iterator[str]:
-    """Yield how replicates were paired, and which were left out."""
-    groups = list(groups)
-    pairs = []
-    for label, scenario, ours, theirs in groups:
-        seeds = [{item.row["seed"] for item in run} for run in (ours, theirs)]
-        common = len(seeds[0] & seeds[1])
-        pairs.append(common)
-        alone = len(seeds[0] ^ seeds[1])
-        if not common:
-            yield f"{label}, {scenario}: no seed in common; compared without pairs."
-        elif alone:
-            yield f"{label}, {scenario}: {alone} replicates without a partner left out."
-        bad: Mapping[str, Any] = {
-            side: sum(item.row["state"] not in FINISHED for item in run)
-            for side, run in (("first", ours), ("second", theirs))
-        }
-        for side, count in bad.items():
-            if count:
-                yield f"{label}, {scenario}: {count} replicates of the {side} run did not finish."
-    if pairs and 0 < min(pairs) < LEAST_BY_RANK:
-        yield (
-            f"With fewer than {LEAST_BY_RANK} pairs an interval rests on the assumption of normal "
-            "differences (of logarithms, for ratios)."
-        )
