@@ -139,7 +139,9 @@ def _recommend(
 ) -> Recommendation:
     objectives = results.objectives
     known = [row for row in rows if row["n"] and objectives_known(row, objectives)]
-    left_out = tuple((row, _lacking(row, objectives)) for row in rows if row not in known)
+    candidates_of = {id(row) for row in known}
+    lacking = (row for row in rows if id(row) not in candidates_of)
+    left_out = tuple((row, _lacking(row, objectives)) for row in lacking)
     if not known:
         return Recommendation(of_conditions, objectives, (), left_out, 0, False)
     means = _means(known, objectives)

@@ -222,6 +222,23 @@ def test_a_sweep_without_a_finished_replicate_has_a_report(tmp_path: Path) -> No
     assert "No replicate has finished yet." in empty.words("recommendation")
 
 
+def test_a_lower_bound_is_a_hollow_dot_and_named(tmp_path: Path) -> None:
+    logs = [
+        Log(
+            make_spec(trial=trial, replicate=seed, configuration=Configuration(codec=codec)),
+            accuracies=(0.8, 0.96) if seed or not trial else (0.1, 0.2),
+        )
+        for trial, codec in enumerate(("none", "float16"))
+        for seed in (0, 1)
+    ]
+    page = page_of(write_run(tmp_path / "run", logs))
+    drawn = [each.attributes.get("class") for each in page.all("circle")]
+    assert drawn.count("dot other bound") == 1
+    words = page.words("front")
+    assert "A hollow dot is a lower bound" in words
+    assert "a lower bound, since not every replicate reached the target" in words
+
+
 def test_a_missed_target_is_not_reached(tmp_path: Path) -> None:
     other = make_spec(trial=1, configuration=Configuration(codec="float16"))
     page = page_of(write_run(tmp_path / "run", [Log(), Log(other, accuracies=(0.1, 0.2))]))

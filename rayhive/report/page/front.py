@@ -127,7 +127,7 @@ def _chart(
     for row, entry in zip(rows, entries, strict=True):
         at = float(row[x] or 0), float(entry.number) if single else float(row[y] or 0)
         title = f"{entry.number}: {entry.label}: {', '.join(entry.values)}"
-        chart.dot(at, entry.style, title, 6 if entry.mark else 4.5)
+        chart.dot(at, entry.style, title, 4.5 if entry.style.startswith("other") else 6)
         chart.text(at, str(entry.number), "number", *_free_place(chart, at, placed))
     return chart
 
@@ -163,13 +163,17 @@ def _steps(rows: Sequence[Row], x: str, y: str, objectives: Mapping[str, str]) -
 def _style(row: Row, advice: Recommendation) -> str:
     if row is advice.row:
         return "chosen"
-    return "onfront" if row["pareto"] else "other"
+    if row["pareto"]:
+        return "onfront"
+    return "other bound" if any(is_censored(row, n) for n in advice.objectives) else "other"
 
 
 def _mark(row: Row, advice: Recommendation) -> str:
     marks = [advice.mark] if row is advice.row else []
     if row["pareto"]:
         marks.append("on the front")
+    if any(is_censored(row, name) for name in advice.objectives):
+        marks.append("a lower bound, since not every replicate reached the target")
     return ", ".join(marks)
 
 

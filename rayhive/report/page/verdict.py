@@ -66,11 +66,11 @@ class Verdict:
 
     Attributes:
         conditions: The conditions; empty if the run has only one set.
-        use: Configuration that is recommended, or leads; empty for none.
+        use: Configuration that is recommended or ahead; empty for none.
         short: Its certainty in a few words.
-        headline: What to use.
+        headline: The recommendation in one sentence.
         level: ``sure``, ``likely``, ``lead``, ``open`` or ``none``.
-        certainty: How sure it is, and what that is computed from.
+        certainty: The certainty, and the replicates behind it.
         costs: Objectives of the recommended configuration.
         against: Comparisons in sentences.
         others: Label, share and ratios of every other candidate.
@@ -112,7 +112,7 @@ def verdicts(run: RunData) -> list[Verdict]:
 
 
 def robust_choice(run: RunData) -> Cost | None:
-    """Return the configuration with the smallest regret over several scenarios; None without."""
+    """Return the configuration with the smallest regret; None without several scenarios."""
     rows = [row for row in run.results.folded if isinstance(row.get("regret"), (int, float))]
     if len({row["configuration"] for row in rows}) < 2 or len({r["scenario"] for r in rows}) < 2:
         return None
@@ -204,7 +204,7 @@ def _with_unit(row: Row, name: str) -> str:
 
 
 def _comparisons(advice: Recommendation) -> Iterator[str]:
-    """Yield sentences about the best configuration in each objective, and the plain one."""
+    """Yield comparisons with the best configuration in each objective, and the plain one."""
     chosen = advice.candidates[0]
     rivals = advice.candidates[1:]
     told: set[int] = set()
@@ -245,7 +245,7 @@ def _other(candidate: Candidate, advice: Recommendation) -> tuple[str, str, tupl
 
 
 def fault_summary(run: RunData) -> FaultSummary | None:
-    """Return what the faults did; None for a run without them."""
+    """Return the summary of the faults; None for a run without any."""
     rows = [row for row in run.results.folded if row["scenario"] != NO_FAULTS]
     if not rows:
         return None
