@@ -46,10 +46,13 @@ def front_probabilities(rows: Sequence[Row], objectives: Mapping[str, str]) -> l
     costs = draws(rows, objectives)
     if costs is None:
         return None
+    by_objective = np.ascontiguousarray(np.moveaxis(costs, 2, 0))  # objective x draw x row
     shares = []
     for index in range(len(rows)):
-        mine = costs[:, index : index + 1]
-        as_good, better = (costs <= mine).all(axis=2), (costs < mine).any(axis=2)
+        as_good, better = np.True_, np.False_
+        for line in by_objective:
+            mine = line[:, index : index + 1]
+            as_good, better = as_good & (line <= mine), better | (line < mine)
         dominated = np.asarray(as_good & better).any(axis=1)
         shares.append(1 - int(np.count_nonzero(dominated)) / len(costs))
     return shares

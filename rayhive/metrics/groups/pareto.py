@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 SIGNIFICANCE = 0.05
 
 
+#: Most configurations that a cell lists.
+NAMED = 20
+
+
 class Pareto(MetricGroup):
     """Membership of the Pareto front, and its certainty.
 
@@ -35,7 +39,8 @@ class Pareto(MetricGroup):
     * ``not_separable``: number of other candidates of which no objective differs significantly, by
       Student's t for the pairs of equal seeds (differences of logarithms on a log scale), with
       Holm's adjustment over all pairs of candidates and all objectives.
-    * ``not_separable_from``: the configurations of these rows, separated by ``; ``.
+    * ``not_separable_from``: the configurations of these rows, separated by ``; ``,
+      the first 20.
     """
 
     columns = (
@@ -64,9 +69,7 @@ class Pareto(MetricGroup):
         for row in rows:
             row["pareto"] = None if not objectives else False
         for candidates in candidate_groups(rows, objectives):
-            for row in candidates:
-                rivals = [other for other in candidates if other is not row]
-                row["pareto"] = not any(_dominates(other, row, objectives) for other in rivals)
+            _mark_front(candidates, objectives)
             shares = front_probabilities(candidates, objectives)
             for row, share in zip(candidates, shares or (), strict=shares is not None):
                 row["pareto_probability"] = share
@@ -84,13 +87,19 @@ def candidate_groups(rows: Sequence[Row], objectives: Mapping[str, str]) -> Iter
 def _separate(rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[str]) -> None:
     """Set the columns about rows that cannot be told apart."""
     apart = separable(rows, tuple(objectives))
+    columns = by or ["configuration"]
+    names = [" ".join(str(row.get(column)) for column in columns) for row in rows]
     for row, line in zip(rows, apart, strict=True):
-        others = [o for o, yes in zip(rows, line, strict=True) if not yes and o is not row]
+        others = [
+            n for n, o, yes in zip(names, rows, line, strict=True) if not yes and o is not row
+        ]
         row["not_separable"] = len(others)
-        names = (
-            " ".join(str(other.get(name)) for name in by or ["configuration"]) for other in others
-        )
-        row["not_separable_from"] = "; ".join(names) or None
+        row["not_separable_from"] = _listed(others) or None
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = [f"and {len(names) - NAMED} more"] if len(names) > NAMED else []
+    return "; ".join([*names[:NAMED], *more])
 
 
 def separable(rows: Sequence[Row], names: Sequence[str]) -> NDArray[np.bool_]:
@@ -108,9 +117,13 @@ def separable(rows: Sequence[Row], names: Sequence[str]) -> NDArray[np.bool_]:
     return np.asarray(upper | upper.T)
 
 
-def _dominates(a: Row, b: Row, objectives: Mapping[str, str]) -> bool:
-    costs, others = _costs(a, objectives), _costs(b, objectives)
-    return costs != others and all(x <= y for x, y in zip(costs, others, strict=True))
+def _mark_front(rows: Sequence[Row], objectives: Mapping[str, str]) -> None:
+    import numpy as np
+
+    costs = np.array([_costs(row, objectives) for row in rows])
+    for row, mine in zip(rows, costs, strict=True):
+        dominating = (costs <= mine).all(axis=1) & (costs < mine).any(axis=1)
+        row["pareto"] = not dominating.any()
 
 
 def _costs(row: Row, objectives: Mapping[str, str]) -> list[float]:
