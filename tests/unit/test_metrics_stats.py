@@ -86,6 +86,9 @@ def test_a_median_of_six_and_more_times_has_an_interval_by_rank() -> None:
         ("geometric mean, lognormal", 5, 400, 380),
         ("restricted geometric mean, censored", 5, 400, 355),
         ("median, censored", 10, 400, 389),
+        ("paired difference", 3, 400, 386),
+        ("worst case over two scenarios", 3, 400, 395),
+        ("regret among three rows, two scenarios", 5, 400, 396),
     ],
 )
 def test_the_coverage_of_the_intervals(case: str, n: int, given: int, covered: int) -> None:
@@ -93,6 +96,12 @@ def test_the_coverage_of_the_intervals(case: str, n: int, given: int, covered: i
     draw = interval_coverage.CASES[case]
     found = interval_coverage.coverage(draw, n, draws=400, seed=1)
     assert (found.given, found.covered) == (given, covered)
+
+
+def test_rows_that_are_probably_on_the_front_mostly_are() -> None:
+    unlikely, *_, likely = interval_coverage.calibration(5, studies=25, seed=1, uneven=False)
+    assert unlikely[0] > 50 and unlikely[1] <= 0.05 * unlikely[0]
+    assert likely[0] > 20 and likely[1] >= 0.9 * likely[0]
 
 
 @pytest.mark.parametrize(
