@@ -8,7 +8,7 @@ failures, and :class:`rayhive.sweep.signals.Interrupted` for Ctrl-C and SIGTERM.
 
 from __future__ import annotations
 
-from rayhive.api.recorded import compare, trace
+from rayhive.api.recorded import compare, export, trace
 from rayhive.api.report import watch_report, write_report
 from rayhive.api.run import Run, load
 from rayhive.api.scenarios import list_scenarios, plan_scenario, replay, run_scenario
@@ -17,6 +17,7 @@ from rayhive.api.studies import plan, replicates_needed, retry, sweep
 __all__ = [
     "Run",
     "compare",
+    "export",
     "list_scenarios",
     "load",
     "plan",

@@ -1,4 +1,4 @@
-"""Recorded runs: comparisons of two, and traces of replicates."""
+"""Recorded runs: comparisons of two, traces of replicates, and export to other tools."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rayhive.metrics.clocks import Clocks
 from rayhive.metrics.logs import last_timeline
 from rayhive.report import comparison
 from rayhive.report.comparison import Comparisons
+from rayhive.report.results import load_results
 from rayhive.report.trace import write_trace
 from rayhive.sweep.replay import replicate_folder
 
@@ -63,3 +64,25 @@ def trace(
         raise ConfigError(Problem("DIR", str(place), "a replicate with events"))
     path = place / TRACE if out is None else Path(out)
     return path, write_trace(timeline, path)
+
+
+def export(folder: str | Path, to: str, out: str | Path | None = None) -> tuple[Path, int]:
+    """Write the replicates of a run for TensorBoard, Weights & Biases (offline) or MLflow.
+
+    Args:
+        folder: The run folder.
+        to: ``tensorboard``, ``wandb`` or ``mlflow``.
+        out: A new folder for the files; by default one of this name in the run folder.
+
+    Returns:
+        The folder, and the number of replicates.
+
+    Raises:
+        ConfigError: ``folder`` is no run folder, the tool is unknown or not installed, or ``out``
+            exists.
+    """
+    from rayhive.report import loggers
+
+    place = Path(folder)
+    path = place / to if out is None else Path(out)
+    return path, loggers.export(place, load_results(place), to, path)

@@ -28,7 +28,7 @@ Exit codes: 0 done, 1 failed, 2 bad input, 130 and 143 interrupted.""",
 )
 for of_studies in (studies.sweep, studies.retry, studies.plan, studies.results, studies.replay):
     app.command()(of_studies)
-for of_recorded in (recorded.compare, recorded.trace, report.report):
+for of_recorded in (recorded.compare, recorded.trace, recorded.export, report.report):
     app.command()(of_recorded)
 for of_machine in (machine.train, machine.status, machine.stop, machine.doctor):
     app.command()(of_machine)

@@ -1,4 +1,4 @@
-"""``rayhive compare`` and ``trace``."""
+"""``rayhive compare``, ``trace`` and ``export``."""
 
 from __future__ import annotations
 
@@ -114,3 +114,23 @@ def print_beside(recorded: Path, again: Path) -> None:
         return
     for row in comparison_texts(found):
         print(f"{row['column']}: recorded {row['a']}, again {row['b']}")
+
+
+def export(
+    folder: RunFolder,
+    to: Annotated[str, typer.Option(help="tensorboard, wandb (offline) or mlflow.")],
+    out: Annotated[
+        Path | None, typer.Option(help="A new folder; by default one in the run folder.")
+    ] = None,
+) -> None:
+    """Write each replicate of a run for TensorBoard, Weights & Biases or MLflow.
+
+    Example: `rayhive export runs/quickstart --to tensorboard`
+
+    A replicate is one run of the tool: its configuration, its evaluations by committed samples, and
+    the columns of its row.
+    """
+    from rayhive import api
+
+    path, count = api.export(folder, to, out)
+    print(f"{count} replicates in {path}")
