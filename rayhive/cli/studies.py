@@ -85,7 +85,10 @@ def _run(run: Callable[[], Run], format: str) -> None:
     if found.done is not None:
         failed = f", {found.done.failed} failed" if found.done.failed else ""
         again = shlex.join(["rayhive", "results", str(found.folder)])
-        complain(f"{found.done.trials} trials{failed}; {found.folder} (again: {again})")
+        page = shlex.join(["rayhive", "report", str(found.folder)])
+        complain(
+            f"{found.done.trials} trials{failed}; {found.folder} (again: {again}; page: {page})"
+        )
         if found.done.trials and found.done.failed == found.done.trials:
             raise typer.Exit(1)
 

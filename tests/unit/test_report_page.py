@@ -309,6 +309,31 @@ def test_the_structure_is_readable_without_seeing_it(swept: Page, faulted: Page)
         assert len(ids) == len(set(ids))
 
 
+def luminance(colour: str) -> float:
+    """Return the relative luminance of #rrggbb (WCAG 2.2)."""
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_texts_and_lines_stand_out_in_light_and_dark(swept: Page) -> None:
+    (style,) = swept.all("style")
+    palettes = re.findall(r":root \{(.*?)\}", style.text, re.DOTALL)
+    assert len(palettes) == 2
+    for palette in palettes:
+        light = {n: luminance(c) for n, c in re.findall(r"--(\w+): (#\w{6})", palette)}
+
+        def contrast(one: str, other: str, of: dict[str, float] = light) -> float:
+            low, high = sorted((of[one], of[other]))
+            return (high + 0.05) / (low + 0.05)
+
+        texts = ("ink", "soft", "link", "good", "c7", "fault")
+        weak = [(a, b) for a in texts for b in ("ground", "card") if contrast(a, b) < 4.5]
+        lines = [f"c{number}" for number in range(8)]
+        weak += [(name, "ground") for name in lines if contrast(name, "ground") < 3]
+        assert weak == []
+
+
 def test_the_file_is_written_in_one_step_and_reloads_only_if_asked(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [Log()])
     write_report(run, tmp_path / "report.html", reload_s=5.0)
