@@ -96,6 +96,20 @@ class Adversarial(Own):
         return [torch.optim.SGD(part, lr=0.1) for part in ([self.layer.weight], [self.layer.bias])]
 
 
+class Plateau(Own):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "x"}}
+
+
+class TwoSchedules(Own):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        decay = torch.optim.lr_scheduler.ExponentialLR
+        return [optimizer], [decay(optimizer, 0.5), {"scheduler": decay(optimizer, 0.9)}]
+
+
 class Statistics(Own):
     def __init__(self):
         super().__init__()
@@ -268,6 +282,10 @@ def test_a_module_is_tried_before_anything_starts() -> None:
         "my_modules:Broken", check=True
     )
     assert "multiple optimizers" in refusal("my_modules:Adversarial", check=True)
+    for name in ("Plateau", "TwoSchedules"):
+        path = f"my_modules:{name}"
+        assert "at most one scheduler that needs no metric" in refusal(path, check=True)
+    assert load_workload(None, "my_modules:TwoSchedules").scheduler_fn() is None
     target = Target("acc", 1, "max")
     assert (
         "workload.target.metric: 'acc' is not valid: a metric that the evaluation gives: loss"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.optim import Optimizer
@@ -12,24 +12,25 @@ from torch.optim.lr_scheduler import LRScheduler
 from rayhive.workloads.base import SchedulerFn
 
 
-def scheduler_of(configured: Any) -> Any:
-    """Return the only scheduler in a result of ``configure_optimizers``; None if there is none.
+def only_scheduler(configured: Any) -> Any:
+    """Return the scheduler in a result of ``configure_optimizers``; None unless there is one."""
+    found = list(_schedulers(configured))
+    return found[0] if len(found) == 1 else None
 
-    Several schedulers are found by the strategy, which refuses them; here the first one counts.
-    """
+
+def _schedulers(configured: Any) -> Iterator[Any]:
     if isinstance(configured, Mapping):
-        return _inner(configured.get("lr_scheduler"))
-    if isinstance(configured, (tuple, list)) and configured:
-        first = configured[0]
-        if isinstance(first, Mapping):
-            return scheduler_of(first)
-        if isinstance(first, (tuple, list)) and len(configured) == 2:
-            return _inner(next(iter(configured[1]), None))
-    return None
-
-
-def _inner(found: Any) -> Any:
-    return found.get("scheduler") if isinstance(found, Mapping) else found
+        found = configured.get("lr_scheduler")
+        inner = found.get("scheduler") if isinstance(found, Mapping) else found
+        yield from () if inner is None else (inner,)
+    elif isinstance(configured, (tuple, list)):
+        lists = len(configured) == 2 and isinstance(configured[1], (tuple, list))
+        if lists:
+            for each in configured[1]:
+                yield each.get("scheduler") if isinstance(each, Mapping) else each
+        else:
+            for each in configured:
+                yield from _schedulers(each)
 
 
 def remade(scheduler: LRScheduler) -> SchedulerFn:

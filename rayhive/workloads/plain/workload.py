@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.optim import LBFGS
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
@@ -24,7 +25,7 @@ from rayhive.workloads.plain.evaluation import (
     silent,
     validates_by_training_step,
 )
-from rayhive.workloads.plain.schedule import remade, scheduler_of
+from rayhive.workloads.plain.schedule import only_scheduler, remade
 from rayhive.workloads.plain.shards import TrainingData
 from rayhive.workloads.plain.user_code import calling, same_random_numbers
 
@@ -163,7 +164,7 @@ class PlainModule(Workload):
         module = self._new(_DATA_SEED)
         module.trainer = quiet_trainer(_CPU)
         with calling("configure_optimizers", _KEY, self._path):
-            found = scheduler_of(module.configure_optimizers())
+            found = only_scheduler(module.configure_optimizers())
         if isinstance(found, ReduceLROnPlateau) or not isinstance(found, LRScheduler):
             return None  # the strategy refuses what it cannot use
         return remade(found)
@@ -228,8 +229,15 @@ class PlainModule(Workload):
         trainer = quiet_trainer(_CPU, max_steps=1, limit_val_batches=0)
         with silent(), same_random_numbers(_DATA_SEED), calling("training", _KEY, self._path):
             trainer.fit(module, loader)
-        if len(trainer.optimizers) != 1:
-            allowed = f"one optimizer in configure_optimizers, which has {len(trainer.optimizers)}"
+        found = len(trainer.optimizers), len(trainer.lr_scheduler_configs)
+        plateau = any(
+            isinstance(each.scheduler, ReduceLROnPlateau) for each in trainer.lr_scheduler_configs
+        )
+        if found[0] != 1 or found[1] > 1 or plateau or isinstance(trainer.optimizers[0], LBFGS):
+            allowed = (
+                "one optimizer that is not LBFGS, and at most one scheduler that needs no metric, "
+                f"in configure_optimizers; it has {found[0]} and {found[1]}"
+            )
             raise ConfigError(Problem(_KEY, self._path, allowed))
         self.metrics()
 
