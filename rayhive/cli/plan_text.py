@@ -70,6 +70,9 @@ def replicates_lines(plan: Plan, needs: Sequence[ReplicatesNeeded]) -> Iterator[
     """Yield how many replicates show a difference, for each objective."""
     config = plan.study.config
     for item in needs:
+        if item.spread is None:
+            yield f"{item.objective}: {item.source}"
+            continue
         wanted, between = (f"{100 * share:.3g} %" for share in (item.difference, item.spread))
         yield f"{item.objective}: a spread of {between} between replicates ({item.source})"
         yield (

@@ -24,14 +24,17 @@ def advice_lines(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     def sentence(advice: Recommendation) -> str:
         listed = ", ".join(f"{name} {value}" for name, value in advice.conditions.items())
         place = f" with {listed}" if listed else ""
+        if advice.row is None and not advice.left_out:
+            return ""
         if advice.row is None:
             reasons = sorted({reason for _, reason in advice.left_out})
             return f"No row to take{place}: {'; '.join(reasons[:NAMED])}."
         best = _label(advice.row, results.by)
         if len(advice.candidates) == 1:
             others = len(advice.left_out)
-            why = f"the only row of {others + 1} with every objective" if others else "the only row"
-            return f"Take {best}{place}: {why}."
+            if not others:
+                return ""  # nothing to choose from
+            return f"Take {best}{place}: the only row of {others + 1} with every objective."
         rule = _rule(results)
         if advice.certainty is None or advice.row["pareto_probability"] is None:
             return (
@@ -50,7 +53,7 @@ def advice_lines(results: Results, rows: Sequence[Row]) -> Iterator[str]:
         )
 
     if any(row["n"] for row in rows):
-        yield from map(sentence, recommendations(results))
+        yield from filter(None, map(sentence, recommendations(results)))
 
 
 def _rule(results: Results) -> str:

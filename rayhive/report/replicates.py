@@ -24,8 +24,8 @@ class ReplicatesNeeded:
         objective: The objective.
         difference: Wanted difference of two rows, as a share of the smaller value.
         spread: Standard deviation between replicates of one row, as a share of the value; on a log
-            scale that of the logarithms.
-        source: Origin of the spread.
+            scale that of the logarithms. None if it is not known; what follows from it is None.
+        source: Origin of the spread, or the reason for which it is not known.
         one_pair: Replicates for one comparison of two rows; None if it takes too many.
         comparisons: Comparisons of a baseline with the other rows, over all objectives.
         all_rows: Replicates for one of these, at the level that Holm's adjustment begins with.
@@ -34,7 +34,7 @@ class ReplicatesNeeded:
 
     objective: str
     difference: float
-    spread: float
+    spread: float | None
     source: str
     one_pair: int | None
     comparisons: int
@@ -64,15 +64,16 @@ def unknown_spread(folder: Path) -> ConfigError:
     return ConfigError(Problem("--spread", None, allowed))
 
 
-def spread_in(results: Results | None, name: str) -> tuple[float, str]:
+def spread_in(results: Results | None, name: str) -> tuple[float | None, str]:
     """Return the spread of an objective in a past run, and its origin.
 
     It is the standard deviation of the residuals of rows and seeds
     (:func:`rayhive.metrics.posterior.residuals_spread`), pooled over all rows of which every
     replicate has the objective; on a linear scale of values divided by their row's mean.
 
-    Raises:
-        ConfigError: No two replicates of a row have the objective, or all agree.
+    Returns:
+        The spread and its origin; None and the reason if no two replicates of a row have the
+        objective, or if all agree.
     """
     import numpy as np
 
@@ -88,15 +89,15 @@ def spread_in(results: Results | None, name: str) -> tuple[float, str]:
         if found is not None:
             squares += float(found[0][0, 0]) * found[1]
             freedom, rows = freedom + found[1], rows + len(group)
+    run = "" if results is None else results.name
     if not freedom or not squares:
-        allowed = f"a run with a spread of {name} between replicates, or --spread PERCENT"
-        raise ConfigError(Problem("--from", None if results is None else results.name, allowed))
-    source = f"measured in {results.name if results else ''}: {rows} rows"
+        return None, f"the replicates of {run} show no spread; --spread PERCENT gives one"
+    source = f"measured in {run}: {rows} rows"
     return math.sqrt(squares / freedom), source
 
 
 def needed(
-    spreads: Mapping[str, tuple[float, str]], difference: float, planned: int, rivals: int
+    spreads: Mapping[str, tuple[float | None, str]], difference: float, planned: int, rivals: int
 ) -> list[ReplicatesNeeded]:
     """Return the replicates that each objective needs.
 
@@ -111,6 +112,10 @@ def needed(
     for name, (spread, source) in spreads.items():
         column = find_column(name)
         log = column is not None and column.log
+        if spread is None:
+            unknown = (None, comparisons, None, None)
+            found.append(ReplicatesNeeded(name, difference, None, source, *unknown))
+            continue
         deviation = spread * math.sqrt(2)  # of the difference of two rows
         effect = (math.log1p(difference) if log else difference) / deviation
         shown = shown_effect(planned)

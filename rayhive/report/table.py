@@ -28,21 +28,13 @@ from rayhive.metrics.folds import (
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.stats import censored_percentile
 from rayhive.report.advice import advice_lines, certainty_notes, percent_text
+from rayhive.report.brief import brief_columns
 from rayhive.report.numbers import estimate_text, interval_text, number_text
 from rayhive.report.results import Results
 from rayhive.timeline import UNCOUNTED
 
 #: Groups that are shown only if the run has a scenario with faults.
 _OF_FAULTS = frozenset({"time", "robustness"})
-#: Columns of the default table of a run without objectives.
-_WITHOUT_OBJECTIVES = (
-    "final_loss",
-    "time_to_target_s",
-    "samples_per_s",
-    "retention",
-    "recover_p50_s",
-    "goodput",
-)
 EMPTY = "-"
 STAR = "★"
 DAGGER = "†"
@@ -100,7 +92,7 @@ def build_table(
         wide: Whether every column is shown that has a value.
     """
     keys = key_columns(results, rows)
-    names = None if wide else columns or brief_columns(results, rows)
+    names = None if wide else columns or brief_columns(results.objectives, rows)
     metrics = [item for item in metric_columns(results.rows) if item.name in results.objectives]
     shown = [item for item in configuration_columns(metrics) if _is_shown(item, results)]
     if names is not None:
@@ -119,26 +111,10 @@ def build_table(
         columns=tuple(all_shown),
         keys=len(keys),
         rows=tuple(cells),
-        notes=tuple(_notes(results, rows, empty, texts, brief=names is not None)),
+        notes=tuple(_notes(results, rows, empty, texts, all_shown, brief=names is not None)),
         advice=tuple(advice_lines(results, rows)) if rows else (),
         brief=names is not None,
     )
-
-
-def brief_columns(results: Results, rows: Sequence[Row]) -> list[str]:
-    """Return the columns of the default table.
-
-    The objectives, the number of replicates and the certainty; without objectives the final loss,
-    the throughput and, under faults, what was lost by them.
-    """
-    if results.objectives:
-        sure = ["pareto_probability", "not_separable"]
-        return [*results.objectives, "n", *sure, *_failures(rows)]
-    return [*(name for name in _WITHOUT_OBJECTIVES if find_column(name)), "n", *_failures(rows)]
-
-
-def _failures(rows: Sequence[Row]) -> list[str]:
-    return [name for name in ("n_failed", "n_lost") if any(row[name] for row in rows)]
 
 
 def key_columns(results: Results, rows: Sequence[Row]) -> list[Column]:
@@ -272,6 +248,7 @@ def _notes(
     rows: Sequence[Row],
     empty: Sequence[str],
     texts: Sequence[str],
+    columns: Sequence[Column],
     brief: bool,
 ) -> Iterator[str]:
     """Yield the notes of a table.
@@ -281,11 +258,12 @@ def _notes(
         rows: Rows of the table.
         empty: Names of the columns that are left out because they are empty in every row.
         texts: Texts of all cells.
+        columns: Columns of the table.
         brief: Whether the table has few columns.
     """
     if not rows:
         yield "No replicate has finished."
-    yield from _signs(results, rows, texts)
+    yield from _signs(results, rows, texts, columns)
     yield from certainty_notes(rows)
     yield from _warnings(results, rows)
     if empty:
@@ -297,7 +275,9 @@ def _notes(
         yield from _provenance(rows, column)
 
 
-def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Iterator[str]:
+def _signs(
+    results: Results, rows: Sequence[Row], texts: Sequence[str], columns: Sequence[Column]
+) -> Iterator[str]:
     """Yield the meaning of the signs that the table contains."""
     if any(row["pareto"] for row in rows):
         objectives = (f"{name} ({better})" for name, better in results.objectives.items())
@@ -306,7 +286,7 @@ def _signs(results: Results, rows: Sequence[Row], texts: Sequence[str]) -> Itera
         yield "x ± h: mean over the n replicates that finished, and half of its 95 % t-interval."
     if any(" [" in text and text.endswith(("]", ")")) for text in texts):
         yield "x [low, high]: geometric mean, and its 95 % t-interval on a log scale."
-    if any(row["recover_s"] is not None for row in rows):
+    if any(isinstance(column.fold, Percentile) and column.interval for column in columns):
         yield "Of detect, stall, recover and rejoin: the median over all faults, and its interval."
     if any(text.startswith("missed (") for text in texts):
         yield "missed (0/n): none of the n replicates reached the target."

@@ -97,8 +97,10 @@ def test_the_spread_of_a_past_run_is_without_the_effect_of_the_seed(run: Path) -
     ]
     assert spread == pytest.approx(math.sqrt(sum(squares) / 4))  # (3 - 1)·(3 - 1)
     assert source == "measured in study: 3 rows"
-    with pytest.raises(ConfigError, match="a run with a spread of time_to_target_s"):
-        spread_in(load_results(run), "time_to_target_s")  # equal in all replicates
+    unknown = spread_in(load_results(run), "time_to_target_s")  # equal in all replicates
+    assert unknown[0] is None and "show no spread" in unknown[1]
+    (item,) = needed({"time_to_target_s": unknown}, 0.1, 3, rivals=2)
+    assert (item.spread, item.one_pair, item.shown) == (None, None, None)
 
 
 def test_the_command(

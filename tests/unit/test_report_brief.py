@@ -81,6 +81,13 @@ def test_a_clear_winner_is_recommended(tmp_path: Path) -> None:
     assert [row["pareto"] for row in rows] == [True, False, False]
 
 
+def test_a_run_of_one_configuration_has_no_advice(tmp_path: Path) -> None:
+    text = results_text(make_run(tmp_path / "run", {"none": (0.5, 0.6)}), console_width=100)
+    assert "Take" not in text and "tell" not in text and "not_separable" not in text
+    assert "final_loss" in text and "samples_per_s" in text
+    assert json.loads(results_text(tmp_path / "run", "json"))[0]["not_separable"] is None
+
+
 def test_what_cannot_be_told_is_said(tmp_path: Path) -> None:
     text = results_text(make_run(tmp_path / "run", UNCLEAR))
     assert "Cannot tell which row to take. Each of these may be the lowest final_loss:" in text

@@ -39,6 +39,7 @@ class Pareto(MetricGroup):
     * ``not_separable``: number of other candidates of which no objective differs significantly, by
       Student's t for the pairs of equal seeds (differences of logarithms on a log scale), with
       Holm's adjustment over all pairs of candidates and all objectives.
+      None without other candidates.
     * ``not_separable_from``: the configurations of these rows, separated by ``; ``,
       the first 20.
     """
@@ -73,7 +74,8 @@ class Pareto(MetricGroup):
             shares = front_probabilities(candidates, objectives)
             for row, share in zip(candidates, shares or (), strict=shares is not None):
                 row["pareto_probability"] = share
-            _separate(candidates, objectives, by)
+            if len(candidates) > 1:
+                _separate(candidates, objectives, by)
 
 
 def candidate_groups(rows: Sequence[Row], objectives: Mapping[str, str]) -> Iterator[list[Row]]:
