@@ -125,7 +125,7 @@ def test_the_faults_of_a_scenario_are_drawn_over_its_throughput(faulted: Page) -
     assert "peer-1.1 starts because of f0" in words
     assert "4.50 s f0 kill on peer-1 fires, 0.00 s late" in words
     summary = faulted.words("recommendation")
-    assert "No recommendation" in summary and "story · none" in summary
+    assert "No recommendation" in summary and "none · scenario story" in summary
     charts = [
         each.attributes["aria-label"] for each in faulted.all("svg") if "role" in each.attributes
     ]
@@ -175,6 +175,9 @@ def test_the_map_shows_the_winner_of_each_link_and_failure_rate(tmp_path: Path) 
         "none 100 0 none > 99 %", words
     )
     assert "extrapolated: outside the measured range" in words
+    summary = page.words("recommendation")
+    assert "not known in advance, with link: all: 10 Mbit/s, 10 ms: float16" in summary
+    assert "not known in advance, with link: all: 100 Mbit/s, 10 ms: none" in summary
     # equal under faults, in all replicates
     assert "story 10 92.3 none not known" in words
 

@@ -101,10 +101,17 @@ class RunData:
         """Whether a replicate had a scenario with faults."""
         return any(row["scenario"] != NO_FAULTS for row in self.results.rows)
 
-    def condition_text(self, row: Row) -> str:
-        """Return the conditions of a row that differ within the run; empty if none do."""
-        names = [n for n in conditions() if len({each.get(n) for each in self.results.folded}) > 1]
-        return ", ".join(f"{condition_label(name)} {row.get(name) or 'none'}" for name in names)
+    def condition_text(self, row: Row, without: Sequence[str] = ()) -> str:
+        """Return the conditions of a row that differ within the run; empty if none do.
+
+        Args:
+            row: A row of the table.
+            without: Conditions to leave out.
+        """
+        rows = self.results.folded
+        names = [n for n in conditions() if len({each.get(n) for each in rows}) > 1]
+        shown = [name for name in names if name not in without]
+        return ", ".join(f"{condition_label(name)} {row.get(name) or 'none'}" for name in shown)
 
 
 def condition_label(name: str) -> str:

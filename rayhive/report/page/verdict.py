@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rayhive.columns import Row, find_column
+from rayhive.columns import Row, conditions, find_column
+from rayhive.metrics.aggregate import rows_by
 from rayhive.metrics.folds import Percentile
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.advice import percent_text
@@ -90,6 +91,21 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class RobustChoice:
+    """Configuration with the smallest regret over the scenarios of one place.
+
+    Attributes:
+        place: Conditions other than the scenario; empty if the run has only one set.
+        use: The configuration.
+        cost: Its regret and its worst value, in words.
+    """
+
+    place: str
+    use: str
+    cost: str
+
+
+@dataclass(frozen=True)
 class FaultSummary:
     """Summary of the faults of a run.
 
@@ -111,20 +127,26 @@ def verdicts(run: RunData) -> list[Verdict]:
     ]
 
 
-def robust_choice(run: RunData) -> Cost | None:
-    """Return the configuration with the smallest regret; None without several scenarios."""
+def robust_choices(run: RunData) -> list[RobustChoice]:
+    """Return the configuration with the smallest regret for each place with several scenarios.
+
+    A place is a set of conditions other than the scenario, for example a link.
+    """
     rows = [row for row in run.results.folded if isinstance(row.get("regret"), (int, float))]
-    if len({row["configuration"] for row in rows}) < 2 or len({r["scenario"] for r in rows}) < 2:
-        return None
-    best = min(rows, key=lambda row: float(row["regret"] or 0))
-    name = next(iter(run.results.objectives))
-    column = find_column(name)
-    unit = f" {column.unit}" if column is not None and column.unit else ""
-    regret, worst = (objective_text(best, each) for each in ("regret", "worst_case"))
-    return Cost(
-        str(best["configuration"]),
-        f"in no scenario more than {regret}{unit} from the best {name}; at worst {worst}{unit}",
-    )
+    places = [name for name in conditions() if name != "scenario"]
+    found = []
+    for group in rows_by(rows, places):
+        scenarios = {row["scenario"] for row in group}
+        if len(scenarios) > 1 and len({row["configuration"] for row in group}) > 1:
+            best = min(group, key=lambda row: float(row["regret"] or 0))
+            name = next(iter(run.results.objectives))
+            column = find_column(name)
+            unit = f" {column.unit}" if column is not None and column.unit else ""
+            regret, worst = (objective_text(best, each) for each in ("regret", "worst_case"))
+            text = f"never more than {regret}{unit} from the best {name}; at worst {worst}{unit}"
+            where = run.condition_text(best, without=("scenario",))
+            found.append(RobustChoice(where, str(best["configuration"]), text))
+    return found
 
 
 def rule_text(objectives: Mapping[str, str]) -> str:
@@ -251,7 +273,7 @@ def fault_summary(run: RunData) -> FaultSummary | None:
         return None
     found = []
     for row in rows:
-        label = f"{row['scenario']} · {row['configuration']}"
+        label = f"{row['configuration']} · {run.condition_text(row) or row['scenario']}"
         found.append((label, tuple(_fault_text(row, name) for name in FAULT_COLUMNS)))
     return FaultSummary(FAULT_COLUMNS, tuple(found))
 

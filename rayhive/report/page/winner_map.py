@@ -149,6 +149,8 @@ def _chart(points: Sequence[Measured], styles: dict[str, str]) -> Chart:
         place = f"{point.scenario}, {number_text(px)} Mbit/s"
         text = f"{place}: {point.winner}, certainty {point.certainty_text}"
         chart.dot((px, py), f"measured {styles[point.winner]}", text, 7)
+        if not point.failures:
+            chart.text((px, py), "no faults", "middle", dy=22)
     return chart
 
 

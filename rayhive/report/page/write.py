@@ -26,7 +26,7 @@ from rayhive.report.page.round_time import PHASES, time_rows
 from rayhive.report.page.run_data import RunData, read_run
 from rayhive.report.page.table import page_table
 from rayhive.report.page.timeline import fault_pictures, timeline_charts
-from rayhive.report.page.verdict import fault_summary, robust_choice, rule_text, verdicts
+from rayhive.report.page.verdict import fault_summary, robust_choices, rule_text, verdicts
 from rayhive.report.page.winner_map import winner_map
 from rayhive.report.results import Results, load_results
 from rayhive.timeline import Timeline
@@ -68,7 +68,7 @@ def report_html(folder: Path, results: Results, *, reload_s: float | None = None
         run=run,
         rule=rule_text(results.objectives) if results.objectives else "",
         verdicts=verdicts(run),
-        robust=robust_choice(run),
+        robust=robust_choices(run),
         has_choice=any(len(each.candidates) > 1 for each in run.recommendations),
         faults=fault_summary(run),
         table=page_table(run),
