@@ -30,6 +30,8 @@ TRACKS = {
 }
 #: Process of the trace with the faults; peers follow.
 SUPERVISOR = 1
+#: Bound of the number of tracks of a process: as many as faults.
+_MOST_TRACKS = 100_000
 #: Events that are shown as a moment, with the track.
 _MOMENTS: dict[type[Event], int] = {
     events.PeerReady: PROCESS,
@@ -62,7 +64,11 @@ class _Trace:
     _free: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def name(self, process: int, text: str, track: int | None = None) -> None:
-        kind, where = ("process_name", {}) if track is None else ("thread_name", {"tid": track})
+        kind, where = (
+            ("process_name", {})
+            if track is None
+            else ("thread_name", {"tid": _tid(process, track)})
+        )
         self.events.append(
             {"ph": "M", "pid": process, **where, "name": kind, "args": {"name": text}}
         )
@@ -99,7 +105,7 @@ class _Trace:
         entry = {
             "ph": "X",
             "pid": process,
-            "tid": track,
+            "tid": _tid(process, track),
             "name": text,
             "cat": TRACKS.get(track, ""),
         }
@@ -109,7 +115,7 @@ class _Trace:
 
     def moment(self, place: tuple[int, int], text: str, at: float, args: Mapping[str, Any]) -> None:
         process, track = place
-        entry = {"ph": "i", "s": "t", "pid": process, "tid": track, "name": text}
+        entry = {"ph": "i", "s": "t", "pid": process, "tid": _tid(process, track), "name": text}
         self.events.append({**entry, "ts": self._us(at), "args": dict(args)})
 
     def count(self, process: int, text: str, at: float, values: Mapping[str, float]) -> None:
@@ -118,6 +124,11 @@ class _Trace:
 
     def _us(self, time: float) -> int:
         return round((time - self.began) * 1e6)
+
+
+def _tid(process: int, track: int) -> int:
+    """Return the id of a track, unique over all processes, as those of threads on a machine are."""
+    return _MOST_TRACKS * process + track
 
 
 def write_trace(timeline: Timeline, path: Path) -> Clocks:
@@ -139,6 +150,7 @@ def trace_of(timeline: Timeline) -> tuple[dict[str, Any], Clocks]:
     trace = _Trace(began=min(times, default=0.0))
     ended = max(times, default=0.0)
     trace.name(SUPERVISOR, "supervisor and faults")
+    trace.name(SUPERVISOR, "barrier", 0)
     _faults(trace, timeline, ended)
     for process, (name, peer) in enumerate(timeline.incarnations.items(), start=SUPERVISOR + 1):
         trace.name(process, f"{name}{_clock_text(clocks, name)}")

@@ -116,7 +116,9 @@ def test_slices_of_a_track_are_nested_and_strict_json(tmp_path: Path) -> None:
     assert {"group formation", "P", "Q", "computes", "averages (averaged)", "updates"} <= {
         e["name"] for e in slices
     }
-    key = lambda e: (e["pid"], e["tid"])  # noqa: E731
+    tracks = {(e["pid"], e["tid"]) for e in slices}
+    assert len({tid for _, tid in tracks}) == len(tracks) > 3
+    key = lambda e: e["tid"]  # noqa: E731
     for _, track in groupby(sorted(slices, key=key), key=key):
         open_ends: list[int] = []
         for each in sorted(track, key=lambda e: (e["ts"], -e["dur"])):
