@@ -73,7 +73,7 @@ def replicates_lines(plan: Plan, needs: Sequence[ReplicatesNeeded]) -> Iterator[
         if item.spread is None:
             yield f"{item.objective}: {item.source}"
             continue
-        wanted, between = (f"{100 * share:.3g} %" for share in (item.difference, item.spread))
+        wanted, between = (_percent(share) for share in (item.difference, item.spread))
         yield f"{item.objective}: a spread of {between} between replicates ({item.source})"
         yield (
             f"  a difference of {wanted} between two rows takes {_replicates(item.one_pair)}; "
@@ -84,13 +84,17 @@ def replicates_lines(plan: Plan, needs: Sequence[ReplicatesNeeded]) -> Iterator[
             yield f"  {config.replicates} replicate shows no difference: its spread is not known"
         else:
             yield (
-                f"  the {config.replicates} replicates of the study show {100 * item.shown:.3g} % "
+                f"  the {config.replicates} replicates of the study show {_percent(item.shown)} "
                 "between two rows"
             )
     yield (
         f"found with a probability of {100 * POWER:.0f} % by Student's t for pairs at "
         f"{100 * LEVEL:.0f} %, which takes values (of times and ratios, logarithms) as normal"
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:,.0f} %" if share >= 1 else f"{100 * share:.3g} %"
 
 
 def _replicates(number: int | None) -> str:

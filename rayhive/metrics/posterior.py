@@ -4,8 +4,8 @@ Replicates of one seed are a block: y = row + seed + residual, a randomised comp
 (Box, Hunter and Hunter, *Statistics for Experimenters*, chapter 4). The residuals have one
 covariance of the objectives for all rows, of logarithms on a log scale. With a non-informative
 prior the true means then have a multivariate t-distribution around the measured ones (Gelman et
-al., *Bayesian Data Analysis*, section 3.6). Pooling makes two or three replicates say something: of
-11 rows with 2 seeds the spread has 10 degrees of freedom, that of one pair of rows has 1.
+al., *Bayesian Data Analysis*, section 3.6). Pooling is what makes few replicates useful: of 11 rows
+with 2 seeds the spread has 10 degrees of freedom, that of one pair of rows has 1.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Values of rows by the seed of their replicates, and differences at equal seeds.
 
-Replicates of different configurations share their seeds, and run in blocks of one seed. What a seed
-does to parameters and data it does to every configuration, so the difference of two rows at equal
-seeds varies less than either row.
+Replicates of different configurations share their seeds, and run in blocks of one seed. The effect
+of a seed on parameters and data is common to all configurations, so the difference of two rows at
+equal seeds varies less than either row.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def _label(row: Row, by: Sequence[str]) -> str:
 
 
 def certainty_notes(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield what the probabilities and comparisons mean, and what few replicates cannot support."""
+    """Yield the meaning of the probabilities and comparisons, and the limits of few replicates."""
     judged = [row for row in rows if row["pareto_probability"] is not None]
     if judged:
         yield (
