@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rayhive.report.page.svg import Scale
 from rayhive.report.page.write import report_html, write_report
 from rayhive.report.results import Results, load_results
 from rayhive.spec import Configuration
@@ -186,6 +187,29 @@ def test_without_rates_the_map_says_what_is_missing(swept: Page) -> None:
     words = swept.words("map")
     assert "No map: this run has no measured rate of a link" in words
     assert "svg" not in words
+
+
+# -- axes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "log", "ticks"),
+    [
+        (0.0, 10.0, False, [0, 2, 4, 6, 8, 10]),
+        (-1.0, 1.0, False, [-1, -0.5, 0, 0.5, 1]),
+        (0.09, 2.4, True, [0.1, 0.2, 0.5, 1, 2]),
+        (1e-7, 1e6, True, [1e-7, 1e-5, 1e-3, 1e-1, 10, 1e3, 1e5]),
+        (2.1, 2.9, True, [2.2, 2.4, 2.6, 2.8]),  # no power of ten in it
+    ],
+)
+def test_ticks_are_round_and_few(low: float, high: float, log: bool, ticks: list[float]) -> None:
+    assert Scale(low, high, 0.0, 100.0, log).ticks() == pytest.approx(ticks)
+
+
+def test_a_scale_maps_its_ends_and_clamps_the_rest() -> None:
+    for log, middle in ((False, 5.5), (True, 10**0.5)):
+        scale = Scale(1.0, 10.0, 50.0, 150.0, log)
+        assert [scale(v) for v in (0.0, 1.0, middle, 10.0, 99.0)] == [50, 50, 100, 150, 150]
 
 
 # -- what is not recorded ----------------------------------------------------------------------

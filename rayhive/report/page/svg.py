@@ -68,8 +68,8 @@ class Scale:
         """Return about ``count`` round values within the scale."""
         if self.log:
             found = _log_ticks(self.low, self.high)
-            if 2 <= len(found) <= 2 * count:
-                return found
+            if len(found) >= 2:
+                return found[:: math.ceil(len(found) / (2 * count))]
         step = _round_step((self.high - self.low) / count)
         first = math.ceil(self.low / step - 1e-9)
         last = math.floor(self.high / step + 1e-9)

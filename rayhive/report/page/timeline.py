@@ -23,6 +23,10 @@ LARGEST = 12
 #: Windows of the throughput curve.
 WINDOWS = 160
 WIDTH = 900
+#: Evaluations up to which each has a dot.
+DOTS = 60
+#: Faults up to which their names and recoveries are drawn.
+MANY = 12
 #: Lines of the list of events.
 EVENTS = 200
 #: Bars from which those of the same activity are joined.
@@ -130,19 +134,21 @@ def timeline_charts(timeline: Timeline) -> TimelinePicture:
 def _loss_chart(timeline: Timeline, ends: tuple[float, float]) -> Chart:
     points = loss_points(timeline)
     values = [loss for line in points.values() for _, loss in line]
+    log = bool(values) and min(values) > 0 and max(values) / min(values) > 10
     chart = Chart(
         "Loss",
         "Loss of the training batches and of the held-out data over time, with the faults.",
         x=ends,
-        y=limits(values),
+        y=limits(values, log=log),
         x_label="",
         y_label="loss",
+        log_y=log,
         width=WIDTH,
         height=190,
     )
     for (name, line), style in zip(points.items(), ("c6 thin", "c0"), strict=True):
         chart.line(line, style, name, dots=style != "c0")
-        if style == "c0":
+        if style == "c0" and len(line) <= DOTS:
             for at in line:
                 chart.dot(at, style, f"held out: {number_text(at[1])} at {at[0]:.1f} s", 2.5)
     return chart
@@ -216,7 +222,9 @@ def _draw_faults(
         text = f"{impact.fault} {impact.kind}"
         chart.box((begin, low), (until, high), "fault", text)
         chart.segment((begin, low), (begin, high), "faultline", text)
-        if words and len(found) <= 12:
+        if len(found) > MANY:
+            continue  # more lines would hide the curves
+        if words:
             chart.text((begin, high), text, "faultname", 3, 10 + 12 * (number % 3))
         if impact.recover_s is not None:
             x = begin + impact.recover_s
