@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
@@ -276,13 +277,13 @@ class Timeline:
     def _offsets(self) -> dict[str, float]:
         late = [item for item in self.incarnations.values() if item.joined(self.spec.swarm.peers)]
         names = {item.name for item in late}
-        known = [(e.t, e.clock_s or 0.0) for e in self._clocked if e.peer not in names]
+        known = sorted((e.t, e.clock_s or 0.0) for e in self._clocked if e.peer not in names)
         began = 0.0 if self.span is None else self.span[0]
         offsets = {}
         for item in late:
             if item.started is not None:
-                before = [point for point in known if point[0] <= item.started]
-                moment, clock = max(before, default=(began, 0.0))
+                before = bisect_right(known, item.started, key=lambda point: point[0])
+                moment, clock = known[before - 1] if before else (began, 0.0)
                 offsets[item.name] = clock + max(0.0, item.started - moment)
         return offsets
 
@@ -340,11 +341,18 @@ class Timeline:
         """
         if self.spec.swarm.use_local_updates:
             return self.computed  # every batch is applied as soon as it is computed
-        return sum(
-            event.samples
-            for event in self.of(Round)
-            if self.applied(event) and (until is None or event.round <= until)
-        )
+        rounds, sums = self._committed
+        return sums[len(rounds) if until is None else bisect_right(rounds, until)]
+
+    @cached_property
+    def _committed(self) -> tuple[list[int], list[int]]:
+        """Rounds with committed samples, and these samples before the first and up to each."""
+        samples: Counter[int] = Counter()
+        for event in self.of(Round):
+            if self.applied(event):
+                samples[event.round] += event.samples
+        rounds = sorted(samples)
+        return rounds, [0, *accumulate(samples[number] for number in rounds)]
 
     @cached_property
     def computed(self) -> int:

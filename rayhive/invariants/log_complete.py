@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from rayhive import events
 from rayhive.invariants.base import Invariant
-from rayhive.timeline import Timeline
+from rayhive.timeline import FaultWindow, Timeline
 
 #: Tolerance of the order of events from two threads of a peer [s].
 ORDER_S = 0.5
@@ -38,9 +38,13 @@ class LogComplete(Invariant):
     def check(self, log: Timeline) -> list[str]:
         """Return the missing and the misplaced events."""
         wrong = list(self._frame(log))
+        stops: dict[str, list[FaultWindow]] = defaultdict(list)
+        for fault in log.faults:
+            for name in fault.targets if fault.effect == "stopped" else ():
+                stops[name].append(fault)
         for name in log.of_peers:
             self.checked += 1
-            wrong += [f"{name}: {text}" for text in _incarnation(log, name)]
+            wrong += [f"{name}: {text}" for text in _incarnation(log, name, stops.get(name, ()))]
         wrong += [f"{fault}: {text}" for fault, text in self._faults(log)]
         return wrong
 
@@ -82,29 +86,26 @@ class LogComplete(Invariant):
                 yield fault, f"was to be healed after {after:g} s and was not"
 
 
-def _stopped_s(log: Timeline, name: str, since: float, until: float) -> float:
-    """Return how long a peer was stopped around an interval [s].
+def _stopped_s(stops: Iterable[FaultWindow], since: float, until: float) -> float:
+    """Return how long a peer was stopped by some faults around an interval [s].
 
     A thread that is stopped between making an event and sending it sends it that much later.
     """
-    stops = (
+    return sum(
         (fault.healed or until) - fault.fired
-        for fault in log.faults
-        if fault.effect == "stopped"
-        and name in fault.targets
-        and fault.fired <= until
-        and (fault.healed is None or fault.healed >= since)
+        for fault in stops
+        if fault.fired <= until and (fault.healed is None or fault.healed >= since)
     )
-    return sum(stops)
 
 
-def _incarnation(log: Timeline, name: str) -> Iterator[str]:
+def _incarnation(log: Timeline, name: str, stops: Collection[FaultWindow]) -> Iterator[str]:
     own = log.of_peers[name]
     latest, reached, last = 0.0, -1, len(_BEGINNING) - 1
     for event in own:
         if isinstance(event, (events.PeerSpawned, events.PeerLost)):
             continue  # from the supervisor, with its clock
-        if event.t + _stopped_s(log, name, event.t, latest) < latest - ORDER_S:
+        early = event.t < latest - ORDER_S
+        if early and event.t + _stopped_s(stops, event.t, latest) < latest - ORDER_S:
             yield f"{event.kind} is {latest - event.t:.2f} s older than the event before it"
         latest = max(latest, event.t)
         if isinstance(event, _BEGINNING):
@@ -120,5 +121,5 @@ def _incarnation(log: Timeline, name: str) -> Iterator[str]:
     if any(events.of_kind(own[:-1], events.PeerLost)):
         yield f"{own[-1].kind} after peer_lost"
     # A late peer that has not begun when training ends is dismissed without an event.
-    if name in log.trained and log.incarnations[name].end is None:
+    if log.of(events.TrainingStarted, name) and log.incarnations[name].end is None:
         yield "its end is missing"

@@ -25,6 +25,7 @@ class ReplacementContributes(Invariant):
         if log.spec.swarm.use_local_updates:  # gradients are not averaged
             return []
         wrong = []
+        targeted = {name for fault in log.faults if not _joins(fault) for name in fault.targets}
         for name, peer in log.incarnations.items():
             if peer.spawned is None or not peer.joined(log.spec.swarm.peers):
                 continue
@@ -32,8 +33,7 @@ class ReplacementContributes(Invariant):
                 self.checked += 1
                 continue
             lived = (peer.ended or log.end) - peer.spawned
-            targeted = any(name in f.targets and not _joins(f) for f in log.faults)
-            if lived >= GRACE_S and not targeted:
+            if lived >= GRACE_S and name not in targeted:
                 self.checked += 1
                 wrong.append(f"{name}: in no average with other peers in {lived:.1f} s")
         return wrong

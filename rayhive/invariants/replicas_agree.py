@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import combinations
 from typing import TypeAlias
 
@@ -63,9 +64,8 @@ class ReplicasAgree(Invariant):
         equal = {name: _equal(log, name, weights) for name in log.living}
         lasting = ((name, astray[name] - equal[name]) for name in log.living)
         wrong = [text for name, rounds in lasting for text in self._lasting(log, name, rounds)]
-        for a, b in combinations(log.trained, 2):
+        for (a, b), rounds in _compared(log.trained, weights, astray).items():
             tolerance = tolerance_of(log, a, b)
-            rounds = sorted((weights[a].keys() & weights[b].keys()) - astray[a] - astray[b])
             self.checked += len(rounds)
             distances = [weights[a][n].distance(weights[b][n]) for n in rounds]
             worst = max(distances, default=0.0)
@@ -89,6 +89,29 @@ class ReplicasAgree(Invariant):
                 yield f"{name}: not made equal to the other replicas in its last {last} rounds"
 
 
+def _compared(
+    names: Sequence[str],
+    weights: Mapping[str, Mapping[int, events.Weights]],
+    astray: Mapping[str, Set[int]],
+) -> dict[tuple[str, str], list[int]]:
+    """Return the pairs of replicas that have rounds in common in which neither is astray.
+
+    Time grows with the pairs that exist at the same time, not with all pairs of incarnations.
+
+    Returns:
+        Pairs in the order of ``names`` -> their rounds, sorted.
+    """
+    present: dict[int, list[int]] = defaultdict(list)
+    for place, name in enumerate(names):
+        for number in weights[name].keys() - astray[name]:
+            present[number].append(place)
+    pairs: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for number in sorted(present):
+        for pair in combinations(present[number], 2):
+            pairs[pair].append(number)
+    return {(names[a], names[b]): pairs[a, b] for a, b in sorted(pairs)}
+
+
 def tolerance_of(log: Timeline, a: str, b: str) -> float:
     """Return the relative distance within which the replicas of two peers agree."""
     loss = LOSS.get(log.spec.configuration.state_codec, EIGHT_BITS)
@@ -105,8 +128,9 @@ def _equal(
         n
         for other in log.living
         if other != name
+        for tolerance in [tolerance_of(log, name, other)]
         for n in weights[name].keys() & weights[other].keys()
-        if weights[name][n].distance(weights[other][n]) <= tolerance_of(log, name, other)
+        if weights[name][n].distance(weights[other][n]) <= tolerance
     )
 
 
@@ -142,9 +166,12 @@ def _astray(
     # A loaded state may be of an earlier round.
     strayed |= {event.round for event in log.of(events.StateLoaded, name)}
     complete = sorted(event.round for event in averaged if whole(event))
+    end = max(finished, default=0) + 1
     astray: set[int] = set()
-    for round_ in strayed:
-        end = max(finished, default=0) + 1
-        back = next((number for number in complete if number >= round_), end)
-        astray.update(range(round_, back + lag))
+    reached = min(strayed, default=0)
+    for round_ in sorted(strayed):
+        at = bisect_left(complete, round_)
+        until = (complete[at] if at < len(complete) else end) + lag
+        astray.update(range(max(round_, reached), until))
+        reached = max(reached, until)
     return frozenset(astray)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 
 from rayhive.events import Round, StateLoaded, Transition, Weights
 from rayhive.invariants.base import Invariant
@@ -21,9 +22,20 @@ class RoundsMonotone(Invariant):
 
     def check(self, log: Timeline) -> list[str]:
         """Return every decrease."""
-        return [text for name in log.of_peers for text in self._of_incarnation(log, name)]
+        steps = (event for name in log.trained for event in log.of(Transition, name))
+        done = sorted((event.t, event.round) for event in steps)
+        times, rounds = [t for t, _ in done], list(accumulate((n for _, n in done), max))
 
-    def _of_incarnation(self, log: Timeline, name: str) -> Iterator[str]:
+        def finished(moment: float) -> int:
+            """Return the last round that a peer had finished before a Unix time."""
+            before = bisect_left(times, moment)
+            return rounds[before - 1] if before else 0
+
+        return [text for name in log.of_peers for text in self._of_incarnation(log, name, finished)]
+
+    def _of_incarnation(
+        self, log: Timeline, name: str, finished: Callable[[float], int]
+    ) -> Iterator[str]:
         numbered: tuple[Sequence[Round | Transition | Weights], ...]
         numbered = (
             log.of(Round, name),
@@ -40,14 +52,15 @@ class RoundsMonotone(Invariant):
             newest = max(event.round_before or 0, event.round_of_state or 0)
             if event.round < newest:
                 yield f"{name}: at round {event.round} with a state, {newest} before"
-        yield from self._beginning(log, name)
+        yield from self._beginning(log, name, finished)
 
-    def _beginning(self, log: Timeline, name: str) -> Iterator[str]:
+    def _beginning(
+        self, log: Timeline, name: str, finished: Callable[[float], int]
+    ) -> Iterator[str]:
         peer, steps = log.incarnations[name], log.of(Transition, name)
         if not peer.joined(log.spec.swarm.peers) or peer.spawned is None or not steps:
             return
         self.checked += 1
-        others = (event for event in log.of(Transition) if event.peer in log.trained)
-        done = max((event.round for event in others if event.t < peer.spawned), default=0)
+        done = finished(peer.spawned)
         if steps[0].round <= done:
             yield f"{name}: came when round {done} was done and began with {steps[0].round}"

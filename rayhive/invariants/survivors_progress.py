@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import math
+from bisect import bisect_left
+from collections import defaultdict
+from itertools import accumulate, pairwise
 from statistics import median
 
 from rayhive.events import TrainingStarted, Transition
@@ -27,14 +30,16 @@ class SurvivorsProgress(Invariant):
         """Return every gap between two transitions that is longer than the bound."""
         swarm = log.spec.swarm
         bound = swarm.matchmaking_time + swarm.averaging_timeout + ROUNDS * _normal_s(log)
-        wrong = []
+        wrong, faults = [], _faults(log)
         for name in log.trained:
             kinds = TrainingStarted, Transition
             steps = [event.t for kind in kinds for event in log.of(kind, name)]
             last = log.incarnations[name].ended or log.end
+            fired, healed = faults.get(name, ([], []))
             for begin, end in pairwise([*steps, max(steps[-1], last)]):
                 self.checked += 1
-                gap = end - _released(log, name, begin, end)
+                before = bisect_left(fired, end)
+                gap = end - (max(begin, min(healed[before - 1], end)) if before else begin)
                 if gap > bound:
                     wrong.append(f"{name}: no round for {gap:.1f} s, at most {bound:.1f} s")
         return wrong
@@ -51,7 +56,19 @@ def _normal_s(log: Timeline) -> float:
     return median(gaps) if gaps else 0.0
 
 
-def _released(log: Timeline, name: str, begin: float, end: float) -> float:
-    """Return the end of the last fault on an incarnation in a window without a round."""
-    targeting = (fault for fault in log.faults if name in fault.targets and fault.fired < end)
-    return max([begin, *(min(fault.healed or end, end) for fault in targeting)])
+def _faults(log: Timeline) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the faults on each incarnation, in the order of time.
+
+    Returns:
+        Name -> when each fault fired, and the last heal of the faults up to it; inf if one of
+        them was not healed [s, Unix time].
+    """
+    windows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for fault in log.faults:
+        for name in fault.targets:
+            windows[name].append((fault.fired, fault.healed or math.inf))
+    found = {}
+    for name, own in windows.items():
+        own.sort()
+        found[name] = [t for t, _ in own], list(accumulate((t for _, t in own), max))
+    return found

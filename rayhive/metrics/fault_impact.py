@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from statistics import median
 
 from rayhive.events import (
@@ -111,7 +113,7 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
     * A target was gone before all were hit and ``fault_fired`` was written: it begins then.
     * A peer acts on itself: it begins with the first ``sabotaged`` event.
 
-    :meth:`rayhive.metrics.survivor_progress.SurvivorProgress.rounds` defines the survivors, and
+    :meth:`rayhive.metrics.survivor_progress.SurvivorProgress.progress` defines the survivors, and
     the rounds that count as progress without the targets.
 
     * *detect*: from the fault to the first round that counts.
@@ -132,20 +134,17 @@ def impacts(timeline: Timeline) -> tuple[FaultImpact, ...]:
     begins = zip(timeline.faults, _took_effect(timeline), strict=True)
     faults = sorted((replace(f, fired=t) for f, t in begins), key=lambda fault: fault.fired)
     baseline = _baseline(rounds, capacity, faults[0].fired) if faults else None
+    recovery = _Recovery(rounds, capacity, baseline, progress)
     verified = {event.fault: event.ok for event in timeline.of(FaultVerified)}
     found = []
     for fault in faults:
         moment = fault.fired
-        reports: dict[int, float] = {}
-        for step, counts in progress.rounds(fault):
-            if counts:
-                reports.setdefault(step.round, step.t)
-        recovered = _recovered(rounds, capacity, baseline, reports)
+        detected, recovered = progress.first(fault), recovery.of(fault)
         found.append(
             FaultImpact(
                 **vars(fault),
                 ok=verified.get(fault.fault),
-                detect_s=min(reports.values()) - moment if reports else None,
+                detect_s=None if detected is None else detected - moment,
                 stall=progress.stall(fault),
                 recover_s=None if recovered is None else recovered - moment,
                 observed_s=max(0.0, end - moment),
@@ -177,27 +176,36 @@ def rejoins(timeline: Timeline) -> tuple[Rejoin, ...]:
 def _took_effect(timeline: Timeline) -> list[float]:
     """Return when each fault took effect [s, Unix time], in the order of the log."""
     fired = timeline.of(FaultFired)
+    removing: dict[str | None, list[tuple[float, str]]] = defaultdict(list)
+    for event in fired:
+        for name in (event.lives or ()) if event.effect == "gone" else ():
+            removing[name].append((_began(event), event.fault))
     noticed: dict[str | None, set[str | None]] = defaultdict(set)
     for notice in timeline.of(Notice):
-        noticed[_fault_of(notice, fired)].add(notice.peer)
-    return [_begin(timeline, event, noticed[event.fault]) for event in fired]
+        noticed[_fault_of(notice, removing)].add(notice.peer)
+    acted: dict[str, list[float]] = defaultdict(list)
+    for act in timeline.of(FaultActed):
+        acted[act.fault].append(act.t)
+    return [
+        _begin(timeline, event, noticed[event.fault], acted.get(event.fault, ())) for event in fired
+    ]
 
 
-def _fault_of(notice: Notice, fired: Sequence[FaultFired]) -> str | None:
+def _fault_of(
+    notice: Notice, removing: Mapping[str | None, Sequence[tuple[float, str]]]
+) -> str | None:
     """Return the fault that a ``notice`` belongs to.
 
     A notice by SIGTERM, and a notice in a log of an earlier version, do not name the fault. It is
     the last fault that began before the notice and removes this peer.
+
+    Args:
+        notice: The notice.
+        removing: Peer -> begin and id of each fault that removes it.
     """
     if notice.fault is not None:
         return notice.fault
-    earlier = [
-        (_began(event), event.fault)
-        for event in fired
-        if event.effect == "gone"
-        and notice.peer in (event.lives or ())
-        and _began(event) <= notice.t
-    ]
+    earlier = [item for item in removing.get(notice.peer, ()) if item[0] <= notice.t]
     return max(earlier)[1] if earlier else None
 
 
@@ -205,10 +213,11 @@ def _began(fired: FaultFired) -> float:
     return fired.began or fired.t
 
 
-def _begin(timeline: Timeline, fired: FaultFired, noticed: Set[str | None]) -> float:
-    own = [event.t for event in timeline.of(FaultActed) if event.fault == fired.fault]
-    if own:
-        return min(own)
+def _begin(
+    timeline: Timeline, fired: FaultFired, noticed: Set[str | None], acted: Sequence[float]
+) -> float:
+    if acted:
+        return min(acted)
     begin, end = _began(fired), fired.t
     known = timeline.incarnations
     targets = [known[name] for name in fired.lives or () if name in known]
@@ -237,17 +246,42 @@ def _per_peer(begin: SwarmRound, rounds: Sequence[SwarmRound], capacity: Capacit
     return sum(item.samples for item in rounds) / (clock * peers / wall)
 
 
-def _recovered(
-    rounds: Sequence[SwarmRound],
-    capacity: Capacity,
-    baseline: float | None,
-    reports: Mapping[int, float],
-) -> float | None:
-    if baseline is None:
+class _Recovery:
+    """Recovery of the throughput after a fault; the rate after each round is computed once.
+
+    Args:
+        rounds: Applied rounds in the order of time.
+        capacity: Live peers over time.
+        baseline: Samples per second and live peer before the first fault; None if unknown.
+        progress: Progress of the survivors.
+    """
+
+    def __init__(
+        self,
+        rounds: Sequence[SwarmRound],
+        capacity: Capacity,
+        baseline: float | None,
+        progress: SurvivorProgress,
+    ) -> None:
+        self._progress = progress
+        self._full: list[int] = []  # rounds with reports that are followed by full throughput
+        for index in range(len(rounds) - ROUNDS if baseline is not None else 0):
+            rate = _per_peer(rounds[index], rounds[index + 1 : index + 1 + ROUNDS], capacity)
+            if rate is not None and baseline is not None and rate >= SHARE * baseline:
+                self._full.append(rounds[index].number)
+        self._full = [number for number in self._full if progress.reports(number)]
+        reports = [progress.reports(number) for number in self._full]
+        self._latest = list(accumulate((steps[-1].t for steps in reports), max))
+        self._earliest = list(accumulate((steps[0].t for steps in reversed(reports)), min))[::-1]
+
+    def of(self, fault: FaultWindow) -> float | None:
+        """Return the time of the first report of the round from which the swarm recovered."""
+        counts, last = self._progress.progress(fault), self._progress.last(fault)
+        for at in range(bisect_right(self._latest, fault.fired), len(self._full)):
+            if self._earliest[at] > last:
+                break  # only peers that joined later report the remaining rounds
+            steps = self._progress.reports(self._full[at])
+            moment = next((event.t for event in steps if counts(event)), None)
+            if moment is not None:
+                return moment
         return None
-    for index, item in enumerate(rounds[: len(rounds) - ROUNDS]):
-        if item.number in reports:
-            rate = _per_peer(item, rounds[index + 1 : index + 1 + ROUNDS], capacity)
-            if rate is not None and rate >= SHARE * baseline:
-                return reports[item.number]
-    return None

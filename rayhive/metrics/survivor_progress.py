@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import TypeAlias
 
 from rayhive.events import APART, GROUPED, DHTReady, PeerFinished, Round, StateRound, Transition
-from rayhive.metrics.live_capacity import Capacity, fault_windows, overlap
+from rayhive.metrics.live_capacity import Capacity, Windows, fault_windows
 from rayhive.metrics.stats import Time
 from rayhive.timeline import FaultWindow, Timeline
 
 #: Report of a round that a peer applied.
 Step: TypeAlias = Round | Transition
+#: Whether a round is progress of a survivor.
+Counts: TypeAlias = Callable[[Step], bool]
 #: Effects of faults that remove the targets from the survivors' groups.
 AWAY = APART | {"gone"}
 
@@ -29,15 +33,21 @@ class SurvivorProgress:
     def __init__(self, timeline: Timeline, capacity: Capacity) -> None:
         # with local updates there are no gradient rounds, and groups average parameters only
         local = timeline.spec.swarm.use_local_updates
-        self._reported: Sequence[Step] = timeline.of(Transition) if local else timeline.of(Round)
-        applied = [e for e in self._reported if isinstance(e, Transition) or timeline.applied(e)]
-        self._applied = sorted(applied, key=lambda event: (event.t, event.peer or ""))
+        reported: Sequence[Step] = timeline.of(Transition) if local else timeline.of(Round)
+        reported = sorted(reported, key=lambda event: (event.t, event.peer or ""))
+        self._reported = _Steps(reported)
+        applied = [e for e in reported if isinstance(e, Transition) or timeline.applied(e)]
+        self._applied = _Steps(applied)
+        self._of_round: dict[int, list[Step]] = defaultdict(list)
+        for event in applied:
+            self._of_round[event.round].append(event)
         self._averaged: Mapping[int, Sequence[Round | StateRound]] = (
             timeline.by_round(StateRound) if local else timeline.by_round(Round)
         )
         self._own = {(e.peer, e.round): e for events in self._averaged.values() for e in events}
         self._ids = {event.peer: event.peer_id for event in timeline.of(DHTReady)}
-        self._capacity, self._apart = capacity, fault_windows(timeline, APART)
+        self._capacity, apart = capacity, fault_windows(timeline, APART)
+        self._apart = {name: Windows(windows) for name, windows in apart.items()}
         self._incarnations = timeline.incarnations
         self._end = 0.0 if timeline.span is None else timeline.span[1]
 
@@ -46,38 +56,46 @@ class SurvivorProgress:
         present = self._capacity.present(fault.fired)
         return present - fault.targets or present
 
-    def rounds(self, fault: FaultWindow) -> list[tuple[Step, bool]]:
-        """Return the rounds that survivors applied after a fault, and whether each is progress.
+    def progress(self, fault: FaultWindow) -> Counts:
+        """Return a test whether an applied round is a survivor's progress after a fault.
 
         A round counts as progress if the survivor's group contained none of the targets. Once a
         stopped or cut-off target is healed, every round counts. If the fault leaves its targets in
         the groups (effect ``none``), or all peers are targets, a round counts that is later than
-        the last round which a target had reported when the fault fired. The rounds are in the order
-        of time.
+        the last round which a target had reported when the fault fired.
         """
         survivors = self.survivors(fault)
         missing = fault.effect in AWAY and survivors.isdisjoint(fault.targets)
-        last = max(
-            (
-                event.round
-                for event in self._reported
-                if event.peer in fault.targets and event.t <= fault.fired
-            ),
-            default=0,
-        )
+        last = max((self._reported.last(name, fault.fired) for name in fault.targets), default=0)
 
         def counts(event: Step) -> bool:
+            if event.t <= fault.fired or event.peer not in survivors:
+                return False
             if not missing:
                 return event.round > last
             if fault.effect in APART and event.t > (fault.healed or self._end):
                 return True
             return not self._had_target(event, fault.targets)
 
-        return [
-            (event, counts(event))
-            for event in self._applied
-            if event.t > fault.fired and event.peer in survivors
-        ]
+        return counts
+
+    def reports(self, number: int) -> Sequence[Step]:
+        """Return the reports of an applied round in the order of time."""
+        return self._of_round.get(number, ())
+
+    def first(self, fault: FaultWindow) -> float | None:
+        """Return the time of the survivors' first progress after a fault; None without any."""
+        counts = self.progress(fault)
+        shown = (self._first(fault, name, counts) for name in self.survivors(fault))
+        return min((moment for moment in shown if moment is not None), default=None)
+
+    def last(self, fault: FaultWindow) -> float:
+        """Return the time of the last round that a survivor applied; -inf without any."""
+        return max(map(self._applied.end, self.survivors(fault)), default=-math.inf)
+
+    def _first(self, fault: FaultWindow, name: str, counts: Counts) -> float | None:
+        steps = self._applied.after(name, fault.fired)
+        return next((event.t for event in steps if counts(event)), None)
 
     def _had_target(self, event: Step, targets: frozenset[str]) -> bool:
         """Return whether a peer's group of a round contained one of the targets.
@@ -107,36 +125,66 @@ class SurvivorProgress:
         its first progress. None if no survivor remains; censored if one had not reached the end of
         its time when training ended.
         """
-        rounds: dict[str | None, list[tuple[float, bool]]] = defaultdict(list)
-        for event, counts in self.rounds(fault):
-            rounds[event.peer].append((event.t, counts))
-        found = [self._stall(fault, name, rounds[name]) for name in self.survivors(fault)]
+        counts = self.progress(fault)
+        found = [self._stall(fault, name, counts) for name in self.survivors(fault)]
         stalls = [stall for stall in found if stall is not None]
         if not stalls:
             return None
         longest = max(stall.seconds for stall in stalls)
         return Time(longest, any(stall.censored for stall in stalls))
 
-    def _stall(
-        self, fault: FaultWindow, name: str, rounds: Sequence[tuple[float, bool]]
-    ) -> Time | None:
-        """Return the longest time of one survivor, from the time and kind of its rounds."""
+    def _stall(self, fault: FaultWindow, name: str, counts: Counts) -> Time | None:
+        """Return the longest time of one survivor."""
         survivor = self._incarnations[name]
         end = self._end if survivor.ended is None else min(survivor.ended, self._end)
-        shown = next((moment for moment, counts in rounds if counts), None)
+        shown = self._first(fault, name, counts)
         until = end if shown is None else max(shown, fault.healed or shown)
         moments, ended = [fault.fired], False
-        for moment, _ in rounds:
-            moments.append(moment)
-            if moment >= until:
+        for event in self._applied.after(name, fault.fired):
+            moments.append(event.t)
+            if event.t >= until:
                 ended = True
                 break
         if not ended:
             moments.append(max(end, moments[-1]))
-        if overlap((fault.fired, moments[-1]), self._apart.get(name, ())) > 0:
+        if name in self._apart and self._apart[name].overlap((fault.fired, moments[-1])) > 0:
             return None
         if not ended and survivor.end is not None and not isinstance(survivor.end, PeerFinished):
             return None
         gaps = [after - before for before, after in pairwise(moments)]
         longest = max(gaps)
         return Time(longest, censored=not ended and (shown is None or gaps[-1] == longest))
+
+
+class _Steps:
+    """Steps of each peer by time, so that a search takes ``O(log n)``.
+
+    Args:
+        steps: Steps of all peers in the order of time.
+    """
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps: dict[str, list[Step]] = defaultdict(list)
+        for event in steps:
+            self._steps[event.peer or ""].append(event)
+        self._times = {name: [event.t for event in own] for name, own in self._steps.items()}
+        self._highest = {
+            name: list(accumulate((event.round for event in own), max))
+            for name, own in self._steps.items()
+        }
+
+    def after(self, name: str, moment: float) -> Iterator[Step]:
+        """Yield the steps of a peer after a Unix time."""
+        own = self._steps.get(name, [])
+        first = bisect_right(self._times.get(name, []), moment)
+        return (own[at] for at in range(first, len(own)))
+
+    def last(self, name: str, moment: float) -> int:
+        """Return the highest round of a peer up to a Unix time; 0 before the first."""
+        before = bisect_right(self._times.get(name, []), moment)
+        return self._highest[name][before - 1] if before else 0
+
+    def end(self, name: str) -> float:
+        """Return the time of a peer's last step; -inf if it has none."""
+        times = self._times.get(name)
+        return times[-1] if times else -math.inf

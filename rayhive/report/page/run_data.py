@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import TypeAlias
 
@@ -171,18 +173,22 @@ def _curve(timeline: Timeline) -> Iterator[CurvePoint]:
             yield CurvePoint(point.clock_s, point.samples, _until(sent, point.round), loss)
 
 
-def _sent_by_round(timeline: Timeline) -> dict[int, int] | None:
-    """Return the payload of all peers by round [bytes]; None if a count is not recorded."""
+def _sent_by_round(timeline: Timeline) -> tuple[list[int], list[int]] | None:
+    """Return rounds, and the payload of all peers up to each [bytes]; None if not recorded."""
     sent: dict[int, int] = {}
     for event in timeline.averagings:
         if event.sent_bytes is None and (event.group_size or 1) > 1:
             return None
         sent[event.round] = sent.get(event.round, 0) + (event.sent_bytes or 0)
-    return sent or None
+    rounds = sorted(sent)
+    return (rounds, list(accumulate(sent[n] for n in rounds))) if sent else None
 
 
-def _until(sent: Mapping[int, int] | None, last: int) -> int | None:
-    return None if sent is None else sum(count for number, count in sent.items() if number <= last)
+def _until(sent: tuple[list[int], list[int]] | None, last: int) -> int | None:
+    if sent is None:
+        return None
+    before = bisect_right(sent[0], last)
+    return sent[1][before - 1] if before else 0
 
 
 def labels(rows: Sequence[Row]) -> list[str]:
