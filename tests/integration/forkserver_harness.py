@@ -107,7 +107,7 @@ class PeerLine:
 
     def story(self) -> str:
         shown = [
-            {key: value for key, value in event.stored().items() if key not in ("sketch", "shapes")}
+            {key: value for key, value in dict(event).items() if key not in ("sketch", "shapes")}
             for event in self.events[-12:]
         ]
         log = self.log.read_text()[-3000:] if self.log.exists() else "(no log)"

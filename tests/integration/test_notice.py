@@ -29,9 +29,12 @@ def specs(run_id: str, peers: int, target: int, **configuration: Any) -> list[Pe
     )
 
 
-def assert_has_left(line: PeerLine, lost: int | None = 0) -> dict[str, Any]:
-    """Wait until a peer has ended by itself; return its last events."""
-    listen([line], lambda: bool(line.of("exited")))
+def assert_has_left(line: PeerLine, others: list[PeerLine], lost: int | None = 0) -> dict[str, Any]:
+    """Wait until a peer has ended by itself; return its last events.
+
+    The others are read meanwhile: a peer with a full channel waits, and its group with it.
+    """
+    listen([line, *others], lambda: bool(line.of("exited")))
     assert line.of("exited")[0]["exit_code"] == 0, line.story()
     (left,), (finished,) = line.of("left"), line.of("peer_finished")
     assert finished["reason"] == "notice" and line.of("notice") and not line.of("peer_failed")
@@ -52,14 +55,14 @@ def test_peers_that_are_asked_to_go_hand_over_all_and_the_others_go_on(
 
     leaving, *lines = lines  # the oldest
     leaving.command("leave")
-    assert_has_left(leaving)
+    assert_has_left(leaving, lines)
     left = time.time()
     listen(lines, lambda: all(len(rounds(line, left, group_size=2)) >= 3 for line in lines))
 
     leaving, survivor = lines
     noticed = time.time()
     leaving.command("notice", deadline_s=NOTICE_S)
-    said = assert_has_left(leaving)
+    said = assert_has_left(leaving, [survivor])
     assert leaving.of("left")[0]["t"] - noticed <= NOTICE_S
     assert said["handed_over"] > 0
     listen([survivor], lambda: len(rounds(survivor, outcome="alone")) >= 3)
@@ -74,7 +77,7 @@ def test_a_round_that_would_come_too_late_is_begun_at_once(
     lines = start_swarm(socket_path, specs("hurry", 3, endless), tmp_path)
     leaving, *staying = lines
     leaving.command("notice", deadline_s=NOTICE_S)
-    said = assert_has_left(leaving)
+    said = assert_has_left(leaving, staying)
     assert said["handed_over"] == leaving.of("peer_finished")[0]["samples"] > 0
     listen(staying, lambda: all(rounds(line) for line in staying))
     for line in lines:
@@ -90,11 +93,11 @@ def test_sigterm_is_a_short_notice_and_no_notice_loses_what_is_pending(
     lines = start_swarm(socket_path, specs("sigterm", 3, 10_000_000), tmp_path)
     reclaimed, doomed, survivor = lines
     os.kill(reclaimed.pid, signal.SIGTERM)
-    assert assert_has_left(reclaimed)["handed_over"] > 0
+    assert assert_has_left(reclaimed, lines[1:])["handed_over"] > 0
     listen(lines[1:], lambda: all(rounds(line) for line in lines[1:]))
     time.sleep(0.1)  # something has to be pending
     doomed.command("notice", deadline_s=0.0)
-    said = assert_has_left(doomed, lost=None)
+    said = assert_has_left(doomed, [survivor], lost=None)
     assert said["lost"] > 0 and said["handed_over"] == 0
     stop([survivor])
 
@@ -107,7 +110,7 @@ def test_a_signal_to_the_whole_group_says_goodbye_too(socket_path: str, tmp_path
     owned.note()
     os.killpg(reclaimed.pid, signal.SIGTERM)
     # the network daemon does not ignore it: samples not handed over by then are lost
-    said = assert_has_left(reclaimed, lost=None)
+    said = assert_has_left(reclaimed, [survivor], lost=None)
     assert said["lost"] + said["handed_over"] > 0
     stop([survivor])
     owned.remove()
