@@ -42,8 +42,10 @@ APPLIED = frozenset({"averaged", "partial", "local", "alone"})
 FINISHED = frozenset({"completed", "timed_out"})
 #: State of a replicate whose every attempt lost a part of the cluster.
 LOST = "lost"
+#: State of a replicate without a recorded end: it runs, or its supervisor died.
+UNFINISHED = "unfinished"
 #: States of replicates that count neither as finished nor as failed.
-UNCOUNTED = frozenset({"stopped", "unfinished"})
+UNCOUNTED = frozenset({"stopped", UNFINISHED})
 
 #: Events that end an incarnation; the earliest counts.
 End: TypeAlias = PeerFinished | Left | PeerFailed | PeerLost
@@ -144,7 +146,7 @@ class Timeline:
             for peer in {None, event.peer}:
                 self._index[type(event), peer].append(event)
         finished = self.of(ReplicateFinished)
-        self.state = finished[-1].state if finished else "unfinished"
+        self.state = finished[-1].state if finished else UNFINISHED
         self.stop_reason = finished[-1].stop_reason if finished else None
 
     # -- selections ----------------------------------------------------------------------------

@@ -222,22 +222,32 @@ class EventLog:
             self._file.close()
 
 
-def read_events(path: str | Path) -> Iterator[Event]:
+def read_events(path: str | Path, kind: str | None = None) -> Iterator[Event]:
     """Yield the events of a log in the order of writing.
 
     An incomplete last line, left by a writer that died, is left out.
+
+    Args:
+        path: The log.
+        kind: Kind of the events, for a log that is known to be undamaged: other lines are not
+            parsed. By default all events are yielded.
 
     Raises:
         DamagedError: A complete line is not an event; the line number is named.
         NewerVersionError: A newer rayhive wrote the log.
     """
+    name = None if kind is None else f'"{kind}"'.encode()
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
+            if name is not None and name not in line:
+                continue
             try:
-                yield load_event(line.decode("utf-8"))
+                event = load_event(line.decode("utf-8"))
             except ValueError as error:
                 raise DamagedError(path, f", line {number}: not an event: {error}") from error
             except NewerVersionError as error:
                 raise NewerVersionError(str(path), error.found, error.known) from None
+            if kind is None or event.kind == kind:
+                yield event

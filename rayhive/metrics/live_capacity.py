@@ -93,7 +93,7 @@ class Capacity:
         self._divide()
 
     def _divide(self) -> None:
-        """Find who is present from each arrival or departure up to the next."""
+        """Find the peers that are present between two arrivals or departures."""
         came: dict[float, set[int]] = defaultdict(set)
         gone: dict[float, set[int]] = defaultdict(set)
         for number, (_, window) in enumerate(self._present):

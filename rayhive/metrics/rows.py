@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from rayhive.columns import Row, is_metric
 from rayhive.errors import DamagedError
 from rayhive.events import ReplicateStarted
 from rayhive.metrics.logs import read_timelines
+from rayhive.metrics.row_cache import RowCache
 from rayhive.registry import METRICS
-from rayhive.timeline import FINISHED, LOST, UNCOUNTED, Timeline
+from rayhive.timeline import FINISHED, LOST, UNCOUNTED, UNFINISHED, Timeline
 
 #: Scenario without faults; every other scenario is compared with it.
 NO_FAULTS = "none"
@@ -73,9 +74,35 @@ def last_attempt(folder: str | Path) -> Attempt:
 def read_attempts(folder: str | Path) -> Iterator[Attempt]:
     """Yield the attempts in a replicate's folder, usually one.
 
+    Once the last of them has ended, they are kept in :mod:`rayhive.metrics.row_cache`.
+
     Raises:
         DamagedError: Some events or the spec cannot be read; raised after the readable attempts.
     """
+    cache = RowCache(Path(folder))
+    kept = cache.read()
+    if kept is not None:
+        yield from (_restored(stored) for stored in kept)
+        return
+    found = []
+    for attempt in _computed_attempts(folder):
+        found.append(attempt)
+        yield attempt
+    if found and found[-1].row["state"] != UNFINISHED:
+        cache.write([{**vars(attempt), "rank": list(attempt.rank)} for attempt in found])
+
+
+def is_measured(folder: str | Path) -> bool:
+    """Return whether the rows of this content are kept: every log was then read without damage."""
+    return RowCache(Path(folder)).read() is not None
+
+
+def _restored(stored: Mapping[str, Any]) -> Attempt:
+    finished, attempt, started = stored["rank"]
+    return Attempt(stored["identity"], (finished, attempt, started), stored["row"], stored["twin"])
+
+
+def _computed_attempts(folder: str | Path) -> Iterator[Attempt]:
     damage: DamagedError | None = None
     for timeline in read_timelines(folder):
         try:

@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from rayhive.errors import DamagedError
 from rayhive.events import Event, EventLog, OutcomeFound, ReplicateFinished, of_kind, read_events
+from rayhive.metrics.rows import is_measured
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.timeline import LOST
 
@@ -112,5 +113,8 @@ def record_end(folder: Path, state: str, reason: str | None) -> ReplicateFinishe
 
 def _last(log: Path, record: type[E]) -> E | None:
     """Return the last event of a kind in a log, which need not exist."""
-    found = list(of_kind(read_events(log), record)) if log.exists() else []
+    if not log.exists():
+        return None
+    kind = record.model_fields["kind"].default if is_measured(log.parent) else None
+    found = list(of_kind(read_events(log, kind), record))
     return found[-1] if found else None
