@@ -24,6 +24,7 @@ from tests.integration.toy import (
     flat,
     left_behind,
     loader,
+    stay_in_rounds,
 )
 from tests.integration.toy import trainer as make_trainer
 
@@ -261,6 +262,7 @@ def first_of_two(folder: str) -> dict[str, Any]:
     """Fits twice while the second peer trains on, and meets it again."""
     from rayhive import HivemindStrategy
 
+    stay_in_rounds()
     strategy = HivemindStrategy(**ALONE)
     result: dict[str, Any] = {"zero": strategy.is_global_zero, "peers": []}
     for number in range(2):
@@ -273,6 +275,8 @@ def first_of_two(folder: str) -> dict[str, Any]:
 
 def second_of_two(folder: str) -> dict[str, Any]:
     from rayhive import HivemindStrategy
+
+    stay_in_rounds()
 
     class Twice(Together):
         """Meets the first peer in each of its fits."""
