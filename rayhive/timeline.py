@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rayhive.events import (
     GROUPED,
@@ -35,6 +35,9 @@ from rayhive.events import (
 )
 from rayhive.events.supervisor import FaultEffect
 from rayhive.spec.replicate import ReplicateSpec
+
+if TYPE_CHECKING:
+    from rayhive.metrics.clocks import Clocks
 
 #: Outcomes of a gradient round after which the optimizer stepped: the samples are committed.
 APPLIED = frozenset({"averaged", "partial", "local", "alone"})
@@ -122,13 +125,13 @@ class Timeline:
     """Events of one attempt at a replicate.
 
     Events of different peers may be in any order; those of one peer are in the order of time.
-    Round ``n`` is the ``n``-th of the swarm, from 1. Each incarnation of a replica is a peer of its
-    own.
+    Round ``n`` is the ``n``-th of the swarm, from 1. Each incarnation is a peer of its own.
 
     Args:
         spec: Specification of the replicate.
         events: Its events.
         log: File with the events; None if there is none.
+        clocks: Clocks by which the times were corrected; None if they are as recorded.
 
     Attributes:
         state: State in ``replicate_finished``; ``unfinished`` without that event.
@@ -136,18 +139,18 @@ class Timeline:
     """
 
     def __init__(
-        self, spec: ReplicateSpec, events: Iterable[Event], log: Path | None = None
-    ) -> None:
-        self.spec = spec
-        self.log = log
+        self, spec: ReplicateSpec, events: Iterable[Event], log: Path | None = None,
+        clocks: Clocks | None = None,
+    ) -> None:  # fmt: skip
+        self.spec, self.log, self.clocks = spec, log, clocks
         self.events = tuple(events)
         self._index: dict[tuple[type[Event], str | None], list[Any]] = defaultdict(list)
         for event in self.events:
             for peer in {None, event.peer}:
                 self._index[type(event), peer].append(event)
-        finished = self.of(ReplicateFinished)
-        self.state = finished[-1].state if finished else UNFINISHED
-        self.stop_reason = finished[-1].stop_reason if finished else None
+        end = next(reversed(self.of(ReplicateFinished)), None)
+        self.state = UNFINISHED if end is None else end.state
+        self.stop_reason = None if end is None else end.stop_reason
 
     # -- selections ----------------------------------------------------------------------------
 
@@ -162,8 +165,7 @@ class Timeline:
     @cached_property
     def of_peers(self) -> dict[str, list[Event]]:
         """Events of each peer by its name, including those written by its supervisor."""
-        of_peers = (event for event in self.events if event.peer is not None)
-        return group_by(of_peers, lambda event: event.peer or "")
+        return group_by((e for e in self.events if e.peer is not None), lambda e: e.peer or "")
 
     def by_peer(self, kind: type[E]) -> dict[str, list[E]]:
         """Return the events of one kind by the name of the peer, names sorted."""

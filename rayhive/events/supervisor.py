@@ -20,11 +20,13 @@ class ReplicateStarted(Event, kind="replicate_started"):
         spec: The whole ``ReplicateSpec``, ``git_revision`` included.
         versions: Installed version of each package.
         hardware: The supervisor's machine, on one line.
+        boot: Id of the boot of its kernel, which has one clock.
     """
 
     spec: dict[str, Any]
     versions: dict[str, str | None] | None = None
     hardware: str | None = None
+    boot: str | None = None
 
 
 class PeerSpawned(Event, kind="peer_spawned"):
@@ -37,6 +39,7 @@ class PeerSpawned(Event, kind="peer_spawned"):
         slot: The replica, for example ``peer-1``.
         life: Number of the incarnation of this replica: 0, then 1, 2, ...
         cause: Id of the fault that started it; None for the peers that start together.
+        boot: Id of the boot of its node's kernel; nodes with the same id have one clock.
     """
 
     node: str
@@ -45,6 +48,7 @@ class PeerSpawned(Event, kind="peer_spawned"):
     slot: str | None = None
     life: int | None = None
     cause: str | None = None
+    boot: str | None = None
 
 
 class BarrierReleased(Event, kind="barrier_released"):

@@ -6,6 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from rayhive.events import (
     BarrierReleased,
@@ -17,6 +20,7 @@ from rayhive.events import (
     PeerReady,
     PeerSpawned,
     ReplicateFinished,
+    ReplicateStarted,
     Round,
     StateRound,
     TrainingStarted,
@@ -47,6 +51,11 @@ class Offset:
     low: float
     high: float
     seconds: float
+
+    @property
+    def error_s(self) -> float:
+        """Largest error of the estimate that the order of events allows [s]; may be infinite."""
+        return max(self.high - self.seconds, self.seconds - self.low)
 
 
 @dataclass(frozen=True)
@@ -80,22 +89,40 @@ class Clocks:
         return 0.0 if found is None else found.seconds
 
 
+def on_one_clock(timeline: Timeline) -> Timeline:
+    """Return the timeline with all times on the clock of the supervisor.
+
+    The result has the :class:`Clocks` that it was made with as ``clocks``. Its events are those of
+    ``timeline`` if no clock is corrected.
+    """
+    clocks = clocks_of(timeline)
+    shifted = timeline.events
+    if clocks.corrected:
+        shifted = tuple(
+            event.model_copy(update={"t": clocks.time(event)}) if clocks.offset(event) else event
+            for event in timeline.events
+        )
+    return Timeline(timeline.spec, shifted, timeline.log, clocks)
+
+
 def clocks_of(timeline: Timeline) -> Clocks:
     """Estimate the offsets of the nodes' clocks in a replicate.
 
-    An event that causes another one comes before it. If the first is stamped t on node a and the
-    second u on node b, the offsets obey ``offset(a) - offset(b) <= t' - u'`` for the later stamp
-    t' and the earlier u'. Such pairs are:
+    Nodes with the same ``boot`` have one clock, that of their kernel. An event that causes another
+    one comes before it. If the first is stamped t on node a and the second u on node b, the offsets
+    obey ``offset(a) - offset(b) <= t' - u'`` for the later stamp t' and the earlier u'. Such pairs
+    are:
 
-    * the supervisor's ``peer_spawned`` and a peer's ``dht_ready``;
+    * the supervisor's ``peer_spawned`` and a peer's ``dht_ready``, which waits for a command;
     * a peer's ``peer_ready`` and the release of the barrier, and that and ``training_started``;
-    * a peer's ``peer_finished`` and the outcome;
+    * a peer's ``peer_finished`` and the end of the replicate;
     * in a complete averaging, the moment at which a member began to wait for it and the end for
       every other member: nobody has the average before all have joined.
 
     The shortest paths over these differences bound each offset from both sides (a system of
     difference constraints, as in Bellman 1958). If all clocks can be equal, they count as equal.
-    Otherwise the estimate is the middle of the bounds, which obeys all of them.
+    Otherwise the estimate is the middle of the bounds, which obeys all of them; with one bound, the
+    allowed offset that is closest to 0.
 
     Bounds that contradict each other, by less than events are late, are all widened by the same
     slack, doubled until they agree.
@@ -103,68 +130,107 @@ def clocks_of(timeline: Timeline) -> Clocks:
     Args:
         timeline: Events of the replicate.
     """
+    spawned = timeline.of(PeerSpawned)
+    nodes = {event.peer or "": event.node for event in spawned}
+    clock = _clock_names(timeline)
+    names = [SUPERVISOR, *dict.fromkeys(name for name in clock.values() if name != SUPERVISOR)]
+    if len(names) == 1:
+        return Clocks({node: Offset(0.0, 0.0, 0.0) for node in clock}, nodes)
+    place = {name: at for at, name in enumerate(names)}
+    bounds = _bounds(timeline, {peer: place[clock[node]] for peer, node in nodes.items()})
+    closed, slack, equal = _closed(bounds)
+    found = [Offset(0.0, 0.0, 0.0)]
+    for at in range(1, len(names)):
+        low, high = -float(closed[0, at]), float(closed[at, 0])
+        known = math.isfinite(low) and math.isfinite(high)
+        middle = (low + high) / 2 if known else min(max(0.0, low), high)
+        found.append(Offset(low, high, 0.0 if equal else middle))
+    return Clocks({node: found[place[name]] for node, name in clock.items()}, nodes, slack)
+
+
+def _clock_names(timeline: Timeline) -> dict[str, str]:
+    """Return the name of each node's clock."""
+    started = timeline.first(ReplicateStarted)
+    home = None if started is None else started.boot
+    return {
+        event.node: event.node
+        if event.boot is None
+        else SUPERVISOR
+        if event.boot == home
+        else event.boot
+        for event in timeline.of(PeerSpawned)
+    }
+
+
+def _closed(bounds: Any) -> tuple[Any, float, bool]:
+    """Return the tightest bounds, the slack, and whether all clocks can be equal.
+
+    Args:
+        bounds: Upper bounds of the offset of the row less that of the column [s]; changed.
+    """
     from scipy.sparse.csgraph import NegativeCycleError, csgraph_from_dense, floyd_warshall
 
-    nodes = {event.peer or "": event.node for event in timeline.of(PeerSpawned)}
-    names = [SUPERVISOR, *dict.fromkeys(nodes.values())]
-    place = {name: at for at, name in enumerate(names)}
-    bounds = [[math.inf] * len(names) for _ in names]
-    for late, early, difference in _bounds(timeline, nodes):
-        row, column = place[late], place[early]
-        if row != column:
-            bounds[row][column] = min(bounds[row][column], difference)
+    np.fill_diagonal(bounds, np.inf)
     slack = 0.0
     while True:
-        widened = [[value + slack for value in row] for row in bounds]
-        graph = csgraph_from_dense(widened, null_value=math.inf)
         try:
-            closed = floyd_warshall(graph)
-            break
+            graph = csgraph_from_dense(bounds + slack, null_value=np.inf)
+            return floyd_warshall(graph), slack, bool((bounds + slack >= 0).all())
         except NegativeCycleError:
             slack = max(_SLACK_S, 2 * slack)
-    equal = all(value >= 0 for row in widened for value in row)
-    offsets = {}
-    for name in names[1:]:
-        low, high = -float(closed[0][place[name]]), float(closed[place[name]][0])
-        known = math.isfinite(low) and math.isfinite(high)
-        middle = (low + high) / 2 if known and not equal else 0.0
-        offsets[name] = Offset(low, high, middle)
-    return Clocks(offsets, nodes, slack)
 
 
-def _bounds(timeline: Timeline, nodes: Mapping[str, str]) -> Iterator[tuple[str, str, float]]:
-    """Yield nodes a and b with an upper bound of the offset of a less that of b [s]."""
-    released = timeline.first(BarrierReleased)
-    spawned = {event.peer: event.t for event in timeline.of(PeerSpawned)}
-    ends = [*timeline.of(OutcomeFound), *timeline.of(ReplicateFinished)]
-    for peer, node in nodes.items():
-        for ready in timeline.of(DHTReady, peer):
-            yield node, SUPERVISOR, ready.t - spawned[peer]
-        if released is not None and not timeline.incarnations[peer].joined(
-            timeline.spec.swarm.peers
-        ):
-            for started in timeline.of(TrainingStarted, peer):
-                yield node, SUPERVISOR, started.t - released.t
-            for waiting in timeline.of(PeerReady, peer):
-                yield SUPERVISOR, node, released.t - waiting.t
-        for finished in timeline.of(PeerFinished, peer):
-            for end in ends:
-                yield SUPERVISOR, node, end.t - finished.t
-    yield from _meetings(timeline.of(StateRound), nodes)
+def _bounds(timeline: Timeline, place: Mapping[str, int]) -> Any:
+    """Return upper bounds of the offset of one clock (row) less that of another (column) [s].
+
+    Args:
+        timeline: Events of the replicate.
+        place: Name of an incarnation -> number of its clock; the supervisor's is 0.
+    """
+    size = max(place.values(), default=0) + 1
+    bounds = np.full((size, size), np.inf)
+    for peer, at in place.items():
+        for row, column, difference in _with_supervisor(timeline, peer, at):
+            bounds[row, column] = min(bounds[row, column], difference)
+    _meet(bounds, timeline.of(StateRound), place)
     if timeline.spec.configuration.delay not in _IN_BACKGROUND:
-        yield from _meetings(timeline.of(Round), nodes)
+        _meet(bounds, timeline.of(Round), place)
+    return bounds
 
 
-def _meetings(
-    events: Iterable[Round] | Iterable[StateRound], nodes: Mapping[str, str]
-) -> Iterator[tuple[str, str, float]]:
+def _with_supervisor(timeline: Timeline, peer: str, at: int) -> Iterator[tuple[int, int, float]]:
+    """Yield the bounds between the clock of a peer and that of the supervisor."""
+    for spawned in timeline.of(PeerSpawned, peer):
+        for ready in timeline.of(DHTReady, peer):
+            yield at, 0, ready.t - spawned.t
+    released = timeline.first(BarrierReleased)
+    late = timeline.incarnations[peer].joined(timeline.spec.swarm.peers)
+    if released is not None and not late:
+        for started in timeline.of(TrainingStarted, peer):
+            yield at, 0, started.t - released.t
+        for waiting in timeline.of(PeerReady, peer):
+            yield 0, at, released.t - waiting.t
+    # after a failure, peers are asked to stop when the outcome is known
+    outcomes = (end for end in timeline.of(OutcomeFound) if end.state != "failed")
+    for end in (*outcomes, *timeline.of(ReplicateFinished)):
+        for finished in timeline.of(PeerFinished, peer):
+            yield 0, at, end.t - finished.t
+
+
+def _meet(
+    bounds: Any, events: Iterable[Round] | Iterable[StateRound], place: Mapping[str, int]
+) -> None:
+    """Tighten the bounds by the averagings that were complete."""
     groups: dict[tuple[object, ...], list[Round | StateRound]] = defaultdict(list)
     for event in events:
         complete = event.outcome == "averaged" and not event.retries and event.waited_s is not None
-        if complete and event.peer in nodes and event.group is not None:
+        if complete and event.peer in place and event.group is not None:
             groups[(event.round, *sorted(event.group))].append(event)
     for members in groups.values():
-        for late in members:
-            for early in members:
-                began = early.t - (early.waited_s or 0.0)
-                yield nodes[late.peer or ""], nodes[early.peer or ""], late.t - began
+        at = np.array([place[event.peer or ""] for event in members])
+        ends = np.full(len(bounds), np.inf)
+        begins = np.full(len(bounds), -np.inf)
+        np.minimum.at(ends, at, [event.t for event in members])
+        np.maximum.at(begins, at, [event.t - (event.waited_s or 0.0) for event in members])
+        where = np.ix_(at, at)
+        bounds[where] = np.minimum(bounds[where], ends[at][:, None] - begins[at][None, :])

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rayhive.errors import DamagedError
 from rayhive.events import Event, ReplicateStarted, of_kind, read_events
+from rayhive.metrics.clocks import on_one_clock
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.timeline import UNCOUNTED, Timeline
 
@@ -18,7 +19,8 @@ def read_timelines(folder: str | Path) -> Iterator[Timeline]:
 
     ``events.jsonl`` holds the latest attempt, ``events.attempt-N.jsonl`` the earlier ones. Each
     ``replicate_started`` event begins an attempt and carries its spec; a log that ends before such
-    an event belongs to ``spec.json``.
+    an event belongs to ``spec.json``. All times are on the clock of the supervisor
+    (:func:`rayhive.metrics.clocks.clocks_of`).
 
     Raises:
         DamagedError: A file cannot be read, or the spec is missing; raised after the readable
@@ -33,9 +35,15 @@ def read_timelines(folder: str | Path) -> Iterator[Timeline]:
         yield Timeline(_spec(folder, None, []), [])
     for log in logs:
         try:
-            read = [Timeline(_spec(folder, log, events), events, log) for events in _segments(log)]
+            read = [
+                on_one_clock(Timeline(_spec(folder, log, events), events, log))
+                for events in _segments(log)
+            ]
         except DamagedError as error:
             damage = damage or error
+            continue
+        except (LookupError, ValueError, ArithmeticError) as error:
+            damage = damage or DamagedError(log, f"its clocks can't be compared: {error!r}")
             continue
         yield from read
     if damage is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rayhive.columns import (
     Column,
+    FoldedRow,
     Row,
     Value,
     conditions,
@@ -23,6 +25,7 @@ from rayhive.metrics.folds import (
     Reduced,
     RestrictedMean,
     Total,
+    known,
     parse_times,
 )
 from rayhive.metrics.rows import NO_FAULTS
@@ -33,6 +36,8 @@ from rayhive.report.numbers import estimate_text, interval_text, number_text
 from rayhive.report.results import Results
 from rayhive.timeline import UNCOUNTED
 
+#: Text of a comparison with the twin that some replicates lack.
+_PAIRED = re.compile(r"\(\d+ of \d+\)$")
 #: Groups that are shown only if the run has a scenario with faults.
 _OF_FAULTS = frozenset({"time", "robustness"})
 EMPTY = "-"
@@ -163,7 +168,17 @@ def _text(row: Row, column: Column) -> str:
         return f"≥ {text} ({row['reached']}/{ran(row)})"
     if isinstance(rule, Mean) and rule.survivors and row["n_failed"]:
         return f"{text} ({row['n']}/{ran(row)})"
+    if column.stage == "twin" and (pairs := _pairs(row, column)) is not None:
+        return f"{text} ({pairs} of {row['n']})"
     return text
+
+
+def _pairs(row: Row, column: Column) -> int | None:
+    """Return how many replicates were compared with their twin; None if all or not known."""
+    if not isinstance(row, FoldedRow):
+        return None
+    count = len(known(row.replicates.finished, column.name))
+    return None if count == row["n"] else count
 
 
 def value_text(row: Row, column: Column) -> str:
@@ -298,6 +313,8 @@ def _signs(
                     f"{name} x (k/n): mean over the k of n replicates that finished; the rest "
                     "diverged, failed or were invalid."
                 )
+    if any(_PAIRED.search(text) for text in texts):
+        yield "x (k of n): over the k of n replicates that have a twin without faults to compare."
     if any(text.startswith("≥") for text in texts):
         yield (
             "≥ x (k/n): k of n replicates reached the target. x, a lower bound, is the geometric "
@@ -338,12 +355,26 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
             f"Of {count_text(censored, 'fault')} the detection, recovery or rejoin was not seen "
             "before the end (censored)."
         )
+    yield from _clock_note(rows)
     violated = [row for row in rows if row["invariants_violated"]]
     if violated:
         yield f"In {count_text(len(violated), 'row')} an invariant was violated."
     wrong = [row for row in rows if row["payload_matches"] is False]
     if wrong:
         yield f"In {count_text(len(wrong), 'row')} the payload differs from the exact prediction."
+
+
+def _clock_note(rows: Sequence[Row]) -> Iterator[str]:
+    corrected = [row for row in rows if row["clock_correction_s"]]
+    if not corrected:
+        return
+    errors = known(corrected, "clock_uncertainty_s")
+    error = f"{max(errors):.3g} s" if len(errors) == len(corrected) else "an unknown time"
+    largest = max(known(corrected, "clock_correction_s"))
+    yield (
+        f"Clocks of nodes differed by up to {largest:.3g} s: times are corrected, and a clock can "
+        f"still be wrong by {error}."
+    )
 
 
 def damage_note(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from rayhive import events
 from rayhive.events import Event
 from rayhive.files import write_atomically
-from rayhive.metrics.clocks import Clocks, clocks_of
+from rayhive.metrics.clocks import Clocks, on_one_clock
 from rayhive.timeline import Incarnation, Timeline
 
 #: Tracks of a peer, in order.
@@ -145,8 +145,11 @@ def trace_of(timeline: Timeline) -> tuple[dict[str, Any], Clocks]:
     offset of the node's clock. The offsets and their bounds are in the names of the peers' tracks
     and in ``otherData``.
     """
-    clocks = clocks_of(timeline)
-    times = [clocks.time(event) for event in timeline.events]
+    if timeline.clocks is None:
+        timeline = on_one_clock(timeline)
+    clocks = timeline.clocks
+    assert clocks is not None
+    times = [event.t for event in timeline.events]
     trace = _Trace(began=min(times, default=0.0))
     ended = max(times, default=0.0)
     trace.name(SUPERVISOR, "supervisor and faults")
@@ -156,7 +159,7 @@ def trace_of(timeline: Timeline) -> tuple[dict[str, Any], Clocks]:
         trace.name(process, f"{name}{_clock_text(clocks, name)}")
         for track, text in TRACKS.items():
             trace.name(process, text, track)
-        _peer(trace, process, _Peer(timeline, clocks, peer, ended))
+        _peer(trace, process, _Peer(timeline, peer, ended))
     spec = timeline.spec
     about = {
         "study": spec.study,
@@ -182,7 +185,6 @@ class _Peer:
     """Events of one incarnation, with their times on the common clock."""
 
     timeline: Timeline
-    clocks: Clocks
     incarnation: Incarnation
     ended: float
 
@@ -190,14 +192,14 @@ class _Peer:
         """Yield time and event of some kinds, in the order of the log."""
         for event in self.timeline.of_peers.get(self.incarnation.name, []):
             if isinstance(event, kinds):
-                yield self.clocks.time(event), event
+                yield event.t, event
 
 
 def _peer(trace: _Trace, process: int, peer: _Peer) -> None:
     times = [time for time, _ in peer.of(Event)]
     begin = min(times)
-    end = peer.incarnation.end
-    last = peer.ended if end is None else peer.clocks.time(end)
+    end = peer.incarnation.ended
+    last = peer.ended if end is None else end
     life = trace.slice((process, PROCESS), peer.incarnation.name, begin, max(last, begin))
     marks = [begin]
     for kind, text in ((events.PeerReady, "starts"), (events.TrainingStarted, "waits for others")):

@@ -241,3 +241,13 @@ def test_a_plan_without_fired_faults_is_in_the_timeline(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [story])  # type: ignore[list-item]
     (row,) = load_results(run).folded
     assert (row["faults_planned"], row["faults_fired"], row["censored"]) == (1, 0, 0)
+
+
+def test_a_comparison_with_few_twins_says_with_how_many(tmp_path: Path) -> None:
+    stories = [calm(replicate=0), *(stormy(replicate=n) for n in range(3))]
+    run = write_run(tmp_path / "run", stories, OBJECTIVES)  # type: ignore[arg-type]
+    text = results_text(run, columns=["loss_delta"])
+    assert "(1 of 3)" in text
+    assert "over the k of n replicates that have a twin" in text
+    whole = write_run(tmp_path / "whole", [calm(), stormy()], OBJECTIVES)  # type: ignore[list-item]
+    assert " of 1)" not in results_text(whole, columns=["loss_delta"])

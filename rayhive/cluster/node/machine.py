@@ -55,6 +55,13 @@ def facts() -> dict[str, Any]:
     }
 
 
+def boot_id() -> str | None:
+    """Return the id of the boot of this kernel; None if it does not tell."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() or None
+    return None
+
+
 def hardware() -> str:
     """Return the hardware of :func:`facts` in one line, for a results table."""
     known = facts()

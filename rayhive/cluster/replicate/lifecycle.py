@@ -21,8 +21,10 @@ from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.swarm import Swarm
 from rayhive.errors import RayhiveError
 from rayhive.invariants import check_all
+from rayhive.metrics.clocks import on_one_clock
 from rayhive.spec.commands import Shutdown, Start, Stop, Train
 from rayhive.spec.replicate import LONGEST, ReplicateSpec
+from rayhive.timeline import Timeline
 
 #: Replaces ``stopping`` and ``teardown`` when the result no longer matters: the replicate failed or
 #: was asked to end [s].
@@ -178,6 +180,7 @@ class Replicate:
                 spec=spec.model_dump(mode="json", by_alias=True),
                 versions=machine.versions(),
                 hardware=machine.hardware(),
+                boot=machine.boot_id(),
             )
         )
         await self._start_step(self._reservation.place(spec.timeouts.placing))
@@ -369,7 +372,8 @@ class Replicate:
         """
         if self._released is None:
             return
-        results = check_all(self._spec, list(events.read_events(self._log.path)))
+        log = on_one_clock(Timeline(self._spec, events.read_events(self._log.path)))
+        results = check_all(self._spec, log.events)
         nodes = len({peer.host for peer in self._peer_table.peers.values()})
         clear = events.InvariantChecked(
             name="no_orphans", ok=not left, checked=nodes, violations=left

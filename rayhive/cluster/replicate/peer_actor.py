@@ -22,6 +22,7 @@ from typing import TypeAlias
 from rayhive import events
 from rayhive.cluster import actors
 from rayhive.cluster.actors import Once
+from rayhive.cluster.node import machine
 from rayhive.cluster.node.process_group import RECORD_SUFFIX, OwnedProcesses
 from rayhive.errors import PeerError
 from rayhive.spec.commands import Command
@@ -86,10 +87,11 @@ class PeerStart:
 
 @dataclass(frozen=True)
 class PeerProcess:
-    """A started peer process: its pid and the name of its host."""
+    """A started peer process: its pid, the name of its host and the id of that kernel's boot."""
 
     pid: int
     host: str
+    boot: str | None = None
 
 
 #: Receives a peer whose process runs, Ray's id of its node, and the process.
@@ -153,7 +155,7 @@ class PeerActor:
         self._death = asyncio.create_task(_death_of(pid))
         reading = asyncio.create_task(self._read(reader))
         self._ending = asyncio.create_task(self._publish_end(self._death, reading))
-        return PeerProcess(pid, os.uname().nodename)
+        return PeerProcess(pid, os.uname().nodename, machine.boot_id())
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Publish the lines of the peer until its last descendant has closed the connection."""

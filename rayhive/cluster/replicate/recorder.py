@@ -176,6 +176,7 @@ class Recorder:
                     slot=peer.replica,
                     life=peer.incarnation,
                     cause=cause,
+                    boot=process.boot,
                 )
             )
 
