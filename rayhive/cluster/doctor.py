@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import resource
@@ -21,6 +22,7 @@ from packaging.requirements import Requirement
 from pyroute2.netlink.exceptions import NetlinkError
 
 from rayhive.cluster.node import capabilities, machine, process_group
+from rayhive.cluster.node.notice_watch import found_sources
 from rayhive.cluster.node.processes import started
 from rayhive.cluster.node.tools import small_disk
 from rayhive.cluster.testbed import privilege, state, veth
@@ -216,6 +218,21 @@ def _traffic_control() -> Found:
     if not netem:
         return False, "rates can be shaped; the kernel has no netem", "modprobe sch_netem"
     return True, "rate, delay and loss"
+
+
+_METADATA = (
+    "let processes of this machine reach the metadata service (in a container on AWS: a hop limit "
+    "of 2); without it, peers learn of a preemption by SIGTERM at the earliest"
+)
+
+
+@_check("preemption notices", _METADATA, needed=False)
+def _notices() -> Found:
+    """Ask the metadata service of the cloud that the firmware names."""
+    found = asyncio.run(found_sources())
+    texts = [f"{each.name}: {each.error or each.answer}" for each in found]
+    ok = all(each.error is None for each in found)
+    return ok, "; ".join(texts) or "no cloud: on a cluster, the drain of a node by Ray"
 
 
 def _faults() -> Iterator[Check]:

@@ -39,6 +39,7 @@ from rayhive.events.supervisor import (
     FaultVerified,
     InvariantChecked,
     LinkCounted,
+    NodeNoticed,
     OutcomeFound,
     PeerLost,
     PeerSpawned,

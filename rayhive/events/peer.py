@@ -145,11 +145,13 @@ class Notice(Event, kind="notice"):
 
     Attributes:
         deadline_s: Time until then [s]; None for no deadline.
-        fault: Id of the fault that gave the notice; None for a signal.
+        fault: Id of the fault that gave the notice; None for a signal and for a real notice.
+        source: Source of a real notice, see ``node_notice``; None for an injected one.
     """
 
     deadline_s: float | None = None
     fault: str | None = None
+    source: str | None = None
 
 
 class Left(Event, kind="left"):

@@ -98,6 +98,28 @@ class PeerLost(Event, kind="peer_lost"):
     reason: str | None = None
 
 
+class NodeNoticed(Event, kind="node_notice"):
+    """Ray or a cloud announced that it will take a node away. This is real, and no fault of a plan.
+
+    Attributes:
+        node: Ray's id of the node.
+        source: Name of the notice source.
+        what: The announcement in the words of the source.
+        deadline_s: Time until the node is taken away [s]; None if the source does not say it.
+        certain: Whether the node will be taken away; False for a raised risk.
+        lives: The incarnations on the node that were told to leave.
+        drained: Whether Ray was told, so that it starts nothing on the node any more.
+    """
+
+    node: str
+    source: str
+    what: str
+    deadline_s: float | None = None
+    certain: bool
+    lives: list[str]
+    drained: bool
+
+
 class FaultFired(Event, kind="fault_fired"):
     """A fault was injected.
 

@@ -197,13 +197,14 @@ def _fault_of(
     """Return the fault that a ``notice`` belongs to.
 
     A notice by SIGTERM, and a notice in a log of an earlier version, do not name the fault. It is
-    the last fault that began before the notice and removes this peer.
+    the last fault that began before the notice and removes this peer. A real notice belongs to
+    none.
 
     Args:
         notice: The notice.
         removing: Peer -> begin and id of each fault that removes it.
     """
-    if notice.fault is not None:
+    if notice.fault is not None or notice.source is not None:
         return notice.fault
     earlier = [item for item in removing.get(notice.peer, ()) if item[0] <= notice.t]
     return max(earlier)[1] if earlier else None

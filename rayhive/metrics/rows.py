@@ -27,6 +27,7 @@ _NOT_IDENTITY: dict[str, Any] = {
     "directory": True,
     "git_revision": True,
     "timeouts": True,
+    "preemption": True,
     "budget": {"trials"},
 }
 

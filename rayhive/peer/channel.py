@@ -75,19 +75,22 @@ class Channel:
             if isinstance(command, commands.Leave) and kind is not commands.Shutdown:
                 raise GivenNotice
 
-    def give_notice(self, deadline_s: float | None, fault: str | None = None) -> None:
+    def give_notice(
+        self, deadline_s: float | None, fault: str | None = None, source: str | None = None
+    ) -> None:
         """Note a preemption. Of several notices, the one with the earliest deadline counts.
 
         Args:
             deadline_s: Time left [s]; None to leave after the present round.
-            fault: Id of the fault that sent the notice; None for a signal.
+            fault: Id of the fault that sent the notice; None for a signal or a real notice.
+            source: Name of the source of a real notice.
         """
         deadline = math.inf if deadline_s is None else time.monotonic() + deadline_s
         if self.notice is None or deadline < self.notice:
             self.notice = deadline
             self._commands.put(commands.Leave())  # ends a wait for a command
             # from a thread: a signal handler may have interrupted this one in the middle of a send
-            event = Notice(deadline_s=deadline_s, fault=fault)
+            event = Notice(deadline_s=deadline_s, fault=fault, source=source)
             threading.Thread(target=self.emit, args=(event,), daemon=True).start()
 
     def fail(self, error: BaseException) -> None:
@@ -118,9 +121,9 @@ class Channel:
                 if isinstance(command, commands.Stop):
                     self.stop_reason = command.reason
                 elif isinstance(command, commands.GiveNotice):
-                    self.give_notice(command.deadline_s, command.fault)
+                    self.give_notice(command.deadline_s, command.fault, command.source)
                 elif isinstance(command, commands.Leave):
-                    self.give_notice(None, command.fault)
+                    self.give_notice(None, command.fault, command.source)
                 elif isinstance(command, commands.WriteCheckpoint):
                     self.checkpoint_asked = True
                 else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -147,8 +146,12 @@ def event_text(event: events.Event) -> str | None:
         case events.PeerFailed():
             return f"{peer} failed: {shortened(event.error)}"
         case events.Notice():
-            seconds = event.deadline_s or math.inf
-            return f"{peer} receives notice" + (f": {seconds:g} s" if seconds < math.inf else "")
+            sender = f" of {event.source}" if event.source else ""
+            left = "" if event.deadline_s is None else f": {event.deadline_s:g} s"
+            return f"{peer} receives notice{sender}{left}"
+        case events.NodeNoticed():
+            told = f"{', '.join(event.lives)} to leave" if event.lives else "recorded only"
+            return f"real notice of {event.source}: {event.what}; {told}"
         case events.Left():
             return f"{peer} leaves: {event.handed_over} samples handed over, {event.lost} lost"
         case events.Rejected():

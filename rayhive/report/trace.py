@@ -281,6 +281,9 @@ def _faults(trace: _Trace, timeline: Timeline, ended: float) -> None:
                 trace.moment(place, step.kind, step.t, _arguments(step))
     for released in timeline.of(events.BarrierReleased):
         trace.moment((SUPERVISOR, 0), "training begins", released.t, _arguments(released))
+    for noticed in timeline.of(events.NodeNoticed):
+        text = f"real notice of {noticed.source}"
+        trace.moment((SUPERVISOR, 0), text, noticed.t, _arguments(noticed))
 
 
 def _clock_text(clocks: Clocks, peer: str) -> str:

@@ -40,6 +40,7 @@ class Leave(Model):
 
     do: Literal["leave"] = "leave"
     fault: str | None = None
+    source: str | None = None
 
 
 class GiveNotice(Model):
@@ -48,6 +49,7 @@ class GiveNotice(Model):
     do: Literal["notice"] = "notice"
     deadline_s: float
     fault: str | None = None
+    source: str | None = None
 
 
 class WriteCheckpoint(Model):
@@ -57,7 +59,7 @@ class WriteCheckpoint(Model):
     fault: str | None = None
 
 
-#: Commands that a fault sends; ``fault`` is its id.
+#: Commands that a fault sends; ``fault`` is its id. A real notice names its ``source`` instead.
 FaultCommand: TypeAlias = Leave | GiveNotice | WriteCheckpoint
 Command: TypeAlias = Start | Train | Stop | Shutdown | FaultCommand
 #: Reads a command from its JSON.

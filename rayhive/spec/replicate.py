@@ -10,7 +10,7 @@ from rayhive.spec.configuration import Configuration
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 from rayhive.spec.model import Model
 from rayhive.spec.moved import moved_to_configuration
-from rayhive.spec.study import Budget, Evaluation, Timeouts, WorkloadConfig
+from rayhive.spec.study import Budget, Evaluation, PreemptionConfig, Timeouts, WorkloadConfig
 from rayhive.spec.swarm import SwarmConfig
 
 #: Longest training time of a replicate with faults, as a multiple of its seconds: faults may be
@@ -54,6 +54,7 @@ class ReplicateSpec(TrainingSpec):
         plan: Fault plan; None without faults.
         timeouts: Limits of the phases before and after training; measurements do not depend on
             them.
+        preemption: Reaction to real preemption notices.
         folder: Absolute path of the replicate's folder on the driver's node.
         code: Digest of the user's code and data; None if there is neither.
         git_revision: Git revision of the driver's code; nodes may lack its history.
@@ -66,6 +67,7 @@ class ReplicateSpec(TrainingSpec):
     scenario: str = "none"
     plan: FaultPlan | None = None
     timeouts: Timeouts = Timeouts()
+    preemption: PreemptionConfig = PreemptionConfig()
     folder: str
     code: str | None = None
     git_revision: str | None = None

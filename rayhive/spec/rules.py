@@ -14,7 +14,7 @@ from typing import Any
 
 from rayhive.columns import METRIC, is_metric, objectives
 from rayhive.errors import Problem, nearest, unknown
-from rayhive.registry import SCENARIOS
+from rayhive.registry import NOTICE_SOURCES, SCENARIOS
 from rayhive.spec.axes import AXES, Axis
 from rayhive.spec.axes.base import Distribution, Range, ends, shown
 from rayhive.spec.configuration import Configuration, Space
@@ -31,6 +31,7 @@ def check_sweep(config: SweepConfig) -> list[Problem]:
         *_check_scenarios(config),
         *_check_budget(config),
         *_check_objectives(config),
+        *_check_preemption(config),
     ]
 
 
@@ -55,6 +56,14 @@ def _check_swarm(config: SweepConfig) -> Iterator[Problem]:
         if count != swarm.peers:
             allowed = f"the sum of the counts of swarm.node_classes, which is {count}"
             yield _wrong(config, "swarm.peers", allowed)
+
+
+def _check_preemption(config: SweepConfig) -> Iterator[Problem]:
+    """Find names that are no notice sources."""
+    sources = config.preemption.sources
+    for name in () if sources == "auto" else sources:
+        if name not in NOTICE_SOURCES:
+            yield unknown("preemption.sources", name, NOTICE_SOURCES.names())
 
 
 def check_target_batch_size(swarm: SwarmConfig, batch_size: int, source: str) -> Iterator[Problem]:

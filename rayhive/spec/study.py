@@ -118,6 +118,23 @@ class Timeouts(Model):
     unreachable: Limit = 60.0
 
 
+class PreemptionConfig(Model):
+    """Reaction to the notice of Ray or of a cloud that a node will be taken away.
+
+    Attributes:
+        sources: Names of the notice sources that every node asks, none if empty; ``auto`` for Ray
+            and the cloud that a node runs on.
+        then: ``repeat`` gives the replicate up and repeats it, without the node. ``continue`` lets
+            the node's peers leave as after an injected notice, and counts what the others do.
+        on_risk: Reaction to a raised risk, such as a rebalance recommendation of AWS: ``record``
+            it, or ``leave`` as after a notice without a deadline.
+    """
+
+    sources: Literal["auto"] | tuple[str, ...] = "auto"
+    then: Literal["repeat", "continue"] = "repeat"
+    on_risk: Literal["record", "leave"] = "record"
+
+
 #: Names of the samplers.
 SamplerName = Literal["tpe", "gp", "nsga2", "random", "grid"]
 
@@ -143,6 +160,7 @@ class SweepConfig(Model):
         sampler: Which configuration is tried next: TPE, Gaussian processes, NSGA-II, at random, or
             all of them in order.
         timeouts: Limits of the phases before and after training.
+        preemption: Reaction to real preemption notices.
         retries: Further attempts at a replicate that the infrastructure lost.
         seed: Seed of the sampler and of all replicates.
         storage: URL of the database of trials; None is a file in the run folder. ``${NAME}`` stands
@@ -167,6 +185,7 @@ class SweepConfig(Model):
     interleave: int = Field(default=4, ge=1, le=1000)
     sampler: SamplerName = "tpe"
     timeouts: Timeouts = Timeouts()
+    preemption: PreemptionConfig = PreemptionConfig()
     retries: int = Field(default=2, ge=0, le=100)
     seed: int = Field(default=0, ge=0)
     storage: str | None = Field(default=None, repr=False)

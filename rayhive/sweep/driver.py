@@ -262,6 +262,7 @@ class Driver:
             budget=config.budget,
             evaluation=config.evaluation,
             timeouts=config.timeouts,
+            preemption=config.preemption,
             folder=str(self.folder.replicate(record.number, number, scenario.name)),
             code=None if self.code is None else self.code.digest,
             git_revision=code_revision(),

@@ -26,7 +26,7 @@ from rayhive.sweep.provenance import Fingerprint, collect, read_fingerprint
 #: Keys that may grow when a study is resumed; any other difference makes it another study.
 MAY_GROW = ("budget.trials", "replicates")
 #: Keys that set limits of time and attempts, and do not affect measurements.
-MAY_CHANGE = re.compile(r"retries|timeouts\..+")
+MAY_CHANGE = re.compile(r"retries|timeouts\..+|preemption\.sources")
 
 #: States of a replicate that measured its configuration.
 MEASURED = ("completed", "timed_out", "diverged")

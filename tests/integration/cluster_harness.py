@@ -42,6 +42,7 @@ def replicate(folder: Path, study: str = "study", **settings: Any) -> ReplicateS
     }
     swarm = {"peers": 2, "matchmaking_time": 0.5, "averaging_timeout": 1.0}
     swarm |= settings.pop("swarm", {})
+    preemption = settings.pop("preemption", {})
     return ReplicateSpec.model_validate(
         {
             "study": study,
@@ -52,6 +53,7 @@ def replicate(folder: Path, study: str = "study", **settings: Any) -> ReplicateS
             "configuration": {},
             "budget": budget,
             "timeouts": settings.pop("timeouts", {}),
+            "preemption": preemption,
             "folder": str(folder),
             "git_revision": "abc1234",
         }
@@ -191,7 +193,11 @@ def ray_head(
 
 @contextlib.contextmanager
 def ray_node(
-    head: Head, folder: Path, options: Sequence[str] = (), under: Sequence[str] = ()
+    head: Head,
+    folder: Path,
+    options: Sequence[str] = (),
+    under: Sequence[str] = (),
+    **environment: str,
 ) -> Iterator[None]:
     """Join another node, on this machine, to a running head.
 
@@ -200,9 +206,10 @@ def ray_node(
         folder: Of its log.
         options: More options of ``ray start``.
         under: A command that runs it, such as one that drops privileges.
+        environment: More variables of the node.
     """
     own = [f"--address={head.address}", *options]
-    with _ray_start(folder, "node", own, head.environment, under):
+    with _ray_start(folder, "node", own, {**head.environment, **environment}, under):
         yield
 
 

@@ -82,7 +82,7 @@ class Peer:
         done, reason = 0, self.fake["reason"]
         while self.fake["rounds"] is None or done < self.fake["rounds"]:
             if self.stopping(self.fake["round_s"]):
-                reason = "stop"
+                reason = "notice" if self.leaves(done) else "stop"
                 break
             done += 1
             self.trouble(done)
@@ -93,11 +93,22 @@ class Peer:
         self.emit("peer_finished", reason=reason, round=done, samples=4 * done, clock_s=0.1)
 
     def stopping(self, seconds: float) -> bool:
+        ending = ("stop", "notice", "leave")
         with self.news:
             return self.news.wait_for(
-                lambda: not self.fake["deaf"] and any(c["do"] == "stop" for c in self.commands),
+                lambda: not self.fake["deaf"] and any(c["do"] in ending for c in self.commands),
                 seconds,
             )
+
+    def leaves(self, done: int) -> bool:
+        """Say goodbye if this peer was given notice."""
+        for given in self.commands:
+            if given["do"] in ("notice", "leave"):
+                about = {"deadline_s": given.get("deadline_s"), "source": given["source"]}
+                self.emit("notice", **about)
+                self.emit("left", round=done, handed_over=4, lost=0)
+                return True
+        return False
 
     def trouble(self, where: object) -> None:
         if self.fake["fail"] == where:

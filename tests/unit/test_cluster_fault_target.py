@@ -161,7 +161,7 @@ def _agent(**answers: Any) -> Any:
             raise answers[method]
         return answers[method]
 
-    async def prepare(run_id: str, peers: list[str]) -> PreparedNode:
+    async def prepare(run_id: str, peers: list[str], sources: object = ()) -> PreparedNode:
         return PreparedNode("socket", {}, {})
 
     return SimpleNamespace(

@@ -19,6 +19,8 @@ from rayhive.cluster.actors import Once
 from rayhive.cluster.node import machine, process_group
 from rayhive.cluster.node.forkserver_manager import ForkserverManager, last_bytes
 from rayhive.cluster.node.link import NodeLink
+from rayhive.cluster.node.notice_watch import NoticeWatch, Sources
+from rayhive.cluster.node.notices.base import NodeNotice
 from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.tools import Toolbox
 from rayhive.faults.node_tools import Verb
@@ -75,7 +77,7 @@ class NodeAgent:
         self._directory = Path(tempfile.mkdtemp(prefix=prefix, dir=options.directory or base))
         process_group.claim(self._directory, os.getpid())
         self._forkserver = ForkserverManager(self._directory, options.forkserver_command)
-        self._runs, self._link = Runs(), NodeLink()
+        self._runs, self._link, self._notices = Runs(), NodeLink(), NoticeWatch()
         self._toolbox = Toolbox(self._runs, self._link)
         self._used = time.monotonic()
         self._retiring = False
@@ -98,12 +100,15 @@ class NodeAgent:
     async def ping(self) -> None:
         """Answer, which shows that the node is there."""
 
-    async def prepare(self, run_id: str, peers: Sequence[str]) -> PreparedNode:
+    async def prepare(
+        self, run_id: str, peers: Sequence[str], sources: Sources = ()
+    ) -> PreparedNode:
         """Prepare for peers of a replicate on this node.
 
         Args:
             run_id: The replicate; its supervisor has the same name.
             peers: Names of the peers that will run on this node.
+            sources: Notice sources to watch from now on.
 
         Raises:
             PeerError: The forkserver does not start.
@@ -116,6 +121,7 @@ class NodeAgent:
             raise RuntimeError("the agent is about to end")
         self._retiring = False
         self._used = time.monotonic()
+        self._notices.add(sources)
         if run_id not in self._runs:
             # A short name, as the path of a unix socket has at most 107 bytes.
             self._runs[run_id] = Path(tempfile.mkdtemp(prefix="r", dir=self._directory))
@@ -127,6 +133,10 @@ class NodeAgent:
             temporary[peer] = str(own)
         logs = {peer: str(folder / f"{peer}.log") for peer in peers}
         return PreparedNode(await self._forkserver.ensure(), temporary, logs)
+
+    async def notices(self, after: int, timeout: float) -> list[NodeNotice]:
+        """See :meth:`rayhive.cluster.node.notice_watch.NoticeWatch.notices`."""
+        return await self._notices.notices(after, timeout)
 
     # -- faults --------------------------------------------------------------------------------
 
@@ -213,6 +223,7 @@ class NodeAgent:
 
     async def _end(self) -> None:
         self._ended.set()
+        await self._notices.close()
         for run_id in list(self._runs):
             await self._toolbox.release(run_id)
         await self._forkserver.end()

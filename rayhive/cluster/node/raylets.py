@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from typing import Any
@@ -13,6 +14,7 @@ from rayhive.cluster.testbed.config import NUMBER_LABEL, TESTBED_VARIABLE
 from rayhive.errors import ClusterError
 
 _PREEMPTION = 2  # DRAIN_NODE_REASON_PREEMPTION of Ray's protocol
+_ANSWER_S = 5.0
 
 
 def nodes() -> list[Room]:
@@ -63,12 +65,33 @@ def drain(node: str, deadline_ms: int) -> None:
     Raises:
         ClusterError: Ray refuses.
     """
-    # not public; Ray's own autoscaler uses this call
-    gcs: Any = importlib.import_module("ray._raylet")
-    client = gcs.GcsClient(address=ray.get_runtime_context().gcs_address)
-    accepted, reason = client.drain_node(node, _PREEMPTION, "preempted by rayhive", deadline_ms)
+    accepted, reason = _gcs().drain_node(node, _PREEMPTION, "preempted by rayhive", deadline_ms)
     if not accepted:
         raise ClusterError(f"Ray does not drain node {node}: {reason}")
+
+
+def draining() -> dict[str, float | None]:
+    """Return the ids of the draining nodes, with the end of each [s, Unix time] or None.
+
+    Raises:
+        ClusterError: Ray does not answer.
+    """
+    try:
+        found = _gcs().get_draining_nodes(timeout=_ANSWER_S)
+    except Exception as error:  # the client raises errors of several kinds
+        raise ClusterError(f"Ray does not tell which nodes drain: {error!r}") from error
+    return {node: ms / 1000 if ms else None for node, ms in found.items()}
+
+
+def _gcs() -> Any:
+    return _client(ray.get_runtime_context().gcs_address)
+
+
+@functools.lru_cache(maxsize=1)
+def _client(address: str) -> Any:
+    """Return a client of Ray's control service; not public, Ray's own autoscaler uses it."""
+    module: Any = importlib.import_module("ray._raylet")
+    return module.GcsClient(address=address)
 
 
 def kill(node: str) -> None:

@@ -35,6 +35,7 @@ class SwarmTarget:
         agents: Agents of the nodes.
         peer_table: State of the peers.
         spawned: Takes the id of the fault that starts a peer, and returns a callback for the peer.
+        own_drains: Receives the ids of the nodes that are drained here.
     """
 
     def __init__(
@@ -44,9 +45,11 @@ class SwarmTarget:
         agents: NodeAgents,
         peer_table: PeerTable,
         spawned: Callable[[str | None], Started],
+        own_drains: set[str] | None = None,
     ) -> None:
         self._spec, self._swarm, self._agents = spec, swarm, agents
         self._peer_table, self._spawned = peer_table, spawned
+        self._own_drains = set() if own_drains is None else own_drains
         self._incarnations = {f"peer-{i}": [spec.peer_spec(i)] for i in range(spec.swarm.peers)}
         self._nodes = {f"node-{i}": swarm.reserved_node(i) for i in range(spec.replicas)}
         self._moved: dict[str, str] = {}  # id of a node -> its id after a restart
@@ -305,6 +308,7 @@ class SwarmTarget:
     async def drain(self, node: str, notice_s: float) -> None:
         """See :class:`~rayhive.faults.target.FaultTarget`."""
         deadline_ms = int((time.time() + notice_s) * 1000)
+        self._own_drains.add(self._node(node))
         await asyncio.to_thread(raylets.drain, self._node(node), deadline_ms)
 
     async def kill_node(self, node: str) -> None:

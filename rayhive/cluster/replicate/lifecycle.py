@@ -16,6 +16,7 @@ from rayhive.cluster.replicate.fault_target import SwarmTarget
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.node_agents import NodeAgents
 from rayhive.cluster.replicate.peer_table import Outcome, PeerTable, ReplicateStatus
+from rayhive.cluster.replicate.preemptions import Preemptions
 from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.swarm import Swarm
@@ -120,13 +121,23 @@ class Replicate:
         self._agents = NodeAgents(spec, agent_options, spec.timeouts.unreachable)
         self._peer_table = PeerTable.of(spec)
         self._recorder = Recorder(self._log, self._peer_table, self._waiter.changed)
+        home = ray.get_runtime_context().get_node_id()
         self._swarm = Swarm(
             spec,
             self._reservation,
             self._agents,
             self._recorder.receive,
             spec.timeouts.unreachable,
-            home=ray.get_runtime_context().get_node_id(),
+            home=home,
+        )
+        self._preemptions = Preemptions(
+            spec.preemption,
+            self._swarm,
+            self._agents,
+            self._peer_table,
+            self._recorder.write,
+            self._waiter.changed,
+            home,
         )
 
     async def run(self) -> None:
@@ -154,6 +165,9 @@ class Replicate:
             self._check_invariants(await self._shut_down(outcome))
         except Exception:
             self._log.note_failure()
+        if outcome.state == "lost":
+            until = self._preemptions.hold_until
+            await self._waiter.until(lambda: self._waiter.stopped, until)
         self._recorder.write(
             events.ReplicateFinished(state=outcome.state, stop_reason=outcome.stop_reason)
         )
@@ -186,7 +200,12 @@ class Replicate:
         await self._start_step(self._reservation.place(spec.timeouts.placing))
         if spec.plan is not None and spec.plan.faults:
             recorder.target = SwarmTarget(
-                spec, swarm, self._agents, self._peer_table, recorder.spawned
+                spec,
+                swarm,
+                self._agents,
+                self._peer_table,
+                recorder.spawned,
+                self._preemptions.own_drains,
             )
             recorder.nemesis = Nemesis(
                 spec.plan, recorder.target, recorder.write, self._waiter.changed
@@ -320,7 +339,8 @@ class Replicate:
         return over
 
     def _trouble(self) -> str | None:
-        return self._log.error or self._peer_table.trouble()
+        preempted = self._preemptions.problem(self._released is not None)
+        return self._log.error or preempted or self._peer_table.trouble()
 
     async def _raise_trouble(self) -> None:
         trouble = self._trouble()
@@ -328,7 +348,8 @@ class Replicate:
             raise _Ended(await self._blamed(trouble))
 
     async def _blamed(self, trouble: str) -> Outcome:
-        if self._log.error is not None:
+        # A swarm that lost a node is no measurement of its configuration.
+        if self._log.error is not None or self._preemptions.cause is not None:
             return Outcome("lost", trouble)
         return await self._peer_table.blame(trouble, self._swarm.silent_nodes)
 
@@ -349,6 +370,7 @@ class Replicate:
         if self._recorder.nemesis is not None:
             await self._recorder.nemesis.close()
         self._recorder.shutting_down = True
+        await self._preemptions.close()
         patience = self._timeouts.teardown
         if outcome.state in ("failed", "stopped", "lost"):
             # Before the barrier, peers wait for another command and have nothing to save.

@@ -48,11 +48,15 @@ class NodeAgents:
         spec: The replicate.
         options: Settings of an agent that has to be created.
         patience: Time that an actor may be unavailable before it counts as lost [s].
+
+    Attributes:
+        on_agent: Called with each node that was prepared.
     """
 
     def __init__(self, spec: ReplicateSpec, options: AgentOptions, patience: float) -> None:
         self._spec, self._options, self._patience = spec, options, patience
         self._agents: dict[str, Any] = {}
+        self.on_agent: Callable[[str], None] = lambda node: None
 
     async def prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
         """Have the agent of a node prepare it for peers; create the agent if there is none.
@@ -69,9 +73,10 @@ class NodeAgents:
     async def _prepare(self, node: str, peers: Sequence[str]) -> PreparedNode:
         name = actors.agent_name(self._spec.study, node)
         agent = await asyncio.to_thread(actors.detached, NodeAgent, name, node, self._options)
-        prepare = partial(agent.prepare.remote, self._spec.run_id, list(peers))
-        answer: PreparedNode = await repeated(prepare, self._patience)
+        given = self._spec.run_id, list(peers), self._spec.preemption.sources
+        answer: PreparedNode = await repeated(partial(agent.prepare.remote, *given), self._patience)
         self._agents[node] = agent
+        self.on_agent(node)
         return answer
 
     async def call(

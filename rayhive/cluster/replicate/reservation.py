@@ -52,7 +52,8 @@ class Reservation:
         later, waited = self._spec.replicas - together, 0.0
         growing = await asyncio.to_thread(grows)
         while not self.bundles:
-            present = await asyncio.to_thread(rooms)
+            draining = await asyncio.to_thread(raylets.draining)
+            present = [r for r in await asyncio.to_thread(rooms) if r.node not in draining]
             try:
                 self.bundles = bundles(self._spec.swarm, present, later, growing)
             except ValueError as error:  # a node that is gone may come back

@@ -10,6 +10,7 @@ from rayhive.events import (
     FaultFired,
     FaultVerified,
     InvariantChecked,
+    NodeNoticed,
     PeerFinished,
     Round,
     StateLoaded,
@@ -44,7 +45,9 @@ def _pool(time: str) -> Column:
 
 
 class Faults(MetricGroup):
-    """Columns of the fault plan. All None if nothing was planned and nothing fired.
+    """Columns of the fault plan, and of real preemptions.
+
+    Those of the plan are None if nothing was planned and nothing fired.
 
     * ``faults_planned``, ``faults_fired``, ``faults_verified``: faults in the plan, with a
       ``fault_fired`` event, and with a ``fault_verified`` event that is ok.
@@ -62,6 +65,8 @@ class Faults(MetricGroup):
     * ``state_transfer_bytes`` [B]: downloads of state from other peers. None if a peer did not
       report the size of one.
     * ``invariants_violated``: ``invariant`` events that are not ok. None without such events.
+    * ``preemptions``: ``node_notice`` events for which peers were told to leave: real preemptions,
+      which are in no plan. None without such events.
     * ``detect_s``, ``stall_s``, ``recover_s``, ``rejoin_s``: the times [s] behind the percentiles,
       in the order of time, separated by spaces. ``>`` marks a censored time.
     """
@@ -77,6 +82,7 @@ class Faults(MetricGroup):
             total("samples_lost", "Samples computed and not committed"),
             total("state_transfer_bytes", "State that peers downloaded from other peers", "B"),
             total("invariants_violated", "Violated invariants"),
+            total("preemptions", "Real preemption notices that peers left for"),
         ),
         *map(_pool, _TIMES),
     )
@@ -87,6 +93,8 @@ class Faults(MetricGroup):
         row: Row = dict.fromkeys(self.names("replicate"))
         if checked:
             row["invariants_violated"] = sum(not event.ok for event in checked)
+        if real := [event for event in timeline.of(NodeNoticed) if event.lives]:
+            row["preemptions"] = len(real)
         plan, fired = timeline.spec.plan, timeline.of(FaultFired)
         if not fired and not (plan and plan.faults):
             return row
