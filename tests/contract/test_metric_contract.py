@@ -59,6 +59,8 @@ def faulted() -> Story:
         story.say(moment, "link_counted", when=when, nodes=nodes)
     story.say(5.0, "rejected", "peer-0", round=5, offender="peer-2", reason="norm", tensors="state")
     story.evaluate(13.5, ("peer-0", "peer-1.1", "peer-2"), loss=0.05, final=True)
+    noticed = {"node": "n", "source": "aws", "what": "stop", "certain": True, "drained": True}
+    story.say(12.9, "node_notice", **noticed, lives=["peer-2"])
     story.say(13.6, "invariant", name="no_orphans", ok=True, checked=3, violations=[])
     story.events.append(end)
     return story
