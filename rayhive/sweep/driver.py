@@ -10,13 +10,17 @@ configuration ran back to back, the drift would look like a difference between c
 between a scenario and its twin. Trials therefore run in batches, and a batch in blocks, as in a
 randomised complete block design: a block holds one replicate of every configuration of the batch
 under every scenario, in an order that the seed of the study determines.
+
+Several replicates may run at the same time. They begin in that order, and their results are used in
+that order, whichever ends first. A batch ends before the next one is asked for. So Optuna receives
+the same calls as with one replicate at a time, and its values differ only where the load does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,10 +36,11 @@ from rayhive.sweep.attempts import archive, finished_event
 from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, charged, failure, objective_values
 from rayhive.sweep.provenance import Fingerprint, code_revision
-from rayhive.sweep.replicate_runner import ReplicateRunner, Swarms, Watcher
+from rayhive.sweep.replicate_runner import POLL_S, ReplicateRunner, Swarms, Watcher
 from rayhive.sweep.resolve import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.samplers import STARTUP_TRIALS
+from rayhive.sweep.side_by_side import SideBySide
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.trial_book import TrialBook, TrialRecord, Values
 from rayhive.timeline import LOST
@@ -74,6 +79,16 @@ class Done:
     exhausted: bool
 
 
+@dataclass(frozen=True)
+class _Replicate:
+    """A finished replicate: its trial, its folder, its row, and whether it ran now."""
+
+    record: TrialRecord
+    folder: Path
+    row: Row
+    ran: bool
+
+
 @dataclass
 class Driver:
     """Runs a study to its end.
@@ -89,6 +104,7 @@ class Driver:
         code: Fingerprint of the workload, whose code must not change during the sweep.
         again: Whether replicates that were lost in every attempt get the same number of further
             attempts.
+        at_once: Replicates that run at the same time.
     """
 
     study: ResolvedStudy
@@ -100,6 +116,7 @@ class Driver:
     measure: Callable[[Path], Row] = replicate_row
     code: Fingerprint | None = None
     again: bool = False
+    at_once: int = 1
 
     def __post_init__(self) -> None:
         self._charges = Charges(self.study.config)
@@ -107,7 +124,11 @@ class Driver:
         self._early = EarlyFailures()
         self._lost_in_a_row = 0
         self._runner = ReplicateRunner(
-            self.swarms, self.progress, self.interruption, retries=self.study.config.retries
+            self.swarms,
+            self.progress,
+            self.interruption,
+            poll_s=POLL_S / self.at_once,  # the running ones are polled in turn
+            retries=self.study.config.retries,
         )
 
     def run(self) -> Done:
@@ -170,21 +191,31 @@ class Driver:
         """
         rows: dict[int, list[Row]] = {record.number: [] for record in batch}
         whole: list[TrialRecord] = []
+        with SideBySide[_Replicate](self.at_once) as side_by_side:
+            for replicate in side_by_side.results(self._courses(start, batch)):
+                record = replicate.record
+                done = rows[record.number]
+                done.append(replicate.row)
+                if replicate.ran:
+                    self._count_losses(replicate.row)
+                if replicate.row["state"] != LOST:
+                    self._early.take(record.number, replicate.row, replicate.folder)
+                if len(done) == self.study.replicates_per_trial:
+                    whole.append(record)
+                while whole and not self._early.undecided:
+                    first = whole.pop(0)
+                    self._tell(first, rows[first.number])
+        for record in whole:
+            self._tell(record, rows[record.number])
+
+    def _courses(
+        self, start: int, batch: Sequence[TrialRecord]
+    ) -> Iterator[Generator[None, None, _Replicate]]:
+        """Yield the course of each replicate of a batch, in order."""
         scenarios = self.study.scenarios
         for record, scenario, number in run_order(self.study.config, scenarios, start, batch):
             self.interruption.check()
-            done = rows[record.number]
-            done.append(self._replicate(record, scenario, number))
-            folder = self.folder.replicate(record.number, number, scenario.name)
-            if done[-1]["state"] != LOST:
-                self._early.take(record.number, done[-1], folder)
-            if len(done) == self.study.replicates_per_trial:
-                whole.append(record)
-            while whole and not self._early.undecided:
-                first = whole.pop(0)
-                self._tell(first, rows[first.number])
-        for record in whole:
-            self._tell(record, rows[record.number])
+            yield self._replicate(record, scenario, number)
 
     def _tell(self, record: TrialRecord, rows: list[Row]) -> None:
         rows = list(self._with_twins(record, rows))
@@ -214,23 +245,23 @@ class Driver:
         ]
         return rows_with_twins(last_attempt(folder) for folder in folders)
 
-    def _replicate(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> Row:
+    def _replicate(
+        self, record: TrialRecord, scenario: ResolvedScenario, number: int
+    ) -> Generator[None, None, _Replicate]:
         spec = self.spec(record, scenario, number)
         if self.code is not None:
             self.code.check_unchanged(self.study.config.workload)
-        ran = self._runner.run(spec, self.again)
+        ran = yield from self._runner.course(spec, self.again)
         if not record.reported and self._runner.of_other_code(spec):
-            ran = self._runner.run(spec)
+            ran = yield from self._runner.course(spec)
         try:
             row = self.measure(Path(spec.folder))
         except DamagedError as error:
             self._runner.set_aside(spec, error)
-            ran = self._runner.run(spec) or ran
+            ran = (yield from self._runner.course(spec)) or ran
             row = self.measure(Path(spec.folder))
         self.progress.replicate_finished(spec, row, kept=not ran)
-        if ran:
-            self._count_losses(row)
-        return row
+        return _Replicate(record, Path(spec.folder), row, ran)
 
     def _count_losses(self, row: Row) -> None:
         """End a sweep whose replicates are lost one after the other.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from rayhive.cluster.replicate.peer_table import Outcome, ReplicateStatus
 from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
@@ -54,6 +54,9 @@ class Swarms(Protocol):
     def check_room(self, swarm: SwarmConfig) -> Iterable[Problem]:
         """Return the reasons for which the swarm can never be placed."""
 
+    def at_once(self, swarm: SwarmConfig, joining: int = 0) -> int:
+        """Return how many replicates of a swarm can run at the same time, at least 1."""
+
     def check_kinds(
         self, needs: Mapping[str, Collection[str]], swarm: SwarmConfig
     ) -> Iterable[Problem]:
@@ -83,9 +86,13 @@ class Watcher(Protocol):
         """Show a line."""
 
 
+#: Course of a replicate, which pauses at every poll; it returns whether the replicate ran now.
+Course: TypeAlias = Generator[None, None, bool]
+
+
 @dataclass(frozen=True)
 class ReplicateRunner:
-    """Runs replicates to their end.
+    """Runs replicates to their end, one or several at the same time.
 
     Attributes:
         swarms: The cluster.
@@ -102,7 +109,19 @@ class ReplicateRunner:
     retries: int = RETRIES
 
     def run(self, spec: ReplicateSpec, again: bool = False) -> bool:
-        """Return once the replicate is finished on disk.
+        """Return once the replicate is finished on disk; see :meth:`course`."""
+        course = self.course(spec, again)
+        while True:
+            try:
+                next(course)
+            except StopIteration as end:
+                return bool(end.value)
+
+    def course(self, spec: ReplicateSpec, again: bool = False) -> Course:
+        """Run a replicate until it is finished on disk, with a pause at every poll.
+
+        An error that is thrown in stops the replicate, and is raised after one more pause: until
+        then the courses beside it can be stopped too.
 
         Args:
             spec: The replicate; its ``attempt`` is chosen here.
@@ -123,7 +142,7 @@ class ReplicateRunner:
         spec = spec.model_copy(update={"attempt": attempts.current_attempt(folder)})
         # The cluster is asked before the disk is read: a replicate that ends in between has written
         # its last event by then.
-        handle = self._find(spec.run_id, folder) if folder.exists() else None
+        handle = (yield from self._find(spec.run_id, folder)) if folder.exists() else None
         end = None if handle is not None else self._finished(spec, folder)
         if end is not None or handle is not None:
             _check_plan(spec, folder)
@@ -138,7 +157,7 @@ class ReplicateRunner:
             self.interruption.check()
             ran = True
             # The supervisor of an attempt that has ended may still live; it is not adopted.
-            reason, handle = self._follow(spec, handle), None
+            reason, handle = (yield from self._follow(spec, handle)), None
             end = self._finished(spec, folder) or attempts.record_end(folder, LOST, reason)
 
     def _finished(self, spec: ReplicateSpec, folder: Path) -> ReplicateFinished | None:
@@ -180,7 +199,7 @@ class ReplicateRunner:
         )
         return True
 
-    def _find(self, run_id: str, folder: Path) -> Handle | None:
+    def _find(self, run_id: str, folder: Path) -> Generator[None, None, Handle | None]:
         """Find a live replicate, waiting for its supervisor as long as it does not answer.
 
         A second supervisor would otherwise run beside it.
@@ -194,8 +213,9 @@ class ReplicateRunner:
                     self.watcher.note(f"{error}; waiting for it")
                 noted = True
             time.sleep(self.poll_s)
+            yield
 
-    def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> str:
+    def _follow(self, spec: ReplicateSpec, handle: Handle | None) -> Generator[None, None, str]:
         """Run a replicate, or wait for one that runs, and return the reason of its end."""
         adopted = handle is not None
         with self.interruption.held():
@@ -207,11 +227,11 @@ class ReplicateRunner:
                     return str(error)
             try:
                 self.watcher.replicate_started(spec, adopted)
-                return self._wait(spec, handle)
+                return (yield from self._wait(spec, handle))
             finally:
                 handle.release()
 
-    def _wait(self, spec: ReplicateSpec, handle: Handle) -> str:
+    def _wait(self, spec: ReplicateSpec, handle: Handle) -> Generator[None, None, str]:
         outcome = None
         try:
             while outcome is None:
@@ -219,10 +239,14 @@ class ReplicateRunner:
                 self.interruption.check()
                 if outcome is None:
                     self.watcher.replicate_status(spec, handle)
+                    yield
         except BaseException as error:
             # Peers must not outlive the driver's error. Stopping them may fail for the same cause.
             with suppress(Exception):
                 handle.stop(str(error) or type(error).__name__)
+            if not isinstance(error, GeneratorExit):
+                yield
+            with suppress(Exception):
                 handle.wait(STOP_S)
             raise
         if outcome.state == "stopped":

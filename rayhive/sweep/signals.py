@@ -88,9 +88,10 @@ class Interruption:
             raise self.requested
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        first = self.requested is None
-        if first:
-            name = signal.Signals(number).name
-            self.requested = Interrupted(f"interrupted by {name}", number)
-        if not (first and self._held) and self.requested is not None:
+        again = self.requested is not None
+        interrupted = Interrupted(f"interrupted by {signal.Signals(number).name}", number)
+        self.requested = self.requested or interrupted
+        if again:  # another error than the first one, which may be under way
+            raise interrupted
+        if not self._held:
             raise self.requested

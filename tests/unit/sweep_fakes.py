@@ -97,6 +97,7 @@ class World:
         self.lose: set[str] = set()
         self.silent = 0  # number of requests that a live supervisor does not answer
         self.room: list[Problem] = []
+        self.at_once = 4
         self.closed = 0
 
     def run_on(self) -> None:
@@ -142,6 +143,9 @@ class FakeCluster:
 
     def check_room(self, swarm: SwarmConfig) -> list[Problem]:
         return self.world.room
+
+    def at_once(self, swarm: SwarmConfig, joining: int = 0) -> int:
+        return self.world.at_once
 
     def find(self, run_id: str, folder: Any = None) -> FakeHandle | None:
         self.world.tick()
