@@ -30,6 +30,7 @@ def sweep(
     address: str | None = None,
     out: str | Path | None = None,
     code: str = "refuse",
+    parallel: int | str = 1,
     progress: bool | Progress = True,
 ) -> Run:
     """Run a study, or resume it where it was interrupted, and return its results.
@@ -43,6 +44,8 @@ def sweep(
         out: The run folder; by default ``runs/NAME``, in a submitted job ``~/runs/NAME``.
         code: Treatment of a run folder that was begun with other code or data: ``refuse``,
             ``keep-apart`` or ``accept``.
+        parallel: Replicates that run at the same time; ``auto`` for as many as the cluster has
+            room for.
         progress: Whether progress is shown, or an object that shows it.
 
     Returns:
@@ -57,7 +60,8 @@ def sweep(
 
     resolved = resolve(study, set)
     folder = Path(out) if out is not None else default_folder(resolved)
-    return execute(resolved, folder, address, _shown(resolved, progress), code)
+    shown = _shown(resolved, progress)
+    return execute(resolved, folder, address, shown, code, parallel=parallel)
 
 
 def retry(
@@ -65,6 +69,7 @@ def retry(
     *,
     set: Overrides = (),
     address: str | None = None,
+    parallel: int | str = 1,
     progress: bool | Progress = True,
 ) -> Run:
     """Run again the replicates that were lost in every attempt, then resume the study.
@@ -73,6 +78,7 @@ def retry(
         folder: The run folder.
         set: Values that replace single fields of the study, such as ``timeouts.starting``.
         address: As for :func:`sweep`.
+        parallel: As for :func:`sweep`.
         progress: As for :func:`sweep`.
 
     Raises:
@@ -84,7 +90,8 @@ def retry(
     if not (folder / SWEEP).is_file():
         raise ConfigError(Problem("DIR", str(folder), f"a run folder, which has a {SWEEP}"))
     resolved = resolve(folder / SWEEP, set)
-    return execute(resolved, folder, address, _shown(resolved, progress), again=True)
+    shown = _shown(resolved, progress)
+    return execute(resolved, folder, address, shown, again=True, parallel=parallel)
 
 
 def plan(study: StudyLike, *, set: Overrides = (), address: str | None = None) -> Plan:
@@ -151,6 +158,7 @@ def execute(
     shown: AbstractContextManager[Progress],
     code: str = "refuse",
     again: bool = False,
+    parallel: int | str = 1,
 ) -> Run:
     """Run a resolved study and write its tables, also if it is interrupted.
 
@@ -161,6 +169,7 @@ def execute(
         shown: Display of the progress.
         code: Treatment of a run folder that was begun with other code or data.
         again: Whether lost replicates get further attempts.
+        parallel: Replicates that run at the same time, or ``auto``.
 
     Raises:
         ConfigError: As for :func:`rayhive.sweep.sweep.run_sweep`.
@@ -172,7 +181,14 @@ def execute(
     try:
         with Interruption() as interruption, shown as progress:
             done = run_sweep(
-                study, folder, progress, interruption, target_at(address), code=code, again=again
+                study,
+                folder,
+                progress,
+                interruption,
+                target_at(address),
+                code=code,
+                again=again,
+                parallel=parallel,
             )
     except Interrupted as stop:
         stop.folder = folder

@@ -49,3 +49,11 @@ ListFormat = Annotated[
 ResultsFormat = Annotated[
     str, typer.Option(help="Format of the results: table, md, csv, json or latex.")
 ]
+Parallel = Annotated[
+    str,
+    typer.Option(
+        metavar="K",
+        help="Replicates that run at the same time; auto for as many as get nodes of their own "
+        "(with swarm.share_nodes, cores of their own).",
+    ),
+]

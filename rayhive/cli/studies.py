@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rayhive.cli.options import Address, ListFormat, ResultsFormat, RunFolder, Sets, StudyFile
+from rayhive.cli.options import (
+    Address,
+    ListFormat,
+    Parallel,
+    ResultsFormat,
+    RunFolder,
+    Sets,
+    StudyFile,
+)
 from rayhive.cli.output import complain, print_json, print_rows
 from rayhive.cli.recorded import print_beside
 from rayhive.cli.scenarios import print_stories
@@ -40,6 +48,7 @@ def sweep(
             "does not affect the results."
         ),
     ] = "refuse",
+    parallel: Parallel = "1",
 ) -> None:
     """Run a study, or resume it where it was interrupted, and print its results.
 
@@ -51,11 +60,18 @@ def sweep(
     """
     from rayhive import api
 
-    _run(lambda: api.sweep(file, set=set_, address=address, out=out, code=code), format)
+    _run(
+        lambda: api.sweep(file, set=set_, address=address, out=out, code=code, parallel=parallel),
+        format,
+    )
 
 
 def retry(
-    folder: RunFolder, set_: Sets = None, address: Address = None, format: ResultsFormat = "table"
+    folder: RunFolder,
+    set_: Sets = None,
+    address: Address = None,
+    format: ResultsFormat = "table",
+    parallel: Parallel = "1",
 ) -> None:
     """Run again the replicates that were lost in every attempt, then resume the study.
 
@@ -66,7 +82,7 @@ def retry(
     """
     from rayhive import api
 
-    _run(lambda: api.retry(folder, set=set_, address=address), format)
+    _run(lambda: api.retry(folder, set=set_, address=address, parallel=parallel), format)
 
 
 def _run(run: Callable[[], Run], format: str) -> None:

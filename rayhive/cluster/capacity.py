@@ -21,6 +21,7 @@ from rayhive.cluster.node import capabilities
 from rayhive.cluster.node.processes import wait_until
 from rayhive.cluster.node.raylets import rooms
 from rayhive.cluster.replicate import placement
+from rayhive.cluster.replicate.claims import most_at_once
 from rayhive.cluster.replicate.placement import Room, demands
 from rayhive.cluster.testbed.config import NUMBER_LABEL
 from rayhive.errors import Problem
@@ -53,6 +54,16 @@ def check_room(swarm: SwarmConfig, embedded: bool) -> list[Problem]:
     if found and not embedded and grows(_FIRST_REPORT):
         return placement.lasting_problems(swarm)
     return found
+
+
+def at_once(swarm: SwarmConfig, joining: int = 0) -> int:
+    """Return how many replicates of a swarm the present nodes can run at the same time.
+
+    Args:
+        swarm: The peers that start together.
+        joining: Most peers that join later.
+    """
+    return most_at_once(swarm, rooms(), joining)
 
 
 def check_kinds(

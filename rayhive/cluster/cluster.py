@@ -90,6 +90,10 @@ class Cluster:
         """Return the demands of a swarm that the cluster can never meet."""
         return capacity.check_room(swarm, self.embedded)
 
+    def at_once(self, swarm: SwarmConfig, joining: int = 0) -> int:
+        """See :func:`rayhive.cluster.capacity.at_once`."""
+        return capacity.at_once(swarm, joining)
+
     def check_kinds(
         self, needs: Mapping[str, Collection[str]], swarm: SwarmConfig
     ) -> list[Problem]:

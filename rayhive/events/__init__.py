@@ -40,6 +40,7 @@ from rayhive.events.supervisor import (
     InvariantChecked,
     LinkCounted,
     NodeNoticed,
+    NodesShared,
     OutcomeFound,
     PeerLost,
     PeerSpawned,

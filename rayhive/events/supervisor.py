@@ -61,6 +61,16 @@ class BarrierReleased(Event, kind="barrier_released"):
     peers: int
 
 
+class NodesShared(Event, kind="nodes_shared"):
+    """Other replicates use the same nodes at the same time.
+
+    Attributes:
+        replicates: Run ids of the replicates that are new beside this one.
+    """
+
+    replicates: list[str]
+
+
 class LinkCounted(Event, kind="link_counted"):
     """Counters of the network interfaces that the peers use; on a testbed only.
 

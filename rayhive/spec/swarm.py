@@ -85,6 +85,7 @@ class SwarmConfig(Model):
         trusted_network: Whether peers send tensors to each other without encryption.
         threads_per_peer: Torch threads of one peer.
         gpus_per_peer: GPUs of one peer when there are no node classes.
+        share_nodes: Whether other replicates may use the nodes of the swarm at the same time.
         node_classes: Classes of the nodes that host the peers, by name.
     """
 
@@ -101,6 +102,7 @@ class SwarmConfig(Model):
     trusted_network: bool = False
     threads_per_peer: int = Field(default=1, ge=1, le=1024)
     gpus_per_peer: float = Field(default=0.0, ge=0, le=1024)
+    share_nodes: bool = False
     node_classes: dict[ClassName, NodeClass] | None = None
 
     @property

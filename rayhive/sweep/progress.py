@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -74,18 +75,18 @@ class SweepProgress:
 
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Print the replicate and the remaining duration of the sweep."""
-        self.tally.started(adopted)
+        self.tally.started(spec, adopted)
         verb = "goes on" if adopted else "starts"
         left = self.tally.remaining
-        self.note(f"{self.tally.position} {replicate_label(spec)} {verb} (left: {left})")
+        self.note(f"{self.tally.started_position} {replicate_label(spec)} {verb} (left: {left})")
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
         """Print nothing."""
 
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         """Print the outcome and the key figures of a replicate."""
-        position = self.tally.position
-        seconds = self.tally.finished(row, spec.trial)
+        position = self.tally.finished_position
+        seconds = self.tally.finished(spec, row)
         self.note(f"{position} {finished_line(self.tally.config, spec, row, seconds, kept)}")
 
     def trial_finished(self, record: TrialRecord, values: Values, reason: str | None) -> None:
@@ -101,8 +102,8 @@ class SweepProgress:
 class DisplayProgress(SweepProgress):
     """Display at the bottom of a terminal, with lines of finished replicates and trials above it.
 
-    It shows a bar, the peers of the running replicate, and the front so far; with one objective,
-    the best value.
+    It shows a bar, the running replicates (of a single one also the peers), and the front so far;
+    with one objective, the best value.
 
     Args:
         config: The study.
@@ -112,9 +113,7 @@ class DisplayProgress(SweepProgress):
     def __init__(self, config: SweepConfig, console: Console) -> None:
         super().__init__(config)
         self._console = console
-        self._running: ReplicateSpec | None = None
-        self._since = 0.0
-        self._status: ReplicateStatus | None = None
+        self._running: dict[tuple[int, int, str], _Running] = {}
         self._live = Live(
             get_renderable=self.render, console=console, refresh_per_second=2, transient=True
         )
@@ -129,19 +128,19 @@ class DisplayProgress(SweepProgress):
         self._live.start()
 
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
-        """Show the peers of the replicate."""
-        self.tally.started(adopted)
-        self._running, self._status, self._since = spec, None, time.monotonic()
+        """Show the replicate."""
+        self.tally.started(spec, adopted)
+        self._running[spec.trial, spec.replicate, spec.scenario] = _Running(spec, time.monotonic())
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
         """Read the state of the peers; if that fails, the last one stays."""
         with suppress(RayhiveError):
-            self._status = handle.status()
+            self._running[spec.trial, spec.replicate, spec.scenario].status = handle.status()
 
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
-        """Remove the peers, and print the outcome of the replicate above the display."""
-        self._running = None
-        seconds = self.tally.finished(row, spec.trial)
+        """Remove the replicate, and print its outcome above the display."""
+        self._running.pop((spec.trial, spec.replicate, spec.scenario), None)
+        seconds = self.tally.finished(spec, row)
         self.note(finished_line(self.tally.config, spec, row, seconds, kept))
 
     def note(self, text: str) -> None:
@@ -151,11 +150,12 @@ class DisplayProgress(SweepProgress):
     def render(self) -> RenderableType:
         """Return the display."""
         parts: list[RenderableType] = [self._bar()]
-        if self._running is not None:
-            phase = "starting" if self._status is None else self._status.phase
-            seconds = time.monotonic() - self._since
-            parts += [Text(f"{replicate_label(self._running)}: {phase}, {seconds:.0f} s")]
-            parts += [self._peers()]
+        running = list(self._running.values())
+        for each in running:
+            phase, seconds = each.phase(len(running) > 1), time.monotonic() - each.since
+            parts.append(Text(f"{replicate_label(each.spec)}: {phase}, {seconds:.0f} s"))
+        if len(running) == 1:
+            parts.append(_peers(running[0].status))
         if len(self.tally.config.objectives) > 1 and self.tally.front:
             parts.append(self._front())
         elif self.tally.best:
@@ -173,29 +173,6 @@ class DisplayProgress(SweepProgress):
             f"left: {tally.remaining}",
         )
         return grid
-
-    def _peers(self) -> RenderableType:
-        table = Table(box=None, padding=(0, 2), header_style="dim")
-        table.add_column("peer")
-        for _, header, _ in PEER_FIGURES:
-            table.add_column(header, justify="right")
-        for name, peer in sorted(self._status.peers.items() if self._status else ()):
-            shown = {**vars(peer), "samples_per_s": self._rate(peer)}
-            cells = [
-                "" if shown[key] is None else form.format(shown[key])
-                for key, _, form in PEER_FIGURES
-            ]
-            table.add_row(name, *cells)
-        return table
-
-    def _rate(self, peer: PeerStatus) -> float | None:
-        """Return the rate that a peer reports, or else its mean since training began [1/s]."""
-        status = self._status
-        if peer.samples_per_s is not None or status is None:
-            return peer.samples_per_s
-        if status.phase != "training" or not status.seconds or not peer.samples:
-            return None
-        return peer.samples / status.seconds
 
     def _front(self) -> RenderableType:
         """Return the trials on the front so far; the best value of each objective is bold."""
@@ -223,6 +200,47 @@ class DisplayProgress(SweepProgress):
             for name, (value, record) in self.tally.best.items()
         ]
         return Text("\n".join(lines), style="green")
+
+
+@dataclass
+class _Running:
+    """A running replicate, the time of its start [s], and its last known status."""
+
+    spec: ReplicateSpec
+    since: float
+    status: ReplicateStatus | None = None
+
+    def phase(self, with_round: bool) -> str:
+        """Return its phase, and the last round of any peer while it trains."""
+        if self.status is None:
+            return "starting"
+        last = max((peer.round for peer in self.status.peers.values()), default=0)
+        in_round = with_round and self.status.phase == "training"
+        return f"{self.status.phase}, round {last}" if in_round else self.status.phase
+
+
+def _peers(status: ReplicateStatus | None) -> RenderableType:
+    """Return a table of the peers of a replicate."""
+    table = Table(box=None, padding=(0, 2), header_style="dim")
+    table.add_column("peer")
+    for _, header, _ in PEER_FIGURES:
+        table.add_column(header, justify="right")
+    for name, peer in sorted(status.peers.items() if status else ()):
+        shown = {**vars(peer), "samples_per_s": _rate(peer, status)}
+        cells = [
+            "" if shown[key] is None else form.format(shown[key]) for key, _, form in PEER_FIGURES
+        ]
+        table.add_row(name, *cells)
+    return table
+
+
+def _rate(peer: PeerStatus, status: ReplicateStatus | None) -> float | None:
+    """Return the rate that a peer reports, or else its mean since training began [1/s]."""
+    if peer.samples_per_s is not None or status is None:
+        return peer.samples_per_s
+    if status.phase != "training" or not status.seconds or not peer.samples:
+        return None
+    return peer.samples / status.seconds
 
 
 def default_progress(config: SweepConfig, shown: bool = True) -> SweepProgress:

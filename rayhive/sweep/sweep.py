@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rayhive.cluster.address import in_job
-from rayhive.errors import ConfigError, Problem, unknown
+from rayhive.errors import ConfigError, Problem, nearest, unknown
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.provenance import CHOICES, Fingerprint, fingerprint_of
+from rayhive.sweep.replicate_runner import Swarms
 from rayhive.sweep.resolve import ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder, writable
 from rayhive.sweep.signals import Interruption
@@ -38,7 +39,53 @@ def check_target(study: ResolvedStudy, target: Target) -> Iterator[Problem]:
     yield from target.problems(study.demands)
 
 
-def preflight(study: ResolvedStudy, run: RunFolder, target: Target, code: str = "refuse") -> None:
+#: Option with the number of replicates that run at the same time.
+PARALLEL = "--parallel"
+#: As many replicates at the same time as the cluster has room for.
+AUTO = "auto"
+
+
+def check_parallel(parallel: int | str) -> Iterator[Problem]:
+    """Yield a problem unless ``parallel`` is a number of at least 1, or ``auto``."""
+    number = int(parallel) if str(parallel).isdecimal() else 0
+    if parallel != AUTO and number < 1:
+        close = nearest(str(parallel), [AUTO])
+        yield Problem(PARALLEL, parallel, f"a whole number of at least 1, or {AUTO}", close)
+
+
+def places(study: ResolvedStudy, cluster: Swarms, parallel: int | str) -> int:
+    """Return how many replicates of a study run at the same time.
+
+    Args:
+        study: The study.
+        cluster: Where it runs.
+        parallel: The wanted number, or ``auto``.
+
+    Raises:
+        ConfigError: The cluster has no room for so many.
+    """
+    if str(parallel) == "1":
+        return 1
+    swarm = study.demands.swarm
+    most = cluster.at_once(swarm, study.demands.joining)
+    if parallel != AUTO and int(parallel) > most:
+        why = (
+            "as many as get all of their cores"
+            if swarm.share_nodes
+            else "as many as get nodes of their own (swarm.share_nodes=true lets them share nodes, "
+            "and their times and rates then depend on that load)"
+        )
+        raise ConfigError(Problem(PARALLEL, parallel, f"at most {most} on this cluster, {why}"))
+    return most if parallel == AUTO else int(parallel)
+
+
+def preflight(
+    study: ResolvedStudy,
+    run: RunFolder,
+    target: Target,
+    code: str = "refuse",
+    parallel: int | str = 1,
+) -> None:
     """Check a run before Ray is started; nothing is written.
 
     Args:
@@ -47,6 +94,7 @@ def preflight(study: ResolvedStudy, run: RunFolder, target: Target, code: str = 
         target: Where it runs.
         code: Treatment of a run folder that was begun with other code or data: ``refuse``,
             ``keep-apart`` or ``accept``.
+        parallel: Replicates that run at the same time, or ``auto``.
 
     Raises:
         ConfigError: The run cannot be started or resumed in its folder, its storage cannot be used,
@@ -57,6 +105,7 @@ def preflight(study: ResolvedStudy, run: RunFolder, target: Target, code: str = 
     problems = list(run.check(study.config))
     if not problems and code == "refuse":
         problems += run.check_code(study.config, fingerprint(study))
+    problems += check_parallel(parallel)
     problems += check_target(study, target)
     if problems:
         raise ConfigError(problems)
@@ -70,6 +119,7 @@ def run_sweep(
     target: Target | None = None,
     code: str = "refuse",
     again: bool = False,
+    parallel: int | str = 1,
 ) -> Done:
     """Run or resume a study.
 
@@ -85,6 +135,8 @@ def run_sweep(
             which the user states that the change is none in behaviour.
         again: Whether replicates that were lost in every attempt get the same number of further
             attempts.
+        parallel: Replicates that run at the same time, or ``auto`` for as many as the cluster has
+            room for.
 
     Raises:
         ConfigError: Bad input; nothing has been written.
@@ -95,16 +147,37 @@ def run_sweep(
     target = target or target_at()
     study = target.planned(study)
     run = RunFolder(folder)
-    preflight(study, run, target, code)
+    preflight(study, run, target, code, parallel)
     if in_job():
         progress.note(f"this run is kept in {run.path} on {socket.gethostname()}")
     with target.placed(study, connected=interruption.install) as (cluster, study):
+        at_once = places(study, cluster, parallel)
+        if parallel == AUTO or at_once > 1:
+            progress.note(_at_once_text(study, at_once))
         now = run.continued(fingerprint(study), accept=code == "accept")
         with writable(run.path), run.opened(study.config, now) as identity:
             book = open_book(study, run, identity)
             return Driver(
-                study, run, book, cluster, progress, interruption, code=now, again=again
+                study,
+                run,
+                book,
+                cluster,
+                progress,
+                interruption,
+                code=now,
+                again=again,
+                at_once=at_once,
             ).run()
+
+
+def _at_once_text(study: ResolvedStudy, at_once: int) -> str:
+    number = f"{at_once} replicates at a time" if at_once > 1 else "one replicate at a time"
+    if at_once > 1 and study.demands.swarm.share_nodes:
+        return (
+            f"{number}, which may share nodes (swarm.share_nodes): throughput and times measured "
+            "beside others are not comparable with those measured alone"
+        )
+    return f"{number}, each with its nodes to itself" if at_once > 1 else number
 
 
 def fingerprint(study: ResolvedStudy) -> Fingerprint:

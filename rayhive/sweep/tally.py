@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rayhive.columns import find_column
 from rayhive.spec import SweepConfig
@@ -17,6 +17,9 @@ from rayhive.timeline import LOST
 
 if TYPE_CHECKING:
     from rayhive.sweep.trial_book import TrialRecord, Values
+
+#: Trial, replicate and scenario: the same for all attempts.
+Replicate: TypeAlias = tuple[int, int, str]
 
 #: Columns that the line of a finished replicate shows besides the objectives.
 KEY_FIGURES = ("final_loss", "samples_per_s", "round_p50_s", "payload_bytes_per_round")
@@ -45,11 +48,12 @@ class Eta:
         if seconds is not None:
             self._durations.append(seconds)
 
-    def remaining_s(self, running_s: float = 0.0) -> float | None:
+    def remaining_s(self, running_s: Sequence[float] = (), at_once: int = 1) -> float | None:
         """Return the remaining duration [s]; None before the first replicate is timed.
 
         Args:
-            running_s: Time for which the current replicate has been running [s].
+            running_s: Time for which each of the current replicates has been running [s].
+            at_once: Replicates that run at the same time.
         """
         left = max(0, self.total - self.done)
         if not left:
@@ -57,7 +61,7 @@ class Eta:
         if not self._durations:
             return None
         mean = fmean(self._durations)
-        return left * mean - min(running_s, mean)
+        return (left * mean - sum(min(each, mean) for each in running_s)) / at_once
 
 
 @dataclass
@@ -82,23 +86,25 @@ class Tally:
     best: dict[str, tuple[float, TrialRecord]] = field(default_factory=dict)
     front: list[tuple[tuple[float, ...], TrialRecord]] = field(default_factory=list)
     _charged: set[int] = field(default_factory=set)
-    _started: float | None = None
+    _running: dict[Replicate, float | None] = field(default_factory=dict)
+    _at_once: int = 1
 
     def began(self, trials: int, replicates: int) -> None:
         """Set the number of trials, and of replicates in each."""
         self.trials = trials
         self.eta = Eta(trials * replicates)
 
-    def started(self, adopted: bool) -> None:
+    def started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Start timing a replicate; the start of an adopted one is unknown."""
-        self._started = None if adopted else self.now()
+        self._running[_key(spec)] = None if adopted else self.now()
+        self._at_once = max(self._at_once, len(self._running))
 
-    def finished(self, row: Mapping[str, Any], trial: int | None = None) -> float | None:
-        """Count a finished replicate of a trial and return its duration [s], if it is known."""
-        if trial is not None and charged(self.config, [dict(row)]):
-            self._charged.add(trial)
-        seconds = _seconds(row) if self._started is None else self.now() - self._started
-        self._started = None
+    def finished(self, spec: ReplicateSpec, row: Mapping[str, Any]) -> float | None:
+        """Count a finished replicate and return its duration [s], if it is known."""
+        if charged(self.config, [dict(row)]):
+            self._charged.add(spec.trial)
+        started = self._running.pop(_key(spec), None)
+        seconds = _seconds(row) if started is None else self.now() - started
         self.eta.add(seconds)
         return seconds
 
@@ -129,14 +135,27 @@ class Tally:
     @property
     def remaining(self) -> str:
         """Estimate of the remaining duration, as text."""
-        running = 0.0 if self._started is None else self.now() - self._started
-        return clock(self.eta.remaining_s(running))
+        now = self.now()
+        running = [now - since for since in self._running.values() if since is not None]
+        return clock(self.eta.remaining_s(running, self._at_once))
 
     @property
-    def position(self) -> str:
-        """Number of the current replicate, and of all."""
+    def started_position(self) -> str:
+        """Number of the replicate that was started last, and of all."""
+        return self._position(self.eta.done + len(self._running))
+
+    @property
+    def finished_position(self) -> str:
+        """Number of the replicate that finishes next, and of all."""
+        return self._position(self.eta.done + 1)
+
+    def _position(self, number: int) -> str:
         width = len(str(self.eta.total))
-        return f"[{min(self.eta.done + 1, self.eta.total):{width}}/{self.eta.total}]"
+        return f"[{min(number, self.eta.total):{width}}/{self.eta.total}]"
+
+
+def _key(spec: ReplicateSpec) -> Replicate:
+    return spec.trial, spec.replicate, spec.scenario
 
 
 def replicate_label(spec: ReplicateSpec) -> str:

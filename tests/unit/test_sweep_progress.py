@@ -59,8 +59,9 @@ def test_the_remaining_time_is_the_mean_duration_times_the_rest() -> None:
     eta.add(10)
     eta.add(20)
     assert eta.remaining_s() == 45
-    assert eta.remaining_s(running_s=5) == 40
-    assert eta.remaining_s(running_s=500) == 30  # a slow one does not make the rest negative
+    assert eta.remaining_s(running_s=[5]) == 40
+    assert eta.remaining_s(running_s=[500]) == 30  # a slow one does not make the rest negative
+    assert eta.remaining_s(running_s=[5, 7], at_once=2) == (3 * 15 - 12) / 2
     for _ in range(3):
         eta.add(1)
     assert eta.remaining_s() == 0
@@ -77,7 +78,7 @@ def test_the_remaining_time_is_never_negative(
     eta = Eta(len(durations) + more)
     for seconds in durations:
         eta.add(seconds)
-    left = eta.remaining_s(running)
+    left = eta.remaining_s([running])
     assert left is not None and left >= -1e-6
     assert left <= more * max(durations) + 1e-6
 
@@ -112,6 +113,23 @@ def test_the_best_of_each_objective_is_kept() -> None:
 )  # fmt: skip
 def test_figures_have_units(name: str, value: float, text: str) -> None:
     assert figure(name, value) == text
+
+
+def test_lines_number_replicates_that_run_side_by_side() -> None:
+    out, time = io.StringIO(), Clock()
+    progress = SweepProgress(CONFIG, out, time)
+    progress.began(2, 2)
+    first, second, third = (spec(trial=trial, replicate=0) for trial in range(3))
+    progress.replicate_started(first, adopted=False)
+    time.now += 4
+    progress.replicate_started(second, adopted=False)
+    time.now += 6
+    progress.replicate_finished(first, ROW, kept=False)
+    progress.replicate_started(third, adopted=False)
+    starts = [line.split(" trial")[0] for line in out.getvalue().splitlines() if " starts" in line]
+    assert starts == ["[1/4]", "[2/4]", "[3/4]"]
+    # one took 10 s; of three that are left, one has run for 6 s, and two run at a time
+    assert out.getvalue().splitlines()[-1].endswith("(left: 12 s)")
 
 
 def test_lines_show_starts_ends_and_the_remaining_time() -> None:
@@ -212,9 +230,9 @@ def test_the_front_so_far_holds_the_trials_that_no_other_dominates() -> None:
 def test_a_trial_that_missed_the_target_is_not_the_best_so_far() -> None:
     tally = Tally(CONFIG)
     measured = {"state": "completed", "samples_per_s": 90.0, "time_to_target_s": 3.0}
-    tally.finished(measured, trial=0)
-    tally.finished({**measured, "time_to_target_s": None}, trial=1)
-    tally.finished({**measured, "state": "diverged"}, trial=2)
+    tally.finished(spec(trial=0), measured)
+    tally.finished(spec(trial=1), {**measured, "time_to_target_s": None})
+    tally.finished(spec(trial=2), {**measured, "state": "diverged"})
     for number, values in enumerate([(3.0, 90.0), (1.0, 99.0), (1.0, 99.0)]):
         tally.trial_finished(record(number), values)
     assert [each.number for _, each in tally.front] == [0]

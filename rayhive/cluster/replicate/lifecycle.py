@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
 import ray
 
 from rayhive import events
+from rayhive.cluster import actors
 from rayhive.cluster.node import machine
 from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.fault_target import SwarmTarget
@@ -115,6 +116,7 @@ class Replicate:
         self._created = time.monotonic()
         self._released: float | None = None
         self._out_of_time = False
+        self._neighbours: list[str] = []
         self._waiter = Waiter()
         self._log = ReplicateLog(spec, self._waiter.changed)
         self._reservation = Reservation(spec)
@@ -185,6 +187,20 @@ class Replicate:
         seconds = time.monotonic() - (self._released or self._created)
         return self._peer_table.status(self._spec, self._phase, seconds, self.outcome)
 
+    def note_neighbours(self, run_ids: Sequence[str]) -> None:
+        """Record other replicates on the same nodes, unless the training is over."""
+        new = [run_id for run_id in run_ids if run_id not in self._neighbours]
+        if new and self._phase in ("placing", "starting", "training"):
+            self._neighbours += new
+            self._recorder.write(events.NodesShared(replicates=new))
+
+    def _tell_neighbours(self) -> None:
+        """Tell the replicates on the same nodes, which cannot know, that this one is there."""
+        for run_id in self._reservation.neighbours():
+            supervisor = actors.find(run_id)
+            if supervisor is not None:
+                supervisor.beside.remote(self._spec.run_id)
+
     # -- startup -------------------------------------------------------------------------------
 
     async def _course(self) -> Outcome:
@@ -198,6 +214,8 @@ class Replicate:
             )
         )
         await self._start_step(self._reservation.place(spec.timeouts.placing))
+        if not self._reservation.is_alone:
+            await asyncio.to_thread(self._tell_neighbours)
         if spec.plan is not None and spec.plan.faults:
             recorder.target = SwarmTarget(
                 spec,
@@ -214,6 +232,8 @@ class Replicate:
         if recorder.nemesis is not None:
             await self._start_step(recorder.nemesis.setup())
 
+        if not self._reservation.is_alone:
+            self.note_neighbours(await asyncio.to_thread(self._reservation.neighbours))
         await self._count_links("start")
         self._released = time.monotonic()
         self._phase = "training"

@@ -62,6 +62,10 @@ class TrialSupervisor:
         """Return the status of the replicate."""
         return self._replicate.status()
 
+    async def beside(self, run_id: str) -> None:
+        """Take note of another replicate that uses the same nodes from now on."""
+        self._replicate.note_neighbours([run_id])
+
     async def stop(self, reason: str) -> None:
         """Ask for an early end of the replicate, which takes seconds."""
         self._replicate.stop(reason)

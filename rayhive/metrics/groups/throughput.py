@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rayhive.columns import Row, in_group
-from rayhive.events import Transition
+from rayhive.columns import Column, Row, in_group
+from rayhive.events import NodesShared, Transition
+from rayhive.metrics.folds import Reduced
 from rayhive.metrics.group import (
     MetricGroup,
     averaged,
@@ -33,6 +34,9 @@ class Throughput(MetricGroup):
     * ``retention_normalised``: ``retention`` / ``live_share``.
     * ``live_share``: mean number of peers during the training / number that began
       (:func:`rayhive.metrics.live_capacity.live_share`).
+    * ``nodes_shared``: other replicates that used a node of this one while it started or trained;
+      in a row of the table, the most of any replicate. Times and rates measured beside others are
+      not comparable with those of a replicate that had its nodes to itself.
     """
 
     columns = (
@@ -52,6 +56,12 @@ class Throughput(MetricGroup):
             ),
         ),
         averaged("live_share", "Mean number of peers / number that began"),
+        Column(
+            "nodes_shared",
+            "Other replicates on the same nodes at the same time",
+            type="count",
+            fold=Reduced(max, failed=True),
+        ),
     )
 
     def compute(self, timeline: Timeline) -> Row:
@@ -65,6 +75,7 @@ class Throughput(MetricGroup):
             "round_p95_s": percentile(seconds, 95),
             "goodput": ratio(committed, timeline.computed),
             "live_share": live_share(timeline),
+            "nodes_shared": len({r for e in timeline.of(NodesShared) for r in e.replicates}),
         }
 
     def compare(self, row: Row, twin: Row) -> Row:
