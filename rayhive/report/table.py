@@ -343,12 +343,9 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
             "here: `rayhive retry DIR` runs them again."
         )
     yield from (damage_note(text) for text in results.damaged)
-    beside = [row for row in rows if row.get("nodes_shared")]
-    if beside:
-        yield (
-            f"{count_text(len(beside), 'row')} measured beside other replicates on the same nodes "
-            "(nodes_shared): times and rates depend on that load."
-        )
+    if beside := sum(bool(row.get("nodes_shared")) for row in rows):
+        shared = "measured beside others on their nodes (nodes_shared), on which rates depend."
+        yield f"{count_text(beside, 'row')} {shared}"
     incomplete = [row for row in rows if (row["rounds_complete"] or 0) != (row["rounds"] or 0)]
     if incomplete:
         yield (

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.replicate.lifecycle import StopRequested, Waiter
 from rayhive.cluster.replicate.peer_actor import Exited, StreamItem, Unreadable
 from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
+from rayhive.cluster.replicate.waiter import StopRequested, Waiter
 from rayhive.events import PeerFinished, PeerLost, Progress, TrainingStarted, read_events
 from tests.fixtures.logs import make_spec
 

@@ -21,6 +21,7 @@ from rayhive.cluster.replicate.preemptions import Preemptions
 from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.swarm import Swarm
+from rayhive.cluster.replicate.waiter import StopRequested, Waiter
 from rayhive.errors import RayhiveError
 from rayhive.invariants import check_all
 from rayhive.metrics.clocks import on_one_clock
@@ -31,64 +32,6 @@ from rayhive.timeline import Timeline
 #: Replaces ``stopping`` and ``teardown`` when the result no longer matters: the replicate failed or
 #: was asked to end [s].
 _HURRY_S = 3.0
-
-
-class StopRequested(Exception):
-    """The replicate was asked to end, for the reason in the message."""
-
-
-class Waiter:
-    """Waits for conditions that are checked after every change.
-
-    Attributes:
-        stopped: Reason of a request to end the replicate; None without a request.
-    """
-
-    def __init__(self) -> None:
-        self.stopped: str | None = None
-        self._changed = asyncio.Event()
-
-    def changed(self) -> None:
-        """Have the conditions checked again."""
-        self._changed.set()
-
-    def stop(self, reason: str) -> None:
-        """Record a request to end the replicate; the first reason is kept."""
-        if self.stopped is None:
-            self.stopped = reason
-            self.changed()
-
-    async def until(self, condition: Callable[[], object], deadline: float | None = None) -> bool:
-        """Return whether a condition came true in time.
-
-        Args:
-            condition: The condition.
-            deadline: Latest time [s of the monotonic clock]; None for no limit.
-        """
-        while not condition():
-            self._changed.clear()
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except asyncio.TimeoutError:
-                return bool(condition())
-        return True
-
-    async def unless_stopped(self, step: Awaitable[None]) -> None:
-        """Await ``step``; cancel it if the replicate is asked to end.
-
-        Raises:
-            StopRequested: The replicate was asked to end.
-        """
-        task = asyncio.ensure_future(step)
-        task.add_done_callback(lambda _: self.changed())
-        await self.until(lambda: task.done() or self.stopped is not None)
-        if not task.done():
-            task.cancel()
-            raise StopRequested(str(self.stopped))
-        task.result()
 
 
 class _Ended(Exception):

@@ -21,7 +21,7 @@ from rayhive.cluster.replicate.claims import (
     claim_name,
     spread,
 )
-from rayhive.cluster.replicate.placement import Bundle, bundles
+from rayhive.cluster.replicate.placement import Bundle, Room, bundles
 from rayhive.errors import ClusterError
 from rayhive.spec.replicate import ReplicateSpec
 
@@ -64,8 +64,7 @@ class Reservation:
         later, waited = self._spec.replicas - together, 0.0
         growing = await asyncio.to_thread(grows)
         while not self.bundles:
-            draining = await asyncio.to_thread(raylets.draining)
-            present = [r for r in await asyncio.to_thread(rooms) if r.node not in draining]
+            present = await asyncio.to_thread(_usable)
             try:
                 self.bundles = bundles(self._spec.swarm, present, later, growing)
             except ValueError as error:  # a node that is gone may come back
@@ -96,7 +95,7 @@ class Reservation:
 
     def _choose(self) -> Choice | None:
         """Return nodes that are free to be claimed now, if there are any."""
-        present = rooms()
+        present = _usable()
         if not can_be_claimed(present):
             return None
         shared = self._spec.swarm.share_nodes
@@ -106,7 +105,7 @@ class Reservation:
 
     def _queue(self) -> Choice | None:
         """Return nodes to wait for while other replicates have them; None if none has."""
-        present = rooms()
+        present = _usable()
         if not can_be_claimed(present) or not self._others_claim():
             return None
         nodes = spread(self.bundles, present)
@@ -203,6 +202,12 @@ class Reservation:
         """Give the room back."""
         if self._group is not None:
             await asyncio.to_thread(util.remove_placement_group, self._group)
+
+
+def _usable() -> list[Room]:
+    """Return the nodes that are not about to end."""
+    draining = raylets.draining()
+    return [room for room in rooms() if room.node not in draining]
 
 
 def _groups() -> Iterator[Mapping[str, Any]]:
