@@ -28,6 +28,7 @@ from random import Random
 from typing import Protocol
 
 from rayhive.columns import Row
+from rayhive.crash_points import crash_point
 from rayhive.errors import ClusterError, DamagedError
 from rayhive.metrics.rows import last_attempt, replicate_row, rows_with_twins
 from rayhive.spec import SweepConfig
@@ -260,6 +261,7 @@ class Driver:
             self._runner.set_aside(spec, error)
             ran = (yield from self._runner.course(spec)) or ran
             row = self.measure(Path(spec.folder))
+        crash_point("replicate_folded")
         self.progress.replicate_finished(spec, row, kept=not ran)
         return _Replicate(record, Path(spec.folder), row, ran)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from rayhive.cluster.replicate.peer_table import Outcome, ReplicateStatus
+from rayhive.crash_points import crash_point
 from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
 from rayhive.events import ReplicateFinished, ReplicateStarted, read_events
 from rayhive.files import write_atomically
@@ -221,15 +222,20 @@ class ReplicateRunner:
         with self.interruption.held():
             if handle is None:
                 spec = prepare(spec)
+                crash_point("replicate_prepared")
                 try:
                     handle = self.swarms.start(spec)
                 except SupervisorError as error:
                     return str(error)
+                crash_point("supervisor_started")
             try:
                 self.watcher.replicate_started(spec, adopted)
-                return (yield from self._wait(spec, handle))
+                reason = yield from self._wait(spec, handle)
+                crash_point("replicate_ended")
+                return reason
             finally:
                 handle.release()
+                crash_point("supervisor_released")
 
     def _wait(self, spec: ReplicateSpec, handle: Handle) -> Generator[None, None, str]:
         outcome = None
@@ -238,6 +244,7 @@ class ReplicateRunner:
                 outcome = handle.wait(self.poll_s)
                 self.interruption.check()
                 if outcome is None:
+                    crash_point("replicate_followed")
                     self.watcher.replicate_status(spec, handle)
                     yield
         except BaseException as error:

@@ -16,10 +16,10 @@ STARTUP_TRIALS = 10
 
 
 def make_sampler(name: SamplerName, seed: int, trials: int) -> BaseSampler:
-    """Return the sampler of a study that has ``trials`` trials.
+    """Return the sampler of the next suggestion of a study that has ``trials`` trials.
 
-    After a resumption with the same seed Optuna would repeat its start-up draws, so the seed
-    depends on both numbers.
+    Each suggestion has a sampler of its own, whose seed depends on both numbers: what a resumed
+    study is suggested does not depend on the draws of earlier drivers.
 
     Args:
         name: Name of the sampler. A grid asks it for nothing.

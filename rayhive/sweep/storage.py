@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+from optuna.storages.journal import JournalRedisBackend
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from rayhive.errors import MASK, ConfigError, Problem
-from rayhive.sweep.samplers import make_sampler
+from rayhive.sweep.journal import open_journal
 
 if TYPE_CHECKING:
     from rayhive.spec import SweepConfig
@@ -119,7 +119,6 @@ def open_study(config: SweepConfig, folder: Path, run: str) -> optuna.Study:
             "choose another name, or continue in the folder that it was started in"
         )
         raise ConfigError(Problem("storage", url, allowed))
-    study.sampler = make_sampler(config.sampler, config.seed, trials)
     return study
 
 
@@ -145,7 +144,7 @@ def make_storage(url: str) -> BaseStorage:
     if url.startswith(REDIS):
         return JournalStorage(JournalRedisBackend(url))
     if url.startswith("journal:"):
-        return JournalStorage(JournalFileBackend(_journal_file(url)))
+        return open_journal(_journal_file(url))
     return RDBStorage(url)
 
 

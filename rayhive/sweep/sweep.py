@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from rayhive.cluster.address import in_job
@@ -17,6 +18,7 @@ from rayhive.sweep.provenance import CHOICES, Fingerprint, fingerprint_of
 from rayhive.sweep.replicate_runner import Swarms
 from rayhive.sweep.resolve import ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder, writable
+from rayhive.sweep.samplers import make_sampler
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import check_storage, open_study
 from rayhive.sweep.target import Target, target_at
@@ -204,5 +206,10 @@ def open_book(study: ResolvedStudy, run: RunFolder, identity: str) -> TrialBook:
         allowed = f"the storage with the trials of {run.path}; this one has none"
         raise ConfigError(Problem("storage", url, allowed))
     return TrialBook(
-        trials, study.space, config.enqueue, config.seed, in_order=config.sampler == "grid"
+        trials,
+        study.space,
+        config.enqueue,
+        config.seed,
+        in_order=config.sampler == "grid",
+        sampler=partial(make_sampler, config.sampler, config.seed),
     )

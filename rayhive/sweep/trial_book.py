@@ -9,15 +9,17 @@ ignores: as complete they would count twice, as pruned they would count as bad.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
 import optuna
+from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 from pydantic import ValidationError
 
+from rayhive.crash_points import crash_point
 from rayhive.errors import RayhiveError
 from rayhive.spec import Configuration
 from rayhive.sweep.space import SearchSpace, suggested
@@ -66,7 +68,10 @@ class TrialBook:
         enqueue: The configurations to try first, in this order.
         seed: Seed of the random choices.
         in_order: Whether every configuration is tried in the order of the axes and their values;
-            otherwise the study's sampler suggests them.
+            otherwise a sampler suggests them.
+        sampler: Returns the sampler of a suggestion, given the number of trials before it. None for
+            the sampler that the study has. Trials of dead drivers do not count, so a resumed study
+            is suggested what an uninterrupted one would be.
         duplicates: Suggestions that repeated an earlier configuration.
     """
 
@@ -75,6 +80,7 @@ class TrialBook:
     enqueue: Sequence[Configuration] = ()
     seed: int = 0
     in_order: bool = False
+    sampler: Callable[[int], BaseSampler] | None = None
 
     def __post_init__(self) -> None:
         self._seen: dict[str, int] = {}
@@ -94,19 +100,20 @@ class TrialBook:
 
         After :data:`REASKS` repeated suggestions an untried configuration is drawn at random.
         """
-        asked = 0
         while True:
             trials = self._trials()
-            waiting = any(trial.state == TrialState.WAITING for trial in trials)
+            asked = [trial for trial in trials if not trial.user_attrs.keys() & {ORPHAN, AMENDS}]
+            waiting = any(trial.state == TrialState.WAITING for trial in asked)
             if not waiting and not self._queue_enqueued():
-                seed = f"chance/{self.seed}/{len(trials)}".encode()
+                seed = f"chance/{self.seed}/{len(asked)}".encode()
                 random = Random(hashlib.blake2b(seed).digest())
                 fresh = self.space.unseen(set(self._seen), None if self.in_order else random)
                 if fresh is None:
                     return None
-                if self.in_order or asked >= REASKS:
+                if self.in_order or sum(map(_repeated, asked[-REASKS:])) == REASKS:
                     self._queue(fresh)
-                asked += 1
+                elif self.sampler is not None:
+                    self.study.sampler = self.sampler(len(asked))
             record = self._take(self.study.ask())
             if record is not None:
                 return record
@@ -136,20 +143,32 @@ class TrialBook:
         if record.reported:
             self._amend(record, values, reason, charged)
             return
-        if values is None or reason is not None:
-            trial = self._trial(record.number)
-            trial.set_user_attr(FAILED, reason or "no value")
-            if lost:
-                trial.set_user_attr(LOST, True)
+        failed = reason or (None if values is not None else "no value")
+        self._describe(record.number, failed, lost, None if values is None else float(charged))
+        crash_point("trial_described")
         if values is None:
             self.study.tell(record.number, state=TrialState.FAIL)
         else:
-            finished = self._trial(record.number)
-            if CONSTRAINT not in finished.constraints:  # an earlier driver may have died here
-                finished.set_constraint(CONSTRAINT, float(charged))
             self.study.tell(record.number, list(values))
+        crash_point("trial_told")
         at = self._records.index(record)
         self._records[at] = TrialRecord(record.number, record.configuration, reported=True)
+
+    def _describe(self, number: int, failed: str | None, lost: bool, charged: float | None) -> None:
+        """Store the attributes of a trial's end, in place of those of a driver that died here."""
+        trial = self._trial(number)
+        before = self._trials()[number]
+        for name, value in ((FAILED, failed), (LOST, lost or None)):
+            if before.user_attrs.get(name) != value:
+                trial.set_user_attr(name, value)
+        if charged is None:
+            return
+        # Optuna sets a constraint once; its attribute can be set again.
+        known = [name for name in before.system_attrs if name.endswith(f":{CONSTRAINT}")]
+        if not known:
+            trial.set_constraint(CONSTRAINT, charged)
+        elif before.system_attrs[known[0]] != charged:
+            trial.storage.set_trial_system_attr(before._trial_id, known[0], charged)
 
     def _amend(self, record: TrialRecord, values: Values, reason: str | None, charged: int) -> None:
         before = self._trials()[record.number]
@@ -203,6 +222,7 @@ class TrialBook:
 
     def _take(self, trial: optuna.Trial) -> TrialRecord | None:
         """Record a new trial if it is distinct, or finish it as a duplicate."""
+        crash_point("trial_asked")
         given = trial.user_attrs.get(CONFIGURATION)
         if given is None:
             configuration = self.space.draw(suggested(trial))
@@ -210,6 +230,7 @@ class TrialBook:
         else:
             configuration = self._configuration(trial, given)
             self.space.parameters(configuration, trial)
+        crash_point("trial_recorded")
         return self._record(trial.number, configuration, running=True)
 
     def _record(
@@ -266,3 +287,8 @@ class TrialBook:
             where = f"trial {trial.number} in the storage"
             first = str(error).splitlines()[0]
             raise RayhiveError(f"{where} has no valid configuration: {first}") from error
+
+
+def _repeated(trial: FrozenTrial) -> bool:
+    """Return whether a sampler's suggestion repeated an earlier configuration."""
+    return DUPLICATE_OF in trial.user_attrs and ENQUEUED not in trial.user_attrs

@@ -23,6 +23,7 @@ from rayhive.cluster.node.notice_watch import NoticeWatch, Sources
 from rayhive.cluster.node.notices.base import NodeNotice
 from rayhive.cluster.node.runs import Runs
 from rayhive.cluster.node.tools import Toolbox
+from rayhive.crash_points import crash_point
 from rayhive.faults.node_tools import Verb
 
 _TICK = 15.0
@@ -125,6 +126,7 @@ class NodeAgent:
         if run_id not in self._runs:
             # A short name, as the path of a unix socket has at most 107 bytes.
             self._runs[run_id] = Path(tempfile.mkdtemp(prefix="r", dir=self._directory))
+        crash_point("node_prepared")
         folder = self._runs[run_id]
         temporary = {}
         for peer in peers:
@@ -179,6 +181,7 @@ class NodeAgent:
 
     async def cleanup(self, run_id: str) -> list[str]:
         """Undo faults of a run, kill its remaining processes and remove its remaining files."""
+        crash_point("node_clearing")
         await self._toolbox.release(run_id)
         folder = self._runs.remove(run_id)
         self._used = time.monotonic()

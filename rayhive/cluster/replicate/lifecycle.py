@@ -22,6 +22,7 @@ from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
 from rayhive.cluster.replicate.reservation import Reservation
 from rayhive.cluster.replicate.swarm import Swarm
 from rayhive.cluster.replicate.waiter import StopRequested, Waiter
+from rayhive.crash_points import crash_point
 from rayhive.errors import RayhiveError
 from rayhive.invariants import check_all
 from rayhive.metrics.clocks import on_one_clock
@@ -106,6 +107,7 @@ class Replicate:
                 events.OutcomeFound(state=outcome.state, stop_reason=outcome.stop_reason)
             )
             self._log.sync()
+            crash_point("outcome_found")
         try:
             self._check_invariants(await self._shut_down(outcome))
         except Exception:
@@ -113,10 +115,12 @@ class Replicate:
         if outcome.state == "lost":
             until = self._preemptions.hold_until
             await self._waiter.until(lambda: self._waiter.stopped, until)
+        crash_point("peers_ended")
         self._recorder.write(
             events.ReplicateFinished(state=outcome.state, stop_reason=outcome.stop_reason)
         )
         self._log.close()
+        crash_point("end_written")
         self._phase = "finished"
         broken = self._log.error
         self.outcome = outcome if broken is None else Outcome("lost", broken)
@@ -156,7 +160,9 @@ class Replicate:
                 boot=machine.boot_id(),
             )
         )
+        crash_point("log_begun")
         await self._start_step(self._reservation.place(spec.timeouts.placing))
+        crash_point("room_reserved")
         if not self._reservation.is_alone:
             await asyncio.to_thread(self._tell_neighbours)
         if spec.plan is not None and spec.plan.faults:
@@ -177,11 +183,13 @@ class Replicate:
 
         if not self._reservation.is_alone:
             self.note_neighbours(await asyncio.to_thread(self._reservation.neighbours))
+        crash_point("peers_ready")
         await self._count_links("start")
         self._released = time.monotonic()
         self._phase = "training"
         recorder.write(events.BarrierReleased(peers=len(swarm.names)))
         await swarm.command(swarm.names, Train())
+        crash_point("training_begun")
         if recorder.nemesis is not None:
             recorder.nemesis.start()
         await self._train(self._released + spec.budget.seconds_per_replicate)

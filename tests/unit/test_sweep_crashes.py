@@ -1,0 +1,216 @@
+"""A sweep whose driver is killed, again and again, equals one that nothing interrupted."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from rayhive.crash_points import DRIVER_POINTS
+from rayhive.spec import Configuration, SweepConfig
+from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep import journal
+from rayhive.sweep.resolve import ResolvedStudy, WorkloadFacts, resolve
+from tests.fixtures.logs import Log
+from tests.fixtures.postgresql import Server, postgresql
+from tests.unit.sweep_crashes import Place, check_once, coverage, finish_some, forked
+from tests.unit.sweep_fakes import SHAPES, World
+
+STORAGES = ("sqlite", "journal", "postgresql")
+Places = Callable[[str], Place]
+
+
+def make_study(**fields: Any) -> ResolvedStudy:
+    given: dict[str, Any] = {
+        "name": "study",
+        "workload": {"name": "digits"},
+        "swarm": {"peers": 2, "target_batch_size": 128},
+        # the second is the first under another name; two trials are sampled
+        "enqueue": [
+            Configuration(codec="float16"),
+            Configuration(codec="size_adaptive", threshold=10**6),
+        ],
+        "space": {"codec": ["none", "float16", "uniform8"], "delay": ["none", "state"]},
+        "replicates": 2,
+        "scenarios": ["none", "kill-one"],
+        "budget": {"trials": 3, "seconds_per_replicate": 30},
+    }
+    config = SweepConfig.model_validate({**given, **fields})
+    return resolve(config, workload=WorkloadFacts(SHAPES, 32, "real"))
+
+
+STUDY = make_study()
+#: One trial of one replicate.
+ONE: dict[str, Any] = {
+    "budget": {"trials": 1},
+    "scenarios": ["none"],
+    "replicates": 1,
+    "enqueue": [],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Leave out syncs: the kernel keeps the writes of a killed process."""
+
+    def connected(connection: Any, record: object) -> None:
+        if type(connection).__module__.startswith("sqlite3"):
+            connection.execute("PRAGMA synchronous = OFF")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda file: None)
+        event.listen(Engine, "connect", connected)
+        yield
+        event.remove(Engine, "connect", connected)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with postgresql() as server:
+        yield server
+
+
+@pytest.fixture
+def places(request: pytest.FixtureRequest, tmp_path: Path) -> Places:
+    """Return a function that makes a new place in a kind of storage."""
+    numbers = iter(range(1000))
+
+    def place(storage: str) -> Place:
+        folder = tmp_path / str(next(numbers)) / "run"
+        folder.parent.mkdir()
+        urls = {"sqlite": f"sqlite:///{folder}.db", "journal": f"journal:{folder}.log"}
+        if storage in urls:
+            return Place(folder, urls[storage])
+        return Place(folder, request.getfixturevalue("server").database())
+
+    return place
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the coverage of a sweep that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    place = Place(folder / "run", f"journal:{folder}/log")
+    place.drive(STUDY)
+    check_once(place, STUDY)
+    return coverage(place)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_driver_killed_at_each_point_loses_nothing_and_counts_nothing_twice(
+    places: Places, whole: dict[str, Any], storage: str, tmp_path: Path
+) -> None:
+    place, armed = places(storage), tmp_path / "armed"
+    armed.mkdir()
+    for point in DRIVER_POINTS:
+        (armed / point).write_text("1")  # the second time
+        code = forked(lambda: place.drive(STUDY) and None, armed=armed)
+        assert code == -9 and not list(armed.iterdir()), f"{point} was not passed"
+        finish_some(place.folder)
+    place.drive(STUDY)
+    check_once(place, STUDY)
+    assert coverage(place) == whole
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_driver_killed_at_random_changes_loses_nothing(
+    places: Places, whole: dict[str, Any], storage: str
+) -> None:
+    draw, place = random.Random(17), places(storage)
+    changes = forked(lambda: places(storage).drive(STUDY) and None)
+    kills = 0
+    while kills < 6:
+        if forked(lambda: place.drive(STUDY) and None, at=draw.randint(1, changes // 3)) != -9:
+            break
+        kills += 1
+        place.outwait()
+        if draw.random() < 0.5:
+            finish_some(place.folder)
+    assert kills > 1
+    place.drive(STUDY)
+    check_once(place, STUDY)
+    assert coverage(place) == whole
+
+
+def once_lost(healthy: bool) -> World:
+    """Return a cluster that loses every replicate, unless it is healthy."""
+
+    def log(spec: ReplicateSpec) -> Log:
+        return Log(spec, state="lost" if not healthy else "completed")
+
+    return World(log=log)
+
+
+def test_a_trial_described_as_lost_by_a_dead_driver_is_told_once_with_its_values(
+    places: Places, tmp_path: Path
+) -> None:
+    place, study = places("journal"), make_study(**ONE, retries=0)
+    armed = tmp_path / "armed"
+    armed.mkdir()
+    (armed / "trial_described").touch()
+    assert forked(lambda: place.drive(study, once_lost(False)) and None, armed=armed) == -9
+    for _ in range(2):  # the second driver has nothing to do
+        place.drive(study, once_lost(True), again=True)
+        trials = [trial for trial in place.trials() if trial.state.name == "COMPLETE"]
+        assert [trial.user_attrs[name] for trial in trials for name in ("failed", "lost")] == [
+            None,
+            None,
+        ]
+
+
+def test_charges_that_a_dead_driver_noted_are_replaced(places: Places, tmp_path: Path) -> None:
+    """Replicates were added before the trial was told, and one of them fails."""
+    place = places("journal")
+    armed = tmp_path / "armed"
+    armed.mkdir()
+    (armed / "trial_described").touch()
+    assert forked(lambda: place.drive(make_study(**ONE)) and None, armed=armed) == -9
+    bad = World(log=lambda spec: Log(spec, state="failed" if spec.replicate else "completed"))
+    place.drive(make_study(**{**ONE, "replicates": 2}), bad)
+    (trial,) = [trial for trial in place.trials() if trial.state.name == "COMPLETE"]
+    assert list(trial.constraints.values()) == [1.0]
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_lock_of_a_driver_that_died_while_it_wrote_to_the_journal_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(journal, "GRACE_S", 3)
+    (tmp_path / "sub").mkdir()
+    place = Place(
+        tmp_path / "run", "journal:sub/log" if relative else f"journal:{tmp_path}/sub/log"
+    )
+    study = make_study(**ONE)
+
+    lock = tmp_path / "sub" / "log.lock"
+
+    def sync(file: int) -> None:
+        if lock.is_symlink():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_in_the_lock() -> None:
+        place.drive(study, World(tick=lambda: setattr(os, "fsync", sync)))
+
+    assert forked(die_in_the_lock) == -9
+    assert lock.is_symlink()
+    place.drive(study)
+    check_once(place, study)
+
+
+def test_a_journal_whose_last_line_is_torn_goes_on(places: Places, tmp_path: Path) -> None:
+    place, study, armed = places("journal"), make_study(**ONE), tmp_path / "armed"
+    armed.mkdir()
+    (armed / "replicate_folded").touch()
+    assert forked(lambda: place.drive(study) and None, armed=armed) == -9
+    with Path(f"{place.folder}.log").open("a") as file:
+        file.write('{"op_code":6,"worker_id":"x-')
+    place.drive(study)
+    check_once(place, study)
