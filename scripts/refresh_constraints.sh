@@ -22,7 +22,7 @@ with open("pyproject.toml", "rb") as file:
 PY
 echo "resolving; a minute or two ..."
 "$python" -m pip install -qq --disable-pip-version-check -c "$scratch/pins.txt" \
-    -r "$scratch/build.txt" '.[dev,docs,fast]'
+    -r "$scratch/build.txt" '.[dev,docs,fast,postgresql]'
 "$python" -m pip check
 
 {

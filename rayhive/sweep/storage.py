@@ -7,7 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from optuna.storages.journal import JournalRedisBackend
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from rayhive.errors import MASK, ConfigError, Problem
+from rayhive.errors import MASK, ConfigError, Problem, RayhiveError, without_secrets
 from rayhive.sweep.journal import open_journal
 
 if TYPE_CHECKING:
@@ -63,14 +63,22 @@ def _unusable(url: str) -> str | None:
         try:
             parsed = make_url(url)
             parsed.get_dialect().import_dbapi()
-        except (SQLAlchemyError, ImportError) as error:
+        except SQLAlchemyError as error:
             return f"{ALLOWED} ({_hidden(str(error), url)})"
+        except ImportError as error:
+            return f"{ALLOWED} ({error}; {_to_install(error.name)})"
         file = parsed.database if parsed.get_backend_name() == "sqlite" else None
         if parsed.get_backend_name() == "sqlite" and file in (None, "", ":memory:"):
             return "a storage that outlives the driver, in a named file"
     if file is not None and not Path(file).absolute().parent.is_dir():
         return f"a file in a folder that exists, not in {Path(file).parent}"
     return None
+
+
+def _to_install(driver: str | None) -> str:
+    if driver in (None, "psycopg"):  # without a name where the module lacks its C library
+        return "install psycopg[binary], or rayhive with its extra postgresql"
+    return f"install {driver}"
 
 
 def expanded(url: str) -> str:
@@ -145,7 +153,31 @@ def make_storage(url: str) -> BaseStorage:
         return JournalStorage(JournalRedisBackend(url))
     if url.startswith("journal:"):
         return open_journal(_journal_file(url))
-    return RDBStorage(url)
+    # A database may close connections that were idle during a replicate.
+    return RDBStorage(url, engine_kwargs={"pool_pre_ping": not url.startswith("sqlite")})
+
+
+@contextmanager
+def usable(url: str | None) -> Iterator[None]:
+    """Turn the errors of a database that fails during a sweep into one :class:`RayhiveError`.
+
+    Args:
+        url: URL of the storage; None for the database in the run folder.
+
+    Raises:
+        RayhiveError: The database cannot be reached, or refuses a statement.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        first = _hidden(str(cause).splitlines()[0], url)
+        raise RayhiveError(
+            f"the storage {without_secrets(url or 'of the run folder')} can't be used: {first}. "
+            "Finished replicates are kept; the same command resumes the sweep"
+        ) from error
 
 
 def _journal_file(url: str) -> str:

@@ -20,7 +20,7 @@ from rayhive.sweep.resolve import ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder, writable
 from rayhive.sweep.samplers import make_sampler
 from rayhive.sweep.signals import Interruption
-from rayhive.sweep.storage import check_storage, open_study
+from rayhive.sweep.storage import check_storage, open_study, usable
 from rayhive.sweep.target import Target, target_at
 from rayhive.sweep.trial_book import TrialBook
 
@@ -157,7 +157,11 @@ def run_sweep(
         if parallel == AUTO or at_once > 1:
             progress.note(_at_once_text(study, at_once))
         now = run.continued(fingerprint(study), accept=code == "accept")
-        with writable(run.path), run.opened(study.config, now) as identity:
+        with (
+            usable(study.config.storage),
+            writable(run.path),
+            run.opened(study.config, now) as identity,
+        ):
             book = open_book(study, run, identity)
             return Driver(
                 study,

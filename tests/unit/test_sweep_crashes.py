@@ -14,14 +14,18 @@ from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
 from rayhive.crash_points import DRIVER_POINTS
+from rayhive.errors import RayhiveError
 from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep import journal
 from rayhive.sweep.resolve import ResolvedStudy, WorkloadFacts, resolve
+from rayhive.sweep.signals import Interruption
+from rayhive.sweep.sweep import run_sweep
+from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.fixtures.postgresql import Server, postgresql
 from tests.unit.sweep_crashes import Place, check_once, coverage, finish_some, forked
-from tests.unit.sweep_fakes import SHAPES, World
+from tests.unit.sweep_fakes import SHAPES, Recorder, World
 
 STORAGES = ("sqlite", "journal", "postgresql")
 Places = Callable[[str], Place]
@@ -119,12 +123,16 @@ def test_a_driver_killed_at_each_point_loses_nothing_and_counts_nothing_twice(
     assert coverage(place) == whole
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    "storage",
+    ["journal", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sqlite", "postgresql"))],
+)
 def test_a_driver_killed_at_random_changes_loses_nothing(
     places: Places, whole: dict[str, Any], storage: str
 ) -> None:
     draw, place = random.Random(17), places(storage)
-    changes = forked(lambda: places(storage).drive(STUDY) and None)
+    untouched = places(storage)
+    changes = forked(lambda: untouched.drive(STUDY) and None)
     kills = 0
     while kills < 6:
         if forked(lambda: place.drive(STUDY) and None, at=draw.randint(1, changes // 3)) != -9:
@@ -214,3 +222,38 @@ def test_a_journal_whose_last_line_is_torn_goes_on(places: Places, tmp_path: Pat
         file.write('{"op_code":6,"worker_id":"x-')
     place.drive(study)
     check_once(place, study)
+
+
+@pytest.mark.slow
+def test_a_database_that_was_restarted_is_connected_to_again(
+    places: Places, server: Server, whole: dict[str, Any]
+) -> None:
+    place, calls = places("postgresql"), iter(range(10**6))
+
+    def tick() -> None:
+        if next(calls) == 10:
+            server.restart()
+
+    place.drive(STUDY, World(tick=tick))
+    check_once(place, STUDY)
+    assert coverage(place) == whole
+
+
+@pytest.mark.slow
+def test_a_database_that_is_gone_ends_the_sweep_with_one_error(
+    places: Places, server: Server, whole: dict[str, Any]
+) -> None:
+    place, calls = places("postgresql"), iter(range(10**6))
+
+    def tick() -> None:
+        if next(calls) == 10:
+            server.stop()
+
+    world = World(tick=tick)
+    target = target_at(connect=world.connect)
+    with pytest.raises(RayhiveError, match="can't be used.*the same command resumes"):
+        run_sweep(place.stored(STUDY), place.folder, Recorder(), Interruption(), target)
+    server.start()
+    run_sweep(place.stored(STUDY), place.folder, Recorder(), Interruption(), target)
+    check_once(place, STUDY)
+    assert coverage(place) == whole

@@ -46,6 +46,13 @@ def test_urls_are_checked_without_opening_them(tmp_path: Path, url: str, said: s
     assert not list(tmp_path.iterdir())
 
 
+def test_postgresql_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    (problem,) = check_storage("postgresql://me:secret@host/trials")
+    assert "install psycopg[binary], or rayhive with its extra postgresql" in problem.allowed
+    assert "secret" not in str(problem)
+
+
 def test_redis_needs_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     (problem,) = check_storage("redis://localhost:6379")
