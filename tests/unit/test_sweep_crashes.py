@@ -251,7 +251,7 @@ def test_a_database_that_is_gone_ends_the_sweep_with_one_error(
 
     world = World(tick=tick)
     target = target_at(connect=world.connect)
-    with pytest.raises(RayhiveError, match="can't be used.*the same command resumes"):
+    with pytest.raises(RayhiveError, match=r"can't be used.*the same command resumes"):
         run_sweep(place.stored(STUDY), place.folder, Recorder(), Interruption(), target)
     server.start()
     run_sweep(place.stored(STUDY), place.folder, Recorder(), Interruption(), target)
