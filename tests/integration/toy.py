@@ -138,10 +138,10 @@ class Together(UntilRound):
 
 
 def stay_in_rounds() -> None:
-    """Let no pause of a busy machine between two batches count as a break in this process."""
+    """Let no pause of a busy machine count as a break or a loss in this process."""
     from rayhive.membership import progress_tracker
 
-    progress_tracker.BREAK_S = 60.0
+    progress_tracker.BREAK_S = progress_tracker.SILENCE_S = 60.0
 
 
 def share_address(strategy: Any, folder: Path) -> None:
