@@ -40,7 +40,11 @@ CASES: list[dict[str, Any]] = [
 NAMES = ["-".join(str(value) for value in case.values()) for case in CASES]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 peers", "4 peers"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(2, marks=pytest.mark.slow), 4],
+    ids=["2 peers", "4 peers"],
+)
 def swarm(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:
     peers = request.param
     return peers, run_scenario("bytes_of_rounds", peers=peers, cases=CASES)

@@ -13,6 +13,7 @@ MODEL = "lightning.pytorch.demos.boring_classes:BoringModel"
 
 
 @pytest.mark.swarm
+@pytest.mark.slow
 def test_lightnings_boring_model_trains_in_a_swarm(tmp_path: Path) -> None:
     specs = [
         spec.model_copy(update={"workload": WorkloadConfig(import_path=MODEL)})

@@ -115,7 +115,7 @@ def one_peer(reuse: bool, precision: str) -> dict[str, Any]:
     ("reuse", "precision"),
     [
         (False, "32-true"),
-        (True, "16-mixed"),
+        pytest.param(True, "16-mixed", marks=pytest.mark.slow),
         pytest.param(True, "32-true", marks=pytest.mark.slow),
         pytest.param(False, "16-mixed", marks=pytest.mark.slow),
         pytest.param(False, "bf16-mixed", marks=pytest.mark.slow),

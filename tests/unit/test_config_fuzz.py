@@ -185,7 +185,7 @@ def hold(text: str, given: list[str], file: Path) -> None:
 quiet = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@settings(max_examples=600, suppress_health_check=quiet)
+@settings(max_examples=200, suppress_health_check=quiet)
 @given(text=damaged(), given=overrides)
 @pytest.mark.usefixtures("digits_read_once")
 def test_a_damaged_study_is_valid_or_refused_with_problems(

@@ -73,8 +73,14 @@ def late_in_region(folder: Path, seed: int, objectives: dict[str, str]) -> int:
 
 @pytest.mark.parametrize(
     "objectives",
-    [{"final_loss": "minimize"}, {"final_loss": "minimize", "round_p50_s": "minimize"}],
-    ids=["one objective", "two objectives"],
+    [
+        pytest.param({"final_loss": "minimize"}, id="one objective"),
+        pytest.param(
+            {"final_loss": "minimize", "round_p50_s": "minimize"},
+            id="two objectives",
+            marks=pytest.mark.slow,
+        ),
+    ],
 )
 def test_the_sampler_leaves_a_region_that_always_diverges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objectives: dict[str, str]
