@@ -7,14 +7,20 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from rayhive.events import PeerSpawned, of_kind, read_events
 from tests.integration.cluster_harness import (
     FAKE_FORKSERVER,
+    ROOT,
     driver,
     eventually,
     free_port,
@@ -65,8 +71,17 @@ def _kill(pids: list[int]) -> list[int]:
     return pids
 
 
-def autoscaler(file: Path, port: int) -> Path:
-    """Write the configuration of an autoscaler whose head has no cores and whose workers have 1."""
+def autoscaler(
+    file: Path, port: int, worker_types: dict[str, dict[str, Any]] | None = None, **provider: Any
+) -> Path:
+    """Write the configuration of an autoscaler whose head has no cores and whose workers have 1.
+
+    Args:
+        file: The file to write.
+        port: Port of the GCS.
+        worker_types: Types of the workers; None for one without labels.
+        provider: More settings of the provider.
+    """
     import ray.util
 
     commands = (
@@ -91,12 +106,18 @@ def autoscaler(file: Path, port: int) -> Path:
                     "head_node_id": HEAD_ID,
                     "gcs_address": f"{ray.util.get_node_ip_address()}:{port}",
                     "disable_node_updaters": True,
+                    **provider,
                 },
                 "head_node_type": head,
                 "available_node_types": {
                     head: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
-                    "worker": {
-                        "resources": worker, "node_config": {}, "min_workers": 0, "max_workers": 3,
+                    **{
+                        name: {
+                            **settings,
+                            **{"resources": worker, "node_config": {}},
+                            **{"min_workers": 0, "max_workers": 3},
+                        }
+                        for name, settings in (worker_types or {"worker": {}}).items()
                     },
                 },
             }
@@ -127,6 +148,62 @@ def test_a_study_waits_for_the_nodes_that_an_autoscaler_adds(folder: Path, tmp_p
             assert outcome["state"] == "completed", outcome
             rooms = json.loads(run.line("rooms"))
             assert sum(rooms) == spec.swarm.peers == len(rooms) - 1
+
+
+@pytest.mark.slow
+def test_a_study_makes_nodes_of_the_manifest_appear(folder: Path, tmp_path: Path) -> None:
+    """Its peers ask for the label of the spot nodes, and no such node is there."""
+    manifest = yaml.safe_load((ROOT / "experiments" / "cluster" / "aws.yaml").read_text())
+    types = manifest["available_node_types"]
+    workers = {n: {"labels": types[n]["labels"]} for n in types if n != manifest["head_node_type"]}
+    ((kind, settings),) = workers.items()
+    study = tmp_path / "study.yaml"
+    study.write_text(
+        yaml.safe_dump(
+            {
+                "name": "grows",
+                "workload": {"name": "digits"},
+                "swarm": {
+                    "peers": 2,
+                    "node_classes": {kind: {"count": 2, "labels": settings["labels"]}},
+                },
+                "budget": {
+                    "trials": 1,
+                    "seconds_per_replicate": 60,
+                    "samples_per_replicate": 1024,
+                },
+                "replicates": 1,
+                "retries": 0,
+            }
+        )
+    )
+    port = free_port()
+    file = autoscaler(folder / "autoscaler.json", port, workers, launch_multiple=True)
+    with ray_head(
+        folder,
+        options=["--num-cpus=0", f"--autoscaling-config={file}"],
+        port=port,
+        RAY_FAKE_CLUSTER="1",
+        AUTOSCALER_UPDATE_INTERVAL_S="1",
+        RAY_OVERRIDE_NODE_ID_FOR_TESTING=HEAD_ID,
+        RAY_CLOUD_INSTANCE_ID=HEAD_ID,
+        RAY_enable_autoscaler_v2="1",
+    ) as head:
+        command = [sys.executable, "-m", "rayhive", "sweep", str(study), "--format", "json"]
+        command += ["--address", head.address, "--out", str(tmp_path / "run")]
+        done = subprocess.run(
+            command,
+            env={**os.environ, **head.environment},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["n"], row["n_failed"]) == (1, 0), done.stderr
+    seen = list(read_events(tmp_path / "run" / "trials" / "0" / "r0-none" / "events.jsonl"))
+    nodes = {event.node for event in of_kind(seen, PeerSpawned)}
+    assert len(nodes) == 2 and HEAD_ID not in nodes, "one new node a peer"
 
 
 def test_a_fixed_cluster_without_cores_is_refused_with_the_reason(
