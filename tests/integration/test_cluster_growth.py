@@ -186,8 +186,6 @@ def test_a_study_makes_nodes_of_the_manifest_appear(folder: Path, tmp_path: Path
         RAY_FAKE_CLUSTER="1",
         AUTOSCALER_UPDATE_INTERVAL_S="1",
         RAY_OVERRIDE_NODE_ID_FOR_TESTING=HEAD_ID,
-        RAY_CLOUD_INSTANCE_ID=HEAD_ID,
-        RAY_enable_autoscaler_v2="1",
     ) as head:
         command = [sys.executable, "-m", "rayhive", "sweep", str(study), "--format", "json"]
         command += ["--address", head.address, "--out", str(tmp_path / "run")]
