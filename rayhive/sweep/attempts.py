@@ -86,6 +86,12 @@ def finished_event(folder: Path) -> ReplicateFinished | None:
     return None if last is None or last.state == "stopped" else last
 
 
+def is_stopped(folder: Path) -> bool:
+    """Return whether the current attempt ended on request, which is neither a result nor a loss."""
+    last = _last(folder / _EVENTS, ReplicateFinished)
+    return last is not None and last.state == "stopped"
+
+
 def unfinished_outcome(folder: Path) -> OutcomeFound | None:
     """Return the outcome of a replicate whose supervisor died before its last event, if any."""
     log = folder / _EVENTS

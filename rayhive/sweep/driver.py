@@ -219,7 +219,12 @@ class Driver:
             yield self._replicate(record, scenario, number)
 
     def _tell(self, record: TrialRecord, rows: list[Row]) -> None:
-        rows = list(self._with_twins(record, rows))
+        judged = self.book.scenarios
+        rows = [
+            row
+            for row in self._with_twins(record, rows)
+            if judged is None or row["scenario"] in judged
+        ]
         if record.reported and not self.book.lost(record):
             self._charges.learn(rows)
         else:

@@ -16,12 +16,20 @@ from typing import Protocol, TypeAlias
 
 from rayhive.cluster.replicate.peer_table import Outcome, ReplicateStatus
 from rayhive.crash_points import crash_point
-from rayhive.errors import ConfigError, DamagedError, NoAnswerError, Problem, SupervisorError
+from rayhive.errors import (
+    ClusterError,
+    ConfigError,
+    DamagedError,
+    NoAnswerError,
+    Problem,
+    SupervisorError,
+)
 from rayhive.events import ReplicateFinished, ReplicateStarted, read_events
 from rayhive.files import write_atomically
 from rayhive.spec import SwarmConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep import attempts
+from rayhive.sweep.resumption import plan_problem
 from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.timeline import LOST
 
@@ -159,7 +167,9 @@ class ReplicateRunner:
             ran = True
             # The supervisor of an attempt that has ended may still live; it is not adopted.
             reason, handle = (yield from self._follow(spec, handle)), None
-            end = self._finished(spec, folder) or attempts.record_end(folder, LOST, reason)
+            end = self._finished(spec, folder)
+            if end is None and not attempts.is_stopped(folder):
+                end = attempts.record_end(folder, LOST, reason)
 
     def _finished(self, spec: ReplicateSpec, folder: Path) -> ReplicateFinished | None:
         """Return the last event of a finished replicate; set a damaged log aside."""
@@ -228,16 +238,20 @@ class ReplicateRunner:
                 except SupervisorError as error:
                     return str(error)
                 crash_point("supervisor_started")
+            # An earlier driver may have died while it stopped the replicate.
+            stopping = adopted and _stop_requested(handle)
             try:
                 self.watcher.replicate_started(spec, adopted)
-                reason = yield from self._wait(spec, handle)
+                reason = yield from self._wait(spec, handle, stopping)
                 crash_point("replicate_ended")
                 return reason
             finally:
                 handle.release()
                 crash_point("supervisor_released")
 
-    def _wait(self, spec: ReplicateSpec, handle: Handle) -> Generator[None, None, str]:
+    def _wait(
+        self, spec: ReplicateSpec, handle: Handle, stopping: bool
+    ) -> Generator[None, None, str]:
         outcome = None
         try:
             while outcome is None:
@@ -256,9 +270,16 @@ class ReplicateRunner:
             with suppress(Exception):
                 handle.wait(STOP_S)
             raise
-        if outcome.state == "stopped":
+        if outcome.state == "stopped" and not stopping:
             raise Interrupted(f"stopped from outside: {outcome.stop_reason}")
         return outcome.stop_reason
+
+
+def _stop_requested(handle: Handle) -> bool:
+    """Return whether a replicate was asked to end before it is adopted."""
+    with suppress(ClusterError):  # it does not answer
+        return handle.status().stop_requested
+    return False
 
 
 def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
@@ -273,12 +294,9 @@ def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
             return  # the plan of the recorded run is unknown
         before = ReplicateSpec.model_validate(first.spec).plan
         write_atomically(folder / attempts.SPEC, json.dumps(first.spec, indent=1) + "\n")
-    if before != spec.plan:
-        allowed = (
-            f"the same as when {folder} was recorded, but it now plans other faults: restore its "
-            "file, or begin a new run folder"
-        )
-        raise ConfigError([Problem("scenarios", spec.scenario, allowed)])
+    problem = plan_problem(spec.scenario, before, spec.plan, folder)
+    if problem is not None:
+        raise ConfigError(problem)
 
 
 def prepare(spec: ReplicateSpec) -> ReplicateSpec:

@@ -8,8 +8,9 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,13 +21,11 @@ from rayhive.events import ReplicateFinished, of_kind, read_events
 from rayhive.files import is_unfinished, write_atomically
 from rayhive.spec import SweepConfig
 from rayhive.spec.moved import moved_to_space
-from rayhive.sweep.attempts import set_aside
+from rayhive.spec.replicate import ReplicateSpec
+from rayhive.sweep.attempts import read_spec, set_aside
 from rayhive.sweep.provenance import Fingerprint, collect, read_fingerprint
-
-#: Keys that may grow when a study is resumed; any other difference makes it another study.
-MAY_GROW = ("budget.trials", "replicates")
-#: Keys that set limits of time and attempts, and do not affect measurements.
-MAY_CHANGE = re.compile(r"retries|timeouts\..+|preemption\.sources")
+from rayhive.sweep.resolve import ResolvedScenario
+from rayhive.sweep.resumption import differences, plan_problem
 
 #: States of a replicate that measured its configuration.
 MEASURED = ("completed", "timed_out", "diverged")
@@ -51,10 +50,14 @@ class RunFolder:
 
     Args:
         path: The folder; it need not exist.
+
+    Attributes:
+        before: The study that the folder held when it was opened; None for a new folder.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
+        self.before: SweepConfig | None = None
 
     def replicate(self, trial: int, replicate: int, scenario: str) -> Path:
         """Return the folder of one replicate."""
@@ -85,6 +88,27 @@ class RunFolder:
             item.name != LOCK and not is_unfinished(item) for item in self.path.iterdir()
         ):
             yield self._refused("a run folder, or one that is empty or new")
+
+    def check_plans(self, scenarios: Iterable[ResolvedScenario]) -> Iterator[Problem]:
+        """Yield a problem for each scenario that plans other faults than its replicates had.
+
+        Args:
+            scenarios: The scenarios with their plans, on the target of the run.
+        """
+        for scenario in scenarios:
+            found = (
+                plan_problem(scenario.name, spec.plan, plan, folder)
+                for number, plan in enumerate(scenario.plans)
+                for folder, spec in islice(self._recorded(scenario.name, number), 1)
+            )
+            yield from islice((problem for problem in found if problem is not None), 1)
+
+    def _recorded(self, scenario: str, number: int) -> Iterator[tuple[Path, ReplicateSpec]]:
+        """Yield the folder and the spec of each replicate of a number that has started."""
+        for folder in sorted(self.path.glob(f"trials/*/r{number}-{scenario}")):
+            if any(folder.glob("events*.jsonl")):
+                with suppress(OSError, ValueError):
+                    yield folder, read_spec(folder)
 
     def check_code(self, config: SweepConfig, now: Fingerprint) -> Iterator[Problem]:
         """Yield a problem if the run has measurements of other code or data."""
@@ -167,6 +191,8 @@ class RunFolder:
             # The kernel releases the lock when this process dies, in whatever way.
             if not _lock(lock, fcntl.LOCK_EX):
                 raise ConfigError(self._in_use(_owner(lock)))
+            with suppress(OSError, ValueError):
+                self.before = self._study()
             lock.seek(0)
             known = _RUN.search(lock.read())
             provenance = self._describe(config, code, None if known is None else known[1])
@@ -232,26 +258,30 @@ class RunFolder:
     def _refused(self, allowed: str) -> Problem:
         return Problem("--out", str(self.path), allowed)
 
-    def _differences(self, config: SweepConfig) -> Iterator[Problem]:
+    def _study(self) -> SweepConfig:
+        """Return the study in the folder.
+
+        Raises:
+            OSError: There is none, or it cannot be read.
+            ValueError: It is not valid.
+        """
         try:
             text = (self.path / SWEEP).read_text(encoding="utf-8")
             data = yaml.safe_load(text)
             if isinstance(data, Mapping):
                 data = moved_to_space(data, warn=False)
-            existing = SweepConfig.model_validate(data)
-        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        except (yaml.YAMLError, RecursionError) as error:
+            raise ValueError(str(error)) from error
+        return SweepConfig.model_validate(data)
+
+    def _differences(self, config: SweepConfig) -> Iterator[Problem]:
+        try:
+            before = self._study()
+        except (OSError, ValueError) as error:
             first = str(error).splitlines()[0]
             yield self._refused(f"a run folder; its {SWEEP} is not valid: {first}")
             return
-        old, new = _flat(existing.as_data()), _flat(config.as_data())
-        for key in sorted(old.keys() | new.keys()):
-            was, now = old.get(key), new.get(key)
-            if MAY_CHANGE.fullmatch(key) or was == now or (key in MAY_GROW and now > was):  # type: ignore[operator]
-                continue
-            at_least = "at least " if key in MAY_GROW else ""
-            held = f"as in the run that {self.path} holds"
-            other = "(--out or another name starts a new run)"
-            yield Problem(key, now, f"{at_least}{was!r}, {held} {other}")
+        yield from differences(before, config, self.path)
 
 
 @contextmanager
@@ -286,16 +316,6 @@ def _disk_trouble(error: BaseException | None) -> str | None:
             return found[0]
         error = error.__cause__ or error.__context__
     return None
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _timeless(session: Mapping[str, Any]) -> dict[str, Any]:

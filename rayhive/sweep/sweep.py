@@ -13,6 +13,7 @@ from pathlib import Path
 
 from rayhive.cluster.address import in_job
 from rayhive.errors import ConfigError, Problem, nearest, unknown
+from rayhive.spec.study import scenario_label
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.provenance import CHOICES, Fingerprint, fingerprint_of
 from rayhive.sweep.replicate_runner import Swarms
@@ -22,7 +23,7 @@ from rayhive.sweep.samplers import make_sampler
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.storage import check_storage, open_study, usable
 from rayhive.sweep.target import Target, target_at
-from rayhive.sweep.trial_book import TrialBook
+from rayhive.sweep.trial_book import SCENARIOS, TrialBook
 
 
 def default_folder(study: ResolvedStudy) -> Path:
@@ -105,6 +106,8 @@ def preflight(
     if code not in CHOICES:
         raise ConfigError(unknown("--code", code, CHOICES))
     problems = list(run.check(study.config))
+    if not study.demands.optional:  # what they are replaced by is known once the target is joined
+        problems += run.check_plans(study.scenarios)
     if not problems and code == "refuse":
         problems += run.check_code(study.config, fingerprint(study))
     problems += check_parallel(parallel)
@@ -156,6 +159,8 @@ def run_sweep(
         at_once = places(study, cluster, parallel)
         if parallel == AUTO or at_once > 1:
             progress.note(_at_once_text(study, at_once))
+        if problems := list(run.check_plans(study.scenarios)):
+            raise ConfigError(problems)
         now = run.continued(fingerprint(study), accept=code == "accept")
         with (
             usable(study.config.storage),
@@ -205,6 +210,9 @@ def open_book(study: ResolvedStudy, run: RunFolder, identity: str) -> TrialBook:
     """
     config = study.config
     trials = open_study(config, run.path, identity)
+    if SCENARIOS not in trials.user_attrs:
+        began = run.before if run.before is not None and trials.get_trials() else config
+        trials.set_user_attr(SCENARIOS, [scenario_label(name) for name in began.scenarios])
     if run.has_trials and not trials.get_trials(deepcopy=False):
         url = config.storage or str(run.path / "study.db")
         allowed = f"the storage with the trials of {run.path}; this one has none"
@@ -216,4 +224,5 @@ def open_book(study: ResolvedStudy, run: RunFolder, identity: str) -> TrialBook:
         config.seed,
         in_order=config.sampler == "grid",
         sampler=partial(make_sampler, config.sampler, config.seed),
+        scenarios=frozenset(trials.user_attrs[SCENARIOS]),
     )

@@ -30,6 +30,9 @@ REASKS = 8
 #: Values of the objectives of a trial, in the study's order; None if it has none.
 Values: TypeAlias = Sequence[float] | None
 
+#: User attribute of the study: scenarios over which the values of its trials are taken.
+SCENARIOS = "scenarios"
+
 # User attributes of a trial.
 CONFIGURATION = "configuration"
 ENQUEUED = "enqueued"
@@ -72,6 +75,8 @@ class TrialBook:
         sampler: Returns the sampler of a suggestion, given the number of trials before it. None for
             the sampler that the study has. Trials of dead drivers do not count, so a resumed study
             is suggested what an uninterrupted one would be.
+        scenarios: Scenarios over which values are taken: those that the study began with, so that
+            all of its values are comparable. None for all scenarios.
         duplicates: Suggestions that repeated an earlier configuration.
     """
 
@@ -81,6 +86,7 @@ class TrialBook:
     seed: int = 0
     in_order: bool = False
     sampler: Callable[[int], BaseSampler] | None = None
+    scenarios: frozenset[str] | None = None
 
     def __post_init__(self) -> None:
         self._seen: dict[str, int] = {}

@@ -52,6 +52,7 @@ class Supervisor:
         self.planned = log
         self.file = EventLog(Path(self.spec.folder) / "events.jsonl")
         self.outcome: Outcome | None = None
+        self.stop_requested = False
         self.write(log.head())
         self.file.sync()
 
@@ -185,12 +186,16 @@ class FakeHandle:
 
     def status(self) -> ReplicateStatus:
         return ReplicateStatus(
-            self.run_id, "training", peers={"peer-0": PeerStatus("training", round=3)}
+            self.run_id,
+            "training",
+            peers={"peer-0": PeerStatus("training", round=3)},
+            stop_requested=self.world.live[self.run_id].stop_requested,
         )
 
     def stop(self, reason: str) -> None:
         self.world.tick()
         supervisor = self.world.live[self.run_id]
+        supervisor.stop_requested = True
         if supervisor.outcome is None:
             supervisor.finish("stopped", reason)
 

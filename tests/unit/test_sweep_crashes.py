@@ -19,13 +19,13 @@ from rayhive.spec import Configuration, SweepConfig
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep import journal
 from rayhive.sweep.resolve import ResolvedStudy, WorkloadFacts, resolve
-from rayhive.sweep.signals import Interruption
+from rayhive.sweep.signals import Interrupted, Interruption
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.fixtures.postgresql import Server, postgresql
-from tests.unit.sweep_crashes import Place, check_once, coverage, finish_some, forked
-from tests.unit.sweep_fakes import SHAPES, Recorder, World
+from tests.unit.sweep_crashes import Place, check_once, coverage, ends, finish_some, forked
+from tests.unit.sweep_fakes import SHAPES, Killed, Recorder, World
 
 STORAGES = ("sqlite", "journal", "postgresql")
 Places = Callable[[str], Place]
@@ -257,3 +257,37 @@ def test_a_database_that_is_gone_ends_the_sweep_with_one_error(
     run_sweep(place.stored(STUDY), place.folder, Recorder(), Interruption(), target)
     check_once(place, STUDY)
     assert coverage(place) == whole
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["it has ended", "it is ending"])
+def test_a_replicate_that_a_dead_driver_was_stopping_is_run_again(
+    places: Places, ended: bool
+) -> None:
+    """`ray job stop` sends SIGTERM, and SIGKILL three seconds later."""
+    place, study = places("journal"), make_study(**ONE)
+    world = World()
+
+    def die() -> None:
+        if world.live:
+            raise Killed
+
+    world.tick = die
+    with pytest.raises(Killed):
+        place.drive(study, world)
+    world.tick = lambda: None
+    (supervisor,) = world.live.values()
+    supervisor.stop_requested = True
+    if ended:
+        supervisor.finish("stopped", "interrupted by SIGTERM")
+    else:
+        supervisor.planned.state = "stopped"
+    progress = place.drive(study, world)
+    assert progress.of("finished") == [("0/0/none", "completed", False)]
+    folder = place.folder / "trials" / "0" / "r0-none"
+    assert [end.state for end in ends(folder)] == ["stopped", "completed"]
+
+
+def test_a_replicate_that_is_stopped_from_outside_ends_the_sweep(places: Places) -> None:
+    place, world = places("journal"), World(log=lambda spec: Log(spec, state="stopped"))
+    with pytest.raises(Interrupted, match="stopped from outside"):
+        place.drive(make_study(**ONE), world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import ray
@@ -132,7 +133,8 @@ class Replicate:
     def status(self) -> ReplicateStatus:
         """Return phase, times and peers."""
         seconds = time.monotonic() - (self._released or self._created)
-        return self._peer_table.status(self._spec, self._phase, seconds, self.outcome)
+        status = self._peer_table.status(self._spec, self._phase, seconds, self.outcome)
+        return replace(status, stop_requested=self._waiter.stopped is not None)
 
     def note_neighbours(self, run_ids: Sequence[str]) -> None:
         """Record other replicates on the same nodes, unless the training is over."""

@@ -70,6 +70,7 @@ class ReplicateStatus:
         budget_seconds: Longest training [s].
         outcome: Outcome; None before the end.
         peers: Status of each peer.
+        stop_requested: Whether the replicate was asked to end early.
     """
 
     run_id: str
@@ -80,6 +81,7 @@ class ReplicateStatus:
     budget_seconds: float | None = None
     outcome: Outcome | None = None
     peers: Mapping[str, PeerStatus] = field(default_factory=dict)
+    stop_requested: bool = False
 
 
 @dataclass
