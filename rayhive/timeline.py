@@ -34,6 +34,7 @@ from rayhive.events import (
     Weights,
 )
 from rayhive.events.supervisor import FaultEffect
+from rayhive.spec.pruning import SKIPPED
 from rayhive.spec.replicate import ReplicateSpec
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ APPLIED = frozenset({"averaged", "partial", "local", "alone"})
 FINISHED = frozenset({"completed", "timed_out"})
 #: State of a replicate whose every attempt lost a part of the cluster.
 LOST = "lost"
+#: States of replicates that are in no number.
+UNKNOWN = frozenset({LOST, SKIPPED})
 #: State of a replicate without a recorded end: it runs, or its supervisor died.
 UNFINISHED = "unfinished"
 #: States of replicates that count neither as finished nor as failed.
@@ -291,14 +294,11 @@ class Timeline:
                 offsets[item.name] = clock + max(0.0, item.started - moment)
         return offsets
 
-    # -- rounds --------------------------------------------------------------------------------
+    # -- rounds and samples --------------------------------------------------------------------
 
     @cached_property
     def rounds(self) -> tuple[int, ...]:
-        """Rounds that at least one peer applied.
-
-        With ``use_local_updates`` there are no gradient rounds, and transitions are counted.
-        """
+        """Rounds that at least one peer applied; with ``use_local_updates``, the transitions."""
         if self.spec.swarm.use_local_updates:
             return tuple(self.by_round(Transition))
         applied = {event.round for event in self.of(Round) if event.outcome in APPLIED}
@@ -334,8 +334,6 @@ class Timeline:
                 elif isinstance(event, Round) and event.outcome in APPLIED:
                     own[event.peer].add((event.peer, event.round))
         return frozenset(lost)
-
-    # -- samples -------------------------------------------------------------------------------
 
     def committed(self, until: int | None = None) -> int:
         """Return the samples whose gradients entered an applied round, over the swarm.

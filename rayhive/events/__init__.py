@@ -44,6 +44,7 @@ from rayhive.events.supervisor import (
     OutcomeFound,
     PeerLost,
     PeerSpawned,
+    Pruned,
     ReplicateFinished,
     ReplicateStarted,
     TrainingExtended,

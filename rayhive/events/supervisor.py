@@ -218,6 +218,30 @@ class InvariantChecked(Event, kind="invariant"):
     violations: list[str] | None = None
 
 
+class Pruned(Event, kind="pruned"):
+    """The replicate is stopped early: others were better at the same samples.
+
+    Attributes:
+        metric: Metric of the held-out evaluations.
+        value: Best value of the replicate so far, the mean over its peers.
+        bar: Value that it was compared with.
+        samples: Committed samples of the swarm at the last evaluation.
+        round: Round of that evaluation.
+        replicates: Finished replicates of other configurations that the bar was taken from.
+        share: Share of them that the bar leaves worse [%].
+        margin: How much worse the value had to be, as a share of the bar.
+    """
+
+    metric: str
+    value: float
+    bar: float
+    samples: int
+    round: int
+    replicates: int
+    share: float
+    margin: float
+
+
 class OutcomeFound(Event, kind="outcome"):
     """The outcome is known; it is that of the ``replicate_finished`` that follows the clean-up.
 
@@ -234,8 +258,8 @@ class ReplicateFinished(Event, kind="replicate_finished"):
     """The replicate is over and its nodes are cleaned up.
 
     Attributes:
-        state: ``completed``, ``timed_out``, ``diverged``, ``failed``, ``stopped``, ``invalid`` or
-            ``lost``.
+        state: ``completed``, ``timed_out``, ``diverged``, ``failed``, ``stopped``, ``invalid``,
+            ``lost``, ``pruned`` or ``skipped``.
         stop_reason: Why it ended.
     """
 

@@ -81,8 +81,16 @@ def rank_rows(rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[s
 
 
 def ran(row: Row) -> int:
-    """Return the number of replicates of a folded row, failed ones included and lost ones not."""
-    return int(row["n"] or 0) + int(row["n_failed"] or 0)
+    """Return the number of replicates of a folded row, failed and pruned ones included.
+
+    Lost and skipped ones are not.
+    """
+    return int(row["n"] or 0) + unfinished(row)
+
+
+def unfinished(row: Row) -> int:
+    """Return how many replicates of a folded row failed or were pruned: they have no result."""
+    return int(row["n_failed"] or 0) + int(row.get("n_pruned") or 0)
 
 
 def is_censored(row: Row, name: str) -> bool:
@@ -95,11 +103,18 @@ def is_censored(row: Row, name: str) -> bool:
 def objectives_known(row: Row, objectives: Iterable[str]) -> bool:
     """Return whether every objective of a folded row is known, and of all its replicates.
 
-    A failed replicate has no objectives, so a row with one is not known.
+    A failed or pruned replicate has no objectives, so a row with one is not known. A row with
+    skipped replicates was measured less than the others.
     """
-    return not row["n_failed"] and all(
-        find_column(name) is not None and row.get(name) is not None and not is_censored(row, name)
-        for name in objectives
+    return (
+        not unfinished(row)
+        and not row.get("n_skipped")
+        and all(
+            find_column(name) is not None
+            and row.get(name) is not None
+            and not is_censored(row, name)
+            for name in objectives
+        )
     )
 
 

@@ -25,6 +25,7 @@ from rayhive.events import (
     StateRound,
     TrainingStarted,
 )
+from rayhive.spec.pruning import PRUNED
 from rayhive.timeline import Timeline
 
 #: Name of the supervisor's clock, which is the reference.
@@ -210,8 +211,9 @@ def _with_supervisor(timeline: Timeline, peer: str, at: int) -> Iterator[tuple[i
             yield at, 0, started.t - released.t
         for waiting in timeline.of(PeerReady, peer):
             yield 0, at, released.t - waiting.t
-    # after a failure, peers are asked to stop when the outcome is known
-    outcomes = (end for end in timeline.of(OutcomeFound) if end.state != "failed")
+    # these peers are asked to stop when the outcome is known
+    early = ("failed", PRUNED)
+    outcomes = (end for end in timeline.of(OutcomeFound) if end.state not in early)
     for end in (*outcomes, *timeline.of(ReplicateFinished)):
         for finished in timeline.of(PeerFinished, peer):
             yield 0, at, end.t - finished.t

@@ -23,7 +23,8 @@ from rayhive.metrics.stats import (
     log_estimate,
     median_interval,
 )
-from rayhive.timeline import FINISHED, LOST
+from rayhive.spec.pruning import PRUNED
+from rayhive.timeline import FINISHED, UNKNOWN
 
 
 def known(rows: Iterable[Row], name: str) -> list[Any]:
@@ -116,16 +117,18 @@ class RestrictedMean(Fold):
 
 
 def event_times(rows: Iterable[Row], name: str, limit: str) -> list[Time] | None:
-    """Return the times to an event, one for each replicate that was not lost.
+    """Return the times to an event, one for each replicate that was not lost or skipped.
 
-    A replicate without the event has the time for which it was observed, and one that failed an
-    infinite time, both as censored. None if an observation time is not known.
+    A replicate without the event, or one that was pruned, has the time for which it was observed,
+    and one that failed an infinite time, all as censored. None if an observation time is not known.
     """
     times = []
     for row in rows:
         value = row[name] if row["state"] in FINISHED else math.inf
-        if row["state"] == LOST:
+        if row["state"] in UNKNOWN:
             continue
+        if row["state"] == PRUNED:
+            value = None
         observed = row.get(limit) if value is None else value
         if not isinstance(observed, (int, float)):
             return None

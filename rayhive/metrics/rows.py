@@ -14,7 +14,7 @@ from rayhive.events import ReplicateStarted
 from rayhive.metrics.logs import read_timelines
 from rayhive.metrics.row_cache import RowCache
 from rayhive.registry import METRICS
-from rayhive.timeline import FINISHED, LOST, UNCOUNTED, UNFINISHED, Timeline
+from rayhive.timeline import FINISHED, UNCOUNTED, UNFINISHED, UNKNOWN, Timeline
 
 #: Scenario without faults; every other scenario is compared with it.
 NO_FAULTS = "none"
@@ -28,6 +28,7 @@ _NOT_IDENTITY: dict[str, Any] = {
     "git_revision": True,
     "timeouts": True,
     "preemption": True,
+    "early_stop": True,
     "budget": {"trials"},
 }
 
@@ -40,7 +41,7 @@ class Attempt:
         identity: Equal for all attempts at a replicate, whatever their trial: a trial that runs
             again after the driver died may get a new number.
         rank: Of several attempts the one with the highest rank counts: the last finished one (a
-            stopped attempt has not finished), else the last lost one, else the last one.
+            stopped attempt has not finished), else the last lost or skipped one, else the last one.
         row: All columns.
         twin: Identity of the no-fault replicate with the same configuration and seed. None for a
             replicate of the scenario without faults.
@@ -128,7 +129,7 @@ def _attempt(timeline: Timeline) -> Attempt:
     return Attempt(
         identity=json.dumps(spec, sort_keys=True) if faulted else calm,
         rank=(
-            0 if timeline.state in UNCOUNTED else 1 if timeline.state == LOST else 2,
+            0 if timeline.state in UNCOUNTED else 1 if timeline.state in UNKNOWN else 2,
             timeline.spec.attempt,
             started.t if started is not None else 0.0,
         ),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rayhive.columns import Column, FoldedRow, Row, find_column
 from rayhive.metrics.folds import RestrictedMean, event_times, is_exact, restriction
 from rayhive.metrics.stats import CONFIDENCE
-from rayhive.timeline import FINISHED, LOST
+from rayhive.timeline import FINISHED, UNKNOWN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,7 +86,7 @@ def _values(column: Column, ran: Sequence[Row]) -> list[tuple[int, float]]:
     pairs = []
     for row in ran:
         value = row[column.name] if row["state"] in FINISHED else None
-        if isinstance(column.fold, RestrictedMean) and row["state"] != LOST:
+        if isinstance(column.fold, RestrictedMean) and row["state"] not in UNKNOWN:
             times = event_times([row], column.name, column.fold.limit)
             value = times[0].seconds if times else None
         if isinstance(value, (int, float)) and row["seed"] is not None:

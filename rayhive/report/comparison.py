@@ -34,7 +34,7 @@ from rayhive.report.comparable import (
     shared_groups,
 )
 from rayhive.report.settings import Replicate, read_replicates, settings_of
-from rayhive.timeline import FINISHED, LOST, UNCOUNTED
+from rayhive.timeline import FINISHED, UNCOUNTED, UNKNOWN
 
 #: Columns that are compared besides the objectives, if the runs have them.
 KEY_COLUMNS = ("final_loss", "time_to_target_s", "samples_per_s", "round_p50_s", "goodput")
@@ -160,7 +160,9 @@ def _compared(
     theirs: Sequence[Replicate],
 ) -> Comparison | None:
     """Return the comparison of one column; None if neither run has values in it."""
-    rows = [[item.row for item in run if item.row["state"] != LOST] for run in (ours, theirs)]
+    rows = [
+        [item.row for item in run if item.row["state"] not in UNKNOWN] for run in (ours, theirs)
+    ]
     seeds = [{row["seed"]: row for row in run} for run in rows]
     common = [seed for seed in seeds[0] if seed in seeds[1]]
     paired = bool(common)

@@ -12,7 +12,8 @@ from rayhive.metrics.aggregate import comparable, is_censored, ran
 from rayhive.metrics.seeds import differences, holm, seed_values
 from rayhive.report.numbers import estimate_text, interval_text
 from rayhive.report.results import Results
-from rayhive.report.table import EMPTY, Cell, TableModel, count_text, key_columns, missed_text
+from rayhive.report.table import EMPTY, Cell, TableModel, key_columns, missed_text
+from rayhive.report.table_notes import count_text
 
 #: Name of the baseline that stands for the first row under each condition.
 FIRST = "first"

@@ -167,6 +167,8 @@ def _lacking(row: Row, objectives: Mapping[str, str]) -> str:
         return "no replicate finished"
     if row["n_failed"]:
         return f"{row['n_failed']} of {ran(row)} replicates failed"
+    if row["n_pruned"]:
+        return f"{row['n_pruned']} of {ran(row)} replicates were stopped early"
     reached = row["reached"]
     missed = [name for name in objectives if row.get(name) is None or name.endswith("_to_target_s")]
     if reached is not None and reached != ran(row) and missed:

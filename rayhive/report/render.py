@@ -15,7 +15,8 @@ from rayhive.metrics.aggregate import is_censored
 from rayhive.report.differences import all_differences, difference_table, versus_problems
 from rayhive.report.markup import latex_text, markdown_text
 from rayhive.report.results import Results, configuration_types, load_results
-from rayhive.report.table import build_table, damage_note
+from rayhive.report.table import build_table
+from rayhive.report.table_notes import damage_note
 from rayhive.report.text_table import table_text
 
 #: Output formats: a table for a terminal, and the table or all columns for other programs.

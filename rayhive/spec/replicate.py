@@ -10,6 +10,7 @@ from rayhive.spec.configuration import Configuration
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 from rayhive.spec.model import Model
 from rayhive.spec.moved import moved_to_configuration
+from rayhive.spec.pruning import EarlyStop
 from rayhive.spec.study import Budget, Evaluation, PreemptionConfig, Timeouts, WorkloadConfig
 from rayhive.spec.swarm import SwarmConfig
 
@@ -52,6 +53,7 @@ class ReplicateSpec(TrainingSpec):
         attempt: Number of earlier attempts at the replicate.
         scenario: Name of the fault scenario.
         plan: Fault plan; None without faults.
+        early_stop: Bounds at which it is stopped as hopeless; None without any.
         timeouts: Limits of the phases before and after training; measurements do not depend on
             them.
         preemption: Reaction to real preemption notices.
@@ -66,6 +68,7 @@ class ReplicateSpec(TrainingSpec):
     attempt: int = Field(default=0, ge=0)
     scenario: str = "none"
     plan: FaultPlan | None = None
+    early_stop: EarlyStop | None = None
     timeouts: Timeouts = Timeouts()
     preemption: PreemptionConfig = PreemptionConfig()
     folder: str

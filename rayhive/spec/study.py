@@ -14,6 +14,7 @@ from rayhive.errors import without_secrets
 from rayhive.spec.axes import AXES
 from rayhive.spec.configuration import Configuration, Space
 from rayhive.spec.model import LONGEST_S, MOST, Model
+from rayhive.spec.pruning import Pruner
 from rayhive.spec.swarm import SwarmConfig
 
 #: A scenario's name is part of the names of folders and actors.
@@ -159,6 +160,7 @@ class SweepConfig(Model):
         interleave: Number of suggested configurations whose replicates are run in turn.
         sampler: Which configuration is tried next: TPE, Gaussian processes, NSGA-II, at random, or
             all of them in order.
+        pruner: Which replicates are skipped or stopped as hopeless.
         timeouts: Limits of the phases before and after training.
         preemption: Reaction to real preemption notices.
         retries: Further attempts at a replicate that the infrastructure lost.
@@ -184,6 +186,7 @@ class SweepConfig(Model):
     evaluation: Evaluation = Evaluation()
     interleave: int = Field(default=4, ge=1, le=1000)
     sampler: SamplerName = "tpe"
+    pruner: Pruner = Pruner()
     timeouts: Timeouts = Timeouts()
     preemption: PreemptionConfig = PreemptionConfig()
     retries: int = Field(default=2, ge=0, le=100)

@@ -20,7 +20,7 @@ from rayhive.timeline import LOST
 E = TypeVar("E", bound=Event)
 
 SPEC = "spec.json"
-_EVENTS = "events.jsonl"
+EVENTS = "events.jsonl"
 _LOG = re.compile(r"events(?:\.(?:attempt|damaged)-(\d+))?\.jsonl")
 
 
@@ -39,10 +39,10 @@ def archive(folder: Path, as_: str = "attempt") -> None:
             cannot be read.
     """
     attempt = current_attempt(folder)
-    if not (folder / _EVENTS).exists():
+    if not (folder / EVENTS).exists():
         return
     # The log is renamed last: until then this attempt is still the current one.
-    for name, kind in (("logs", "attempt"), (_EVENTS, as_)):
+    for name, kind in (("logs", "attempt"), (EVENTS, as_)):
         stem, dot, ending = name.partition(".")
         target = folder / f"{stem}.{kind}-{attempt}{dot}{ending}"
         if (folder / name).exists() and not target.exists():
@@ -54,7 +54,7 @@ def set_aside(file: Path) -> Path:
 
     The log of an attempt keeps its number, which the next attempt does not reuse.
     """
-    if file.name == _EVENTS:
+    if file.name == EVENTS:
         new = file.with_name(f"events.damaged-{current_attempt(file.parent)}.jsonl")
         archive(file.parent, "damaged")
         return new
@@ -82,7 +82,7 @@ def finished_event(folder: Path) -> ReplicateFinished | None:
     Raises:
         DamagedError: Its event log is damaged.
     """
-    last = _last(folder / _EVENTS, ReplicateFinished)
+    last = _last(folder / EVENTS, ReplicateFinished)
     return None if last is None or last.state == "stopped" else last
 
 
@@ -94,7 +94,7 @@ def is_stopped(folder: Path) -> bool:
 
 def unfinished_outcome(folder: Path) -> OutcomeFound | None:
     """Return the outcome of a replicate whose supervisor died before its last event, if any."""
-    log = folder / _EVENTS
+    log = folder / EVENTS
     return None if _last(log, ReplicateFinished) else _last(log, OutcomeFound)
 
 
@@ -111,7 +111,7 @@ def lost_attempts(folder: Path) -> int:
 def record_end(folder: Path, state: str, reason: str | None) -> ReplicateFinished:
     """Append ``replicate_finished`` to a log whose writer is gone, and return it."""
     end = ReplicateFinished(state=state, stop_reason=reason)
-    log = EventLog(folder / _EVENTS)
+    log = EventLog(folder / EVENTS)
     log.append(end)
     log.close()
     return end

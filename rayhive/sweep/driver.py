@@ -37,6 +37,7 @@ from rayhive.sweep.attempts import archive, finished_event
 from rayhive.sweep.early_failures import EarlyFailures
 from rayhive.sweep.objectives import Charges, NoValue, charged, failure, objective_values
 from rayhive.sweep.provenance import Fingerprint, code_revision
+from rayhive.sweep.pruning import Pruning
 from rayhive.sweep.replicate_runner import POLL_S, ReplicateRunner, Swarms, Watcher
 from rayhive.sweep.resolve import ResolvedScenario, ResolvedStudy
 from rayhive.sweep.run_folder import RunFolder
@@ -44,7 +45,7 @@ from rayhive.sweep.samplers import STARTUP_TRIALS
 from rayhive.sweep.side_by_side import SideBySide
 from rayhive.sweep.signals import Interruption
 from rayhive.sweep.trial_book import TrialBook, TrialRecord, Values
-from rayhive.timeline import LOST
+from rayhive.timeline import LOST, UNKNOWN
 
 #: Replicates in a row, each lost in all of its attempts, after which a sweep ends.
 LOSSES = 3
@@ -123,6 +124,7 @@ class Driver:
         self._charges = Charges(self.study.config)
         self._size = self.study.space.size(self.study.config.enqueue)
         self._early = EarlyFailures()
+        self._pruning = Pruning(self.study.config)
         self._lost_in_a_row = 0
         self._runner = ReplicateRunner(
             self.swarms,
@@ -199,7 +201,7 @@ class Driver:
                 done.append(replicate.row)
                 if replicate.ran:
                     self._count_losses(replicate.row)
-                if replicate.row["state"] != LOST:
+                if replicate.row["state"] not in UNKNOWN:
                     self._early.take(record.number, replicate.row, replicate.folder)
                 if len(done) == self.study.replicates_per_trial:
                     whole.append(record)
@@ -254,7 +256,7 @@ class Driver:
     def _replicate(
         self, record: TrialRecord, scenario: ResolvedScenario, number: int
     ) -> Generator[None, None, _Replicate]:
-        spec = self.spec(record, scenario, number)
+        spec = self._pruning.prepared(self.spec(record, scenario, number))
         if self.code is not None:
             self.code.check_unchanged(self.study.config.workload)
         ran = yield from self._runner.course(spec, self.again)
@@ -267,6 +269,7 @@ class Driver:
             ran = (yield from self._runner.course(spec)) or ran
             row = self.measure(Path(spec.folder))
         crash_point("replicate_folded")
+        self._pruning.take(spec, row)
         self.progress.replicate_finished(spec, row, kept=not ran)
         return _Replicate(record, Path(spec.folder), row, ran)
 

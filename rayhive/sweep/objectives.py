@@ -12,11 +12,16 @@ from rayhive.errors import RayhiveError
 from rayhive.metrics.folds import RestrictedMean
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.spec import Budget, SweepConfig
+from rayhive.spec.pruning import PRUNED
+from rayhive.timeline import FINISHED, UNKNOWN
 
 #: States of a replicate whose measurements count.
 GOOD = ("completed", "timed_out")
 #: States that the configuration causes: such a replicate is charged in every objective.
 CHARGED = ("diverged", "failed")
+#: States of a replicate that ran until it was stopped as hopeless: a target counts as missed, and
+#: other columns as measured.
+CUT = (PRUNED,)
 #: Charge for a missed target, in budgets: the penalised average of Hutter, Hoos, Leyton-Brown and
 #: Stützle, JAIR 36 (2009). They use a factor of 10, solver competitions usually 2. A finite charge
 #: keeps means and hypervolumes finite, and a configuration that sometimes misses its target lies
@@ -88,7 +93,9 @@ def objective_values(
       whatever it had measured.
     * A replicate that missed the target is charged :data:`MISS_FACTOR` times the budget in
       ``time_to_target_s`` and ``samples_to_target``.
-    * A replicate in any other state, such as an invalid one, is left out.
+    * A pruned replicate is charged the same in these, and counts with what it had measured in the
+      others. It is not feasible for the sampler.
+    * A replicate in any other state, such as an invalid or skipped one, is left out.
 
     A scenario that lacks a column, as the scenario without faults lacks retention, is left out of
     that objective.
@@ -107,7 +114,7 @@ def objective_values(
     for row in rows:
         scenarios.setdefault(row.get("scenario"), []).append(row)
     for name, group in scenarios.items() or {None: []}.items():
-        if not any(row["state"] in (*GOOD, *CHARGED) for row in group):
+        if not any(row["state"] in (*GOOD, *CHARGED, *CUT) for row in group):
             under = f" under {name}" if len(scenarios) > 1 else ""
             raise NoValue(f"no replicate was measured{under}: {_states(group)}")
     values = []
@@ -136,10 +143,25 @@ def charged(config: SweepConfig, rows: Iterable[Row]) -> int:
     Optuna's front, as its row is not on the Pareto front of the results table.
     """
     return sum(
-        row["state"] in CHARGED
+        row["state"] in (*CHARGED, *CUT)
         or (row["state"] in GOOD and any(_missed(row, name) for name in config.objectives))
         for row in rows
     )
+
+
+def lacking(config: SweepConfig, row: Row) -> str | None:
+    """Return why the row of a replicate keeps its configuration off the Pareto front.
+
+    It failed, was invalid or pruned, or missed the target of an objective. None if it did not, or
+    says nothing about its configuration.
+    """
+    state = str(row["state"])
+    if state in UNKNOWN:
+        return None
+    if state not in FINISHED:
+        return {"diverged": "diverged", "failed": "failed"}.get(state, f"was {state}")
+    missed = any(_missed(row, name) for name in config.objectives)
+    return "missed the target" if missed else None
 
 
 def _missed(row: Row, name: str) -> bool:
@@ -150,7 +172,7 @@ def _missed(row: Row, name: str) -> bool:
 
 def failure(rows: Sequence[Row]) -> str | None:
     """Return the states of the replicates as text if none of them was measured, else None."""
-    if any(row["state"] in GOOD for row in rows):
+    if any(row["state"] in (*GOOD, *CUT) for row in rows):
         return None
     return f"no replicate completed: {_states(rows)}"
 
@@ -168,7 +190,9 @@ def _scenario_value(
     for row in rows:
         if row["state"] in CHARGED:
             values.append(charges.of(name))
-        elif row["state"] in GOOD:
+        elif row["state"] in CUT and missed is not None:
+            values.append(missed)
+        elif row["state"] in (*GOOD, *CUT):
             found = _number(row, name)
             values.append(missed if found is None else found)
     measured = [value for value in values if value is not None]

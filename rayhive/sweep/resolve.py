@@ -27,6 +27,7 @@ from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.rules import check_target_batch_size
 from rayhive.spec.study import is_path, scenario_label
 from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
+from rayhive.sweep.pruning import check_pruner
 from rayhive.sweep.space import SearchSpace, check_sampler
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def resolve(
         data = deepcopy(dict(study))
     apply_overrides(data, overrides, problems)
     check = _Check(workload)
-    checks = [check_sampler, check.workload, check.scenarios]
+    checks = [check_sampler, check_pruner, check.workload, check.scenarios]
     config = validate_sweep(data, source, problems, checks)
     if check.facts is None or check.expanded is None:
         raise RuntimeError("a study was accepted without a workload")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rayhive.columns import find_column
 from rayhive.spec import SweepConfig
+from rayhive.spec.pruning import PRUNED, SKIPPED
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.objectives import charged, missed_charge
 from rayhive.timeline import LOST
@@ -103,6 +104,9 @@ class Tally:
         """Count a finished replicate and return its duration [s], if it is known."""
         if charged(self.config, [dict(row)]):
             self._charged.add(spec.trial)
+        if row.get("state") == SKIPPED:
+            self.eta.add(None)
+            return None
         started = self._running.pop(_key(spec), None)
         seconds = _seconds(row) if started is None else self.now() - started
         self.eta.add(seconds)
@@ -183,11 +187,11 @@ def finished_line(
     """
     state = str(row.get("state"))
     took = "" if seconds is None else f" in {clock(seconds)}"
-    why = row.get("stop_reason") if state in ("failed", LOST) else None
+    why = row.get("stop_reason") if state in ("failed", LOST, PRUNED, SKIPPED) else None
     reason = f" ({why})" if why else ""
     names = dict.fromkeys((*KEY_FIGURES, *config.objectives))
     figures = [f"{name} {figure(name, row[name])}" for name in names if row.get(name) is not None]
-    kept_mark = " (kept)" if kept else ""
+    kept_mark = " (kept)" if kept and state != SKIPPED else ""
     head = f"{replicate_label(spec)} {state}{took}{reason}{kept_mark}"
     return f"{head}: {', '.join(figures)}" if figures else head
 

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "die": None,  # [where, signal or exit code]; where as in "fail"
     "deaf": False,  # ignores commands to stop and to shut down
     "litter": True,
+    "evaluate": None,  # loss of the held-out evaluation after every round
     "says": "",  # to its log
 }
 
@@ -90,6 +91,8 @@ class Peer:
             group = {"group_size": self.spec["peers"], "outcome": "averaged", "fraction": 1.0}
             self.emit("round", round=done, samples=4, loss=1 / done, clock_s=clock, **group)
             self.emit("transition", round=done, seconds=self.fake["round_s"], clock_s=clock)
+            if (loss := self.fake["evaluate"]) is not None:
+                self.emit("evaluation", round=done, clock_s=clock, values={"loss": loss})
         self.emit("peer_finished", reason=reason, round=done, samples=4 * done, clock_s=0.1)
 
     def stopping(self, seconds: float) -> bool:

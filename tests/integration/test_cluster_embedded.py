@@ -19,7 +19,10 @@ from rayhive.cluster.cluster import Cluster
 from rayhive.cluster.node.raylets import rooms
 from rayhive.cluster.replicate.peer_table import Outcome
 from rayhive.errors import ConfigError
+from rayhive.events import Pruned
+from rayhive.metrics.rows import replicate_row
 from rayhive.spec import SwarmConfig
+from rayhive.spec.pruning import Bar, EarlyStop
 from rayhive.spec.replicate import ReplicateSpec
 from tests.integration.cluster_harness import (
     FAKE_FORKSERVER,
@@ -90,12 +93,35 @@ def test_a_replicate_goes_through_all_phases(cluster: Cluster, tmp_path: Path) -
         assert (tmp_path / "logs" / f"{name}.log").exists()
     # the barrier: no peer trains before all are ready
     ready = max(e["t"] for e in events if e["kind"] == "peer_ready")
+    # one kernel, one clock
+    assert {e["boot"] for e in events if e["kind"] == "peer_spawned"} == {events[0]["boot"]}
     assert ready <= min(e["t"] for e in events if e["kind"] == "training_started")
     assert groups(spec) == [] and litter(spec) == []
 
     handle.release()
     eventually(lambda: spec.run_id not in cluster.supervisors())
     assert handle.wait(0.0) == Outcome("completed", "rounds")
+
+
+def test_a_hopeless_replicate_is_pruned(cluster: Cluster, tmp_path: Path) -> None:
+    bars = (Bar(samples=8, value=0.5, replicates=6),)
+    stop = EarlyStop(metric="loss", mode="min", share=50, margin=0.1, after=2, bars=bars)
+    endless = replicate(tmp_path / "worse", rounds=None, evaluate=1.0)
+    worse = endless.model_copy(update={"early_stop": stop})
+    better = replicate(tmp_path / "better", rounds=6, evaluate=0.4)
+    better = better.model_copy(update={"early_stop": stop})
+    handles = [cluster.start(spec) for spec in (worse, better)]
+    ended, whole = (handle.wait(PATIENT) for handle in handles)
+    assert ended is not None and ended.state == "pruned"
+    assert whole == Outcome("completed", "rounds")
+    (pruned,) = [event for event in events_of(worse) if isinstance(event, Pruned)]
+    assert (pruned.metric, pruned.value, pruned.bar, pruned.replicates) == ("loss", 1.0, 0.5, 6)
+    assert pruned.samples == 8 * pruned.round >= 24
+    row = replicate_row(worse.folder)
+    assert (row["state"], row["stop_reason"]) == ("pruned", ended.stop_reason)
+    assert groups(worse) == [] and litter(worse) == []
+    for handle in handles:
+        handle.release()
 
 
 def test_the_forkserver_stays_warm_between_replicates(cluster: Cluster, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from rayhive import events
 from rayhive.cluster import actors
 from rayhive.cluster.node import machine
 from rayhive.cluster.node.agent import AgentOptions
+from rayhive.cluster.replicate.early_stop import EarlyStopWatch
 from rayhive.cluster.replicate.fault_target import SwarmTarget
 from rayhive.cluster.replicate.nemesis import LATE_S, Nemesis
 from rayhive.cluster.replicate.node_agents import NodeAgents
@@ -67,7 +68,10 @@ class Replicate:
         self._reservation = Reservation(spec)
         self._agents = NodeAgents(spec, agent_options, spec.timeouts.unreachable)
         self._peer_table = PeerTable.of(spec)
-        self._recorder = Recorder(self._log, self._peer_table, self._waiter.changed)
+        self._early_stop = EarlyStopWatch(spec, self._peer_table.training, self._waiter.stop)
+        self._recorder = Recorder(
+            self._log, self._peer_table, self._waiter.changed, self._early_stop
+        )
         home = ray.get_runtime_context().get_node_id()
         self._swarm = Swarm(
             spec,
@@ -101,7 +105,7 @@ class Replicate:
         except Exception as error:
             self._log.note_failure()
             outcome = Outcome("lost", f"the supervisor failed: {error!r}")
-        outcome = self._valid(outcome)
+        outcome = self._valid(self._early_stop.judged(outcome))
         if outcome.state not in ("stopped", "lost"):
             # the measurement counts, even if this process dies during the clean-up
             self._recorder.write(
@@ -345,7 +349,7 @@ class Replicate:
         self._recorder.shutting_down = True
         await self._preemptions.close()
         patience = self._timeouts.teardown
-        if outcome.state in ("failed", "stopped", "lost"):
+        if outcome.state in ("failed", "stopped", "lost", "pruned"):
             # Before the barrier, peers wait for another command and have nothing to save.
             patience = _HURRY_S if self._released is not None else 0.0
             await swarm.command(peer_table.running(), Stop(reason=outcome.state))

@@ -17,7 +17,9 @@ from rayhive.spec.replicate import ReplicateSpec
 PeerState = Literal[
     "placed", "starting", "dht", "ready", "training", "finished", "failed", "lost", "gone"
 ]
-State = Literal["completed", "timed_out", "diverged", "failed", "stopped", "invalid", "lost"]
+State = Literal[
+    "completed", "timed_out", "diverged", "failed", "stopped", "invalid", "lost", "pruned"
+]
 
 #: Reasons with which a peer finishes when the goal of the replicate is reached.
 GOALS = ("rounds", "target")
@@ -273,6 +275,11 @@ class PeerTable:
     def running(self) -> list[str]:
         """Return the names of the peers that train or will train."""
         return [peer.name for peer in self.peers.values() if peer.lives]
+
+    def training(self) -> list[str]:
+        """Return the names of the peers that train; a late one may not have begun."""
+        late = self.late_before_training()
+        return [name for name in self.running() if name not in late]
 
     def missing(self, *states: PeerState) -> list[str]:
         """Return the names of the peers in none of ``states``."""

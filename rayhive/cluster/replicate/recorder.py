@@ -11,6 +11,7 @@ from pathlib import Path
 from rayhive.cluster.node.forkserver_manager import tail
 from rayhive.cluster.node.processes import ending
 from rayhive.cluster.replicate import peer_actor
+from rayhive.cluster.replicate.early_stop import EarlyStopWatch
 from rayhive.cluster.replicate.fault_target import SwarmTarget
 from rayhive.cluster.replicate.nemesis import Nemesis
 from rayhive.cluster.replicate.peer_table import PeerTable
@@ -109,6 +110,7 @@ class Recorder:
         log: Log of the replicate.
         peer_table: State of the peers.
         on_change: Called after each item.
+        early_stop: Watch that may stop the replicate.
 
     Attributes:
         shutting_down: Whether the peers were asked to exit: their ends are no losses.
@@ -117,12 +119,17 @@ class Recorder:
     """
 
     def __init__(
-        self, log: ReplicateLog, peer_table: PeerTable, on_change: Callable[[], None]
+        self,
+        log: ReplicateLog,
+        peer_table: PeerTable,
+        on_change: Callable[[], None],
+        early_stop: EarlyStopWatch,
     ) -> None:
         self.shutting_down = False
         self.target: SwarmTarget | None = None
         self.nemesis: Nemesis | None = None
         self._log, self._peer_table, self._on_change = log, peer_table, on_change
+        self._early_stop = early_stop
 
     def write(self, event: Event) -> None:
         """Write an event of the supervisor."""
@@ -146,6 +153,9 @@ class Recorder:
         self._peer_table.take(str(event.peer), event)
         if self.target is not None:
             self.target.heard(event)
+        pruned = self._early_stop.heard(event)
+        if pruned is not None:
+            self.write(pruned)
         if self.nemesis is not None and isinstance(event, (Transition, TrainingStarted)):
             self.nemesis.heard(event.round or 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -10,6 +10,7 @@ from rayhive.columns import Column, Row, in_group
 from rayhive.events import Evaluation, Left
 from rayhive.metrics.folds import Mean, RestrictedMean, Total
 from rayhive.metrics.group import MetricGroup, averaged, difference, finite, measured, minimized
+from rayhive.spec.pruning import PRUNED
 from rayhive.timeline import Timeline
 
 
@@ -39,7 +40,8 @@ class Convergence(MetricGroup):
     * ``final_loss``: ``loss`` at the last point. None if it is not finite.
     * ``loss_delta``: ``final_loss`` less that of the no-fault twin; None without a twin.
     * ``reached``: whether the target's metric is at the target or beyond it at any point. None if
-      no peer became ready, because the target is a field of ``peer_ready``.
+      no peer became ready, because the target is a field of ``peer_ready``, and if the replicate
+      was pruned.
     * ``time_to_target_s`` [s]: training clock at the first such point, not interpolated, so its
       resolution is the distance between two evaluations. None if the target was not reached: the
       time is censored, not infinite.
@@ -89,12 +91,14 @@ class Convergence(MetricGroup):
     def compute(self, timeline: Timeline) -> Row:
         """Return the group's columns of one replicate."""
         points = evaluations(timeline)
-        hit = next((point for point in points if _reaches(timeline, point)), None)
+        pruned = timeline.state == PRUNED  # its time is censored
+        reached = (point for point in points if _reaches(timeline, point))
+        hit = None if pruned else next(reached, None)
         return {
             "final_loss": finite(points[-1].values.get("loss")) if points else None,
             "time_to_target_s": hit.clock_s if hit is not None else None,
             "samples_to_target": hit.samples if hit is not None else None,
-            "reached": None if timeline.target is None else hit is not None,
+            "reached": None if timeline.target is None or pruned else hit is not None,
             "trained_s": timeline.clock_s,
             "samples": timeline.committed(),
         }
@@ -117,13 +121,26 @@ def _reaches(timeline: Timeline, point: EvaluationPoint) -> bool:
 
 def evaluations(timeline: Timeline) -> tuple[EvaluationPoint, ...]:
     """Return the evaluations in the order of rounds, the final one (of all peers) last."""
+    return tuple(point for _, point in evaluation_points(timeline))
+
+
+def evaluation_points(
+    timeline: Timeline,
+) -> Iterator[tuple[Sequence[Evaluation], EvaluationPoint]]:
+    """Yield the evaluations of the peers, and what they make, in the order of :func:`evaluations`.
+
+    Args:
+        timeline: The replicate, which may still run.
+    """
     left = {name for name, item in timeline.incarnations.items() if isinstance(item.end, Left)}
     final = [e for e in timeline.of(Evaluation) if e.final and e.peer not in left]
     regular = (
         [event for event in events if not event.final]
         for events in timeline.by_round(Evaluation).values()
     )
-    return tuple(_point(timeline, events) for events in (*regular, final) if events)
+    for events in (*regular, final):
+        if events:
+            yield events, _point(timeline, events)
 
 
 def _point(timeline: Timeline, events: Sequence[Evaluation]) -> EvaluationPoint:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from rayhive.columns import Column, Row, conditions, in_group
-from rayhive.metrics.aggregate import objectives_known, row_key, rows_by
+from rayhive.metrics.aggregate import objectives_known, row_key, rows_by, unfinished
 from rayhive.metrics.group import MetricGroup
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.metrics.worst import regret_bounds, worst_bounds
@@ -33,7 +33,7 @@ class Robustness(MetricGroup):
     are None if one of them is not known, as with one replicate.
 
     Only rows with the same workload, code, peers and link are compared. All three are None for a
-    configuration that lacks a scenario or has a failed or invalid replicate under one;
+    configuration that lacks a scenario or has a failed, invalid or pruned replicate under one;
     ``worst_case`` and ``regret`` also if the objective is not known of every replicate.
     """
 
@@ -65,7 +65,7 @@ class Robustness(MetricGroup):
 
 def _is_complete(group: Sequence[Row], scenarios: set[str]) -> bool:
     return {row["scenario"] for row in group} == scenarios and all(
-        row["n"] and not row["n_failed"] for row in group
+        row["n"] and not unfinished(row) and not row["n_skipped"] for row in group
     )
 
 

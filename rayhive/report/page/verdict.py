@@ -23,7 +23,8 @@ from rayhive.report.recommendation import (
     Ratio,
     Recommendation,
 )
-from rayhive.report.table import bound_text, count_text
+from rayhive.report.table import bound_text
+from rayhive.report.table_notes import count_text
 
 #: Level of certainty in a few words.
 WORDS = {
