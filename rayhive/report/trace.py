@@ -1,13 +1,14 @@
 """Trace of a replicate for Perfetto (https://ui.perfetto.dev), on one clock.
 
 The format is Chrome's trace event format, which Perfetto reads: slices (``X``), instants (``i``),
-counters (``C``) and names (``M``), with times in microseconds.
+counters (``C``), arrows from faults to the peers that they struck (``s``, ``f``) and names (``M``),
+with times in microseconds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -57,11 +58,18 @@ class _Trace:
 
     Slices of one track never overlap in part, or a viewer draws them wrong: one that would begin
     before its predecessor ended begins later.
+
+    Attributes:
+        began: Begin of the replicate [s, Unix time].
+        events: Entries of the file.
+        lives: Incarnation -> its process in the trace, begin and end [s, Unix time].
     """
 
     began: float
     events: list[dict[str, Any]] = field(default_factory=list)
+    lives: dict[str, tuple[int, float, float]] = field(default_factory=dict)
     _free: dict[tuple[int, int], float] = field(default_factory=dict)
+    _flows: int = 0
 
     def name(self, process: int, text: str, track: int | None = None) -> None:
         kind, where = (
@@ -122,6 +130,17 @@ class _Trace:
         entry = {"ph": "C", "pid": process, "name": text, "ts": self._us(at)}
         self.events.append({**entry, "args": dict(values)})
 
+    def flow(self, text: str, points: Sequence[tuple[tuple[int, int], float]]) -> None:
+        """Add an arrow from the first point (process and track, time) to each of the others."""
+        (begin, since), *others = points
+        for place, at in others:
+            self._flows += 1
+            shared = {"cat": "fault", "name": text, "id": self._flows}
+            for phase, (process, track), time in (("s", begin, since), ("f", place, at)):
+                entry = {**shared, "ph": phase, "pid": process, "tid": _tid(process, track)}
+                bind = {"bp": "e"} if phase == "f" else {}  # to the slice around it
+                self.events.append({**entry, **bind, "ts": self._us(time)})
+
     def _us(self, time: float) -> int:
         return round((time - self.began) * 1e6)
 
@@ -154,12 +173,12 @@ def trace_of(timeline: Timeline) -> tuple[dict[str, Any], Clocks]:
     ended = max(times, default=0.0)
     trace.name(SUPERVISOR, "supervisor and faults")
     trace.name(SUPERVISOR, "barrier", 0)
-    _faults(trace, timeline, ended)
     for process, (name, peer) in enumerate(timeline.incarnations.items(), start=SUPERVISOR + 1):
         trace.name(process, f"{name}{_clock_text(clocks, name)}")
         for track, text in TRACKS.items():
             trace.name(process, text, track)
         _peer(trace, process, _Peer(timeline, peer, ended))
+    _faults(trace, timeline, ended)
     spec = timeline.spec
     about = {
         "study": spec.study,
@@ -201,6 +220,7 @@ def _peer(trace: _Trace, process: int, peer: _Peer) -> None:
     end = peer.incarnation.ended
     last = peer.ended if end is None else end
     life = trace.slice((process, PROCESS), peer.incarnation.name, begin, max(last, begin))
+    trace.lives[peer.incarnation.name] = process, *life
     marks = [begin]
     for kind, text in ((events.PeerReady, "starts"), (events.TrainingStarted, "waits for others")):
         for at, _ in list(peer.of(kind))[:1]:
@@ -274,6 +294,9 @@ def _faults(trace: _Trace, timeline: Timeline, ended: float) -> None:
         text = f"{event.fault_kind} {who}".rstrip()
         whole = trace.slice(place, text, began, until, _arguments(event))
         trace.slice(place, "injection", began, event.t, within=whole)
+        struck = [trace.lives[name] for name in event.lives or () if name in trace.lives]
+        ends = [((at, PROCESS), min(max(began, low), high)) for at, low, high in struck]
+        trace.flow(text, [(place, whole[0]), *ends])
         verified, failed = timeline.of(events.FaultVerified), timeline.of(events.FaultFailed)
         steps: list[events.FaultVerified | events.FaultFailed] = [*verified, *failed]
         for step in steps:

@@ -65,7 +65,7 @@ class Robustness(MetricGroup):
 
 def _is_complete(group: Sequence[Row], scenarios: set[str]) -> bool:
     return {row["scenario"] for row in group} == scenarios and all(
-        row["n"] and not unfinished(row) and not row["n_skipped"] for row in group
+        row["n"] and not unfinished(row) and not row.get("n_skipped") for row in group
     )
 
 
