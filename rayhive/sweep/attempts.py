@@ -88,7 +88,7 @@ def finished_event(folder: Path) -> ReplicateFinished | None:
 
 def is_stopped(folder: Path) -> bool:
     """Return whether the current attempt ended on request, which is neither a result nor a loss."""
-    last = _last(folder / _EVENTS, ReplicateFinished)
+    last = _last(folder / EVENTS, ReplicateFinished)
     return last is not None and last.state == "stopped"
 
 

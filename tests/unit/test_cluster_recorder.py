@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rayhive.cluster.replicate.early_stop import EarlyStopWatch
 from rayhive.cluster.replicate.peer_actor import Exited, StreamItem, Unreadable
 from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.cluster.replicate.recorder import Recorder, ReplicateLog
@@ -26,7 +27,8 @@ class Intake:
         self.table = PeerTable(["peer-0", "peer-1"])
         for number, name in enumerate(self.table.peers):
             self.table.spawned(name, 100 + number, "host")
-        self.recorder = Recorder(self.log, self.table, self.waiter.changed)
+        watch = EarlyStopWatch(make_spec(), self.table.training, self.waiter.stop)
+        self.recorder = Recorder(self.log, self.table, self.waiter.changed, watch)
 
     def receive(self, name: str, *items: StreamItem) -> None:
         for item in items:
