@@ -1,9 +1,9 @@
 """Forkserver: a warm process per node from which peer processes are forked.
 
 Importing torch and Lightning takes seconds of a core for every peer of every replicate; a fork of a
-process that has imported them takes milliseconds. hivemind is not imported here. Its modules create
-locks at import, which all peers of the node would share: a peer that is killed while it holds one
-would block the other peers.
+process that has imported them takes milliseconds. hivemind's modules create locks at import, which
+all peers of the node would share: a peer that is killed while it holds one would block the other
+peers. Each peer therefore begins by replacing them (:mod:`rayhive.strategy.forked_locks`).
 
 Run as ``python -m rayhive.peer.forkserver SOCKET``. For each connection it reads one JSON line
 ``{"spec": ..., "log": ..., "env": {...}}`` and forks a peer that keeps the connection. When the
@@ -34,6 +34,10 @@ PRELOAD = (
     "sklearn.datasets",
     "sklearn.model_selection",
     "rayhive.peer.process",
+    "rayhive.peer.from_spec",
+    "rayhive.peer.replicate_monitor",
+    "rayhive.strategy.dht",
+    "rayhive.strategy.forked_locks",
     "rayhive.workloads.loading",
     "rayhive.compression.kernels.eight_bit_numba",
     "rayhive.compression.powersgd.kernels_numba",
@@ -114,10 +118,12 @@ class Forkserver:
     def _become_peer(self, connection: socket.socket, request: dict[str, Any]) -> None:
         from rayhive.peer.process import leave, run_peer
         from rayhive.spec.replicate import PeerSpec
+        from rayhive.strategy.forked_locks import renew_locks
 
         code = 1
         try:
             os.setsid()
+            renew_locks()
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, signal.SIG_DFL)

@@ -100,16 +100,17 @@ def _die_with_parent() -> None:
 def _train(channel: Channel, spec: PeerSpec) -> None:
     from rayhive.peer.from_spec import PeerFit
     from rayhive.peer.replicate_monitor import ReplicateMonitor
-    from rayhive.strategy.dht import start_on_host
+    from rayhive.strategy.dht import meet, start_on_host
 
     fit = PeerFit(spec)
     _prepare_one_at_a_time(fit.module)
     monitor = ReplicateMonitor(spec, fit, channel, _facts())
-    start = channel.wait_for(Start)
-    dht = start_on_host(spec.host, start.initial_peers)
+    # All peers start their daemons at the same time, before the addresses of the first are known.
+    dht = start_on_host(spec.host)
     try:
         addresses = [str(address) for address in dht.get_visible_maddrs()]
         channel.emit(DHTReady(peer_id=str(dht.peer_id), addresses=addresses))
+        meet(dht, channel.wait_for(Start).initial_peers)
         strategy = fit.strategy(dht=dht, on_event=monitor.on_event)
         fit.run(fit.trainer(strategy, monitor))
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import logging
@@ -12,10 +13,11 @@ import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import hivemind
-from hivemind.p2p import P2P
+from hivemind.p2p import P2P, PeerID
 from hivemind.utils import timed_storage
 from hivemind.utils.multiaddr import Multiaddr
 
@@ -28,6 +30,8 @@ log = logging.getLogger("rayhive.peer")
 
 #: Longest wait for an entry of the DHT [s].
 _DHT_TIMEOUT = 10.0
+#: Longest time to connect to a peer and to exchange greetings [s].
+_MEETING_TIMEOUT = 15.0
 #: Longest wait for the list of neighbours, which only a second fit needs [s].
 _NEIGHBOURS_TIMEOUT = 1.0
 
@@ -160,21 +164,59 @@ class SkewedClock:
         return {"off_before_s": before, "off_after_s": timed_storage.get_dht_time() - time.time()}
 
 
-def start_on_host(host: str, initial_peers: Sequence[str]) -> hivemind.DHT:
-    """Start a DHT that listens on one address and keeps its sockets in the temporary directory.
+def start_on_host(host: str) -> hivemind.DHT:
+    """Start a DHT that knows nobody yet, with its sockets in the temporary directory.
 
     Args:
         host: IPv4 address to listen on.
-        initial_peers: Addresses to join at; empty to begin a swarm.
     """
     # The sockets are removed together with the peer's temporary directory.
     P2P._UNIX_SOCKET_PREFIX = f"/unix{tempfile.gettempdir()}/hivemind-"
-    return hivemind.DHT(
-        initial_peers=list(initial_peers) or None,
-        host_maddrs=[f"/ip4/{host}/tcp/0"],
-        use_relay=False,
-        start=True,
-    )
+    return hivemind.DHT(host_maddrs=[f"/ip4/{host}/tcp/0"], use_relay=False, start=True)
+
+
+def meet(dht: hivemind.DHT, addresses: Sequence[str]) -> None:
+    """Let a running DHT that knows nobody join the swarm of other peers.
+
+    Args:
+        dht: The DHT.
+        addresses: Addresses of the peers; empty to begin a swarm.
+
+    Raises:
+        PeerError: No peer answers at the addresses.
+    """
+    if not addresses:
+        return
+    places: dict[str, list[str]] = {}
+    for address in addresses:
+        place, _, peer = address.rpartition("/p2p/")
+        places.setdefault(peer, []).append(place)
+    try:
+        dht.run_coroutine(partial(_meet, places))
+    except Exception as error:
+        where = ", ".join(addresses)
+        raise PeerError(f"could not join the swarm at {where}: {error}") from error
+
+
+async def _meet(places: Mapping[str, Sequence[str]], dht: hivemind.DHT, node: Any) -> None:
+    """Connect to peers and enter each other's routing tables; runs in the DHT."""
+
+    async def greet(peer: PeerID, maddrs: list[Multiaddr]) -> None:
+        await node.protocol.p2p._client.connect(peer, maddrs)
+        if await node.protocol.call_ping(peer, validate=True, strict=True) is None:
+            raise PeerError(f"{peer} does not answer")
+
+    greetings = [
+        asyncio.wait_for(
+            greet(PeerID.from_base58(peer), [Multiaddr(text) for text in texts]), _MEETING_TIMEOUT
+        )
+        for peer, texts in places.items()
+    ]
+    failed = [each for each in await asyncio.gather(*greetings, return_exceptions=True) if each]
+    if len(failed) == len(greetings):
+        raise failed[0]
+    looking = asyncio.ensure_future(node.find_nearest_nodes([node.node_id]))
+    await asyncio.wait([looking], timeout=node.protocol.wait_timeout)
 
 
 async def _neighbours(dht: hivemind.DHT, node: Any) -> list[str]:
