@@ -116,8 +116,8 @@ def run_peer(seat: Seat, settings: dict[str, Any]) -> dict[str, Any]:
     import hivemind
     import torch
 
-    from rayhive.averaging.peer_links import PeerLinks
     from rayhive.averaging.transport import no_link
+    from rayhive.membership.peer_links import PeerLinks
     from rayhive.optim.optimizer import RayhiveOptimizer
     from rayhive.strategy.strategy import HivemindStrategy
 

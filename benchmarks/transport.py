@@ -44,8 +44,8 @@ async def link_way(index: int, p2p: Any, other: Any, plain: bool) -> tuple[Way, 
     from hivemind.compression import CompressionInfo, NoCompression
 
     from rayhive.averaging.parts import PartMessage, decode, encode
-    from rayhive.averaging.peer_links import PeerLinks
-    from rayhive.averaging.transport import aggregate_over
+    from rayhive.averaging.transport import AGGREGATE, aggregate_over, answering
+    from rayhive.membership.peer_links import PeerLinks
 
     codec, sent = NoCompression(), parts()
 
@@ -61,7 +61,7 @@ async def link_way(index: int, p2p: Any, other: Any, plain: bool) -> tuple[Way, 
             yield PartMessage(0, encode(part, info, codec, 0))
 
     links = PeerLinks(f"benchmark {plain}", True, plain)
-    await links.open(p2p, count)
+    await links.open(p2p, {AGGREGATE: answering(count)})
 
     async def send() -> None:
         while (link := await links.get(other)) is None:

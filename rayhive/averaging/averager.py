@@ -13,7 +13,6 @@ import os
 import random
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, AsyncIterator, ClassVar  # noqa: UP035 - hivemind wants typing's
 
 import torch
@@ -24,6 +23,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_dht_time
 
+from rayhive.averaging import transport
 from rayhive.averaging.allreduce import MeasuredAllReduce
 from rayhive.averaging.allreduce_groups import AllReduceGroups
 from rayhive.averaging.matchmaking import LiveMatchmaking, round_of
@@ -31,7 +31,6 @@ from rayhive.averaging.member_data import MemberData
 from rayhive.averaging.outlier_filter import OutlierFilter
 from rayhive.averaging.parts import as_protobuf
 from rayhive.averaging.payload_policy import DensePayload, PayloadPolicy
-from rayhive.averaging.peer_links import PeerLinks
 from rayhive.averaging.round_filter import replaced_tensors
 from rayhive.averaging.round_pipeline import ENDED, RoundPipeline, Weighting, step_weight
 from rayhive.averaging.round_result import RoundResult
@@ -48,6 +47,7 @@ from rayhive.averaging.tensor_memory import drop_inherited
 from rayhive.averaging.tensor_summary import floats, norm_of
 from rayhive.averaging.timeouts import hivemind_timeouts
 from rayhive.compression.kernels import install
+from rayhive.membership.peer_links import PeerLinks
 from rayhive.membership.signs import SignsOfLife
 from rayhive.membership.view import Member
 from rayhive.spec import Aggregation, OutlierFilterRule
@@ -60,8 +60,7 @@ class MeasuredAverager(DecentralizedAverager):
     """Averager whose rounds are measured, filtered, and formed by the live peers.
 
     It comes last among the bases of an averager, behind hivemind's own class.
-    ``StepControl.result()`` is a :class:`RoundResult`. Timeouts follow
-    :func:`hivemind_timeouts` and not the matchmaking window.
+    ``StepControl.result()`` is a :class:`RoundResult`. :func:`hivemind_timeouts` sets the timeouts.
 
     Args:
         start: Start the averager's process at once.
@@ -242,14 +241,15 @@ class MeasuredAverager(DecentralizedAverager):
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
         """Answer calls of other peers, through the daemon and over links."""
         await super().add_p2p_handlers(p2p, *args, **kwargs)
-        await self._links.open(p2p, self.aggregate, self.lead, self.rpc_download_state)
+        handlers = transport.handlers(self.aggregate, self.lead, self.rpc_download_state)
+        await self._links.open(p2p, handlers)
 
     async def _set_members(self, members: Sequence[Member], lost: frozenset[bytes]) -> None:
         self._matchmaking.set_members(members, self._standstill)
         if self.client_mode:  # it serves no calls; its links begin with the first members
             await self._links.open(self._p2p)
         await self.groups.set_absent(lost)
-        self._links.set_members(members, lost)
+        self._links.set_members((member.peer_id for member in members), lost)
 
     async def _shutdown(self, timeout: float | None) -> None:
         """End every step, then wait until the DHT has read all messages of this process."""
@@ -263,7 +263,7 @@ class MeasuredAverager(DecentralizedAverager):
             lock = self._matchmaking.lock_looking_for_group
             await asyncio.wait_for(lock.acquire(), STEP_PATIENCE)
         try:
-            await self._links.close()
+            await self._links.close(transport.UNHURRIED)
             await super()._shutdown(timeout)
         finally:
             await flush(self.dht)
@@ -322,7 +322,7 @@ class MeasuredAverager(DecentralizedAverager):
             ordered_peer_ids=group_info.peer_ids,
             differences=self._differences,
             alpha=self._averaging_alpha,
-            transport=self._links.transport(self._stub_of),
+            transport=transport.way(self._links, self._stub_of),
             **options,
         )
         self.groups.running[key].set_result(runner)
@@ -351,7 +351,7 @@ class MeasuredAverager(DecentralizedAverager):
         if timeout is not None:
             patience = min(timeout, float(self.next_chunk_timeout or patience))
         alive = self._matchmaking.group_formation.known()
-        source = partial(self._links.source, stub_of=self._stub_of)
+        source = transport.states(self._links, self._stub_of)
         sources = SharedStates(self.dht, self._sharing_key, source, alive, patience)
         await StateDownload(sources, own_norm).run_for(future)
 
@@ -390,7 +390,7 @@ class MeasuredAverager(DecentralizedAverager):
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """Answer a group member whose parts come through the daemon."""
-        parts = noted(stream, partial(self._links.heard, context.remote_id))
+        parts = noted(stream, lambda: self._links.heard(context.remote_id))
         async with contextlib.aclosing(self.aggregate(parts, context)) as answers:
             async for message in as_protobuf(answers):
                 yield message

@@ -21,7 +21,7 @@ from hivemind.compression import (
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils.asyncio import amap_in_executor
 
-from rayhive.averaging.links.wire import Buffer
+from rayhive.membership.links.wire import Buffer
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -12,10 +12,10 @@ from hivemind.averaging.partition import AllreduceException, TensorPartContainer
 from hivemind.compression import CompressionBase, CompressionInfo
 from hivemind.utils import as_aiter
 
-from rayhive.averaging.links.wire import Buffer
 from rayhive.averaging.parts import Part, TensorFields, decode, encode, in_threads, is_plain
 from rayhive.compression.partition import Partition, Price, Segment, partition
 from rayhive.compression.shares import Shares
+from rayhive.membership.links.wire import Buffer
 
 
 def balanced_partition(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Protocol, TypeAlias
 
@@ -16,14 +17,17 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import MSGPackSerializer
 
-from rayhive.averaging.links.link import Handler, Heard, Link, Packet
 from rayhive.averaging.parts import Part, PartMessage, as_protobuf
 from rayhive.averaging.streams import noted, until
+from rayhive.membership.links.link import Handler, Heard, Link, Packet
+from rayhive.membership.peer_links import PeerLinks
 
 #: A message of an exchange of parts, in either form.
 Message: TypeAlias = PartMessage | averaging_pb2.AveragingData
 #: Methods of a link: exchange of parts for averages, request to join a group, and for a state.
 AGGREGATE, JOIN, DOWNLOAD = "aggregate_part", "join_group", "download_state"
+#: Methods whose callers hang up first at the end.
+UNHURRIED = (AGGREGATE, DOWNLOAD)
 
 #: Returns the link to a peer, or None; it may wait for a while.
 LinkTo = Callable[[PeerID], Awaitable[Link | None]]
@@ -259,6 +263,32 @@ def sharing(share: Share) -> Handler:
             return
 
     return answer
+
+
+def handlers(aggregate: Aggregate, join: Join, share: Share) -> dict[str, Handler]:
+    """Return the handlers of an averager's links, by method.
+
+    Args:
+        aggregate: Answers an exchange of parts.
+        join: Answers a request to join a group.
+        share: Answers a request for a state.
+    """
+    return {AGGREGATE: answering(aggregate), JOIN: leading(join), DOWNLOAD: sharing(share)}
+
+
+def way(links: PeerLinks, stub_of: Callable[[PeerID], Any]) -> Transport:
+    """Return the way to the other peers.
+
+    Args:
+        links: Links of the averager.
+        stub_of: Returns the remote side of a peer that is reached through the daemon.
+    """
+    return DirectTransport(links.get, DaemonTransport(stub_of, links.heard))
+
+
+def states(links: PeerLinks, stub_of: Callable[[PeerID], Any]) -> Callable[[PeerID], StateSource]:
+    """Return the source of each peer's state; the arguments are those of :func:`way`."""
+    return partial(StateSource, link_to=links.get, stub_of=stub_of, heard=links.heard)
 
 
 async def no_link(peer: PeerID) -> Link | None:

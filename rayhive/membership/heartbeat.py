@@ -1,4 +1,4 @@
-"""Heartbeats between peers: the membership protocol over the network daemon.
+"""Heartbeats between peers: the membership protocol over links and the network daemon.
 
 Peers send state changes to each other instead of polling the DHT; the receivers follow from
 :mod:`rayhive.membership.protocol`. The first contact is made through the DHT
@@ -20,6 +20,8 @@ from hivemind.utils import get_logger
 from rayhive.membership.calls import Caller
 from rayhive.membership.discovery import Dialer, Discovery
 from rayhive.membership.event_loop import Notifier
+from rayhive.membership.links.link import LinkLost
+from rayhive.membership.peer_links import PeerLinks
 from rayhive.membership.protocol import RETRY_FOR_S, Protocol
 from rayhive.membership.view import MembershipView
 
@@ -39,6 +41,8 @@ class HeartbeatService:
         heartbeat: Interval between two heartbeats [s].
         expiration: How long an entry in the DHT is valid [s].
         on_change: Called whenever the view may have changed.
+        links: Links for its calls; all calls go through the daemon without them, and to peers
+            without a link.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class HeartbeatService:
         heartbeat: float,
         expiration: float,
         on_change: Callable[[], None],
+        links: PeerLinks | None = None,
     ) -> None:
         self.view, self._dht = view, dht
         self._name = f"{prefix}.heartbeat"
@@ -59,7 +64,8 @@ class HeartbeatService:
         protocol = Protocol(
             view, time.monotonic, heartbeat, forget_after=max(expiration, RETRY_FOR_S)
         )
-        self._caller = Caller(protocol, self, on_change, _warn, arrivals)
+        self._protocol, self._on_change, self._links = protocol, on_change, links
+        self._caller = Caller(protocol, self, self._changed, _warn, arrivals)
         self._discovery = Discovery(
             dht,
             f"{prefix}_heartbeat",
@@ -82,6 +88,7 @@ class HeartbeatService:
             self._caller.announce()
             if not self.view.own.client_mode:
                 await self._p2p.add_protobuf_handler(self._name, self._answer, BytesValue)
+            await self._open_links()
             jobs = [asyncio.create_task(job()) for job in (self._discovery.run, self._caller.run)]
             await stop.wait()
             await self._say_goodbye()
@@ -93,7 +100,26 @@ class HeartbeatService:
             await asyncio.gather(*jobs, return_exceptions=True)
             await self._caller.close()
             await self._dialer.close()
+            if self._links is not None:
+                await self._links.close()
             await self._p2p.shutdown()
+
+    async def _open_links(self) -> None:
+        if self._links is not None:
+            await self._links.open(self._p2p, reply=lambda asked, _: self._caller.receive(asked))
+            self._follow_neighbours()
+
+    def _follow_neighbours(self) -> None:
+        """Keep links to the live neighbours."""
+        if self._links is not None:
+            with self.view.lock:
+                lost = self.view.lost()
+                near = self._protocol.topology.lanes - lost
+            self._links.set_members(near, lost)
+
+    def _changed(self) -> None:
+        self._follow_neighbours()
+        self._on_change()
 
     def announce(self) -> None:
         """Send this peer's state to all, because it has changed."""
@@ -101,6 +127,10 @@ class HeartbeatService:
 
     async def call(self, peer: bytes, message: bytes) -> bytes:
         """Send a message to a peer and return the answer."""
+        link = None if self._links is None else self._links.ready(PeerID(peer))
+        if link is not None:
+            with contextlib.suppress(LinkLost):  # the daemon tells whether the peer is lost, too
+                return await link.ask(message)
         answer = await self._p2p.call_protobuf_handler(
             PeerID(peer), self._name, BytesValue(value=message), BytesValue
         )

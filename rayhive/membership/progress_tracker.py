@@ -27,6 +27,7 @@ from hivemind.utils import PerformanceEMA, get_dht_time
 from rayhive.errors import PeerError
 from rayhive.membership.event_loop import LoopThread
 from rayhive.membership.heartbeat import HeartbeatService
+from rayhive.membership.peer_links import PeerLinks
 from rayhive.membership.progress_view import ProgressView
 from rayhive.membership.view import Heartbeat, Member, MembershipView
 
@@ -115,6 +116,7 @@ class LiveProgressTracker:
             heartbeat=min(heartbeat, silence / 3),
             expiration=max(metadata_expiration, 2 * silence),
             on_change=self._view_changed,
+            links=PeerLinks(f"{prefix}.heartbeat_link", not client_mode, bulk=False),
         )
         self._thread = LoopThread(self._serve, f"{type(self).__name__}({prefix})")
         self.swarm = ProgressView(self.view, target_batch_size, self._thread.ended)

@@ -8,9 +8,9 @@ from typing import Any
 
 from hivemind.p2p import PeerID
 
-from rayhive.averaging.links.handshake import Invitation
-from rayhive.averaging.links.link import Handler, Packet
-from rayhive.averaging.links.links import Links
+from rayhive.membership.links.handshake import Invitation
+from rayhive.membership.links.link import Handler, Packet, Reply, no_reply
+from rayhive.membership.links.links import Links
 
 #: Changes an invitation on its way to the guest.
 Change = Callable[[Invitation], Invitation]
@@ -34,6 +34,7 @@ class Network:
         listening: Peers that others can connect to; all by default.
         trusted: Whether connections are plain, for each peer.
         change: Changes invitations on their way.
+        reply: Answers the questions to each of them.
 
     Attributes:
         heard: Peers that showed that they live, by the peer that noticed.
@@ -45,13 +46,14 @@ class Network:
         listening: Sequence[int] | None = None,
         trusted: Sequence[bool] | None = None,
         change: Change = unchanged,
+        reply: Reply = no_reply,
     ) -> None:
         self.links: list[Links] = []
         self.heard: list[list[PeerID]] = [[] for _ in handlers]
         for index, mapping in enumerate(handlers):
             trusts = bool(trusted and trusted[index])
             heard = self.heard[index].append
-            links = Links(peer(index), mapping, self._asks(index, change), trusts, heard)
+            links = Links(peer(index), mapping, self._asks(index, change), trusts, heard, reply)
             if listening is None or index in listening:
                 links.listen(["127.0.0.1"])
             self.links.append(links)

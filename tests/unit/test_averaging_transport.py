@@ -14,7 +14,6 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 
 from rayhive.averaging.allreduce import MeasuredAllReduce
-from rayhive.averaging.links.link import Link
 from rayhive.averaging.streams import completed
 from rayhive.averaging.transport import (
     AGGREGATE,
@@ -27,6 +26,7 @@ from rayhive.averaging.transport import (
     sharing,
 )
 from rayhive.compression.payload import payload
+from rayhive.membership.links.link import Link
 from rayhive.registry import CODECS
 from tests.unit.allreduce_fakes import LIMIT, SHAPES, average, loopback
 from tests.unit.link_fakes import Network, peer

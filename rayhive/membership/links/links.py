@@ -1,4 +1,4 @@
-"""All links of one averager: its listener, and a link to each member where one is possible."""
+"""All links of one process: its listener, and a link to each member where one is possible."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from ipaddress import ip_address
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from rayhive.averaging.links.handshake import (
+from rayhive.membership.event_loop import wait_at_most
+from rayhive.membership.links.handshake import (
     HANDSHAKE_S,
     Invitation,
     Invitations,
+    Opened,
     connect,
 )
-from rayhive.averaging.links.link import Handler, Heard, Link
-from rayhive.membership.event_loop import wait_at_most
+from rayhive.membership.links.link import Handler, Heard, Link, Reply, no_reply
 
 logger = get_logger(__name__)
 
@@ -72,7 +73,7 @@ class _Contact:
 
 
 class Links:
-    """Links of one averager, on its event loop.
+    """Links of one process, on its event loop.
 
     Either side of a link may begin it, and both use it for their calls. After a failed attempt to
     connect to a peer, the next one follows after :data:`AGAIN_S`.
@@ -83,6 +84,8 @@ class Links:
         ask: Asks a peer for an invitation.
         trusted_network: Whether connections to peers that agree do without encryption.
         heard: Called with a peer when data show that it lives.
+        reply: Answers questions of peers.
+        bulk: Whether the links carry bulk data, see :class:`Wire`.
     """
 
     def __init__(
@@ -92,8 +95,11 @@ class Links:
         ask: Ask,
         trusted_network: bool = False,
         heard: Heard = lambda peer: None,
+        reply: Reply = no_reply,
+        bulk: bool = True,
     ) -> None:
-        self._own, self._handlers, self._ask, self._heard = own, handlers, ask, heard
+        self._own, self._handlers, self._ask = own, handlers, ask
+        self._heard, self._reply, self._bulk = heard, reply, bulk
         self._trusts = trusted_network
         self._invitations = Invitations(trusted_network)
         self._addresses: tuple[tuple[str, int], ...] = ()
@@ -218,7 +224,7 @@ class Links:
             except (OSError, asyncio.TimeoutError) as failure:
                 error = failure
                 continue
-            contact.add(Link(opened, peer, True, self._handlers, self._heard))
+            contact.add(self._linked(opened, peer, True))
             return
         raise error
 
@@ -245,4 +251,8 @@ class Links:
                 return
             raise
         peer = PeerID(guest)
-        self._contact(peer).add(Link(opened, peer, False, self._handlers, self._heard))
+        self._contact(peer).add(self._linked(opened, peer, False))
+
+    def _linked(self, opened: Opened, peer: PeerID, dialled: bool) -> Link:
+        answers = (self._handlers, self._heard, self._reply)
+        return Link(opened, peer, dialled, *answers, bulk=self._bulk)

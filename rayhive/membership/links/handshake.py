@@ -3,7 +3,7 @@
 A peer invites another one through the network daemon, which authenticates both and encrypts the
 invitation. It holds addresses, and a secret that opens one connection. Both sides of the connection
 prove that they know the secret and derive the keys of the link from it, see
-:mod:`rayhive.averaging.links.cipher`. On a trusted network the connection may be plain: the proofs
+:mod:`rayhive.membership.links.cipher`. On a trusted network the connection may be plain: the proofs
 still tell the peers apart, but the data that follow are neither hidden nor protected.
 """
 
@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rayhive.averaging.links.cipher import Cipher, cipher
-from rayhive.averaging.links.wire import prepare
+from rayhive.membership.links.cipher import Cipher, cipher
+from rayhive.membership.links.wire import prepare
 
 #: How long an invitation is valid [s].
 INVITED_S = 30.0

@@ -11,9 +11,8 @@ import pytest
 from hivemind.p2p import PeerID
 
 from rayhive.averaging.parts import PartMessage
-from rayhive.averaging.peer_links import PeerLinks, hosts_in
-from rayhive.averaging.transport import aggregate_over
-from rayhive.membership.view import Member
+from rayhive.averaging.transport import AGGREGATE, aggregate_over, answering
+from rayhive.membership.peer_links import PeerLinks, hosts_in
 from tests.unit.link_fakes import peer
 
 LIMIT = 20.0
@@ -60,8 +59,8 @@ async def weights(*values: float) -> AsyncIterator[Any]:
         yield PartMessage(1, None, b"", value)
 
 
-def members(*indices: int) -> list[Member]:
-    return [Member(peer(index).to_bytes(), False, 0, 0, 0) for index in indices]
+def members(*indices: int) -> list[bytes]:
+    return [peer(index).to_bytes() for index in indices]
 
 
 @pytest.mark.parametrize("client", [None, 0, 1])
@@ -72,7 +71,7 @@ def test_members_call_each_other_over_links(client: int | None) -> None:
         daemons = Daemons()
         both = [PeerLinks("link", index != client) for index in range(2)]
         for index, links in enumerate(both):
-            await links.open(daemons.of(peer(index)), echo)
+            await links.open(daemons.of(peer(index)), {AGGREGATE: answering(echo)})
             links.set_members(members(0, 1), [])
         for index, links in enumerate(both):
             link = await links.get(peer(1 - index))
@@ -89,7 +88,7 @@ def test_members_call_each_other_over_links(client: int | None) -> None:
 def test_a_plain_hivemind_peer_has_no_link() -> None:
     async def body() -> None:
         links = PeerLinks("link", True)
-        await links.open(Daemons().of(peer(0)), echo)
+        await links.open(Daemons().of(peer(0)), {AGGREGATE: answering(echo)})
         links.set_members(members(0, 1), [])
         assert await links.get(peer(1)) is None
         await links.close()

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rayhive.averaging.links.cipher import TAG, Cipher
+from rayhive.membership.links.cipher import TAG, Cipher
 
 if TYPE_CHECKING:
-    from rayhive.averaging.links.handshake import Opened
+    from rayhive.membership.links.handshake import Opened
 
 #: Kind, stream, bytes of the head and bytes of the body.
 _HEADER = struct.Struct("!BIIQ")
@@ -39,8 +39,8 @@ _UNACKNOWLEDGED_MS = 15_000
 _NEAR_S = 0.01
 #: Place of the shortest round trip in Linux's ``tcp_info`` [us]; all bits are set if it is unknown.
 _MIN_RTT = struct.Struct("=148xI")
-#: Priority of bulk data in a queue of this machine that knows priorities (Linux: TC_PRIO_BULK).
-_BULK = 2
+#: Priorities in a queue of this machine that knows some (Linux: TC_PRIO_BULK and _INTERACTIVE).
+_BULK, _URGENT = 2, 6
 
 Buffer = bytes | bytearray | memoryview
 #: Takes kind, stream, head and body of a frame.
@@ -92,6 +92,7 @@ class Wire:
         on_frame: Called for each frame that arrived.
         on_lost: Called once, with the reason, when the connection has ended.
         on_life: Called when bytes arrived, or room for more shows that the other side gets them.
+        bulk: Whether it carries bulk data, which leave this machine after other messages.
 
     Attributes:
         lost: Reason for the end of the connection; None while it is open.
@@ -103,6 +104,7 @@ class Wire:
         on_frame: OnFrame,
         on_lost: Callable[[Exception], None],
         on_life: Callable[[], None] = lambda: None,
+        bulk: bool = True,
     ) -> None:
         self.lost: Exception | None = None
         self._socket, self._seal, self._cipher = opened.connection, opened.seal, opened.open
@@ -110,6 +112,9 @@ class Wire:
         self._loop = asyncio.get_running_loop()
         self._descriptor = self._socket.fileno()
         _control_congestion(self._socket)
+        if hasattr(socket, "SO_PRIORITY"):
+            priority = _BULK if bulk else _URGENT
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, priority)
         self._sealed, self._received = _Scratch(), _Scratch()
         self._queue: deque[_Queued] = deque()
         self._queued_bytes, self._waits_for_space = 0, False
@@ -294,8 +299,6 @@ def prepare(connection: socket.socket) -> None:
     for name, value in options.items():
         if hasattr(socket, name):  # Linux
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    if hasattr(socket, "SO_PRIORITY"):
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, _BULK)
 
 
 def _control_congestion(connection: socket.socket) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from hivemind.p2p import PeerID
 
-from rayhive.averaging.links import links as links_module
-from rayhive.averaging.links.cipher import TAG, Tampered, cipher
-from rayhive.averaging.links.handshake import Invitation, NotProven, connect
-from rayhive.averaging.links.link import WINDOW, Link, LinkLost, Packet
+from rayhive.membership.links import links as links_module
+from rayhive.membership.links.cipher import TAG, Tampered, cipher
+from rayhive.membership.links.handshake import Invitation, NotProven, connect
+from rayhive.membership.links.link import WINDOW, Link, LinkLost, Packet
 from tests.unit.link_fakes import Network, echo, packets, peer
 
 LIMIT = 20.0
@@ -442,5 +442,51 @@ def test_a_peer_that_ends_sends_the_answers_that_are_on_their_way() -> None:
             with pytest.raises(LinkLost):
                 await waiting.__anext__()
             await closing
+
+    run(body())
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_questions_of_both_sides_are_answered_beside_their_calls(trusted: bool) -> None:
+    def reply(question: bytes, caller: PeerID) -> bytes:
+        return caller.to_bytes() + b" asks " + question
+
+    async def body() -> None:
+        async with Network([{"echo": echo}] * 2, trusted=[trusted] * 2, reply=reply) as network:
+            for own in (0, 1):
+                link = await linked(network, own, 1 - own)
+                call = link.call("echo", packets(b"x" * 100_000))
+                questions = [f"{number}".encode() * number for number in range(1, 40)]
+                answers = await asyncio.gather(*map(link.ask, questions))
+                caller = peer(own).to_bytes()
+                assert answers == [caller + b" asks " + question for question in questions]
+                assert [bytes(packet.body) async for packet in call] == [b"x" * 100_000]
+
+    run(body())
+
+
+def test_a_question_that_is_not_answered_is_an_error_and_the_link_stays() -> None:
+    async def body() -> None:
+        async with Network([{"echo": echo}] * 2) as network:
+            link = await linked(network)
+            with pytest.raises(LinkLost, match="did not answer"):
+                await link.ask(b"?")
+            call = link.call("echo", packets(b"x"))
+            assert [bytes(packet.body) async for packet in call] == [b"x"]
+
+    run(body())
+
+
+def test_the_end_of_a_link_ends_its_questions() -> None:
+    async def body() -> None:
+        async with Network([{}] * 2, reply=lambda question, caller: question) as network:
+            link = await linked(network)
+            asked = asyncio.ensure_future(link.ask(b"?"))
+            await asyncio.sleep(0)
+            link.close()
+            with pytest.raises(LinkLost):
+                await asked
+            with pytest.raises(LinkLost):
+                await link.ask(b"?")
 
     run(body())

@@ -18,15 +18,15 @@ from typing import NamedTuple
 from hivemind.p2p import PeerID
 from hivemind.utils import get_logger
 
-from rayhive.averaging.links.handshake import Opened
-from rayhive.averaging.links.wire import Buffer, Wire
 from rayhive.membership.event_loop import Notifier
+from rayhive.membership.links.handshake import Opened
+from rayhive.membership.links.wire import Buffer, Wire
 
 logger = get_logger(__name__)
 
 #: Bytes of packets that a sender may be ahead of the reader; one packet may exceed it.
 WINDOW = 1 << 23
-_OPEN, _PACKET, _END, _RESET, _CREDIT = range(5)
+_OPEN, _PACKET, _END, _RESET, _CREDIT, _ASK, _ANSWER = range(7)
 _AMOUNT = struct.Struct("!Q")
 
 
@@ -48,8 +48,15 @@ class LinkLost(ConnectionError):
 
 #: Answers the calls of a method: takes the caller's packets and the caller.
 Handler = Callable[[AsyncIterator[Packet], PeerID], AsyncGenerator[Packet, None]]
+#: Answers a question at once: takes the question and the peer that asks.
+Reply = Callable[[bytes, PeerID], bytes]
 #: Called with a peer when data show that it lives.
 Heard = Callable[[PeerID], None]
+
+
+def no_reply(question: bytes, peer: PeerID) -> bytes:
+    """Refuse a question."""
+    raise NotImplementedError("this side answers no questions")
 
 
 class _Stream:
@@ -169,6 +176,8 @@ class Link:
         dialled: Whether this side began the connection.
         handlers: Answers to calls, by method.
         heard: Called with the peer when data show that it lives.
+        reply: Answers the questions of the peer.
+        bulk: Whether it carries bulk data, see :class:`Wire`.
 
     Attributes:
         peer: The other side.
@@ -183,13 +192,16 @@ class Link:
         dialled: bool,
         handlers: Mapping[str, Handler],
         heard: Heard = lambda peer: None,
+        reply: Reply = no_reply,
+        bulk: bool = True,
     ) -> None:
         self.peer, self.ended = peer, asyncio.Event()
-        self._handlers = handlers
+        self._handlers, self._reply = handlers, reply
+        self._questions: dict[int, asyncio.Future[bytes]] = {}
         self._streams: dict[int, _Stream] = {}
         self._numbers = itertools.count(1 if dialled else 2, 2)
         self._serving: dict[asyncio.Task[None], str] = {}
-        self.wire = Wire(opened, self._on_frame, self._on_lost, lambda: heard(peer))
+        self.wire = Wire(opened, self._on_frame, self._on_lost, lambda: heard(peer), bulk)
 
     def call(self, method: str, requests: AsyncGenerator[Packet, None]) -> Call:
         """Call a method of the peer; requests leave at once, without waiting for answers."""
@@ -197,6 +209,23 @@ class Link:
         self._streams[stream.number] = stream
         self.wire.send(_OPEN, stream.number, method.encode())
         return Call(self, stream, requests)
+
+    async def ask(self, question: bytes) -> bytes:
+        """Return the answer of the peer to a short question, which takes no stream of packets.
+
+        Raises:
+            LinkLost: The link ended, or the peer does not answer questions.
+        """
+        if self.wire.lost is not None:
+            raise LinkLost(f"the link to {self.peer} has ended")
+        number = next(self._numbers)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._questions[number] = answer
+        self.wire.send(_ASK, number, question)
+        try:
+            return await answer
+        finally:
+            self._questions.pop(number, None)
 
     def serving(self, methods: Collection[str]) -> list[asyncio.Task[None]]:
         """Return the calls of the peer, to some methods, that have not ended."""
@@ -219,12 +248,27 @@ class Link:
             serving = stream.serving = asyncio.create_task(self._serve(stream, method))
             self._serving[serving] = method
             serving.add_done_callback(self._serving.pop)
+        elif kind == _ASK:
+            self._answer(number, head)
+        elif number in self._questions:
+            question = self._questions.pop(number)
+            if kind == _ANSWER and not question.done():
+                question.set_result(head)
+            elif not question.done():
+                question.set_exception(LinkLost(f"{self.peer} did not answer"))
         elif number in self._streams:
             stream = self._streams[number]
             if kind == _RESET:
                 del self._streams[number]
                 self.wire.keep(number)
             stream.arrived(kind, head, body)
+
+    def _answer(self, number: int, question: bytes) -> None:
+        try:
+            self.wire.send(_ANSWER, number, self._reply(question, self.peer))
+        except Exception as error:
+            logger.debug(f"a question of {self.peer} failed: {error!r}")
+            self.wire.send(_RESET, number)
 
     async def _serve(self, stream: _Stream, method: str) -> None:
         try:
@@ -244,6 +288,9 @@ class Link:
     def _on_lost(self, reason: Exception) -> None:
         streams = list(self._streams.values())
         self._streams.clear()
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(LinkLost(f"the link to {self.peer} ended: {reason!r}"))
         for stream in streams:
             stream.fail(LinkLost(f"the link to {self.peer} ended: {reason!r}"))
         self.ended.set()
