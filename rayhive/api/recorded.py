@@ -8,6 +8,7 @@ from pathlib import Path
 from rayhive.errors import ConfigError, Problem
 from rayhive.metrics.clocks import Clocks
 from rayhive.metrics.logs import last_timeline
+from rayhive.remote import local_folder
 from rayhive.report import comparison
 from rayhive.report.comparison import Comparisons
 from rayhive.report.results import load_results
@@ -23,7 +24,7 @@ def compare(
     """Compare two runs, paired where seeds are common.
 
     Args:
-        a: The first run folder, or the folder of one replicate.
+        a: The first run folder or its URL, or the folder of one replicate.
         b: The second one.
         columns: Columns to compare; by default the objectives and some key figures.
         allow: Settings that may differ, as dotted keys of a study, and ``plan`` for fault plans.
@@ -31,7 +32,7 @@ def compare(
     Raises:
         ConfigError: A folder is no run, or the runs cannot be compared; every reason is told.
     """
-    return comparison.compare(a, b, columns, allow)
+    return comparison.compare(local_folder(a), local_folder(b), columns, allow)
 
 
 def trace(
@@ -45,7 +46,7 @@ def trace(
     """Write the trace of a replicate, which https://ui.perfetto.dev opens.
 
     Args:
-        folder: The run folder, or the folder of the replicate.
+        folder: The run folder or its URL, or the folder of the replicate.
         trial: Number of the trial; by default the only one.
         replicate: Number of the replicate.
         scenario: Its scenario; by default the only one of the trial that has faults.
@@ -58,7 +59,7 @@ def trace(
         ConfigError: The replicate does not exist, or has no events.
         DamagedError: Its events cannot be read.
     """
-    place = replicate_folder(folder, trial, replicate, scenario)
+    place = replicate_folder(local_folder(folder), trial, replicate, scenario)
     timeline = last_timeline(place)
     if not timeline.events:
         raise ConfigError(Problem("DIR", str(place), "a replicate with events"))
@@ -70,7 +71,7 @@ def export(folder: str | Path, to: str, out: str | Path | None = None) -> tuple[
     """Write the replicates of a run for TensorBoard, Weights & Biases (offline) or MLflow.
 
     Args:
-        folder: The run folder.
+        folder: The run folder, or its URL.
         to: ``tensorboard``, ``wandb`` or ``mlflow``.
         out: A new folder for the files; by default one of this name in the run folder.
 
@@ -83,6 +84,6 @@ def export(folder: str | Path, to: str, out: str | Path | None = None) -> tuple[
     """
     from rayhive.report import loggers
 
-    place = Path(folder)
+    place = local_folder(folder)
     path = place / to if out is None else Path(out)
     return path, loggers.export(place, load_results(place), to, path)

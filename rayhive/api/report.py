@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from pathlib import Path
 
+from rayhive.remote import local_folder
 from rayhive.sweep.run_folder import RunFolder
 
 #: Files that a report depends on, below the run folder.
@@ -21,7 +22,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write the report of a run as one HTML file that opens offline.
 
     Args:
-        folder: The run folder, or the folder of one replicate.
+        folder: The run folder or its URL, or the folder of one replicate.
         out: The file; by default ``report.html`` in the folder.
 
     Returns:
@@ -34,8 +35,9 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     """
     from rayhive.report.page import write
 
-    path = Path(out) if out is not None else Path(folder) / write.REPORT
-    write.write_report(folder, path)
+    place = local_folder(folder)
+    path = Path(out) if out is not None else place / write.REPORT
+    write.write_report(place, path)
     return path
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rayhive.api.story import Story, replicate_story
 from rayhive.errors import ConfigError
+from rayhive.remote import local_folder
 from rayhive.report.differences import FIRST, all_differences, versus_problems
 from rayhive.report.notice_grid import SCENARIO, GridPoint, notice_grid
 from rayhive.report.render import results_text
@@ -134,11 +135,12 @@ def load(folder: str | Path) -> Run:
     """Load the results of a run from its events.
 
     Args:
-        folder: The run folder, or the folder of one replicate.
+        folder: The run folder or its URL, or the folder of one replicate.
 
     Raises:
         ConfigError: ``folder`` is neither.
         DamagedError: Its study cannot be read. Damaged replicates are left out and named in
             ``results.damaged``.
     """
-    return Run(Path(folder), load_results(folder))
+    place = local_folder(folder)
+    return Run(place, load_results(place))

@@ -17,6 +17,7 @@ from rayhive.errors import Problem
 from rayhive.faults.library import load_scenario
 from rayhive.faults.scenario import Scenario
 from rayhive.registry import SCENARIOS
+from rayhive.remote import local_folder
 from rayhive.spec import SweepConfig, validate_sweep
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.study import scenario_label
@@ -118,7 +119,7 @@ def run_scenario(
         set: Values that replace single fields of the study.
         address: ``HOST:PORT`` of a running Ray cluster, or ``auto``; by default ``RAY_ADDRESS``, or
             else a Ray on this machine that ends with the call.
-        out: The run folder; by default ``runs/NAME-TIME``.
+        out: The run folder, or its URL; by default ``runs/NAME-TIME``.
         twin: Whether the same replicate runs without faults first, for the columns that compare.
         progress: Whether faults and recoveries are shown as they happen, or an object that shows
             progress.
@@ -134,7 +135,7 @@ def run_scenario(
     study = scenario_config(name, config, set, peers, seed)
     source = None if config is None else str(config)
     resolved = resolve(study, source=source, twin=twin)
-    folder = Path(out) if out is not None else new_folder(resolved.config.name)
+    folder = out if out is not None else new_folder(resolved.config.name)
     return execute(resolved, folder, address, nullcontext(_shown(progress)))
 
 
@@ -151,7 +152,7 @@ def replay(
     """Run a recorded replicate again, with the recorded spec and fault plan.
 
     Args:
-        folder: The run folder.
+        folder: The run folder, or its URL.
         trial: Number of the trial.
         replicate: Number of the replicate.
         scenario: Its scenario; by default the only one of the trial that has faults.
@@ -168,7 +169,7 @@ def replay(
         Interrupted: Ctrl-C or SIGTERM; its ``folder`` is that of the new replicate.
     """
     place = Path(out) if out is not None else new_folder("replay")
-    spec = recorded_spec(folder, trial, replicate, scenario, out=place)
+    spec = recorded_spec(local_folder(folder), trial, replicate, scenario, out=place)
     try:
         with Interruption() as interruption:
             run_again(spec, _shown(progress), interruption, address)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayhive.api.run import Run, load
-from rayhive.errors import ConfigError, Problem
+from rayhive.errors import ConfigError, Problem, RayhiveError
+from rayhive.remote import RemoteFolder, is_url
 from rayhive.report.replicates import ReplicatesNeeded, needed, share, spread_in, unknown_spread
 from rayhive.report.results import load_results
 from rayhive.spec.yaml_data import Overrides
@@ -41,7 +42,8 @@ def sweep(
         set: Values that replace single fields of the study.
         address: ``HOST:PORT`` of a running Ray cluster, or ``auto``; by default ``RAY_ADDRESS``, or
             else a Ray on this machine that ends with the call.
-        out: The run folder; by default ``runs/NAME``, in a submitted job ``~/runs/NAME``.
+        out: The run folder, or its URL, such as ``s3://BUCKET/PATH``; by default ``runs/NAME``, in
+            a submitted job ``~/runs/NAME``.
         code: Treatment of a run folder that was begun with other code or data: ``refuse``,
             ``keep-apart`` or ``accept``.
         parallel: Replicates that run at the same time; ``auto`` for as many as the cluster has
@@ -59,7 +61,7 @@ def sweep(
     from rayhive.sweep.sweep import default_folder
 
     resolved = resolve(study, set)
-    folder = Path(out) if out is not None else default_folder(resolved)
+    folder = out if out is not None else default_folder(resolved)
     shown = _shown(resolved, progress)
     return execute(resolved, folder, address, shown, code, parallel=parallel)
 
@@ -75,7 +77,7 @@ def retry(
     """Run again the replicates that were lost in every attempt, then resume the study.
 
     Args:
-        folder: The run folder.
+        folder: The run folder, or its URL.
         set: Values that replace single fields of the study, such as ``timeouts.starting``.
         address: As for :func:`sweep`.
         parallel: As for :func:`sweep`.
@@ -86,10 +88,10 @@ def retry(
         RayhiveError: As for :func:`sweep`.
         Interrupted: As for :func:`sweep`.
     """
-    folder = Path(folder)
-    if not (folder / SWEEP).is_file():
+    place = RemoteFolder(str(folder), "DIR").begin() if is_url(folder) else Path(folder)
+    if not (place / SWEEP).is_file():
         raise ConfigError(Problem("DIR", str(folder), f"a run folder, which has a {SWEEP}"))
-    resolved = resolve(folder / SWEEP, set)
+    resolved = resolve(place / SWEEP, set)
     shown = _shown(resolved, progress)
     return execute(resolved, folder, address, shown, again=True, parallel=parallel)
 
@@ -153,7 +155,7 @@ def replicates_needed(
 
 def execute(
     study: ResolvedStudy,
-    folder: Path,
+    place: str | Path,
     address: str | None,
     shown: AbstractContextManager[Progress],
     code: str = "refuse",
@@ -164,7 +166,7 @@ def execute(
 
     Args:
         study: The study.
-        folder: Its run folder.
+        place: Its run folder, or its URL.
         address: Address of a Ray cluster, if one is named.
         shown: Display of the progress.
         code: Treatment of a run folder that was begun with other code or data.
@@ -178,6 +180,8 @@ def execute(
     """
     from rayhive.sweep.sweep import run_sweep
 
+    remote = RemoteFolder(str(place)) if is_url(place) else None
+    folder = Path(place) if remote is None else remote.begin()
     try:
         with Interruption() as interruption, shown as progress:
             done = run_sweep(
@@ -189,20 +193,24 @@ def execute(
                 code=code,
                 again=again,
                 parallel=parallel,
+                remote=remote,
             )
     except Interrupted as stop:
         stop.folder = folder
         if (folder / "trials").is_dir():
-            _with_tables(folder)
+            with suppress(RayhiveError):  # of a URL; the next session copies what is missing
+                _with_tables(folder, remote)
         raise
-    return replace(_with_tables(folder), done=done)
+    return replace(_with_tables(folder, remote), done=done)
 
 
-def _with_tables(folder: Path) -> Run:
+def _with_tables(folder: Path, remote: RemoteFolder | None) -> Run:
     """Load a run and write its Parquet files."""
     run = load(folder)
     with writable(folder):
         run.results.write_parquet(folder)
+    if remote is not None and remote.is_claimed:
+        remote.push()
     return run
 
 

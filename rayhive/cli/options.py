@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rayhive.errors import ConfigError, unknown
+from rayhive.errors import ConfigError, Problem, unknown
 
 #: Output formats of lists.
 _LIST_FORMATS = ("table", "json")
@@ -19,8 +19,33 @@ def _list_format(value: str) -> str:
     return value
 
 
+def run_folder(text: str) -> Path:
+    """Return the local folder of a run that is given by its folder or its URL."""
+    from rayhive.remote import local_folder
+
+    return local_folder(text)
+
+
+def local_path(text: str) -> Path:
+    """Return a path, and refuse a URL.
+
+    Raises:
+        ConfigError: It is a URL.
+    """
+    from rayhive.remote import is_url
+
+    if is_url(text):
+        raise ConfigError(Problem("--out", text, "a local path; only a sweep writes to a URL"))
+    return Path(text)
+
+
 StudyFile = Annotated[Path, typer.Argument(metavar="FILE", help="The study, a YAML file.")]
-RunFolder = Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")]
+RunFolder = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="The run folder, or its URL.", parser=run_folder),
+]
+#: The same for commands that also write to the URL.
+RunPlace = Annotated[str, typer.Argument(metavar="DIR", help="The run folder, or its URL.")]
 Sets = Annotated[
     list[str] | None,
     typer.Option(

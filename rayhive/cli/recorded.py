@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rayhive.cli.options import ListFormat, RunFolder
+from rayhive.cli.options import ListFormat, RunFolder, local_path, run_folder
 from rayhive.cli.output import print_json, print_rows
 from rayhive.errors import ConfigError
 
@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 
 
 def compare(
-    a: Annotated[Path, typer.Argument(metavar="A", help="The first run folder.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="The second run folder.")],
+    a: Annotated[
+        Path,
+        typer.Argument(metavar="A", help="The first run folder, or its URL.", parser=run_folder),
+    ],
+    b: Annotated[
+        Path, typer.Argument(metavar="B", help="The second run folder.", parser=run_folder)
+    ],
     column: Annotated[
         list[str] | None,
         typer.Option(
@@ -71,7 +76,8 @@ def trace(
         typer.Option(help="Its scenario; by default the only one of the trial with faults."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The file; by default trace.json in its folder.")
+        Path | None,
+        typer.Option(help="The file; by default trace.json in its folder.", parser=local_path),
     ] = None,
 ) -> None:
     """Write a trace of a replicate: peers, rounds, phases, state transfers and faults on one clock.
@@ -120,7 +126,8 @@ def export(
     folder: RunFolder,
     to: Annotated[str, typer.Option(help="tensorboard, wandb (offline) or mlflow.")],
     out: Annotated[
-        Path | None, typer.Option(help="A new folder; by default one in the run folder.")
+        Path | None,
+        typer.Option(help="A new folder; by default one in the run folder.", parser=local_path),
     ] = None,
 ) -> None:
     """Write each replicate of a run for TensorBoard, Weights & Biases or MLflow.

@@ -10,14 +10,15 @@ from typing import Annotated
 
 import typer
 
-from rayhive.cli.options import RunFolder
+from rayhive.cli.options import RunFolder, local_path
 from rayhive.cli.output import complain
 
 
 def report(
     folder: RunFolder,
     out: Annotated[
-        Path | None, typer.Option(help="The file; by default report.html in the run folder.")
+        Path | None,
+        typer.Option(help="The file; by default report.html in the run folder.", parser=local_path),
     ] = None,
     watch: Annotated[
         bool, typer.Option(help="Write it again whenever a running sweep changes the folder.")

@@ -113,7 +113,8 @@ def run(
     set_: Sets = None,
     address: Address = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run folder; by default runs/NAME-TIME.")
+        str | None,
+        typer.Option(metavar="DIR", help="The run folder, or its URL; by default runs/NAME-TIME."),
     ] = None,
     twin: Annotated[
         bool, typer.Option(help="Run the same without faults first, to measure their cost.")

@@ -18,8 +18,11 @@ from rayhive.cli.options import (
     Parallel,
     ResultsFormat,
     RunFolder,
+    RunPlace,
     Sets,
     StudyFile,
+    local_path,
+    run_folder,
 )
 from rayhive.cli.output import complain, print_json, print_rows
 from rayhive.cli.recorded import print_beside
@@ -36,8 +39,12 @@ def sweep(
     set_: Sets = None,
     address: Address = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="The run folder; by default runs/NAME, in a submitted job ~/runs/NAME."),
+        str | None,
+        typer.Option(
+            metavar="DIR",
+            help="The run folder, or its URL, as s3://BUCKET/PATH; by default runs/NAME, in a "
+            "submitted job ~/runs/NAME.",
+        ),
     ] = None,
     format: ResultsFormat = "table",
     code: Annotated[
@@ -67,7 +74,7 @@ def sweep(
 
 
 def retry(
-    folder: RunFolder,
+    folder: RunPlace,
     set_: Sets = None,
     address: Address = None,
     format: ResultsFormat = "table",
@@ -152,6 +159,7 @@ def plan(
             "--from",
             metavar="DIR",
             help="Run folder to take the spread from; by default that of the study.",
+            parser=run_folder,
         ),
     ] = None,
 ) -> None:
@@ -267,7 +275,9 @@ def replay(
     address: Address = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder of the new replicate; by default runs/replay-TIME."),
+        typer.Option(
+            help="Folder of the new replicate; by default runs/replay-TIME.", parser=local_path
+        ),
     ] = None,
 ) -> None:
     """Run a recorded replicate again, with the recorded spec and fault plan.

@@ -7,12 +7,15 @@ started or written.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from rayhive.cluster.address import in_job
+from rayhive.columns import Row
 from rayhive.errors import ConfigError, Problem, nearest, unknown
+from rayhive.metrics.rows import replicate_row
+from rayhive.remote import RemoteFolder
 from rayhive.spec.study import scenario_label
 from rayhive.sweep.driver import Done, Driver, Progress
 from rayhive.sweep.provenance import CHOICES, Fingerprint, fingerprint_of
@@ -125,6 +128,7 @@ def run_sweep(
     code: str = "refuse",
     again: bool = False,
     parallel: int | str = 1,
+    remote: RemoteFolder | None = None,
 ) -> Done:
     """Run or resume a study.
 
@@ -142,6 +146,7 @@ def run_sweep(
             attempts.
         parallel: Replicates that run at the same time, or ``auto`` for as many as the cluster has
             room for.
+        remote: The run folder at a URL that ``folder`` is the copy of; None for a local one.
 
     Raises:
         ConfigError: Bad input; nothing has been written.
@@ -153,7 +158,10 @@ def run_sweep(
     study = target.planned(study)
     run = RunFolder(folder)
     preflight(study, run, target, code, parallel)
-    if in_job():
+    if remote is not None:
+        remote.claim()
+        progress.note(f"this run is kept in {remote.url}; its local copy is {run.path}")
+    elif in_job():
         progress.note(f"this run is kept in {run.path} on {socket.gethostname()}")
     with target.placed(study, connected=interruption.install) as (cluster, study):
         at_once = places(study, cluster, parallel)
@@ -168,6 +176,8 @@ def run_sweep(
             run.opened(study.config, now) as identity,
         ):
             book = open_book(study, run, identity)
+            if remote is not None:
+                remote.push()
             return Driver(
                 study,
                 run,
@@ -178,7 +188,19 @@ def run_sweep(
                 code=now,
                 again=again,
                 at_once=at_once,
+                measure=replicate_row if remote is None else _measure_and_push(remote),
             ).run()
+
+
+def _measure_and_push(remote: RemoteFolder) -> Callable[[Path], Row]:
+    """Return the function that measures a finished replicate, and copies it before it counts."""
+
+    def measure(folder: Path) -> Row:
+        row = replicate_row(folder)
+        remote.push(folder)
+        return row
+
+    return measure
 
 
 def _at_once_text(study: ResolvedStudy, at_once: int) -> str:
