@@ -18,10 +18,11 @@ from typing import Any
 import ray
 
 from rayhive.cluster import actors
+from rayhive.cluster.live_metrics import PORT
 from rayhive.cluster.node import machine, process_group
 from rayhive.cluster.node.processes import ending, import_paths, start_reaper
 from rayhive.cluster.testbed.entrypoint import refuse_dashboard
-from rayhive.errors import ClusterError
+from rayhive.errors import ClusterError, ConfigError, Problem
 from rayhive.spec.replicate import ReplicateSpec
 
 OBJECT_STORE = 80 * 2**20  # Ray's minimum; rayhive stores no large objects
@@ -47,6 +48,7 @@ class EmbeddedRay:
     """
 
     def __init__(self) -> None:
+        port = metrics_port()
         base = Path(machine.short_temporary_directory())
         process_group.clear_orphaned(base)
         self.directory = Path(tempfile.mkdtemp(prefix=process_group.DIRECTORY_PREFIX, dir=base))
@@ -54,12 +56,14 @@ class EmbeddedRay:
         process_group.claim(self.directory, os.getpid())
         self._reaper = start_reaper(process_group.__name__, str(self.directory))
         try:
-            refuse_dashboard()
+            if port is None:  # Ray's agents, which take long to start, only serve metrics here
+                refuse_dashboard()
             with environment(daemon_variables()), kept_signal_handlers():
                 ray.init(
                     num_cpus=len(os.sched_getaffinity(0)),
                     namespace=actors.NAMESPACE,
                     include_dashboard=False,
+                    _metrics_export_port=port,
                     object_store_memory=OBJECT_STORE,
                     log_to_driver=False,
                     logging_level=logging.ERROR,
@@ -97,6 +101,20 @@ class EmbeddedRay:
             self._reaper.kill()
             self._reaper.wait()
             process_group.clear(self.directory, patience=0.0)
+
+
+def metrics_port() -> int | None:
+    """Return the port at which an embedded Ray is to serve its metrics; None for no metrics.
+
+    Raises:
+        ConfigError: The variable is no number of a port.
+    """
+    text = os.environ.get(PORT)
+    if not text:
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise ConfigError(Problem(PORT, text, "the number of a port, 1 to 65535"))
+    return int(text)
 
 
 def _daemons() -> dict[str, subprocess.Popen[bytes]]:

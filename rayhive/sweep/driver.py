@@ -27,6 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
+from rayhive.cluster.live_metrics import SweepMetrics
 from rayhive.columns import Row
 from rayhive.crash_points import crash_point
 from rayhive.errors import ClusterError, DamagedError
@@ -143,7 +144,9 @@ class Driver:
             ClusterError: Several replicates in a row were lost to the infrastructure.
         """
         config = self.study.config
-        self.progress.began(config.budget.trials, self.study.replicates_per_trial)
+        trials, each = config.budget.trials, self.study.replicates_per_trial
+        self.progress.began(trials, each)
+        self._metrics = SweepMetrics(config.name, trials * each)
         self._reset_early_failures()
         start, exhausted = 0, False
         while not exhausted and start < max(config.budget.trials, len(self.book.records)):
@@ -270,6 +273,7 @@ class Driver:
             row = self.measure(Path(spec.folder))
         crash_point("replicate_folded")
         self._pruning.take(spec, row)
+        self._metrics.ended(str(row["state"]))
         self.progress.replicate_finished(spec, row, kept=not ran)
         return _Replicate(record, Path(spec.folder), row, ran)
 

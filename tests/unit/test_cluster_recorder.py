@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rayhive.cluster.live_metrics import ReplicateMetrics
 from rayhive.cluster.replicate.early_stop import EarlyStopWatch
 from rayhive.cluster.replicate.peer_actor import Exited, StreamItem, Unreadable
 from rayhive.cluster.replicate.peer_table import PeerTable
@@ -28,7 +29,9 @@ class Intake:
         for number, name in enumerate(self.table.peers):
             self.table.spawned(name, 100 + number, "host")
         watch = EarlyStopWatch(make_spec(), self.table.training, self.waiter.stop)
-        self.recorder = Recorder(self.log, self.table, self.waiter.changed, watch)
+        self.recorder = Recorder(
+            self.log, self.table, self.waiter.changed, watch, ReplicateMetrics(make_spec())
+        )
 
     def receive(self, name: str, *items: StreamItem) -> None:
         for item in items:

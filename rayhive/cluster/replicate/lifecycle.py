@@ -12,6 +12,7 @@ import ray
 
 from rayhive import events
 from rayhive.cluster import actors
+from rayhive.cluster.live_metrics import ReplicateMetrics
 from rayhive.cluster.node import machine
 from rayhive.cluster.node.agent import AgentOptions
 from rayhive.cluster.replicate.early_stop import EarlyStopWatch
@@ -70,7 +71,11 @@ class Replicate:
         self._peer_table = PeerTable.of(spec)
         self._early_stop = EarlyStopWatch(spec, self._peer_table.training, self._waiter.stop)
         self._recorder = Recorder(
-            self._log, self._peer_table, self._waiter.changed, self._early_stop
+            self._log,
+            self._peer_table,
+            self._waiter.changed,
+            self._early_stop,
+            ReplicateMetrics(spec),
         )
         home = ray.get_runtime_context().get_node_id()
         self._swarm = Swarm(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rayhive.cluster.live_metrics import ReplicateMetrics
 from rayhive.cluster.node.forkserver_manager import tail
 from rayhive.cluster.node.processes import ending
 from rayhive.cluster.replicate import peer_actor
@@ -111,6 +112,7 @@ class Recorder:
         peer_table: State of the peers.
         on_change: Called after each item.
         early_stop: Watch that may stop the replicate.
+        metrics: Metrics of the replicate for Prometheus.
 
     Attributes:
         shutting_down: Whether the peers were asked to exit: their ends are no losses.
@@ -124,16 +126,18 @@ class Recorder:
         peer_table: PeerTable,
         on_change: Callable[[], None],
         early_stop: EarlyStopWatch,
+        metrics: ReplicateMetrics,
     ) -> None:
         self.shutting_down = False
         self.target: SwarmTarget | None = None
         self.nemesis: Nemesis | None = None
         self._log, self._peer_table, self._on_change = log, peer_table, on_change
-        self._early_stop = early_stop
+        self._early_stop, self._metrics = early_stop, metrics
 
     def write(self, event: Event) -> None:
         """Write an event of the supervisor."""
         self._log.append(event)
+        self._metrics.heard(event)
         if self.target is not None and event.peer is not None:
             self.target.heard(event)
 
@@ -151,6 +155,7 @@ class Recorder:
     def _event(self, event: Event) -> None:
         self._log.append(event)
         self._peer_table.take(str(event.peer), event)
+        self._metrics.heard(event, self._peer_table.peers[str(event.peer)].samples_per_s)
         if self.target is not None:
             self.target.heard(event)
         pruned = self._early_stop.heard(event)

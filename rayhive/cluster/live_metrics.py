@@ -1,0 +1,141 @@
+"""Metrics of running replicates and sweeps for Prometheus, through Ray's.
+
+Ray adds ``ray_`` to the names, and serves them at the metrics port of each node.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rayhive.events import (
+    Event,
+    FaultFired,
+    PeerFailed,
+    PeerLost,
+    Round,
+    StateLoaded,
+    StateRound,
+)
+from rayhive.spec.replicate import ReplicateSpec
+
+#: Variable with the port at which an embedded Ray serves its metrics; without it, it has none.
+PORT = "RAYHIVE_METRICS_PORT"
+#: Labels of the metrics of a replicate.
+OF_REPLICATE = ("study", "configuration", "scenario")
+#: Counters of a replicate: name -> meaning, and labels besides those of the replicate.
+COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "rounds": ("Rounds that a peer reported, by outcome", ("peer", "outcome")),
+    "samples": ("Samples that a peer put into rounds", ("peer",)),
+    "sent_bytes": ("Payload that a peer sent in averagings [bytes]", ("peer",)),
+    "received_bytes": ("Payload that a peer received in averagings [bytes]", ("peer",)),
+    "state_bytes": ("State that a peer downloaded from other peers [bytes]", ("peer",)),
+    "failures": ("Peers that failed or were lost", ("peer",)),
+    "faults": ("Faults that were injected", ("kind",)),
+}
+#: Gauges of a replicate, likewise.
+GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "samples_per_second": ("Samples of a peer per second of its training", ("peer",)),
+    "live_peers": ("Peers that a peer knew to be alive in its last round", ("peer",)),
+}
+#: Gauges of a sweep, likewise.
+OF_SWEEP: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "replicates": ("Replicates of a sweep that have ended, by state", ("state",)),
+    "replicates_left": ("Replicates of a sweep that have not ended", ()),
+}
+
+
+class ReplicateMetrics:
+    """Metrics of one replicate, updated from its events. Does nothing without Ray.
+
+    Args:
+        spec: The replicate.
+    """
+
+    def __init__(self, spec: ReplicateSpec) -> None:
+        values = (spec.study, spec.configuration.label, spec.scenario)
+        self._labels = dict(zip(OF_REPLICATE, values, strict=True))
+
+    def heard(self, event: Event, samples_per_s: float | None = None) -> None:
+        """Take an event of a peer or of the supervisor.
+
+        Args:
+            event: The event.
+            samples_per_s: Rate of the event's peer, if it is known.
+        """
+        peer = event.peer or ""
+        match event:
+            case Round():
+                self._add("rounds", 1, peer=peer, outcome=event.outcome)
+                self._add("samples", event.samples, peer=peer)
+                self._set("samples_per_second", samples_per_s, peer=peer)
+                self._set("live_peers", event.live_peers, peer=peer)
+            case StateLoaded():
+                self._add("state_bytes", event.received_bytes or 0, peer=peer)
+            case PeerFailed() | PeerLost():
+                self._add("failures", 1, peer=peer)
+            case FaultFired():
+                self._add("faults", 1, kind=event.fault_kind)
+        if isinstance(event, (Round, StateRound)):
+            self._add("sent_bytes", event.sent_bytes or 0, peer=peer)
+            self._add("received_bytes", event.received_bytes or 0, peer=peer)
+
+    def _add(self, name: str, value: float, **labels: str) -> None:
+        if value > 0 and _connected():
+            _metric("Counter", name, *COUNTERS[name]).inc(value, {**self._labels, **labels})
+
+    def _set(self, name: str, value: float | None, **labels: str) -> None:
+        if value is not None and _connected():
+            _metric("Gauge", name, *GAUGES[name]).set(value, {**self._labels, **labels})
+
+
+class SweepMetrics:
+    """Metrics of a sweep. Does nothing without Ray.
+
+    Args:
+        study: Name of the study.
+        replicates: Replicates of the sweep.
+    """
+
+    def __init__(self, study: str, replicates: int) -> None:
+        self._study, self._left = study, replicates
+        self._ended: Counter[str] = Counter()
+
+    def ended(self, state: str) -> None:
+        """Count a replicate that has ended in a state."""
+        self._ended[state] += 1
+        self._left -= 1
+        if _connected():
+            self._set("replicates", self._ended[state], state=state)
+            self._set("replicates_left", max(self._left, 0))
+
+    def _set(self, name: str, value: float, **labels: str) -> None:
+        about, keys = OF_SWEEP[name]
+        gauge = _metric("Gauge", name, about, keys, ("study",))
+        gauge.set(value, {"study": self._study, **labels})
+
+
+def _connected() -> bool:
+    """Return whether this process is connected to a Ray cluster."""
+    if "ray" not in sys.modules:
+        return False
+    import ray
+
+    return bool(ray.is_initialized())
+
+
+@lru_cache
+def _metric(
+    kind: str,
+    name: str,
+    about: str,
+    labels: tuple[str, ...],
+    common: tuple[str, ...] = OF_REPLICATE,
+) -> Any:
+    """Return a metric of Ray, created once in a process."""
+    from ray.util import metrics
+
+    return getattr(metrics, kind)(f"rayhive_{name}", about, (*common, *labels))
