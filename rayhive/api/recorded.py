@@ -37,7 +37,7 @@ def compare(
 
 def trace(
     folder: str | Path,
-    trial: int | None = None,
+    trial: int | str | None = None,
     *,
     replicate: int = 0,
     scenario: str | None = None,

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from rayhive.api.story import Story, replicate_story
 from rayhive.errors import ConfigError
+from rayhive.metrics.rows import place_of
 from rayhive.remote import local_folder
 from rayhive.report.differences import FIRST, all_differences, versus_problems
 from rayhive.report.notice_grid import SCENARIO, GridPoint, notice_grid
 from rayhive.report.render import results_text
 from rayhive.report.results import Results, event_frame, load_results
-from rayhive.sweep.run_folder import replicate_folder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -109,8 +109,7 @@ class Run:
         single = not (self.folder / "trials").is_dir()
         stories = []
         for row in self.results.rows:
-            key = int(row["trial"] or 0), int(row["replicate"] or 0), str(row["scenario"])
-            place = self.folder if single else replicate_folder(self.folder, *key)
+            place = self.folder if single else self.folder / place_of(row)
             stories.append(replicate_story(place, row, always))
         return [story for story in stories if story is not None]
 

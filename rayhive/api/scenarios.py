@@ -141,7 +141,7 @@ def run_scenario(
 
 def replay(
     folder: str | Path,
-    trial: int,
+    trial: int | str,
     *,
     replicate: int = 0,
     scenario: str | None = None,

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from rayhive.metrics.power import LEVEL, MOST, POWER
 from rayhive.registry import FAULTS
 from rayhive.report.replicates import ReplicatesNeeded
+from rayhive.report.table_notes import count_text
 from rayhive.spec.fault_plan import FaultPlan, PlannedFault
 from rayhive.sweep.dry_run import Plan, describe
 from rayhive.sweep.tally import clock
@@ -21,11 +22,15 @@ def study_plan_lines(plan: Plan) -> Iterator[str]:
     config = plan.study.config
     space = "" if plan.space_size is None else f" (the space has {plan.space_size} configurations)"
     yield f"{config.name}: {config.workload.label} ({plan.study.workload.data} data)"
+    names = config.baselines
+    baselines = f" and {count_text(len(names), 'baseline')}" if names else ""
     yield (
-        f"  {plan.trials} trials{space} x {len(config.scenarios)} scenarios x "
+        f"  {plan.trials} trials{space}{baselines} x {len(config.scenarios)} scenarios x "
         f"{config.replicates} replicates = {plan.replicates} replicates of "
         f"{config.swarm.peers} peers"
     )
+    if names:
+        yield f"  baselines: {', '.join(names)}"
     if plan.study.twin_added:
         yield "  the scenario none was added as the twin of the faulted scenarios"
     for scenario in plan.scenarios:

@@ -68,7 +68,10 @@ def compare(
 def trace(
     folder: RunFolder,
     trial: Annotated[
-        int | None, typer.Argument(metavar="[TRIAL]", help="Its number; by default the only one.")
+        str | None,
+        typer.Argument(
+            metavar="[TRIAL]", help="Its number, or name of a baseline; by default the only one."
+        ),
     ] = None,
     replicate: Annotated[int, typer.Option(help="Number of the replicate.")] = 0,
     scenario: Annotated[

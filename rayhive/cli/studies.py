@@ -266,7 +266,9 @@ def results(
 
 def replay(
     folder: RunFolder,
-    trial: Annotated[int, typer.Argument(metavar="TRIAL", help="Number of the trial.")],
+    trial: Annotated[
+        str, typer.Argument(metavar="TRIAL", help="Number of the trial, or name of the baseline.")
+    ],
     replicate: Annotated[int, typer.Option(help="Number of the replicate.", min=0)] = 0,
     scenario: Annotated[
         str | None,

@@ -69,6 +69,7 @@ class InTraining(FaultKind):
     group: ClassVar[Group] = "training"
     needs = ()
     in_training = True
+    of_swarm = True
     #: Whether :meth:`act` sets the peer's clock, which has to be replaced before the peer forks.
     skews_clock: ClassVar[bool] = False
 

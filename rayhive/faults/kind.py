@@ -62,6 +62,8 @@ class FaultKind(ABC):
         joins: Whether the fault starts peers that are new to the swarm.
         in_training: Whether the peer's training process executes the fault itself, from its spec,
             in the planned round.
+        of_swarm: Whether the fault acts on parts that only hivemind peers have, so that a baseline
+            cannot suffer it.
         Args: Model of the parameters, with defaults; unknown parameters are refused. A kind with
             parameters annotates ``args`` with the model.
         args: Parameters of the planned fault.
@@ -77,6 +79,7 @@ class FaultKind(ABC):
     heals: ClassVar[bool] = False
     joins: ClassVar[bool] = False
     in_training: ClassVar[bool] = False
+    of_swarm: ClassVar[bool] = False
     Args: ClassVar[type[Model]] = NoArgs
     args: Model
 

@@ -14,7 +14,7 @@ INVARIANTS.register_files("rayhive.invariants")
 
 
 def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantChecked]:
-    """Check every invariant of one replicate.
+    """Check every invariant of one replicate; of a baseline, those that are not of a swarm.
 
     Args:
         spec: The replicate.
@@ -26,6 +26,8 @@ def check_all(spec: ReplicateSpec, events: Sequence[Event]) -> list[InvariantChe
     log, found = Timeline(spec, events), []
     for name, kind in INVARIANTS.items():
         invariant: Invariant = kind()
+        if invariant.of_swarm and spec.baseline is not None:
+            continue
         wrong = invariant.check(log)
         ok, checked = not wrong, invariant.checked
         found.append(InvariantChecked(name=name, ok=ok, checked=checked, violations=wrong))

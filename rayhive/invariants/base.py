@@ -18,10 +18,12 @@ class Invariant(ABC):
 
     Attributes:
         about: The property, in one sentence.
+        of_swarm: Whether it is one of a swarm of hivemind peers, and not of every training.
         checked: Number of checks so far.
     """
 
     about: ClassVar[str]
+    of_swarm: ClassVar[bool] = False
     checked: int = 0
 
     @abstractmethod

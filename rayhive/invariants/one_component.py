@@ -25,6 +25,7 @@ class OneComponent(Invariant):
     """
 
     about = "All living peers are in one component: they see each other and average together."
+    of_swarm = True
 
     def check(self, log: Timeline) -> list[str]:
         """Return the peers that do not see, or do not average with, all other peers."""

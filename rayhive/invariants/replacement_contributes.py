@@ -19,6 +19,7 @@ class ReplacementContributes(Invariant):
     """
 
     about = "A peer that joins, or replaces one that was lost, contributes to a round."
+    of_swarm = True
 
     def check(self, log: Timeline) -> list[str]:
         """Return the late peers that never contributed."""

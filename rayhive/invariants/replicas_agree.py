@@ -51,6 +51,7 @@ class ReplicasAgree(Invariant):
     """
 
     about = "Replicas agree after every round, to the bit where peers round alike."
+    of_swarm = True
 
     def check(self, log: Timeline) -> list[str]:
         """Return the pairs of replicas that differ, each with its largest distance."""

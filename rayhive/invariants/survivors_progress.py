@@ -25,6 +25,7 @@ class SurvivorsProgress(Invariant):
     """
 
     about = "Every peer without a fault finishes a round within a bound."
+    of_swarm = True
 
     def check(self, log: Timeline) -> list[str]:
         """Return every gap between two transitions that is longer than the bound."""

@@ -43,7 +43,7 @@ def fold(rows: Iterable[Row], by: Sequence[str] = ()) -> list[Row]:
     Returns:
         Rows in the order in which their first replicate appears.
     """
-    key = tuple(dict.fromkeys((*by, *conditions()))) if by else row_key()
+    key = tuple(dict.fromkeys((*by, "baseline", *conditions()))) if by else row_key()
     counted = [row for row in rows if row["state"] not in UNCOUNTED]
     metrics = metric_columns(counted)
     missing: Row = dict.fromkeys(column.name for column in metrics)
@@ -71,13 +71,16 @@ def _fold_group(rows: list[Row], columns: Iterable[Column]) -> Row:
 def rank_rows(rows: Sequence[Row], objectives: Mapping[str, str], by: Sequence[str] = ()) -> None:
     """Set the columns that compare the folded rows of a run with each other.
 
+    Baselines are no candidates of the study and keep None.
+
     Args:
         rows: Every row of :func:`fold`, changed in place.
         objectives: Column to ``minimize`` or ``maximize``.
         by: Configuration columns that make a row; empty for all of them.
     """
+    candidates = [row for row in rows if row["baseline"] is None]
     for _, group in METRICS.items():
-        group().rank(rows, objectives, by)
+        group().rank(candidates, objectives, by)
 
 
 def ran(row: Row) -> int:

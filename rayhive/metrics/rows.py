@@ -33,6 +33,12 @@ _NOT_IDENTITY: dict[str, Any] = {
 }
 
 
+def place_of(row: Row) -> Path:
+    """Return the folder of a replicate, relative to its run folder."""
+    trial = row["trial"] if row["baseline"] is None else row["baseline"]
+    return Path("trials", str(trial), f"r{row['replicate']}-{row['scenario']}")
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One attempt at a replicate.

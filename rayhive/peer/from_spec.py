@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import Strategy
 
 from rayhive.compression.payload import allreduce_bytes, configuration_payload
 from rayhive.peer.callback import PeerTraining, TrainingMonitor
@@ -20,6 +21,7 @@ class PeerFit:
 
     Args:
         spec: The peer.
+        share: Index of its share of the data, and number of shares; by default those of a swarm.
 
     Attributes:
         workload: Its workload.
@@ -30,13 +32,14 @@ class PeerFit:
         ConfigError: There is no such workload, or no sample for this peer.
     """
 
-    def __init__(self, spec: PeerSpec) -> None:
+    def __init__(self, spec: PeerSpec, share: tuple[int, int] | None = None) -> None:
         torch.set_num_threads(spec.swarm.threads_per_peer)
         self._spec = spec
         self.workload = workload_of(spec.workload)
         self.batch_size = spec.swarm.batch_size or self.workload.default_batch_size
+        index, shares = share or (spec.data_index, spec.peers)
         self._loader = self.workload.train_loader(
-            peer=spec.data_index, peers=spec.peers, batch_size=self.batch_size, seed=spec.seed
+            peer=index, peers=shares, batch_size=self.batch_size, seed=spec.seed
         )
         self.module: LightningModule = self.workload.module(spec.seed)
 
@@ -55,16 +58,23 @@ class PeerFit:
         )
 
     def trainer(self, strategy: HivemindStrategy, monitor: TrainingMonitor) -> Trainer:
-        """Return a trainer that runs until the budget is spent or ``monitor`` stops it.
+        """Return a trainer that runs until the budget is spent or ``monitor`` stops it."""
+        return self.make_trainer(strategy, PeerTraining(self._spec, self.workload, monitor))
 
-        It writes no files.
+    def make_trainer(self, strategy: Strategy | str, callback: Callback, **more: Any) -> Trainer:
+        """Return a trainer that runs until a callback stops it, and writes no files.
+
+        Args:
+            strategy: Its strategy.
+            callback: The callback.
+            more: Further arguments of the trainer.
         """
         return Trainer(
             strategy=strategy,
             accelerator=self._spec.accelerator,
             devices=1,
             max_epochs=-1,
-            callbacks=[PeerTraining(self._spec, self.workload, monitor)],
+            callbacks=[callback],
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -73,6 +83,7 @@ class PeerFit:
             # Evaluations belong to the workload.
             limit_val_batches=0,
             num_sanity_val_steps=0,
+            **more,
         )
 
     def run(self, trainer: Trainer) -> None:

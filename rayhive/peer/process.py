@@ -73,7 +73,7 @@ def _enter(directory: str | None) -> None:
         print(f"{text}: {error}", file=sys.stderr, flush=True)
 
 
-def _prepare_one_at_a_time(module: Any) -> None:
+def prepare_one_at_a_time(module: Any) -> None:
     """Run ``prepare_data`` of the peers that share a working directory one after the other.
 
     Each peer is rank 0 of its own trainer, so Lightning runs the hook in all of them.
@@ -98,12 +98,21 @@ def _die_with_parent() -> None:
 
 
 def _train(channel: Channel, spec: PeerSpec) -> None:
+    if spec.baseline is None:
+        _train_in_swarm(channel, spec)
+    else:
+        from rayhive.peer.baseline import train_baseline
+
+        train_baseline(channel, spec, _facts())
+
+
+def _train_in_swarm(channel: Channel, spec: PeerSpec) -> None:
     from rayhive.peer.from_spec import PeerFit
     from rayhive.peer.replicate_monitor import ReplicateMonitor
     from rayhive.strategy.dht import meet, start_on_host
 
     fit = PeerFit(spec)
-    _prepare_one_at_a_time(fit.module)
+    prepare_one_at_a_time(fit.module)
     monitor = ReplicateMonitor(spec, fit, channel, _facts())
     # All peers start their daemons at the same time, before the addresses of the first are known.
     dht = start_on_host(spec.host)

@@ -15,15 +15,21 @@ NAMED = 3
 def advice_lines(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a sentence for each set of conditions: the row to take, or that it cannot be told.
 
+    A sentence for each baseline follows.
+
     Args:
         results: The results.
         rows: Rows of the table, which may be fewer than those of the run.
     """
+    from rayhive.report.baselines import baseline_lines
     from rayhive.report.recommendation import LIKELY, SURE, Recommendation, recommendations
 
-    def sentence(advice: Recommendation) -> str:
+    def place_of(advice: Recommendation) -> str:
         listed = ", ".join(f"{name} {value}" for name, value in advice.conditions.items())
-        place = f" with {listed}" if listed else ""
+        return f" with {listed}" if listed else ""
+
+    def sentence(advice: Recommendation) -> str:
+        place = place_of(advice)
         if advice.row is None and not advice.left_out:
             return ""
         if advice.row is None:
@@ -53,7 +59,10 @@ def advice_lines(results: Results, rows: Sequence[Row]) -> Iterator[str]:
         )
 
     if any(row["n"] for row in rows):
-        yield from filter(None, map(sentence, recommendations(results)))
+        for advice in recommendations(results):
+            yield from filter(None, [sentence(advice)])
+            if advice.row is not None:
+                yield from baseline_lines(results, advice.row, place_of(advice))
 
 
 def _rule(results: Results) -> str:

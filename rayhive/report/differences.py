@@ -76,7 +76,7 @@ class Difference:
 
 def versus_problems(results: Results, versus: str, columns: Sequence[str]) -> Iterator[Problem]:
     """Yield what is wrong with the name of a baseline and of the columns to compare."""
-    labels = list(dict.fromkeys(str(row["configuration"]) for row in results.folded))
+    labels = list(dict.fromkeys(name for row in results.folded for name in _names(row)))
     if versus not in (FIRST, *labels):
         yield unknown("--versus", versus, [FIRST, *labels])
     for name in columns:
@@ -104,13 +104,23 @@ def all_differences(
     while left:
         group = [row for row in left if comparable(left[0], row)]
         left = [row for row in left if not comparable(left[0], row)]
-        base = next((r for r in group if versus in (FIRST, r["configuration"])), None)
+        base = next((r for r in group if versus in (FIRST, *_names(r))), None)
         if base is not None:
             family = [
                 _difference(row, base, name) for row in group if row is not base for name in names
             ]
             found += _adjusted(family)
     return found
+
+
+def _names(row: Row) -> list[str]:
+    """Return the names of a row as a baseline: its label, and that of a baseline of the study."""
+    return [str(row[name]) for name in ("configuration", "baseline") if row[name] is not None]
+
+
+def differences_to(row: Row, base: Row, columns: Sequence[str]) -> list[Difference]:
+    """Return the differences of one row to another, with Holm's adjustment over the columns."""
+    return list(_adjusted([_difference(row, base, name) for name in columns]))
 
 
 def _difference(row: Row, base: Row, name: str) -> Difference:
@@ -173,15 +183,19 @@ def _heading(name: str, found: Sequence[Difference]) -> Column:
 
 
 def _cell(found: Difference) -> Cell:
+    return Cell(difference_text(found), found.value is not None and found.significant)
+
+
+def difference_text(found: Difference) -> str:
+    """Return a difference with its interval: ``+3.1 ± 0.4``, or ``x 1.3 [1.1, 1.5]`` of factors."""
     if found.value is None:
-        return Cell(EMPTY)
+        return EMPTY
     if found.log:
         cut = CUT if _cut(found) else ""
-        text = f"x {interval_text(found.value, found.low, found.high)}{cut}"
-        return Cell(text, found.significant)
+        return f"x {interval_text(found.value, found.low, found.high)}{cut}"
     half = None if found.high is None else found.high - found.value
     text = estimate_text(found.value, half)
-    return Cell(text if found.value < 0 else f"+{text}", found.significant)
+    return text if found.value < 0 else f"+{text}"
 
 
 def _cut(found: Difference) -> bool:

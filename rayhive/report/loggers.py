@@ -18,6 +18,7 @@ from rayhive.columns import Row, replicate_columns
 from rayhive.errors import ConfigError, Problem, unknown
 from rayhive.metrics.groups.convergence import EvaluationPoint, evaluations
 from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.rows import place_of
 from rayhive.report.results import Results
 
 if TYPE_CHECKING:
@@ -57,15 +58,14 @@ def runs(folder: Path, results: Results) -> Iterator[LoggedRun]:
     """
     columns = [column for column in replicate_columns() if column.group not in _DESCRIPTION]
     for row in results.rows:
-        name = f"{row['trial']}-r{row['replicate']}-{row['scenario']}"
+        place = place_of(row)
         numbers = {column.name: _number(row.get(column.name)) for column in columns}
-        place = folder / "trials" / str(row["trial"]) / f"r{row['replicate']}-{row['scenario']}"
         yield LoggedRun(
             study=results.name,
-            name=name,
+            name="-".join(place.parts[1:]),
             group=str(row["configuration"]),
             parameters=_parameters(row),
-            points=evaluations(last_timeline(place)),
+            points=evaluations(last_timeline(folder / place)),
             final={key: value for key, value in numbers.items() if value is not None},
         )
 

@@ -3,6 +3,7 @@
 The rule: of the configurations that are within :data:`MARGIN` (10 %) of the best one in the first
 objective, the best in the second; with more objectives, each but the last narrows the choice in
 the same way. A configuration takes part only if every objective is known of all its replicates.
+Baselines of the study take no part.
 
 The certainty is the share of draws from the posterior of the means
 (:mod:`rayhive.metrics.posterior`) in which the rule chooses the recommended configuration.
@@ -127,10 +128,11 @@ def recommendations(results: Results) -> list[Recommendation]:
     if not results.objectives:
         return []
     names = conditions()
-    differing = [n for n in names if len({row.get(n) for row in results.folded}) > 1]
+    rows = [row for row in results.folded if row["baseline"] is None]
+    differing = [n for n in names if len({row.get(n) for row in rows}) > 1]
     return [
         _recommend(results, group, {name: group[0].get(name) for name in differing})
-        for group in rows_by(results.folded, names)
+        for group in rows_by(rows, names)
     ]
 
 

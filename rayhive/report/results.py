@@ -5,6 +5,7 @@ pandas is imported when the first frame is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -123,8 +124,14 @@ def _rows(folder: Path) -> tuple[tuple[Row, ...], tuple[str, ...]]:
             except DamagedError as error:
                 damaged.append(str(error))
     rows = rows_with_twins(best.values())
-    rows.sort(key=lambda row: (row["trial"], row["scenario"], row["replicate"]))
+    rows.sort(key=_position)
     return tuple(rows), tuple(damaged)
+
+
+def _position(row: Row) -> tuple[int, str, str, int]:
+    """Return the sort key of a replicate: trials by number, then baselines by name."""
+    trial = row["trial"] if row["baseline"] is None else math.inf
+    return trial, str(row["baseline"]), row["scenario"], row["replicate"]  # type: ignore[return-value]
 
 
 def _replicate_folders(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from rayhive.columns import Row
 from rayhive.metrics.logs import last_timeline
+from rayhive.metrics.rows import place_of
 from rayhive.report.results import load_results
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.timeline import UNCOUNTED
@@ -59,8 +60,7 @@ def read_replicates(folder: str | Path) -> RunReplicates:
     found = []
     for row in results.rows:
         if row["state"] not in UNCOUNTED:
-            name = f"r{row['replicate']}-{row['scenario']}"
-            place = folder / "trials" / str(row["trial"]) / name
+            place = folder / place_of(row)
             found.append(Replicate(row, last_timeline(place if place.is_dir() else folder).spec))
     return RunReplicates(tuple(found), results.objectives)
 

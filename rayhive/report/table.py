@@ -117,6 +117,8 @@ def build_table(
 def key_columns(results: Results, rows: Sequence[Row]) -> list[Column]:
     """Return the columns that identify a row: its configuration, and differing conditions."""
     names = list(results.by or ("configuration",))
+    if results.by and any(row["baseline"] for row in rows):
+        names.append("baseline")
     names += [n for n in conditions() if n not in names and len({row.get(n) for row in rows}) > 1]
     return [column for name in names if (column := find_column(name)) is not None]
 

@@ -109,7 +109,8 @@ def _warnings(results: Results, rows: Sequence[Row]) -> Iterator[str]:
     if beside := sum(bool(row.get("nodes_shared")) for row in rows):
         shared = "measured beside others on their nodes (nodes_shared), on which rates depend."
         yield f"{count_text(beside, 'row')} {shared}"
-    incomplete = [row for row in rows if (row["rounds_complete"] or 0) != (row["rounds"] or 0)]
+    swarms = [row for row in rows if row["baseline"] is None]
+    incomplete = [row for row in swarms if (row["rounds_complete"] or 0) != (row["rounds"] or 0)]
     if incomplete:
         yield (
             f"In {count_text(len(incomplete), 'row')} not every round was averaged by all peers at "

@@ -57,7 +57,7 @@ def _title(timeline: Timeline) -> str:
     spec = timeline.spec
     seconds = "" if timeline.span is None else f" after {timeline.span[1] - timeline.span[0]:.1f} s"
     return (
-        f"{spec.scenario}, seed {spec.seed}, {spec.configuration.label}, {spec.swarm.peers} peers: "
+        f"{spec.scenario}, seed {spec.seed}, {spec.label}, {spec.swarm.peers} peers: "
         f"{timeline.state}{seconds} ({timeline.stop_reason})"
     )
 

@@ -182,7 +182,7 @@ def trace_of(timeline: Timeline) -> tuple[dict[str, Any], Clocks]:
     spec = timeline.spec
     about = {
         "study": spec.study,
-        "configuration": spec.configuration.label,
+        "configuration": spec.label,
         "trial": spec.trial,
         "scenario": spec.scenario,
         "replicate": spec.replicate,

@@ -19,12 +19,18 @@ from rayhive.spec.swarm import SwarmConfig
 LONGEST = 2.0
 
 
+def baseline_label(name: str) -> str:
+    """Return the name of a baseline in the column ``configuration``."""
+    return f"{name} (baseline)"
+
+
 class TrainingSpec(Model):
     """Settings that a replicate passes on to each of its peers; earlier versions are read, too.
 
     Attributes:
         seed: Seed of data order and parameters. It is the same for all configurations of a
             replicate number, so that rows differ by configuration alone.
+        baseline: Name of the baseline that trains instead of the swarm; None for the swarm.
         directory: Working directory of the driver; also that of the peers, on every node that has
             it. None is the one in which a peer starts.
     """
@@ -35,6 +41,7 @@ class TrainingSpec(Model):
     configuration: Configuration
     budget: Budget = Budget()
     evaluation: Evaluation = Evaluation()
+    baseline: str | None = None
     directory: str | None = None
 
     @model_validator(mode="before")
@@ -48,7 +55,7 @@ class ReplicateSpec(TrainingSpec):
 
     Attributes:
         study: Name of the study.
-        trial: Number of the trial in the study.
+        trial: Number of the trial in the study; None for a baseline.
         replicate: Number of the replicate in the trial and scenario, from 0.
         attempt: Number of earlier attempts at the replicate.
         scenario: Name of the fault scenario.
@@ -63,7 +70,7 @@ class ReplicateSpec(TrainingSpec):
     """
 
     study: str
-    trial: int = Field(ge=0)
+    trial: int | None = Field(default=None, ge=0)
     replicate: int = Field(ge=0)
     attempt: int = Field(default=0, ge=0)
     scenario: str = "none"
@@ -75,10 +82,39 @@ class ReplicateSpec(TrainingSpec):
     code: str | None = None
     git_revision: str | None = None
 
+    @model_validator(mode="after")
+    def _has_a_place(self) -> ReplicateSpec:
+        if (self.trial is None) == (self.baseline is None):
+            raise ValueError("a replicate is either of a trial or of a baseline")
+        return self
+
+    @property
+    def label(self) -> str:
+        """Name of what is trained: the configuration's, or that of the baseline."""
+        if self.baseline is not None:
+            return baseline_label(self.baseline)
+        return self.configuration.label
+
+    @property
+    def place(self) -> str:
+        """Name of the folder of its trial or baseline: the number, or the name."""
+        return str(self.trial) if self.baseline is None else self.baseline
+
+    @property
+    def title(self) -> str:
+        """Name of the trial or baseline in messages: ``trial 3``, ``baseline ddp``."""
+        return f"trial {self.trial}" if self.baseline is None else f"baseline {self.baseline}"
+
+    @property
+    def trains_together(self) -> bool:
+        """Whether all peers train, so that they come to the last round at about the same time."""
+        return self.baseline != "single"
+
     @property
     def run_id(self) -> str:
         """Name, unique among attempts: the DHT prefix and the name of the supervisor actor."""
-        name = f"{self.study}-t{self.trial}-r{self.replicate}-{self.scenario}-a{self.attempt}"
+        place = f"t{self.trial}" if self.baseline is None else self.baseline
+        name = f"{self.study}-{place}-r{self.replicate}-{self.scenario}-a{self.attempt}"
         return name.replace(".", "_")
 
     @property

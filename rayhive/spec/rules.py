@@ -14,7 +14,7 @@ from typing import Any
 
 from rayhive.columns import METRIC, is_metric, objectives
 from rayhive.errors import Problem, nearest, unknown
-from rayhive.registry import NOTICE_SOURCES, SCENARIOS
+from rayhive.registry import BASELINES, NOTICE_SOURCES, SCENARIOS
 from rayhive.spec.axes import AXES, Axis
 from rayhive.spec.axes.base import Distribution, Range, ends, shown
 from rayhive.spec.configuration import Configuration, Space
@@ -29,6 +29,7 @@ def check_sweep(config: SweepConfig) -> list[Problem]:
         *check_space(config.space, config.swarm),
         *_check_enqueued(config),
         *_check_scenarios(config),
+        *_check_baselines(config),
         *_check_budget(config),
         *_check_objectives(config),
         *_check_preemption(config),
@@ -146,6 +147,15 @@ def _check_scenarios(config: SweepConfig) -> Iterator[Problem]:
     for name, values in config.scenario_args.items():
         if name not in labels:
             yield unknown(f"scenario_args.{name}", values, labels)
+
+
+def _check_baselines(config: SweepConfig) -> Iterator[Problem]:
+    """Find unknown names, and names that are listed twice."""
+    for index, name in enumerate(config.baselines):
+        if name not in BASELINES:
+            yield unknown("baselines", name, BASELINES.names())
+        elif name in config.baselines[:index]:
+            yield Problem("baselines", name, "listed once")
 
 
 def _check_budget(config: SweepConfig) -> Iterator[Problem]:

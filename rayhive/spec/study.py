@@ -154,6 +154,8 @@ class SweepConfig(Model):
         scenario_args: Name of a scenario -> values of its parameters.
         across_scenarios: Reduction of an objective over the scenarios of a trial.
         replicates: Repetitions under each scenario.
+        baselines: Names of other ways to train the workload, which are measured for comparison
+            under the same scenarios, seeds and links.
         objectives: Column -> direction.
         budget: Limits of the study and of its replicates.
         evaluation: Schedule of evaluations.
@@ -178,6 +180,7 @@ class SweepConfig(Model):
     scenario_args: dict[str, dict[str, Any]] = Field(default_factory=dict)
     across_scenarios: Literal["mean", "worst"] = "mean"
     replicates: int = Field(default=3, ge=1, le=1000)
+    baselines: tuple[str, ...] = ()
     objectives: dict[str, Direction] = Field(
         default={"time_to_target_s": "minimize", "payload_bytes_per_sample": "minimize"},
         min_length=1,

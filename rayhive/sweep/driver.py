@@ -45,7 +45,7 @@ from rayhive.sweep.run_folder import RunFolder
 from rayhive.sweep.samplers import STARTUP_TRIALS
 from rayhive.sweep.side_by_side import SideBySide
 from rayhive.sweep.signals import Interruption
-from rayhive.sweep.trial_book import TrialBook, TrialRecord, Values
+from rayhive.sweep.trial_book import TrialBook, TrialRecord, Values, baseline_records
 from rayhive.timeline import LOST, UNKNOWN
 
 #: Replicates in a row, each lost in all of its attempts, after which a sweep ends.
@@ -194,7 +194,10 @@ class Driver:
         """Run the missing replicates of some trials; report each trial after its last one.
 
         A trial that was reported before runs only the replicates that the study has gained since.
+        The replicates of the baselines run among those of the first batch.
         """
+        if start == 0:
+            batch = [*batch, *baseline_records(self.study.config.baselines)]
         rows: dict[int, list[Row]] = {record.number: [] for record in batch}
         whole: list[TrialRecord] = []
         with SideBySide[_Replicate](self.at_once) as side_by_side:
@@ -204,6 +207,8 @@ class Driver:
                 done.append(replicate.row)
                 if replicate.ran:
                     self._count_losses(replicate.row)
+                if record.baseline is not None:
+                    continue  # its failure is a result, and says nothing about the study
                 if replicate.row["state"] not in UNKNOWN:
                     self._early.take(record.number, replicate.row, replicate.folder)
                 if len(done) == self.study.replicates_per_trial:
@@ -293,22 +298,25 @@ class Driver:
 
     def spec(self, record: TrialRecord, scenario: ResolvedScenario, number: int) -> ReplicateSpec:
         """Return the spec of a replicate of a trial; the runner chooses its attempt."""
-        config = self.study.config
+        config, swarm = self.study.config, self.study.config.swarm
+        if record.baseline is not None:  # it steps once a round
+            swarm = swarm.model_copy(update={"use_local_updates": False})
         return ReplicateSpec(
             study=config.name,
-            trial=record.number,
+            trial=record.number if record.baseline is None else None,
+            baseline=record.baseline,
             replicate=number,
             scenario=scenario.name,
             plan=scenario.plans[number],
             seed=self.study.seeds[number],
             workload=config.workload,
-            swarm=config.swarm,
+            swarm=swarm,
             configuration=record.configuration,
             budget=config.budget,
             evaluation=config.evaluation,
             timeouts=config.timeouts,
             preemption=config.preemption,
-            folder=str(self.folder.replicate(record.number, number, scenario.name)),
+            folder=str(self.folder.replicate(record.place, number, scenario.name)),
             code=None if self.code is None else self.code.digest,
             git_revision=code_revision(),
             directory=os.getcwd(),

@@ -70,7 +70,7 @@ class Plan:
         study: The study.
         space_size: Distinct configurations in the space; None if a range makes it unbounded.
         trials: Most trials that will run.
-        replicates: Most replicates that will run.
+        replicates: Most replicates that will run, baselines included.
         rounds: Rounds of one replicate; None if only seconds limit it.
         longest_s: Longest training time of all replicates together [s], without their starts.
         dense_bytes: Uncompressed gradients of one peer [B].
@@ -111,7 +111,7 @@ def make_plan(study: ResolvedStudy) -> Plan:
     config, shapes = study.config, study.workload.shapes
     size = study.space.size(config.enqueue)
     trials = config.budget.trials if size is None else min(config.budget.trials, size)
-    replicates = trials * study.replicates_per_trial
+    replicates = (trials + len(config.baselines)) * study.replicates_per_trial
     rows = list(_rows(study))
     return Plan(
         study=study,

@@ -71,7 +71,10 @@ class SweepProgress:
     def began(self, trials: int, replicates: int) -> None:
         """Print the size of the sweep."""
         self.tally.began(trials, replicates)
-        self.note(f"{self.tally.config.name}: {trials} trials of {replicates} replicates each")
+        beside = f" and {', '.join(names)}" if (names := self.tally.config.baselines) else ""
+        self.note(
+            f"{self.tally.config.name}: {trials} trials{beside} of {replicates} replicates each"
+        )
 
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Print the replicate and the remaining duration of the sweep."""
@@ -113,7 +116,7 @@ class DisplayProgress(SweepProgress):
     def __init__(self, config: SweepConfig, console: Console) -> None:
         super().__init__(config)
         self._console = console
-        self._running: dict[tuple[int, int, str], _Running] = {}
+        self._running: dict[tuple[str, int, str], _Running] = {}
         self._live = Live(
             get_renderable=self.render, console=console, refresh_per_second=2, transient=True
         )
@@ -130,16 +133,16 @@ class DisplayProgress(SweepProgress):
     def replicate_started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Show the replicate."""
         self.tally.started(spec, adopted)
-        self._running[spec.trial, spec.replicate, spec.scenario] = _Running(spec, time.monotonic())
+        self._running[spec.place, spec.replicate, spec.scenario] = _Running(spec, time.monotonic())
 
     def replicate_status(self, spec: ReplicateSpec, handle: Handle) -> None:
         """Read the state of the peers; if that fails, the last one stays."""
         with suppress(RayhiveError):
-            self._running[spec.trial, spec.replicate, spec.scenario].status = handle.status()
+            self._running[spec.place, spec.replicate, spec.scenario].status = handle.status()
 
     def replicate_finished(self, spec: ReplicateSpec, row: Mapping[str, Any], kept: bool) -> None:
         """Remove the replicate, and print its outcome above the display."""
-        self._running.pop((spec.trial, spec.replicate, spec.scenario), None)
+        self._running.pop((spec.place, spec.replicate, spec.scenario), None)
         seconds = self.tally.finished(spec, row)
         self.note(finished_line(self.tally.config, spec, row, seconds, kept))
 

@@ -37,7 +37,7 @@ class Pruning:
       :func:`rayhive.metrics.pruning.early_stop`.
 
     Replicates without faults are neither skipped nor stopped if there are scenarios with faults:
-    those are compared with them.
+    those are compared with them. Baselines are not pruned, and bound no trial.
 
     Args:
         config: The study.
@@ -45,22 +45,22 @@ class Pruning:
 
     def __init__(self, config: SweepConfig) -> None:
         self._config = config
-        self._hopeless: dict[tuple[int, str], str] = {}
-        self._finished: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+        self._hopeless: dict[tuple[str, str], str] = {}
+        self._finished: dict[str, list[tuple[str, Path]]] = defaultdict(list)
         self._curves: dict[Path, Curve | None] = {}
 
-    def _acts(self, scenario: str) -> bool:
-        twin = scenario == NO_FAULTS and len(self._config.scenarios) > 1
-        return self._config.pruner.name != "none" and not twin
+    def _acts(self, spec: ReplicateSpec) -> bool:
+        twin = spec.scenario == NO_FAULTS and len(self._config.scenarios) > 1
+        return self._config.pruner.name != "none" and not twin and spec.baseline is None
 
     def prepared(self, spec: ReplicateSpec) -> ReplicateSpec:
         """Return the spec with its bounds; a hopeless replicate is recorded as skipped instead.
 
         A replicate that has begun is left alone.
         """
-        if not self._acts(spec.scenario) or (Path(spec.folder) / EVENTS).exists():
+        if not self._acts(spec) or (Path(spec.folder) / EVENTS).exists():
             return spec
-        why = self._hopeless.get((spec.trial, spec.scenario))
+        why = self._hopeless.get((spec.place, spec.scenario))
         if why is not None:
             _record_skipped(spec, why)
         elif self._config.pruner.name in BY_METRIC:
@@ -70,19 +70,19 @@ class Pruning:
 
     def take(self, spec: ReplicateSpec, row: Row) -> None:
         """Take account of a replicate that has ended."""
-        if not self._acts(spec.scenario) or row["state"] in UNKNOWN:
+        if not self._acts(spec) or row["state"] in UNKNOWN:
             return
         if row["state"] in FINISHED:
-            self._finished[spec.scenario].append((spec.trial, Path(spec.folder)))
+            self._finished[spec.scenario].append((spec.place, Path(spec.folder)))
         why = lacking(self._config, row)
         if why is not None:
             text = f"replicate {spec.replicate} {why}"
-            self._hopeless.setdefault((spec.trial, spec.scenario), text)
+            self._hopeless.setdefault((spec.place, spec.scenario), text)
 
     def _others(self, spec: ReplicateSpec) -> Iterator[Curve]:
         """Yield the curves of finished replicates of other configurations."""
-        for trial, folder in self._finished[spec.scenario]:
-            if trial != spec.trial:
+        for place, folder in self._finished[spec.scenario]:
+            if place != spec.place:
                 if folder not in self._curves:
                     self._curves[folder] = curve_of(last_timeline(folder))
                 curve = self._curves[folder]

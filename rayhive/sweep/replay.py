@@ -7,6 +7,7 @@ from pathlib import Path
 from rayhive.errors import ConfigError, Problem, nearest
 from rayhive.faults.kind import needs_of
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.registry import BASELINES
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.sweep.attempts import SPEC, read_spec
 from rayhive.sweep.replicate_runner import ReplicateRunner, Watcher
@@ -18,7 +19,7 @@ from rayhive.sweep.target import target_at
 
 def recorded_spec(
     folder: str | Path,
-    trial: int,
+    trial: int | str,
     replicate: int = 0,
     scenario: str | None = None,
     out: str | Path | None = None,
@@ -29,7 +30,7 @@ def recorded_spec(
 
     Args:
         folder: The run folder.
-        trial: Number of the trial.
+        trial: Number of the trial, or name of the baseline.
         replicate: Number of the replicate.
         scenario: Its scenario; by default the only one of the trial that has faults, or the only
             one at all.
@@ -49,13 +50,13 @@ def recorded_spec(
 
 
 def replicate_folder(
-    folder: str | Path, trial: int | None, replicate: int = 0, scenario: str | None = None
+    folder: str | Path, trial: int | str | None, replicate: int = 0, scenario: str | None = None
 ) -> Path:
     """Return the folder of a replicate of a run.
 
     Args:
         folder: The run folder, or without a trial also the folder of the replicate.
-        trial: Number of the trial; None for the only one.
+        trial: Number of the trial, or name of the baseline; None for the only trial.
         replicate: Number of the replicate.
         scenario: Its scenario; by default the only one of the trial that has faults, or the only
             one at all.
@@ -70,9 +71,10 @@ def replicate_folder(
     numbers = sorted(int(item.name) for item in trials.glob("*") if item.name.isdigit())
     if trial is None and len(numbers) == 1:
         trial = numbers[0]
-    if trial is None or trial not in numbers:
-        listed = ", ".join(map(str, numbers)) or "none"
-        raise ConfigError(Problem("TRIAL", trial, f"a trial of {run.path}: {listed}"))
+    names = [*map(str, numbers), *sorted(x.name for x in trials.glob("*") if x.name in BASELINES)]
+    if trial is None or str(trial) not in names:
+        listed = ", ".join(names) or "none"
+        raise ConfigError(Problem("TRIAL", trial, f"a trial or baseline of {run.path}: {listed}"))
     prefix = f"r{replicate}-"
     specs = (trials / str(trial)).glob(f"{prefix}*/{SPEC}")
     found = sorted(path.parent.name.removeprefix(prefix) for path in specs)

@@ -160,7 +160,7 @@ class ReplicateRunner:
                 if end.state != LOST or attempts.lost_attempts(folder) > bound:
                     return ran
                 self.watcher.note(
-                    f"trial {spec.trial} r{spec.replicate} {spec.scenario} was lost "
+                    f"{spec.title} r{spec.replicate} {spec.scenario} was lost "
                     f"({end.stop_reason}); it is tried again"
                 )
             self.interruption.check()
@@ -188,7 +188,7 @@ class ReplicateRunner:
         new = attempts.set_aside(error.path)
         again = "; it is run again" if error.path.name == "events.jsonl" else ""
         self.watcher.note(
-            f"trial {spec.trial} r{spec.replicate} {spec.scenario} is damaged: {error}; "
+            f"{spec.title} r{spec.replicate} {spec.scenario} is damaged: {error}; "
             f"kept as {new.name}{again}"
         )
 
@@ -205,7 +205,7 @@ class ReplicateRunner:
             return False
         attempts.archive(Path(spec.folder))
         self.watcher.note(
-            f"trial {spec.trial} r{spec.replicate} {spec.scenario} ran with other code, and its "
+            f"{spec.title} r{spec.replicate} {spec.scenario} ran with other code, and its "
             "trial has not ended: it is run again"
         )
         return True

@@ -27,6 +27,7 @@ from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.rules import check_target_batch_size
 from rayhive.spec.study import is_path, scenario_label
 from rayhive.spec.yaml_data import Overrides, apply_overrides, read_mapping
+from rayhive.sweep.baseline_scenarios import check_baselines
 from rayhive.sweep.pruning import check_pruner
 from rayhive.sweep.space import SearchSpace, check_sampler
 
@@ -179,9 +180,9 @@ def resolve(
     if check.facts is None or check.expanded is None:
         raise RuntimeError("a study was accepted without a workload")
     scenarios = with_twin(check.expanded.scenarios) if twin else check.expanded.scenarios
-    nothing = (None,) * config.replicates
     resolved = tuple(
-        ResolvedScenario(scenario_label(name), check.plans.get(name, nothing)) for name in scenarios
+        ResolvedScenario(scenario_label(n), check.plans.get(n, (None,) * config.replicates))
+        for n in scenarios
     )
     enqueue = tuple(configuration.completed() for configuration in config.enqueue)
     return ResolvedStudy(
@@ -273,7 +274,6 @@ def planned_on(study: ResolvedStudy, refused: Iterable[Problem]) -> ResolvedStud
     kinds = {str(problem.value) for problem in refused}
     if not kinds:
         return study
-
     numbers = range(study.config.replicates)
     optional = {kind: n for kind, n in study.demands.optional.items() if kind not in kinds}
     scenarios = tuple(
@@ -380,15 +380,15 @@ class _Check:
             self.plans[name] = tuple(plans)
             for problem in found.values():
                 yield replace(problem, key=f"scenarios.{scenario_label(name)}: {problem.key}")
+            yield from check_baselines(config, name, plans)
 
 
 def _check_objectives(config: SweepConfig, workload: Workload) -> Iterator[Problem]:
     """Yield objectives of metrics that the workload lacks, or that need a target it lacks."""
     logged = [name for name in config.objectives if is_metric(name)]
     known = [metric_name(metric) for metric in workload.metrics()] if logged else []
-    for name in logged:
-        if name not in known:
-            yield unknown(f"objectives.{name}", name, sorted(known))
+    wrong = (name for name in logged if name not in known)
+    yield from (unknown(f"objectives.{name}", name, sorted(known)) for name in wrong)
     if workload.target is not None:
         return
     needed = [name for name in TARGET_OBJECTIVES if name in config.objectives]

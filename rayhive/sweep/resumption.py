@@ -15,8 +15,8 @@ from rayhive.spec.study import scenario_label
 
 #: Numbers that may grow when a study is resumed.
 MAY_GROW = ("budget.trials", "replicates")
-#: Keys that set limits of time and attempts, and do not affect measurements.
-MAY_CHANGE = re.compile(r"retries|timeouts\..+|preemption\.sources")
+#: Keys that set limits of time and attempts, or add rows, and do not affect other measurements.
+MAY_CHANGE = re.compile(r"retries|baselines|timeouts\..+|preemption\.sources")
 _RULE = "--out or another name starts a new run"
 
 

@@ -40,8 +40,8 @@ _SQLITE = ("database or disk is full", "disk I/O error", "attempt to write a rea
 _RUN = re.compile(r'"run":\s*"([0-9a-f]{32})"')
 
 
-def replicate_folder(run: Path, trial: int, replicate: int, scenario: str) -> Path:
-    """Return the folder of a replicate in a run folder."""
+def replicate_folder(run: Path, trial: int | str, replicate: int, scenario: str) -> Path:
+    """Return the folder of a replicate of a trial, or of the baseline with that name."""
     return run / "trials" / str(trial) / f"r{replicate}-{scenario}"
 
 
@@ -59,8 +59,8 @@ class RunFolder:
         self.path = Path(path).absolute()
         self.before: SweepConfig | None = None
 
-    def replicate(self, trial: int, replicate: int, scenario: str) -> Path:
-        """Return the folder of one replicate."""
+    def replicate(self, trial: int | str, replicate: int, scenario: str) -> Path:
+        """Return the folder of one replicate of a trial, or of the baseline with that name."""
         return replicate_folder(self.path, trial, replicate, scenario)
 
     @property

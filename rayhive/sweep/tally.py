@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rayhive.sweep.trial_book import TrialRecord, Values
 
 #: Trial, replicate and scenario: the same for all attempts.
-Replicate: TypeAlias = tuple[int, int, str]
+Replicate: TypeAlias = tuple[str, int, str]
 
 #: Columns that the line of a finished replicate shows besides the objectives.
 KEY_FIGURES = ("final_loss", "samples_per_s", "round_p50_s", "payload_bytes_per_round")
@@ -93,7 +93,7 @@ class Tally:
     def began(self, trials: int, replicates: int) -> None:
         """Set the number of trials, and of replicates in each."""
         self.trials = trials
-        self.eta = Eta(trials * replicates)
+        self.eta = Eta((trials + len(self.config.baselines)) * replicates)
 
     def started(self, spec: ReplicateSpec, adopted: bool) -> None:
         """Start timing a replicate; the start of an adopted one is unknown."""
@@ -102,7 +102,7 @@ class Tally:
 
     def finished(self, spec: ReplicateSpec, row: Mapping[str, Any]) -> float | None:
         """Count a finished replicate and return its duration [s], if it is known."""
-        if charged(self.config, [dict(row)]):
+        if spec.trial is not None and charged(self.config, [dict(row)]):
             self._charged.add(spec.trial)
         if row.get("state") == SKIPPED:
             self.eta.add(None)
@@ -159,14 +159,15 @@ class Tally:
 
 
 def _key(spec: ReplicateSpec) -> Replicate:
-    return spec.trial, spec.replicate, spec.scenario
+    return spec.place, spec.replicate, spec.scenario
 
 
 def replicate_label(spec: ReplicateSpec) -> str:
     """Return the name of a replicate: ``trial 3 float16 r1``, then its scenario and attempt."""
     scenario = "" if spec.scenario == "none" else f" {spec.scenario}"
     attempt = "" if not spec.attempt else f" attempt {spec.attempt + 1}"
-    return f"trial {spec.trial} {spec.configuration.label} r{spec.replicate}{scenario}{attempt}"
+    label = f" {spec.label}" if spec.baseline is None else ""
+    return f"{spec.title}{label} r{spec.replicate}{scenario}{attempt}"
 
 
 def finished_line(

@@ -48,17 +48,29 @@ CONSTRAINT = "replicates_failed_or_missed"
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One distinct trial.
+    """One distinct trial, or a baseline, of which Optuna knows nothing.
 
     Attributes:
-        number: Its number in the study, and the name of its folder.
-        configuration: Its configuration.
+        number: Its number in the study; of a baseline, a negative one.
+        configuration: Its configuration; of a baseline, the default one.
         reported: Whether its values, or its failure, have been reported to Optuna.
+        baseline: Name of the baseline; None for a trial.
     """
 
     number: int
     configuration: Configuration
     reported: bool
+    baseline: str | None = None
+
+    @property
+    def place(self) -> int | str:
+        """Name of its folder: the number, or the name of the baseline."""
+        return self.number if self.baseline is None else self.baseline
+
+
+def baseline_records(names: Sequence[str]) -> list[TrialRecord]:
+    """Return the records of baselines."""
+    return [TrialRecord(-1 - n, Configuration(), False, name) for n, name in enumerate(names)]
 
 
 @dataclass

@@ -76,6 +76,12 @@ def twin() -> Story:
     return story
 
 
+def of_a_baseline() -> Timeline:
+    """A replicate of a baseline, which has the columns that only those have."""
+    log = Log(make_spec(trial=None, baseline="ddp"))
+    return timeline_of(log.spec, log.events())
+
+
 def violations(group: type[MetricGroup], rows: tuple[Row, Row] | None = None) -> list[str]:
     """Return how a group differs from its declarations on events that give values to all columns.
 
@@ -95,6 +101,8 @@ def violations(group: type[MetricGroup], rows: tuple[Row, Row] | None = None) ->
     ]
     for name, column in declared.items():
         value = (compared if column.stage == "twin" else computed).get(name)
+        if value is None and name == "baseline":
+            value = group().compute(of_a_baseline()).get(name)
         if value is None:
             found.append(f"{name}: declared and not computed")
         elif not isinstance(value, TYPES[column.type]) or (
@@ -155,7 +163,7 @@ def test_a_row_is_refused_if_a_group_computes_other_columns(
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_folded_value_has_its_declared_type(group: type[MetricGroup]) -> None:
     """A run gives a value to every column; folding and ranking set exactly those declared."""
-    rows = folded_run()
+    rows = [*folded_run(), *fold([timeline_row(of_a_baseline())])]
     declared = [column for column in group.columns if column.of_configurations]
     for column in declared:
         found = [row[column.name] for row in rows if row[column.name] is not None]

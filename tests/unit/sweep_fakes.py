@@ -206,7 +206,7 @@ class FakeHandle:
 
 
 def replicate_name(spec: ReplicateSpec) -> str:
-    return f"{spec.trial}/{spec.replicate}/{spec.scenario}"
+    return f"{spec.place}/{spec.replicate}/{spec.scenario}"
 
 
 class Recorder:

@@ -8,7 +8,7 @@ import pytest
 
 from rayhive.cluster.node.tools import NODE_TOOLS
 from rayhive.invariants import INVARIANTS
-from rayhive.registry import CODECS, NOTICE_SOURCES
+from rayhive.registry import BASELINES, CODECS, NOTICE_SOURCES
 from rayhive.spec.axes import REGISTERED
 from rayhive.workloads import WORKLOADS
 from tests.fixtures.pages import DOCS, table
@@ -26,13 +26,23 @@ def listed(page: str, heading: str) -> list[str]:
     [
         ("compression.md", "Codecs", CODECS.names()),
         ("workloads.md", "Workloads", WORKLOADS.names()),
+        ("baselines.md", "The baselines", BASELINES.names()),
         ("sweep.md", "Search space", REGISTERED.names()),
         ("faults.md", "Node tools", NODE_TOOLS.names()),
         ("faults-metrics.md", "Invariants", INVARIANTS.names()),
         ("scenarios.md", "The library", SCENARIOS),
         ("cluster.md", "Preemption notices", NOTICE_SOURCES.names()),
     ],
-    ids=["codecs", "workloads", "axes", "node tools", "invariants", "scenarios", "notices"],
+    ids=[
+        "codecs",
+        "workloads",
+        "baselines",
+        "axes",
+        "node tools",
+        "invariants",
+        "scenarios",
+        "notices",
+    ],
 )
 def test_a_table_has_a_row_for_every_registered_part(
     page: str, heading: str, registered: list[str]

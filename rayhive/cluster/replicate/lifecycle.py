@@ -286,7 +286,7 @@ class Replicate:
             await nemesis.close()  # a peer that is stopped or cut off could not end
         await self._raise_trouble()
         reason = peer_table.first_finish()
-        if waiter.stopped is None and over and reason == "rounds":
+        if waiter.stopped is None and over and reason == "rounds" and self._spec.trains_together:
             # The other peers are in the same round, and end by themselves unless they hang.
             until = min(deadline, time.monotonic() + patience)
             await waiter.until(lambda: finished() or waiter.stopped, until)

@@ -37,6 +37,7 @@ class DiskFull(FaultKind):
     proof each peer writes a checkpoint, which has to fail with ENOSPC, and finishes another round.
     """
 
+    of_swarm = True
     about = "Fills the small file system that a peer's checkpoints go to."
     group = "node"
     needs = ("mount",)

@@ -26,6 +26,7 @@ class KillAverager(EndsPeers):
     about = "Kills an averaging process of a peer, which has to notice and end."
     args: KillAveragerArgs
     patience_s = CHILD_S
+    of_swarm = True
 
     async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Send SIGKILL to the averager."""

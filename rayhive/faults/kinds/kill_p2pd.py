@@ -12,6 +12,7 @@ class KillP2pd(EndsPeers):
 
     about = "Kills the network daemon of a peer, which has to notice and end."
     patience_s = CHILD_S
+    of_swarm = True
 
     async def inject(self, swarm: FaultTarget, targets: Targets) -> Record:
         """Send SIGKILL to the daemon."""

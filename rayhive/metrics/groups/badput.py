@@ -206,6 +206,7 @@ class _TimeAccount:
         rest = PRODUCTIVE  # pending samples
         if isinstance(end, PeerFinished):
             parts = self._known(self._end, None if end.clock_s is None else end.clock_s - clock)
+            rest = PRODUCTIVE if end.samples else STALLED  # a peer beside a baseline computes none
         elif isinstance(end, Left):
             kept, lost = end.handed_over or 0, end.lost or 0
             work = self._end - self._at - sum(seconds for _, seconds in parts)

@@ -31,6 +31,16 @@ from rayhive.timeline import APPLIED, Timeline
 
 #: Outcomes of a gradient round or a state averaging that gave a peer no average.
 FAILED = frozenset({"local", "skipped", "failed"})
+#: Columns that are not known of a baseline that counts no bytes and reports no averagings of state.
+_OF_PAYLOAD = (
+    "payload_bytes_per_round",
+    "state_bytes_per_round",
+    "payload_bytes_per_sample",
+    "compression_ratio",
+    "gradient_compression_ratio",
+    "rounds_partial",
+    "state_rounds",
+)
 
 
 class Communication(MetricGroup):
@@ -127,6 +137,7 @@ class Communication(MetricGroup):
             all_dense, everything = dense_state, state
         else:
             all_dense, everything = _plus(dense, dense_state), _plus(measured, state)
+        unknown = dict.fromkeys(_OF_PAYLOAD) if _uncounted(timeline) else {}
         return {
             "payload_bytes_per_round": measured,
             "payload_bytes_per_round_predicted": _mean(
@@ -143,7 +154,15 @@ class Communication(MetricGroup):
             "averaging_p95_s": percentile(averaging, 95),
             **_rounds(timeline, complete),
             "payload_matches": _matches(timeline, complete),
+            **unknown,
         }
+
+
+def _uncounted(timeline: Timeline) -> bool:
+    """Return whether a baseline averaged without counting its bytes, as hivemind does."""
+    averaged = (event for event in timeline.averagings if event.outcome in GROUPED)
+    of_baseline = timeline.spec.baseline is not None
+    return of_baseline and any(event.sent_bytes is None for event in averaged)
 
 
 def complete_rounds(timeline: Timeline) -> list[list[Round]]:

@@ -15,12 +15,15 @@ from rayhive.timeline import Timeline
 _setting = partial(Column, type="text", fold=Common(), tells_apart=True, condition=True)
 #: Columns of the axes of a study.
 _AXES = tuple(replace(axis.column, fold=Common(), tells_apart=True) for axis in AXES)
+_NO_AXES: Row = dict.fromkeys(axis.name for axis in AXES)
 
 
 class Settings(MetricGroup):
     """Columns from the replicate's spec.
 
-    * ``configuration``: the configuration's label; a column per axis: its value.
+    * ``configuration``: the configuration's label, or that of the baseline; a column per axis: its
+      value, None for a baseline.
+    * ``baseline``: name of the baseline that trained instead of the swarm.
     * ``scenario``, ``workload``, ``peers``: as in the study.
     * ``data``: source of the data that the peers reported in ``peer_ready``, ``real`` or
       ``generated``; several are joined. None before a peer was ready. It does not
@@ -31,6 +34,14 @@ class Settings(MetricGroup):
     columns = in_group(
         "configuration",
         _setting("configuration", "Stable name of the configuration", condition=False),
+        Column(
+            "baseline",
+            "Name of the baseline, if the row is one",
+            type="text",
+            fold=Common(),
+            tells_apart=True,
+            in_table=False,  # the configuration says it
+        ),
         _setting("scenario", "Fault scenario"),
         _setting("workload", "Workload that was trained"),
         Column(
@@ -46,11 +57,12 @@ class Settings(MetricGroup):
         spec = timeline.spec
         data = {event.data for event in timeline.of(PeerReady) if event.data}
         return {
-            "configuration": spec.configuration.label,
+            "configuration": spec.label,
+            "baseline": spec.baseline,
             "scenario": spec.scenario,
             "workload": spec.workload.label,
             "data": "; ".join(sorted(data)) or None,
-            **dict(spec.configuration),
+            **(dict(spec.configuration) if spec.baseline is None else _NO_AXES),
             "peers": spec.swarm.peers,
             "link": _link(spec.swarm),
         }

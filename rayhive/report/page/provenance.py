@@ -12,6 +12,7 @@ from typing import Any
 from rayhive.columns import Row, group_columns
 from rayhive.errors import without_secrets
 from rayhive.metrics.folds import Reduced
+from rayhive.metrics.rows import place_of
 from rayhive.report.page.run_data import RunData
 
 #: Longest study that is shown in full [characters].
@@ -83,7 +84,7 @@ def _commands(run: RunData, has_study: bool) -> Iterator[tuple[str, str]]:
     yield "the table", shlex.join(["rayhive", "results", folder])
     row = _one(run)
     if row is not None:
-        trial = [folder, str(row["trial"]), "--replicate", str(row["replicate"])]
+        trial = [folder, place_of(row).parts[1], "--replicate", str(row["replicate"])]
         scenario = ["--scenario", str(row["scenario"])]
         words = "one replicate again, with its faults"
         yield words, shlex.join(["rayhive", "replay", *trial, *scenario])

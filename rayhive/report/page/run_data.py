@@ -16,7 +16,7 @@ from rayhive.events import PeerReady
 from rayhive.metrics.aggregate import row_key, rows_by
 from rayhive.metrics.groups.convergence import evaluations
 from rayhive.metrics.logs import last_timeline
-from rayhive.metrics.rows import NO_FAULTS
+from rayhive.metrics.rows import NO_FAULTS, place_of
 from rayhive.report.page.round_time import RoundTimes, round_times
 from rayhive.report.recommendation import Recommendation, recommendations
 from rayhive.report.results import Results
@@ -150,7 +150,7 @@ def replicate_place(folder: Path, row: Row) -> Path:
     """Return the folder of a replicate, from its row."""
     if not (folder / "trials").is_dir():
         return folder
-    return folder / "trials" / str(row["trial"]) / f"r{row['replicate']}-{row['scenario']}"
+    return folder / place_of(row)
 
 
 def replicate_data(place: Path, row: Row, timeline: Timeline) -> Replicate:

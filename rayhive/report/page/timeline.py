@@ -120,7 +120,7 @@ def timeline_charts(timeline: Timeline) -> TimelinePicture:
     texts = list(_events(timeline))
     verdicts = timeline.of(InvariantChecked)
     return TimelinePicture(
-        f"{spec.scenario}, {spec.configuration.label}, seed {spec.seed}: {timeline.state} after "
+        f"{spec.scenario}, {spec.label}, seed {spec.seed}: {timeline.state} after "
         f"{number_text(round(seconds, 1))} s",
         tuple(charts),
         {name: f"act-{name}" for name in ACTIVITIES if any(b.activity == name for b in bars)},

@@ -11,6 +11,7 @@ from rayhive.metrics.aggregate import rows_by
 from rayhive.metrics.folds import Percentile
 from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.advice import percent_text
+from rayhive.report.baselines import baseline_lines
 from rayhive.report.numbers import number_text
 from rayhive.report.page.front import objective_text
 from rayhive.report.page.run_data import RunData
@@ -123,9 +124,14 @@ def verdicts(run: RunData) -> list[Verdict]:
     """Return the recommendations in words, one for each set of conditions."""
     rows = [group[0] for group in run.groups]
     return [
-        _verdict(advice, run.condition_text(row))
+        _verdict(advice, run.condition_text(row), _baselines(run, advice))
         for advice, row in zip(run.recommendations, rows, strict=False)
     ]
+
+
+def _baselines(run: RunData, advice: Recommendation) -> tuple[str, ...]:
+    """Return comparisons of the recommended configuration with the baselines."""
+    return () if advice.row is None else tuple(baseline_lines(run.results, advice.row))
 
 
 def robust_choices(run: RunData) -> list[RobustChoice]:
@@ -162,7 +168,7 @@ def rule_text(objectives: Mapping[str, str]) -> str:
     return f"of the configurations {', '.join([first, *middle])}, the one with {last}"
 
 
-def _verdict(advice: Recommendation, conditions: str) -> Verdict:
+def _verdict(advice: Recommendation, conditions: str, baselines: tuple[str, ...]) -> Verdict:
     left_out = tuple((str(row["configuration"]), reason) for row, reason in advice.left_out)
     row = advice.row
     if row is None:
@@ -178,7 +184,7 @@ def _verdict(advice: Recommendation, conditions: str) -> Verdict:
         level,
         certainty,
         tuple(Cost(_about(name), _with_unit(row, name)) for name in advice.objectives),
-        tuple(_comparisons(advice)),
+        (*_comparisons(advice), *baselines),
         tuple(_other(candidate, advice) for candidate in advice.candidates[1:]),
         left_out,
     )
