@@ -104,7 +104,7 @@ def build_table(
     texts = [cell.text for line in cells for cell in line]
     replicates = count_text(sum(map(ran, rows)), "replicate")
     return TableModel(
-        title=f"{results.name}: {count_text(len(rows), 'row')} of {replicates}",
+        title=f"{results.name}: {count_text(len(rows), 'row')} of {replicates}{_each(rows)}",
         columns=tuple(all_shown),
         keys=len(keys),
         rows=tuple(cells),
@@ -112,6 +112,13 @@ def build_table(
         advice=tuple(advice_lines(results, rows)) if rows else (),
         brief=names is not None,
     )
+
+
+def _each(rows: Sequence[Row]) -> str:
+    """Return the number of replicates of a row, if all rows have the same and more than one."""
+    counts = {row["n"] for row in rows if ran(row) == row["n"] and not row["n_timed_out"]}
+    alike = len(rows) > 1 and len(counts) == 1 and all(ran(row) == row["n"] for row in rows)
+    return f", {counts.pop()} each" if alike else ""
 
 
 def key_columns(results: Results, rows: Sequence[Row]) -> list[Column]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from rich import box
@@ -22,6 +23,10 @@ KEY_WIDTH = 30
 LIST_WIDTH = 40
 #: Widths to which the key columns of a brief table shrink before it is broken into blocks.
 NARROW_KEYS = (24, 20, 16, 13)
+#: Columns that a brief table leaves out, in this order, where it would not fit with keys of
+#: :data:`KEPT_KEYS` characters; the number of replicates only if the title tells it.
+OPTIONAL = ("not_separable", "n")
+KEPT_KEYS = 20
 
 
 def table_text(model: TableModel, width: int, color: bool) -> str:
@@ -30,10 +35,18 @@ def table_text(model: TableModel, width: int, color: bool) -> str:
     Every block begins with the key columns. A block with a single further column can be wider than
     ``width``; it is not cut.
     """
+    left_out: list[str] = []
+    if model.brief:
+        model, left_out = _narrowed(model, width)
     wrapper = textwrap.TextWrapper(
         width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )
-    parts = [model.title, "", *map(wrapper.fill, model.advice), *([""] if model.advice else [])]
+    parts = [
+        model.title,
+        "",
+        *(_filled(wrapper, text) for text in model.advice),
+        *([""] if model.advice else []),
+    ]
     if model.rows:
         for block in _blocks(model, width):
             table = _table(model, block, color, width)
@@ -43,8 +56,31 @@ def table_text(model: TableModel, width: int, color: bool) -> str:
             parts.append("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
     marked = any(cell.best for line in model.rows for cell in line)
     notes = [*([f"{'Bold:' if color else '*'} {model.best_note}"] if marked else []), *model.notes]
-    parts += map(wrapper.fill, notes)
+    notes += [f"Left out at this width: {', '.join(left_out)}."] if left_out else []
+    parts += (_filled(wrapper, text) for text in notes)
     return "\n".join(parts) + "\n"
+
+
+def _filled(wrapper: textwrap.TextWrapper, text: str) -> str:
+    """Return a wrapped text; a percentage is not torn from its sign."""
+    return wrapper.fill(text.replace(" %", "\u00a0%")).replace("\u00a0", " ")
+
+
+def _narrowed(model: TableModel, width: int) -> tuple[TableModel, list[str]]:
+    """Return a brief table without the optional columns that do not fit, and their names."""
+    left_out: list[str] = []
+    for name in OPTIONAL:
+        further = range(model.keys, len(model.columns))
+        if _width(_sized_table(model, further, False, KEPT_KEYS)) <= width:
+            break
+        at = next((n for n in further if model.columns[n].name == name), None)
+        if at is None or (name == "n" and len({line[at] for line in model.rows}) > 1):
+            continue
+        columns = (*model.columns[:at], *model.columns[at + 1 :])
+        rows = tuple((*line[:at], *line[at + 1 :]) for line in model.rows)
+        model = replace(model, columns=columns, rows=rows)
+        left_out.append(name)
+    return model, left_out
 
 
 def _blocks(model: TableModel, width: int) -> list[list[int]]:

@@ -188,3 +188,26 @@ def test_an_unknown_baseline_is_refused_with_the_nearest(tmp_path: Path) -> None
     assert "interval" in told["--columns"].allowed
     with pytest.raises(ConfigError):
         load(run).differences("flaot16")
+
+
+@pytest.mark.parametrize("width", [66, 70, 80, 100, 140])
+def test_the_default_table_is_one_block_at_any_usual_width(tmp_path: Path, width: int) -> None:
+    run = make_run(
+        tmp_path / "run", UNCLEAR, {"time_to_target_s": "minimize", "final_loss": "minimize"}
+    )
+    text = results_text(run, console_width=width)
+    lines = text.splitlines()
+    assert sum(line.startswith("─") for line in lines) == 1
+    assert max(map(len, lines)) <= width
+    assert "6 replicates, 3 each" in lines[0]
+    left_out = [line for line in lines if line.startswith("Left out at this width")]
+    assert ("not_separable" in " ".join(left_out)) == (width <= 70)
+    assert not any(line.startswith("  %") for line in lines)
+
+
+def test_different_numbers_of_replicates_are_always_shown(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", {"none": (0.5, 0.6, 0.7), "float16": (0.9, 0.8)})
+    text = results_text(run, console_width=66)
+    title, *rest = text.splitlines()
+    assert " each" not in title
+    assert any(line.split()[:1] == ["[s]"] or " n " in f"{line} " for line in rest)
