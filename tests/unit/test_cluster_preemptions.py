@@ -145,6 +145,7 @@ def test_a_risk_is_recorded_and_makes_peers_leave_only_on_request(
 def test_a_drain_by_a_fault_of_the_plan_is_no_real_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = take(monkeypatch, [DRAIN], own_drains=["A"])
     assert (taken.sent, taken.events, taken.preemptions.cause) == ([], [], None)
+    assert len(take(monkeypatch, [CERTAIN, DRAIN]).events) == 1, "the drain follows from the other"
     taken = take(monkeypatch, [DRAIN], own_drains=["B"])
     assert taken.sent == [(["peer-0"], Leave(source="ray"))]
     assert taken.drained == [], "Ray drains it already"

@@ -40,7 +40,8 @@ class Preemptions:
 
     Attributes:
         cause: Description of the first certain notice; None without one.
-        own_drains: Ids of nodes that a fault of the plan drains; their drain is no real notice.
+        own_drains: Ids of nodes that this replicate drains, because of a fault or of a notice of a
+            cloud; their drain is no further notice.
     """
 
     def __init__(
@@ -127,6 +128,7 @@ class Preemptions:
             return False
         if notice.source == "ray":
             return True
+        self.own_drains.add(node)  # Ray's notice of it would be a second one
         with contextlib.suppress(ClusterError):
             deadline_ms = int((time.time() + left_s) * 1000) if left_s else 0
             await asyncio.to_thread(raylets.drain, node, deadline_ms)

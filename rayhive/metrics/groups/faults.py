@@ -65,8 +65,8 @@ class Faults(MetricGroup):
     * ``state_transfer_bytes`` [B]: downloads of state from other peers. None if a peer did not
       report the size of one.
     * ``invariants_violated``: ``invariant`` events that are not ok. None without such events.
-    * ``preemptions``: ``node_notice`` events for which peers were told to leave: real preemptions,
-      which are in no plan. None without such events.
+    * ``preemptions``: nodes with a ``node_notice`` for which peers were told to leave: real
+      preemptions, which are in no plan. None without such events.
     * ``detect_s``, ``stall_s``, ``recover_s``, ``rejoin_s``: the times [s] behind the percentiles,
       in the order of time, separated by spaces. ``>`` marks a censored time.
     """
@@ -82,7 +82,7 @@ class Faults(MetricGroup):
             total("samples_lost", "Samples computed and not committed"),
             total("state_transfer_bytes", "State that peers downloaded from other peers", "B"),
             total("invariants_violated", "Violated invariants"),
-            total("preemptions", "Real preemption notices that peers left for"),
+            total("preemptions", "Nodes whose peers left for a real preemption notice"),
         ),
         *map(_pool, _TIMES),
     )
@@ -93,7 +93,7 @@ class Faults(MetricGroup):
         row: Row = dict.fromkeys(self.names("replicate"))
         if checked:
             row["invariants_violated"] = sum(not event.ok for event in checked)
-        if real := [event for event in timeline.of(NodeNoticed) if event.lives]:
+        if real := {event.node for event in timeline.of(NodeNoticed) if event.lives}:
             row["preemptions"] = len(real)
         plan, fired = timeline.spec.plan, timeline.of(FaultFired)
         if not fired and not (plan and plan.faults):
