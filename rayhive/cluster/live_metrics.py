@@ -56,7 +56,7 @@ class ReplicateMetrics:
     """
 
     def __init__(self, spec: ReplicateSpec) -> None:
-        values = (spec.study, spec.configuration.label, spec.scenario)
+        values = (spec.study, spec.label, spec.scenario)
         self._labels = dict(zip(OF_REPLICATE, values, strict=True))
 
     def heard(self, event: Event, samples_per_s: float | None = None) -> None:

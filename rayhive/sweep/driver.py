@@ -146,7 +146,7 @@ class Driver:
         config = self.study.config
         trials, each = config.budget.trials, self.study.replicates_per_trial
         self.progress.began(trials, each)
-        self._metrics = SweepMetrics(config.name, trials * each)
+        self._metrics = SweepMetrics(config.name, (trials + len(config.baselines)) * each)
         self._reset_early_failures()
         start, exhausted = 0, False
         while not exhausted and start < max(config.budget.trials, len(self.book.records)):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rayhive.columns import Column, Row
 from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.brief import COUNTS
 from rayhive.report.page.run_data import RunData
 from rayhive.report.table import EMPTY, build_table
 
@@ -93,6 +94,7 @@ def page_table(run: RunData) -> PageTable:
     rows = list(run.results.folded)
     model = build_table(run.results, rows, wide=True)
     wanted = {*FIRST, *run.results.objectives}
+    wanted |= {name for name in COUNTS if any(row.get(name) for row in rows)}
     if any(row["scenario"] != NO_FAULTS for row in rows):
         wanted |= {*FIRST_OF_FAULTS}
     columns = tuple(
