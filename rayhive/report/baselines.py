@@ -27,8 +27,9 @@ def _compared(results: Results, row: Row, base: Row) -> str:
     if not base["n"]:
         return f"none of its {ran(base)} replicates finished"
     names = tuple(results.objectives)
-    parts = [_part(each) for each in differences_to(row, base, names) if each.value is not None]
-    lacking = [name for name in names if base[name] is None]
+    found = differences_to(row, base, names)
+    parts = [_part(each) for each in found if each.value is not None]
+    lacking = [each.column for each in found if each.value is None and base[each.column] is None]
     if lacking:
         parts.append(f"it has no {' and no '.join(lacking)}")
     if base["n_failed"]:

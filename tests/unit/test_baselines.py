@@ -180,6 +180,21 @@ def test_sentences_compare_the_chosen_row_with_each_baseline(run: Path) -> None:
     assert [line for line in advice_lines(results, results.folded) if line.startswith("Against")]
 
 
+def test_what_a_baseline_does_not_count_is_empty_and_said_to_be(tmp_path: Path) -> None:
+    uncounted = {(n, peer): {"sent_bytes": None} for n in range(1, 5) for peer in range(2)}
+    logs = [
+        log
+        for seed in range(2)
+        for log in (swarm_log(seed), baseline_log("hivemind", seed, rounds=uncounted))
+    ]
+    results = load_results(write_run(tmp_path / "run", logs))
+    swarm, hivemind = results.folded
+    for name in ("payload_bytes_per_sample", "payload_bytes_per_round", "state_bytes_per_round"):
+        assert swarm[name] is not None and hivemind[name] is None
+    (line,) = baseline_lines(results, swarm)
+    assert line.endswith("it has no payload_bytes_per_sample.")
+
+
 def test_paired_differences_to_a_baseline_by_its_name(run: Path) -> None:
     found = load(run).differences(versus="single")
     assert set(found["configuration"]) == {"none", "float16", "ddp (baseline)"}
