@@ -78,9 +78,10 @@ def _signs(
     if any(_PAIRED.search(text) for text in texts):
         yield "x (k of n): over the k of n replicates that have a twin without faults to compare."
     if any(text.startswith("≥") for text in texts):
+        cut = "missed it or was pruned" if any(row["n_pruned"] for row in rows) else "missed it"
         yield (
             "≥ x (k/n): k of n replicates reached the target. x, a lower bound, is the geometric "
-            "mean of all times, each cut at the end of the shortest replicate that missed it."
+            f"mean of all times, each cut at the end of the shortest replicate that {cut}."
         )
     if any(text.endswith(" censored)") for text in texts):
         yield (

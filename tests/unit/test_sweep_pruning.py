@@ -233,6 +233,7 @@ def test_a_pruned_replicate_is_censored(tmp_path: Path) -> None:
     assert (whole["pareto"], cut["pareto"]) == (True, False)
     text = " ".join(results_text(folder).split())
     assert "≥" in text and "(2/3)" in text
+    assert "the shortest replicate that missed it or was pruned." in text
     assert "1 replicate stopped early by the pruner (n_pruned)" in text
     wide = results_text(folder, wide=True)
     assert "(2/3)" in wide
