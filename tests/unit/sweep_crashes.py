@@ -39,10 +39,17 @@ _CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.symlink", "os.link", "os.t
 
 @dataclass(frozen=True)
 class Place:
-    """Where a study is kept: its run folder, and the URL of its trials."""
+    """Where a study is kept, and how it is run.
+
+    Attributes:
+        folder: Its run folder.
+        url: URL of its trials.
+        at_once: Replicates that run at the same time.
+    """
 
     folder: Path
     url: str
+    at_once: int = 1
 
     def drive(
         self, study: ResolvedStudy, world: World | None = None, again: bool = False
@@ -53,7 +60,16 @@ class Place:
         with run.opened(study.config) as identity:
             book = open_book(study, run, identity)
             cluster = FakeCluster(world or World())
-            Driver(study, run, book, cluster, progress, Interruption(), again=again).run()
+            Driver(
+                study,
+                run,
+                book,
+                cluster,
+                progress,
+                Interruption(),
+                again=again,
+                at_once=self.at_once,
+            ).run()
         return progress
 
     def stored(self, study: ResolvedStudy) -> ResolvedStudy:
@@ -97,7 +113,7 @@ class Deaths:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def forked(action: Callable[[], None], at: int | None = None, armed: Path | None = None) -> int:
+def forked(action: Callable[[], object], at: int | None = None, armed: Path | None = None) -> int:
     """Run an action in a child that may be killed; return the changes that it made, or -9.
 
     Args:
