@@ -110,7 +110,13 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("storage", "at_once"), [*((storage, 1) for storage in STORAGES), ("journal", 3)]
+    ("storage", "at_once"),
+    [
+        ("journal", 1),
+        ("journal", 3),
+        ("sqlite", 1),
+        pytest.param("postgresql", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_driver_killed_at_each_point_loses_nothing_and_counts_nothing_twice(
     places: Places, whole: dict[str, Any], storage: str, at_once: int, tmp_path: Path
