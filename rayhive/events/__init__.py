@@ -11,6 +11,7 @@ from rayhive.events.event import (
     Event,
     EventLog,
     dump_event,
+    is_held,
     load_event,
     make_event,
     of_kind,

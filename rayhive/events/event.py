@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import time
 from collections.abc import Iterable, Iterator, KeysView, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -210,6 +212,11 @@ class EventLog:
         self._file.write(dump_event(event) + "\n")
         self._file.flush()
 
+    def hold(self) -> None:
+        """Lock the file until it is closed or this process dies; :func:`is_held` tells."""
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def sync(self) -> None:
         """Return when everything written is on disk."""
         self._file.flush()
@@ -220,6 +227,18 @@ class EventLog:
         if not self._file.closed:
             self.sync()
             self._file.close()
+
+
+def is_held(path: str | Path) -> bool:
+    """Return whether a living process holds a log; False without a log."""
+    try:
+        with Path(path).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def read_events(path: str | Path, kind: str | None = None) -> Iterator[Event]:

@@ -12,7 +12,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from rayhive.errors import DamagedError
-from rayhive.events import Event, EventLog, OutcomeFound, ReplicateFinished, of_kind, read_events
+from rayhive.events import (
+    Event,
+    EventLog,
+    OutcomeFound,
+    ReplicateFinished,
+    is_held,
+    of_kind,
+    read_events,
+)
 from rayhive.metrics.rows import is_measured
 from rayhive.spec.replicate import ReplicateSpec
 from rayhive.timeline import LOST
@@ -28,6 +36,11 @@ def current_attempt(folder: Path) -> int:
     """Return the number of the current attempt in a replicate's folder."""
     found = [_LOG.fullmatch(item.name) for item in folder.glob("events.*-*.jsonl")]
     return max((int(match[1]) for match in found if match), default=-1) + 1
+
+
+def is_being_written(folder: Path) -> bool:
+    """Return whether a living process writes the log of the current attempt."""
+    return is_held(folder / _EVENTS)
 
 
 def archive(folder: Path, as_: str = "attempt") -> None:

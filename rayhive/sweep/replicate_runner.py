@@ -152,6 +152,8 @@ class ReplicateRunner:
         # The cluster is asked before the disk is read: a replicate that ends in between has written
         # its last event by then.
         handle = (yield from self._find(spec.run_id, folder)) if folder.exists() else None
+        if handle is None:
+            yield from self._wait_for_writer(spec, folder)
         end = None if handle is not None else self._finished(spec, folder)
         if end is not None or handle is not None:
             _check_plan(spec, folder)
@@ -167,9 +169,25 @@ class ReplicateRunner:
             ran = True
             # The supervisor of an attempt that has ended may still live; it is not adopted.
             reason, handle = (yield from self._follow(spec, handle)), None
+            yield from self._wait_for_writer(spec, folder)
             end = self._finished(spec, folder)
             if end is None and not attempts.is_stopped(folder):
                 end = attempts.record_end(folder, LOST, reason)
+
+    def _wait_for_writer(self, spec: ReplicateSpec, folder: Path) -> Generator[None, None, None]:
+        """Wait while a supervisor that the cluster does not know writes the log of a replicate.
+
+        Ray ends the processes of a node up to a minute after the death of its head. Until then
+        another attempt would run beside the peers of this one.
+        """
+        if attempts.is_being_written(folder):
+            self.watcher.note(
+                f"the supervisor of trial {spec.trial} r{spec.replicate} {spec.scenario} still "
+                "writes, and Ray does not know it; waiting for its end"
+            )
+        while attempts.is_being_written(folder):
+            time.sleep(self.poll_s)
+            yield
 
     def _finished(self, spec: ReplicateSpec, folder: Path) -> ReplicateFinished | None:
         """Return the last event of a finished replicate; set a damaged log aside."""

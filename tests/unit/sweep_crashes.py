@@ -52,11 +52,15 @@ class Place:
     at_once: int = 1
 
     def drive(
-        self, study: ResolvedStudy, world: World | None = None, again: bool = False
+        self,
+        study: ResolvedStudy,
+        world: World | None = None,
+        again: bool = False,
+        progress: Recorder | None = None,
     ) -> Recorder:
         """Run one driver to the end of the sweep in this process."""
         study = self.stored(study)
-        run, progress = RunFolder(self.folder), Recorder()
+        run, progress = RunFolder(self.folder), progress or Recorder()
         with run.opened(study.config) as identity:
             book = open_book(study, run, identity)
             cluster = FakeCluster(world or World())

@@ -27,7 +27,7 @@ from rayhive.sweep.target import target_at
 from tests.fixtures.logs import Log
 from tests.fixtures.postgresql import Server, postgresql
 from tests.unit.sweep_crashes import Place, check_once, coverage, ends, finish_some, forked
-from tests.unit.sweep_fakes import SHAPES, Killed, Recorder, World
+from tests.unit.sweep_fakes import SHAPES, Killed, Recorder, Supervisor, World
 
 STORAGES = ("sqlite", "journal", "postgresql")
 Places = Callable[[str], Place]
@@ -275,13 +275,7 @@ def test_a_replicate_that_a_dead_driver_was_stopping_is_run_again(
 ) -> None:
     """`ray job stop` sends SIGTERM, and SIGKILL three seconds later."""
     place, study = places("journal"), make_study(**ONE)
-    world = World()
-
-    def die() -> None:
-        if world.live:
-            raise Killed
-
-    world.tick = die
+    world = World(tick=lambda: die_if(world))
     with pytest.raises(Killed):
         place.drive(study, world)
     world.tick = lambda: None
@@ -301,3 +295,36 @@ def test_a_replicate_that_is_stopped_from_outside_ends_the_sweep(places: Places)
     place, world = places("journal"), World(log=lambda spec: Log(spec, state="stopped"))
     with pytest.raises(Interrupted, match="stopped from outside"):
         place.drive(make_study(**ONE), world)
+
+
+def test_a_replicate_is_not_begun_beside_a_supervisor_that_still_writes(places: Places) -> None:
+    """Ray has forgotten it, as after the death of a head; it ends within a minute."""
+    place, study = places("journal"), make_study(**ONE)
+    with pytest.raises(Killed):
+        place.drive(study, dying_once_started := World(tick=lambda: die_if(dying_once_started)))
+    (log,) = place.folder.glob("trials/*/*/events.jsonl")
+    (supervisor,) = dying_once_started.live.values()
+    supervisor.file.hold()
+    world = World(tick=lambda: pytest.fail("a second supervisor") if world.live else None)
+    progress = Ending(supervisor)
+    place.drive(study, world, progress=progress)
+    assert not world.starts and progress.of("finished") == [("0/0/none", "completed", True)]
+    assert [end.state for end in ends(log.parent)] == ["completed"]
+
+
+def die_if(world: World) -> None:
+    if world.live:
+        raise Killed
+
+
+class Ending(Recorder):
+    """Ends a supervisor once the driver waits for it."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        super().__init__()
+        self.supervisor = supervisor
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        while self.supervisor.outcome is None:
+            self.supervisor.step()

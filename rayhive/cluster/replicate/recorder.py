@@ -55,6 +55,7 @@ class ReplicateLog:
             if self._spec.plan is not None:
                 write_atomically(self._folder / "plan.json", self._spec.plan.canonical())
             self._log = EventLog(set_aside(self.path))
+            self._log.hold()  # a driver that does not find this supervisor waits for its end
         except OSError as error:
             raise ReplicateError(f"{self._folder} can't be written: {error.strerror}") from error
 
