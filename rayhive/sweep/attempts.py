@@ -40,7 +40,7 @@ def current_attempt(folder: Path) -> int:
 
 def is_being_written(folder: Path) -> bool:
     """Return whether a living process writes the log of the current attempt."""
-    return is_held(folder / _EVENTS)
+    return is_held(folder / EVENTS)
 
 
 def archive(folder: Path, as_: str = "attempt") -> None:

@@ -205,8 +205,8 @@ def check_once(place: Place, study: ResolvedStudy) -> None:
     complete = [trial for trial in trials if trial.state.name == "COMPLETE"]
     assert len(complete) == study.config.budget.trials
     expected = {
-        place.folder / "trials" / str(trial.number) / f"r{number}-{scenario.name}"
-        for trial in complete
+        place.folder / "trials" / name / f"r{number}-{scenario.name}"
+        for name in [*(str(trial.number) for trial in complete), *study.config.baselines]
         for scenario in study.scenarios
         for number in range(study.config.replicates)
     }

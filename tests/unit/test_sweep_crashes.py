@@ -46,6 +46,7 @@ def make_study(**fields: Any) -> ResolvedStudy:
         "space": {"codec": ["none", "float16", "uniform8"], "delay": ["none", "state"]},
         "replicates": 2,
         "scenarios": ["none", "kill-one"],
+        "baselines": ["ddp"],
         "budget": {"trials": 3, "seconds_per_replicate": 30},
     }
     config = SweepConfig.model_validate({**given, **fields})
@@ -59,6 +60,7 @@ ONE: dict[str, Any] = {
     "scenarios": ["none"],
     "replicates": 1,
     "enqueue": [],
+    "baselines": [],
 }
 
 
