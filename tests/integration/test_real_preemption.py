@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -11,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rayhive.cluster.node.notices.base import METADATA_VARIABLE
 from rayhive.events import Left, NodeNoticed, Notice, PeerFinished, PeerSpawned, Round, of_kind
@@ -19,6 +24,7 @@ from rayhive.spec.replicate import ReplicateSpec
 from tests.fixtures.metadata_service import INTERRUPTION, metadata_service
 from tests.integration.cluster_harness import (
     FAKE_FORKSERVER,
+    ROOT,
     driver,
     events_of,
     eventually,
@@ -138,13 +144,14 @@ def _digits(folder: Path, **preemption: Any) -> ReplicateSpec:
     )
 
 
-DRAIN = """
-import sys, time
-import ray
-from rayhive.cluster.node import raylets
-ray.init(address=sys.argv[1], log_to_driver=False)
-raylets.drain(sys.argv[2], int((time.time() + 10) * 1000))
-"""
+def _drain_command() -> list[str]:
+    """Return the command by which a pod of KubeRay drains its node, without the wait after it."""
+    manifest = (ROOT / "experiments" / "cluster" / "raycluster.yaml").read_text(encoding="utf-8")
+    (group,) = next(yaml.safe_load_all(manifest))["spec"]["workerGroupSpecs"]
+    hook = group["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    program, *options = shlex.split(hook[-1].partition(";")[0])
+    assert program == "ray"
+    return [sys.executable, "-c", "from ray.scripts.scripts import main; main()", *options]
 
 
 def _drained(folder: Path, spec: ReplicateSpec, ok: Callable[[dict[str, str]], bool]) -> list[Any]:
@@ -158,8 +165,9 @@ def _drained(folder: Path, spec: ReplicateSpec, ok: Callable[[dict[str, str]], b
             eventually(lambda: training(spec), 200.0)
             nodes = [event.node for event in of_kind(events_of(spec), PeerSpawned)]
             (alone,) = (node for node in nodes if nodes.count(node) == 1)
-            with driver(DRAIN, head.address, alone, **head.environment) as operator:
-                assert operator.process.wait() == 0
+            command = [*_drain_command(), f"--address={head.address}", f"--node-id={alone}"]
+            done = subprocess.run(command, env={**os.environ, **head.environment})
+            assert done.returncode == 0
             outcome = json.loads(run.line("outcome"))
             assert ok(outcome), outcome
     return events_of(spec)
