@@ -101,6 +101,8 @@ def clock_lines(clocks: Clocks) -> Iterator[str]:
     """Yield the offset of each node's clock with its bounds."""
     if clocks.offsets:
         verb = "corrected" if clocks.corrected else "not corrected: they may all be equal"
+        if all(offset.error_s == 0 for offset in clocks.offsets.values()):
+            verb = "one clock: that of a common kernel"
         yield f"clocks of the nodes, less the supervisor's ({verb}):"
     for node, offset in clocks.offsets.items():
         peers = ", ".join(name for name, its in clocks.nodes.items() if its == node)

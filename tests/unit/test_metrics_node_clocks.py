@@ -10,6 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rayhive.api.recorded import trace
+from rayhive.cli.recorded import clock_lines
 from rayhive.columns import Row
 from rayhive.metrics.clocks import on_one_clock
 from rayhive.metrics.folds import parse_times
@@ -142,3 +144,12 @@ def test_logs_that_name_no_nodes_have_no_clocks() -> None:
     story.events = [event for event in story.events if event["kind"] != "peer_spawned"]
     row = row_of(story)
     assert (row["clock_correction_s"], row["clock_uncertainty_s"]) == (None, None)
+
+
+def test_a_trace_says_whether_clocks_were_corrected(tmp_path: Path) -> None:
+    home = dict.fromkeys(REPLICAS, "home")
+    words = {"right": "may all be equal", "skewed": "(corrected)", "home": "of a common kernel"}
+    stories = {"right": skewed({}), "skewed": skewed({"peer-1": 50.0}), "home": skewed({}, home)}
+    for name, story in stories.items():
+        _, clocks = trace(story.write(tmp_path / name))
+        assert words[name] in next(clock_lines(clocks))
