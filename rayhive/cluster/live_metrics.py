@@ -85,11 +85,11 @@ class ReplicateMetrics:
 
     def _add(self, name: str, value: float, **labels: str) -> None:
         if value > 0 and _connected():
-            _metric("Counter", name, *COUNTERS[name]).inc(value, {**self._labels, **labels})
+            _metric("Counter", name, *COUNTERS[name]).inc(value, plain_labels(self._labels, labels))
 
     def _set(self, name: str, value: float | None, **labels: str) -> None:
         if value is not None and _connected():
-            _metric("Gauge", name, *GAUGES[name]).set(value, {**self._labels, **labels})
+            _metric("Gauge", name, *GAUGES[name]).set(value, plain_labels(self._labels, labels))
 
 
 class SweepMetrics:
@@ -115,7 +115,16 @@ class SweepMetrics:
     def _set(self, name: str, value: float, **labels: str) -> None:
         about, keys = OF_SWEEP[name]
         gauge = _metric("Gauge", name, about, keys, ("study",))
-        gauge.set(value, {"study": self._study, **labels})
+        gauge.set(value, plain_labels({"study": self._study}, labels))
+
+
+def plain_labels(*labels: Mapping[str, str]) -> dict[str, str]:
+    """Return labels in ASCII, as Ray requires; the names of configurations have other signs."""
+    merged = {name: value for each in labels for name, value in each.items()}
+    return {
+        name: value.replace("≥", ">=").encode("ascii", "replace").decode()
+        for name, value in merged.items()
+    }
 
 
 def _connected() -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.live_metrics import ReplicateMetrics
+from rayhive.cluster.live_metrics import ReplicateMetrics, plain_labels
 from rayhive.cluster.replicate.early_stop import EarlyStopWatch
 from rayhive.cluster.replicate.peer_actor import Exited, StreamItem, Unreadable
 from rayhive.cluster.replicate.peer_table import PeerTable
@@ -56,6 +56,23 @@ def test_an_event_that_cannot_be_read_is_trouble(intake: Intake) -> None:
     assert intake.table.trouble() == (
         "peer-0: it sent an event that can't be read: round: samples: Field required"
     )
+
+
+def test_an_event_that_cannot_be_taken_in_is_trouble(
+    intake: Intake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error on the way to the disk or to a metric must not silence a peer."""
+
+    def fail(*_: object) -> None:
+        raise UnicodeEncodeError("ascii", "≥", 0, 1, "ordinal not in range")
+
+    monkeypatch.setattr(ReplicateMetrics, "heard", fail)
+    intake.receive("peer-0", TrainingStarted())
+    assert (intake.table.trouble() or "").startswith(
+        "peer-0: its event training_started can't be taken in: UnicodeEncodeError"
+    )
+    log = intake.log.path.parent / "logs" / "supervisor.log"
+    assert "Traceback" in log.read_text()
 
 
 def test_a_death_is_a_loss_unless_the_peer_had_finished(intake: Intake) -> None:
@@ -116,3 +133,9 @@ def test_a_condition_is_checked_after_each_change_and_at_the_deadline() -> None:
 
 def deadline(seconds: float) -> float:
     return time.monotonic() + seconds
+
+
+def test_labels_of_metrics_are_in_ascii() -> None:
+    """Ray refuses others, and the names of configurations with PowerSGD have one."""
+    found = plain_labels({"configuration": "none rank1(≥0.5)"}, {"peer": "peer-0", "study": "é"})
+    assert found == {"configuration": "none rank1(>=0.5)", "peer": "peer-0", "study": "?"}

@@ -150,7 +150,12 @@ class Recorder:
             case peer_actor.Unreadable():
                 self._peer_table.lost(name, f"it sent an event that can't be read: {item.reason}")
             case Event():
-                self._event(item.of_peer(name))
+                try:
+                    self._event(item.of_peer(name))
+                except Exception as error:  # else the peer would seem to train without a word
+                    self._log.note_failure()
+                    text = f"its event {item.kind} can't be taken in: {error!r}"
+                    self._peer_table.lost(name, text)
         self._on_change()
 
     def _event(self, event: Event) -> None:
