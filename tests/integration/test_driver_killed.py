@@ -198,7 +198,7 @@ def check_counted_once(folder: Path, replicates: int = REPLICATES) -> None:
         pytest.param("prepared", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("registered", signal.SIGKILL, marks=pytest.mark.slow),
         ("created", signal.SIGKILL),
-        ("started", signal.SIGKILL),
+        pytest.param("started", signal.SIGKILL, marks=pytest.mark.slow),
         pytest.param("created", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("created", signal.SIGINT, marks=pytest.mark.slow),
     ],

@@ -235,6 +235,7 @@ def test_a_healed_partition_loses_no_training(tmp_path: Path, rounds: int) -> No
     assert share == pytest.approx(done / (done + told["apart"]), abs=0.15), (share, told)
 
 
+@pytest.mark.slow
 def test_two_swarms_that_began_with_the_same_addresses_become_one(tmp_path: Path) -> None:
     with network() as net:
         swarm = Swarm(net, tmp_path)

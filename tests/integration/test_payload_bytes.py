@@ -42,7 +42,7 @@ NAMES = ["-".join(str(value) for value in case.values()) for case in CASES]
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(2, marks=pytest.mark.slow), 4],
+    params=[2, pytest.param(4, marks=pytest.mark.slow)],
     ids=["2 peers", "4 peers"],
 )
 def swarm(request: pytest.FixtureRequest) -> tuple[int, list[dict[str, Any]]]:

@@ -82,9 +82,10 @@ def place() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "attempts"),
-    [("round", 2), pytest.param("outcome", 1, marks=pytest.mark.slow)],
+    [("round", 2), ("outcome", 1)],
     ids=["in training", "while it clears up"],
 )
 def test_a_killed_raylet_is_named_and_the_sweep_goes_on(

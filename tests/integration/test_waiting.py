@@ -264,6 +264,7 @@ def test_a_peer_that_does_something_else_steps_out_and_comes_back_at_once(
         assert_equal_parameters(told, after=back[0]["t"])
 
 
+@pytest.mark.slow
 def test_a_trainer_that_is_stuck_is_waited_for_once_and_up_to_the_timeout() -> None:
     """Its heartbeat goes on; when it computes again it takes part again."""
     stuck: dict[str, Any] = {"busy": "batch", "busy_s": 8.0, "busy_at": 4}
