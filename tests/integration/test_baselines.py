@@ -115,7 +115,7 @@ def test_a_single_device_trains_on_the_best_node_while_the_others_wait(
 def test_hivemind_trains_alone_until_it_sees_the_others_and_counts_no_bytes(
     server: str, tmp_path: Path
 ) -> None:
-    swarm = {"target_batch_size": 2048, "batch_size": 32, "matchmaking_time": 1.0}
+    swarm = {"target_batch_size": 16384, "batch_size": 32, "matchmaking_time": 1.0}
     lines = start_swarm(server, members("hivemind", 2, swarm=swarm), tmp_path)
     for line in lines:
         while all(event["outcome"] != "averaged" for event in line.of("round")):

@@ -204,6 +204,7 @@ def test_a_healed_partition_loses_no_training(tmp_path: Path, rounds: int) -> No
         heal(net)
         healed = time.time()
         reunited = swarm.wait(4, more=4)
+        stopped = time.time()
         peers = swarm.results()
     print(f"the halves went on {noticed:.1f} s after the cut, were apart for "
           f"{noticed + parted:.0f} s and together again after {reunited:.1f} s")  # fmt: skip
@@ -215,7 +216,9 @@ def test_a_healed_partition_loses_no_training(tmp_path: Path, rounds: int) -> No
     for peer in peers:
         apart = [e for e in of_kind(peer, "state_round") if e["t"] < healed]
         assert {e["reason"] for e in apart} <= {"joined", "failed_round"}, "halves need none"
-        assert max(int(e["round"]) for e in of_kind(peer, "state_round")) <= merged + 2
+        # the peers leave one by one, and a round that fails for it is followed by an averaging
+        averaged = [e for e in of_kind(peer, "state_round") if e["t"] < stopped]
+        assert all(int(e["round"]) <= merged + 2 for e in averaged), (merged, averaged)
     assert_one_swarm(peers, merged)
     assert not any(of_kind(peer, "state_loaded") for peer in peers), "no peer discarded its work"
     # the peers with fewer rounds go on at the round of the others, with their own parameters
