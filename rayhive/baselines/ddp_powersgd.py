@@ -29,8 +29,7 @@ class PowerSGDRank(Rank):
 
     def hook(self) -> tuple[Hook, Any]:
         """Return torch's hook, and a state that begins after a tenth of the rounds."""
-        samples = self.spec.budget.samples_per_replicate
-        rounds = 0 if samples is None else -(-samples // self.round_size)
+        rounds = self.spec.budget.rounds(self.round_size) or 0
         state = powerSGD_hook.PowerSGDState(
             None,
             matrix_approximation_rank=RANK,

@@ -19,14 +19,12 @@ from rayhive.peer.arithmetic import arithmetic
 from rayhive.peer.callback import batch_loss
 from rayhive.peer.channel import Channel
 from rayhive.peer.from_spec import PeerFit
-from rayhive.peer.measurements import SampleCounts, TrainingClock, WeightsSketch
+from rayhive.peer.measurements import BatchReports, SampleCounts, TrainingClock, WeightsSketch
 from rayhive.peer.process import prepare_one_at_a_time
 from rayhive.registry import BASELINES
 from rayhive.spec.commands import Shutdown, Start, Train
 from rayhive.spec.replicate import PeerSpec
 
-#: Shortest interval between two ``progress`` events [s].
-PROGRESS_S = 0.5
 #: Interval at which a peer that does not train looks for commands [s].
 POLL_S = 0.05
 
@@ -125,12 +123,11 @@ class BaselineTraining(Callback):
         self._reason: str | None = None
         self._round = 0
         self._evaluated: int | None = None
-        self._round_ended_s = self._progress_emitted = 0.0
-        self._losses: list[float] = []
+        self._round_ended_s = 0.0
+        self._batches = BatchReports(channel.emit, self._samples)
         self._sketch: WeightsSketch | None = None
-        size, budget = member.round_size, spec.budget.samples_per_replicate
-        self._rounds = None if budget is None else -(-budget // size)
-        self._evaluate_every = max(1, round(spec.evaluation.every_samples / size))
+        self._rounds = spec.budget.rounds(member.round_size)
+        self._evaluate_every = spec.evaluation.rounds(member.round_size)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Report ready, and wait for the start of training."""
@@ -154,9 +151,7 @@ class BaselineTraining(Callback):
     ) -> None:
         """Note the loss; after a round, report it, evaluate if it is time, and agree on the end."""
         loss = batch_loss(outputs)
-        if loss is not None:
-            self._losses.append(loss)
-        self._progress()
+        self._batches.end_batch(loss)
         before, self._round = self._round, self._member.rounds(trainer)
         loaded = self._member.loaded_state()
         if loaded is not None:
@@ -192,7 +187,6 @@ class BaselineTraining(Callback):
         now, computed = self._clock.seconds(), self._samples.computed
         fields = self._member.round_fields()
         entered = 0 if fields["outcome"] == "skipped" else self._samples.pending
-        losses, self._losses = self._losses, []
         self._channel.emit(
             events.Round(
                 round=self._round,
@@ -200,7 +194,7 @@ class BaselineTraining(Callback):
                 computed=computed,
                 lost=self._samples.enter(entered, computed),
                 clock_s=now,
-                loss=sum(losses) / len(losses) if losses else None,
+                loss=self._batches.mean_loss(),
                 **fields,
             )
         )
@@ -244,12 +238,6 @@ class BaselineTraining(Callback):
         if target is None or not self._spec.budget.stop_at_target:
             return None
         return "target" if target.reached(values[target.metric]) else None
-
-    def _progress(self) -> None:
-        now = time.monotonic()
-        if now - self._progress_emitted >= PROGRESS_S:
-            self._progress_emitted = now
-            self._channel.emit(events.Progress(computed=self._samples.computed))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Evaluate a last time, report the end, and stay until all members may leave."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from rayhive.events import Weights
+from rayhive.events import Event, Progress, Weights
 
 #: Numbers in a sketch.
 BUCKETS = 64
+#: Shortest interval between two ``progress`` events [s]. Of a peer that is killed, the last one
+#: tells how many samples it had computed.
+PROGRESS_S = 0.5
 
 
 class TrainingClock:
@@ -64,6 +67,34 @@ class SampleCounts:
         dropped = self.pending - kept
         self.lost += dropped
         return dropped
+
+
+class BatchReports:
+    """Losses of the batches of a round, and ``progress`` events between them.
+
+    Args:
+        emit: Destination of the events.
+        samples: Counts of the peer's samples.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], samples: SampleCounts) -> None:
+        self._emit, self._samples = emit, samples
+        self._losses: list[float] = []
+        self._emitted = 0.0
+
+    def end_batch(self, loss: float | None) -> None:
+        """Keep the loss of a batch, if it has one, and report progress now and then."""
+        if loss is not None:
+            self._losses.append(loss)
+        now = time.monotonic()
+        if now - self._emitted >= PROGRESS_S:
+            self._emitted = now
+            self._emit(Progress(computed=self._samples.computed))
+
+    def mean_loss(self) -> float | None:
+        """Return the mean loss of the batches since the last call; None without one."""
+        losses, self._losses = self._losses, []
+        return sum(losses) / len(losses) if losses else None
 
 
 class WeightsSketch:

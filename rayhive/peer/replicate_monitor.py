@@ -23,7 +23,7 @@ from rayhive.peer.callback import swarm_optimizer
 from rayhive.peer.channel import Channel
 from rayhive.peer.fault_injection import FaultInjection
 from rayhive.peer.from_spec import PeerFit, payload_fields
-from rayhive.peer.measurements import SampleCounts, TrainingClock, WeightsSketch
+from rayhive.peer.measurements import BatchReports, SampleCounts, TrainingClock, WeightsSketch
 from rayhive.peer.preemption import Preemption
 from rayhive.peer.process import leave
 from rayhive.spec.commands import Shutdown, Train
@@ -31,9 +31,6 @@ from rayhive.spec.replicate import PeerSpec
 
 #: Longest wait at the start for the announcements of peers that are ready [s].
 ANNOUNCE_TIMEOUT = 30.0
-#: Shortest interval between two ``progress`` events [s]. Of a peer that is killed, the last one
-#: tells how many samples it had computed.
-PROGRESS_S = 0.5
 
 
 class ReplicateMonitor:
@@ -54,8 +51,8 @@ class ReplicateMonitor:
         self.samples = SampleCounts()
         self._faults = FaultInjection(spec.faults, channel.emit, self.clock.seconds)
         self._preemption = Preemption(channel)
-        self._round_ended = self._training_ended = self._progress_emitted = 0.0
-        self._losses: list[float] = []
+        self._round_ended = self._training_ended = 0.0
+        self._batches = BatchReports(channel.emit, self.samples)
         #: Round whose averaging is still under way -> samples computed when the peer went on.
         self._computed: dict[int, int] = {}
         self._sketch: WeightsSketch | None = None
@@ -86,14 +83,13 @@ class ReplicateMonitor:
         computed = self._computed.pop(event.round, self.samples.computed)
         in_vain = event.outcome == "skipped" or (event.outcome == "local" and self._handing_over)
         entered = 0 if in_vain else event.samples
-        losses, self._losses = self._losses, []
         return event.model_copy(
             update={
                 "samples": entered,
                 "computed": computed,
                 "lost": self.samples.enter(entered, computed),
                 "clock_s": self.clock.seconds(),
-                "loss": sum(losses) / len(losses) if losses else None,
+                "loss": self._batches.mean_loss(),
             }
         )
 
@@ -144,12 +140,7 @@ class ReplicateMonitor:
 
     def after_batch(self, trainer: Trainer, loss: float | None) -> str | None:
         """Keep the loss, and report progress now and then."""
-        if loss is not None:
-            self._losses.append(loss)
-        now = time.monotonic()
-        if now - self._progress_emitted >= PROGRESS_S:
-            self._progress_emitted = now
-            self.channel.emit(events.Progress(computed=self.samples.computed))
+        self._batches.end_batch(loss)
         return None if loss is None or math.isfinite(loss) else "diverged"
 
     @contextlib.contextmanager

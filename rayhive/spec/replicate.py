@@ -200,4 +200,4 @@ class PeerSpec(TrainingSpec):
     @property
     def evaluate_every_rounds(self) -> int:
         """Number of rounds between two evaluations, from their number of committed samples."""
-        return max(1, round(self.evaluation.every_samples / self.swarm.target_batch_size))
+        return self.evaluation.rounds(self.swarm.target_batch_size)

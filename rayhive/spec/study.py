@@ -91,6 +91,10 @@ class Evaluation(Model):
 
     every_samples: int = Field(default=2048, ge=1, le=MOST)
 
+    def rounds(self, round_size: int) -> int:
+        """Return the number of rounds between two evaluations, from the samples of a round."""
+        return max(1, round(self.every_samples / round_size))
+
 
 #: Limit of a phase [s]: at most a week, which every clock and timer can represent.
 Limit = Annotated[float, Field(gt=0, le=604_800)]
