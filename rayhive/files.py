@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
 _NEW = ".new"
@@ -50,6 +51,15 @@ def write_atomically(
 def is_unfinished(path: Path) -> bool:
     """Return whether a file is the remainder of a replacement whose process was killed."""
     return path.name.startswith(".") and path.name.endswith(_NEW)
+
+
+def first_free(path_of: Callable[[int], Path]) -> Path:
+    """Return the first of the numbered paths that does not exist.
+
+    Args:
+        path_of: Returns the path of a number; numbers begin with 0.
+    """
+    return next(path for path in map(path_of, count()) if not path.exists())
 
 
 @contextmanager

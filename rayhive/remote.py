@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 from rayhive.errors import ConfigError, Problem, RayhiveError, without_secrets
-from rayhive.files import is_unfinished, replaced, write_atomically
+from rayhive.files import first_free, is_unfinished, replaced, write_atomically
 
 #: File at the URL that names the session whose driver writes there.
 MARK = "session.json"
@@ -353,11 +353,8 @@ def _write_state(folder: Path, **values: Any) -> None:
 def _set_aside(folder: Path) -> None:
     """Rename a local copy, if there is one, that is not that of the URL."""
     _state_file(folder).unlink(missing_ok=True)
-    number = 0
-    while (old := folder.with_name(f"{folder.name}.old-{number}")).exists():
-        number += 1
     if folder.exists():
-        folder.rename(old)
+        folder.rename(first_free(lambda number: folder.with_name(f"{folder.name}.old-{number}")))
 
 
 def _text(error: BaseException) -> str:

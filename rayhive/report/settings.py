@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,6 +12,7 @@ from rayhive.metrics.logs import last_timeline
 from rayhive.metrics.rows import place_of
 from rayhive.report.results import load_results
 from rayhive.spec.replicate import ReplicateSpec
+from rayhive.spec.yaml_data import dotted
 from rayhive.timeline import UNCOUNTED
 
 #: Dotted key of a study -> value.
@@ -68,15 +69,7 @@ def read_replicates(folder: str | Path) -> RunReplicates:
 def settings_of(replicates: Sequence[Replicate]) -> Settings:
     """Return the settings that all replicates of a run share, as dotted keys."""
     data = replicates[0].spec.model_dump(mode="json", by_alias=True, include=_SHARED)
-    return {key: value for key, value in _flat(data) if key not in _IRRELEVANT}
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", None if value == {} else value
+    return {key: value for key, value in dotted(data) if key not in _IRRELEVANT}
 
 
 def differing(a: Settings, b: Settings) -> dict[str, tuple[Any, Any]]:

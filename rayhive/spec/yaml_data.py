@@ -7,7 +7,7 @@ containers that contain themselves. Repeated keys and unbounded nesting are refu
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -202,6 +202,15 @@ class _Loader(yaml.SafeLoader):
                 self.repeated.append(Problem(key.value, f"line {line}", "given once"))
             seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def dotted(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings by their dotted keys; an empty mapping is None."""
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", None if value == {} else value
 
 
 def plain(value: Any, problems: list[Problem]) -> Any:

@@ -204,7 +204,7 @@ class ReplicateRunner:
     def set_aside(self, spec: ReplicateSpec, error: DamagedError) -> None:
         """Rename a damaged file of a replicate so that it is not read, and report it."""
         new = attempts.set_aside(error.path)
-        again = "; it is run again" if error.path.name == "events.jsonl" else ""
+        again = "; it is run again" if error.path.name == attempts.EVENTS else ""
         self.watcher.note(
             f"{spec.title} r{spec.replicate} {spec.scenario} is damaged: {error}; "
             f"kept as {new.name}{again}"
@@ -307,7 +307,7 @@ def _check_plan(spec: ReplicateSpec, folder: Path) -> None:
     except FileNotFoundError:
         return
     except ValueError:
-        first = next(iter(read_events(folder / "events.jsonl")), None)
+        first = next(iter(read_events(folder / attempts.EVENTS)), None)
         if not isinstance(first, ReplicateStarted):
             return  # the plan of the recorded run is unknown
         before = ReplicateSpec.model_validate(first.spec).plan

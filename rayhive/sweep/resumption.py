@@ -12,6 +12,7 @@ from rayhive.errors import Problem
 from rayhive.spec import SweepConfig
 from rayhive.spec.fault_plan import FaultPlan
 from rayhive.spec.study import scenario_label
+from rayhive.spec.yaml_data import dotted
 
 #: Numbers that may grow when a study is resumed.
 MAY_GROW = ("budget.trials", "replicates")
@@ -30,7 +31,7 @@ def differences(before: SweepConfig, now: SweepConfig, run: Path) -> Iterator[Pr
         now: The study that is to be resumed, resolved.
         run: The run folder.
     """
-    old, new = _flat(before.as_data()), _flat(now.as_data())
+    old, new = dict(dotted(before.as_data())), dict(dotted(now.as_data()))
     added = {scenario_label(name) for name in set(now.scenarios) - set(before.scenarios)}
     of_added = tuple(f"scenario_args.{name}" for name in added)
     for key in sorted(old.keys() | new.keys()):
@@ -102,13 +103,3 @@ def _faults(plan: FaultPlan | None) -> list[str]:
             for fault in plan.faults
         ),
     ]
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

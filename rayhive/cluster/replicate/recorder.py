@@ -18,7 +18,7 @@ from rayhive.cluster.replicate.nemesis import Nemesis
 from rayhive.cluster.replicate.peer_table import PeerTable
 from rayhive.errors import ReplicateError
 from rayhive.events import Event, EventLog, PeerLost, PeerSpawned, TrainingStarted, Transition
-from rayhive.files import write_atomically
+from rayhive.files import first_free, write_atomically
 from rayhive.spec.replicate import PeerSpec, ReplicateSpec
 
 
@@ -98,10 +98,9 @@ class ReplicateLog:
 def set_aside(path: Path) -> Path:
     """Rename the event log of an earlier attempt in the same folder; return ``path``."""
     if path.exists() and path.stat().st_size:
-        number = 0
-        while (old := path.with_name(f"{path.stem}.attempt-{number}{path.suffix}")).exists():
-            number += 1
-        os.replace(path, old)
+        os.replace(
+            path, first_free(lambda n: path.with_name(f"{path.stem}.attempt-{n}{path.suffix}"))
+        )
     return path
 
 

@@ -56,7 +56,7 @@ Heard = Callable[[PeerID], None]
 
 def no_reply(question: bytes, peer: PeerID) -> bytes:
     """Refuse a question."""
-    raise NotImplementedError("this side answers no questions")
+    raise ConnectionRefusedError("this side answers no questions")
 
 
 class _Stream:
