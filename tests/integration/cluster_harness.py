@@ -260,3 +260,13 @@ def free_port() -> int:
     """Return a free port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+#: Part of a script that runs a sweep: connects, and says so.
+CONNECT = """
+@contextmanager
+def connect(address):
+    with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as cluster:
+        print("connected", flush=True)
+        yield cluster
+"""

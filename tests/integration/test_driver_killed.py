@@ -18,6 +18,7 @@ import pytest
 
 from rayhive.events import read_events
 from tests.integration.cluster_harness import (
+    CONNECT,
     FAKE_FORKSERVER,
     Driver,
     Head,
@@ -34,7 +35,8 @@ PATIENCE = 120.0
 INSTANTS = int(os.environ.get("RAYHIVE_TEST_KILLS", "40"))
 REPLICATES = 2
 
-SWEEP = """
+SWEEP = (
+    """
 import json, os, sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -113,13 +115,9 @@ def start(self, spec, before=Cluster.start):
 
 replicate_runner.prepare, Cluster.start = prepare, start
 
-
-@contextmanager
-def connect(address):
-    with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as cluster:
-        print("connected", flush=True)
-        yield cluster
-
+"""
+    + CONNECT
+    + """
 
 try:
     with Interruption() as interruption:
@@ -131,6 +129,7 @@ except Interrupted as stop:
     sys.exit(stop.exit_code)
 print("done", done.trials, done.failed, flush=True)
 """
+)
 
 STOP = """
 import json, sys

@@ -21,6 +21,7 @@ import pytest
 from rayhive.crash_points import AGENT_POINTS, DRIVER_POINTS, SUPERVISOR_POINTS, VARIABLE
 from rayhive.events import ReplicateFinished, of_kind, read_events
 from tests.integration.cluster_harness import (
+    CONNECT,
     FAKE_FORKSERVER,
     Driver,
     Head,
@@ -39,7 +40,8 @@ PATIENCE = 400.0
 #: Random instants of each kind; the environment may ask for others.
 INSTANTS = int(os.environ.get("RAYHIVE_TEST_KILLS", "5"))
 
-SWEEP = """
+SWEEP = (
+    """
 import json, sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,13 +67,9 @@ config = SweepConfig(
 )
 study = resolve(config, workload=WorkloadFacts(((2, 3),), 4, "real"))
 
-
-@contextmanager
-def connect(address):
-    with Cluster.connect(address, forkserver_command=json.loads(forkserver)) as cluster:
-        print("connected", flush=True)
-        yield cluster
-
+"""
+    + CONNECT
+    + """
 
 try:
     with Interruption() as interruption:
@@ -87,6 +85,7 @@ except Interrupted as stop:
     sys.exit(stop.exit_code)
 print("done", done.trials, done.failed, flush=True)
 """
+)
 
 LEFT = """
 import json, sys, ray

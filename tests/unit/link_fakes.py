@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Mapping,
+    Sequence,
+)
 from typing import Any
 
 from hivemind.p2p import PeerID
 
 from rayhive.membership.links.handshake import Invitation
-from rayhive.membership.links.link import Handler, Packet, Reply, no_reply
+from rayhive.membership.links.link import Handler, Link, Packet, Reply, no_reply
 from rayhive.membership.links.links import Links
 
+#: Longest duration of a test [s].
+LIMIT = 20.0
 #: Changes an invitation on its way to the guest.
 Change = Callable[[Invitation], Invitation]
 
@@ -82,3 +92,15 @@ async def echo(requests: AsyncIterator[Packet], caller: PeerID) -> AsyncGenerato
     """Answer each packet with itself, and the caller in the head."""
     async for head, body in requests:
         yield Packet(caller.to_bytes() + b":" + head, body)
+
+
+def run(body: Coroutine[Any, Any, None]) -> None:
+    """Run a test, which must end within :data:`LIMIT`."""
+    asyncio.run(asyncio.wait_for(body, LIMIT))
+
+
+async def linked(network: Network, caller: int = 0, called: int = 1) -> Link:
+    """Return the link of a peer to another one, which must exist."""
+    link = await network.links[caller].get(peer(called))
+    assert link is not None
+    return link
