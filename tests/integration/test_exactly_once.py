@@ -11,13 +11,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import optuna
 import psutil
 import pytest
 
+from benchmarks.killed_study import TITLES, marked_actors
 from rayhive.crash_points import AGENT_POINTS, DRIVER_POINTS, SUPERVISOR_POINTS, VARIABLE
 from rayhive.events import ReplicateFinished, of_kind, read_events
 from tests.integration.cluster_harness import (
@@ -37,7 +38,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 #: A driver ends by itself well within this, on a machine that has other work too [s].
 PATIENCE = 400.0
-#: Random instants of each kind; the environment may ask for others.
+#: Random instants of each target, on each cluster; the environment may ask for others.
 INSTANTS = int(os.environ.get("RAYHIVE_TEST_KILLS", "5"))
 
 SWEEP = (
@@ -60,7 +61,7 @@ config = SweepConfig(
     swarm={"peers": 2, "target_batch_size": 32, "matchmaking_time": 0.5, "averaging_timeout": 1.0},
     space={"codec": ["none", "float16", "uniform8"][: int(trials)]},
     replicates=int(replicates),
-    retries=6,
+    retries=30,
     objectives={"samples_per_s": "maximize"},
     budget={"trials": int(trials), "seconds_per_replicate": 60, "samples_per_replicate": 10**6},
     storage=f"journal:{folder}.log",
@@ -260,6 +261,43 @@ def test_drivers_killed_at_random_instants(place: Path, tmp_path: Path, cluster:
             out, code = finish(last)
         assert code == 0, out
         check_once(folder, 3, 3)
+
+
+@pytest.mark.parametrize("cluster", ["embedded", "shared"])
+@pytest.mark.parametrize("target", ["supervisor", "agent"])
+def test_supervisors_and_agents_killed_at_random_instants(
+    place: Path, tmp_path: Path, target: str, cluster: str
+) -> None:
+    """Studies run until there were enough instants; the driver goes on by itself."""
+    draw, killed, studies = random.Random(19), 0, 0
+    with ExitStack() as stack:
+        address, variables = "local", {"RAY_TMPDIR": str(place)}
+        if cluster == "shared":
+            head = stack.enter_context(ray_head(place))
+            address, variables = head.address, head.environment
+        while killed < INSTANTS:
+            folder = tmp_path / f"run-{studies}"
+            with driver(*sweep(address, folder, 3, 3, rounds=40), **variables) as only:
+                while killed < INSTANTS and _kill_one(target, place, draw, only):
+                    killed += 1
+                out, code = finish(only)
+            assert code == 0, out
+            check_once(folder, 3, 3)
+            studies += 1
+    print(f"{killed} {target}s killed in {studies} studies on the {cluster} cluster")
+
+
+def _kill_one(target: str, place: Path, draw: random.Random, running: Driver) -> bool:
+    """Kill a supervisor or an agent at a random instant; return False if the driver has ended."""
+    time.sleep(draw.uniform(0.0, 4.0))  # the instant is the point of the test
+    while running.process.poll() is None:
+        pids = marked_actors(TITLES[target], f"RAY_TMPDIR={place}")
+        if pids:
+            with suppress(ProcessLookupError):
+                os.kill(draw.choice(pids), signal.SIGKILL)
+                return True
+        time.sleep(0.02)
+    return False
 
 
 def test_a_worker_node_that_is_killed_again_and_again(place: Path, tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_replicates_with_different_plans_do_not_share_a_row(run_dir: Path, tmp_p
         (
             {"scenario_args": {"kill-one": {"x": 1}}},
             "scenarios.kill-one: args.x",
-            "known are none",
+            "known are round",
         ),
         ({"swarm": {"peers": 1}}, "scenarios.kill-one: peers", "at least 2"),
         (
