@@ -25,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -304,9 +305,8 @@ def compare(base: Path, arguments: argparse.Namespace) -> bool:
         print(f"another outcome, no difference of coverage: {text}")
     for text in wrong:
         print(f"difference: {text}")
-    targets = ", ".join(
-        f"{sum(kill['target'] == name for kill in done)} {name}s" for name in ("driver", *TITLES)
-    )
+    hits = Counter(str(kill["target"]) for kill in done)
+    targets = ", ".join(f"{name} {number}" for name, number in hits.items())
     print_fact(
         f"a study of {total} replicates, killed {len(done)} times at random ({targets}), covers "
         "what the uninterrupted one covers, each replicate once",
