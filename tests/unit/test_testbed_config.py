@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.testbed import TestbedConfig, TestbedNodes, load_testbed
+from rayhive.cluster.testbed import TestbedConfig, TestbedNodes, load_testbed, raylets
+from rayhive.cluster.testbed.state import TestbedState
 from rayhive.errors import ConfigError
 from rayhive.spec import Link, SwarmConfig
 
@@ -89,3 +90,13 @@ def test_a_swarm_of_classes_gets_their_links() -> None:
     assert [name for name, _ in nodes] == ["fast", "fast", "slow", "slow"]
     assert nodes[0][1].link == Link(rate_mbit=100) and nodes[0][1].cpu_share == 2.0
     assert nodes[3][1].cpu_share == 0.8 and nodes[3][1].labels == {"k": "v"}
+
+
+def test_nodes_do_not_wait_for_a_name_server_that_they_cannot_reach() -> None:
+    def resolver(place: str, **given: str) -> str | None:
+        state = TestbedState(number=7, name="n", mtu=9000, nodes=(), environment=given)
+        return raylets.variables(state, place).get("RES_OPTIONS")
+
+    assert resolver("0") == "timeout:1 attempts:1"
+    assert resolver("0", RES_OPTIONS="timeout:3") == "timeout:3"
+    assert resolver(raylets.HEAD) is None

@@ -71,6 +71,24 @@ def driver_variables(state: TestbedState) -> dict[str, str]:
     }
 
 
+def variables(state: TestbedState, place: str) -> dict[str, str]:
+    """Return the environment of the head or of a node.
+
+    Args:
+        state: The testbed.
+        place: :data:`HEAD`, or the number of the node.
+    """
+    # Agents and peers keep their files below the folder, where ``down`` finds them.
+    found = {**state.environment, TESTBED_VARIABLE: str(state.folder)}
+    found["RAY_TMPDIR"] = str(state.folder)
+    if place != HEAD:
+        found[NODE_VARIABLE] = place
+        # A node reaches no name server, and torch's TCPStore looks up the name of every client:
+        # by the resolver's defaults that takes 10 s.
+        found.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+    return found
+
+
 def start_head(state: TestbedState) -> None:
     """Start the head, which has no CPUs for peers.
 
@@ -160,11 +178,7 @@ class _Raylet:
         if state.groups is not None:
             procs = Path(state.groups) / place / "cgroup.procs"
             command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(procs), *command]
-        # Agents and peers keep their files below the folder, where ``down`` finds them.
-        env = {**state.environment, TESTBED_VARIABLE: str(state.folder)}
-        env["RAY_TMPDIR"] = str(state.folder)
-        if place != HEAD:
-            env[NODE_VARIABLE] = place
+        env = variables(state, place)
         log = Path(tempfile.mkstemp(prefix="start-", suffix=".log", dir=own)[1])
 
         def run() -> int:
