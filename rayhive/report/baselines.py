@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 
-from rayhive.columns import Row
+from rayhive.columns import Row, find_column
 from rayhive.metrics.aggregate import comparable, ran
 from rayhive.report.differences import Difference, difference_text, differences_to
+from rayhive.report.numbers import number_text
 from rayhive.report.results import Results
+from rayhive.report.table import missed_text
+from rayhive.report.table_notes import count_text
+from rayhive.timeline import FINISHED
+
+#: Beginning of the reason of a failure, and the name of an error around its text.
+_PEER, _WRAPPED = re.compile(r"^peer-[\d.]+: "), re.compile(r"^\w+\((['\"])(.*)\1\)$")
 
 
 def baseline_lines(results: Results, row: Row, place: str = "") -> Iterator[str]:
@@ -24,8 +33,9 @@ def baseline_lines(results: Results, row: Row, place: str = "") -> Iterator[str]
 
 
 def _compared(results: Results, row: Row, base: Row) -> str:
+    reason = _reason(results, base)
     if not base["n"]:
-        return f"none of its {ran(base)} replicates finished"
+        return f"none of its {count_text(ran(base), 'replicate')} finished{reason}"
     names = tuple(results.objectives)
     found = differences_to(row, base, names)
     parts = [_part(each) for each in found if each.value is not None]
@@ -33,10 +43,35 @@ def _compared(results: Results, row: Row, base: Row) -> str:
     if lacking:
         parts.append(f"it has no {' and no '.join(lacking)}")
     if base["n_failed"]:
-        parts.append(f"{base['n_failed']} of its {ran(base)} replicates failed")
-    return ", ".join(parts) or "no seed in common"
+        parts.append(f"{base['n_failed']} of its {ran(base)} replicates failed{reason}")
+    return "; ".join(parts) or "no seed in common"
 
 
 def _part(found: Difference) -> str:
-    doubt = " (one seed)" if found.pairs < 2 else "" if found.significant else " (may be equal)"
-    return f"{found.column} {difference_text(found)}{doubt}"
+    """Return both values of a column and their difference."""
+    doubt = ", one seed" if found.pairs < 2 else "" if found.significant else ", may be equal"
+    column = find_column(found.column)
+    unit = f" {column.unit}" if column is not None and column.unit else ""
+    mine, theirs = (_value(row, found.column) for row in (found.row, found.baseline))
+    return f"{found.column} {mine} instead of {theirs}{unit} ({difference_text(found)}{doubt})"
+
+
+def _value(row: Row, name: str) -> str:
+    column = find_column(name)
+    value = row[name]
+    if isinstance(value, (int, float)):
+        return number_text(value)
+    return (None if column is None else missed_text(row, column)) or "not known"
+
+
+def _reason(results: Results, base: Row) -> str:
+    """Return the most frequent reason of the failures of a baseline; empty without one."""
+    reasons = Counter(
+        _WRAPPED.sub(r"\2", _PEER.sub("", str(row["stop_reason"])))
+        for row in results.rows
+        if row["baseline"] == base["baseline"]
+        and comparable(row, base)
+        and row["state"] not in FINISHED
+        and row["stop_reason"]
+    )
+    return f": {reasons.most_common(1)[0][0]}" if reasons else ""

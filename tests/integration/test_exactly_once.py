@@ -281,7 +281,8 @@ def test_supervisors_and_agents_killed_at_random_instants(
                 while killed < INSTANTS and _kill_one(target, place, draw, only):
                     killed += 1
                 out, code = finish(only)
-            assert code == 0, out
+            log = place / "head.log"
+            assert code == 0, out + (log.read_text()[-3000:] if log.exists() else "")
             check_once(folder, 3, 3)
             studies += 1
     print(f"{killed} {target}s killed in {studies} studies on the {cluster} cluster")

@@ -26,7 +26,7 @@ from rayhive.sweep.signals import Interruption
 from rayhive.sweep.sweep import run_sweep
 from rayhive.sweep.target import target_at
 from rayhive.timeline import Timeline
-from tests.fixtures.logs import Log, make_spec, records, write_run
+from tests.fixtures.logs import PAYLOAD, STATE, Log, make_spec, records, write_run
 from tests.unit.sweep_fakes import SHAPES, TINY, Recorder, World
 
 
@@ -172,11 +172,13 @@ def test_sentences_compare_the_chosen_row_with_each_baseline(run: Path) -> None:
     results = load_results(run)
     row = results.folded[0]
     ddp, single = baseline_lines(results, row)
-    assert ddp.startswith("Against ddp (baseline): payload_bytes_per_sample +0 (may be equal)")
-    assert ddp.endswith("1 of its 3 replicates failed.")
+    # two peers send gradients and parameters in each of four rounds of 128 samples
+    sent = f"{(PAYLOAD + STATE) / 64:.2f}"
+    assert f"payload_bytes_per_sample {sent} instead of {sent} B (+0, may be equal);" in ddp
+    assert ddp.endswith("1 of its 3 replicates failed: rounds.")
     # peer 1 ends its fourth round after 4.1, 4.4, 4.7 s, with single after 2.0, 2.15, 2.3 s
     factor = geometric_mean((4.1 + 0.3 * n) / (2.0 + 0.15 * n) for n in range(3))
-    assert f"time_to_target_s x {factor:.2f} [" in single
+    assert f" s (x {factor:.2f} [" in single
     assert [line for line in advice_lines(results, results.folded) if line.startswith("Against")]
 
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from rayhive.report.page.conditions import faults_text
 from rayhive.report.page.svg import Scale
 from rayhive.report.page.write import report_html, write_report
 from rayhive.report.results import Results, load_results
 from rayhive.spec import Configuration
-from rayhive.spec.swarm import Link, NodeClass
+from rayhive.spec.fault_plan import At, FaultPlan, PlannedFault
+from rayhive.spec.swarm import Link, NodeClass, SwarmConfig
 from tests.fixtures.faulted import Story, kill_and_restart
 from tests.fixtures.html import Page
 from tests.fixtures.logs import Log, make_spec, write_replicate, write_run
@@ -79,7 +81,8 @@ def test_the_first_section_recommends_with_certainty_and_cost(swept: Page) -> No
     words = swept.words("recommendation")
     assert "Use none" in words
     assert "Certainty. Sure: > 99 %." in words and "2 common seeds of 4 configurations" in words
-    assert "Cost. Committed samples until the target was reached 512" in words
+    assert "Committed samples until the target was reached (samples_to_target) 512" in words
+    assert "Measured: digits on 2 peers; target: accuracy at least 0.9; 4 configurations." in words
     assert "within 10 % of the lowest samples_to_target, the one with the lowest" in words
 
 
@@ -181,6 +184,32 @@ def test_the_map_shows_the_winner_of_each_link_and_failure_rate(tmp_path: Path) 
     assert "not known in advance, with link: all: 100 Mbit/s, 10 ms: none" in summary
     # equal under faults, in all replicates
     assert "story 10 92.3 none not known" in words
+
+
+def test_the_first_section_says_on_what_and_under_which_faults_was_measured(
+    tmp_path: Path, faulted: Page
+) -> None:
+    link = Link(rate_mbit=20, delay_ms=10)
+    classes = {"spot": NodeClass(count=2, link=link, preemptible=True)}
+    swarm = SwarmConfig(peers=2, target_batch_size=128, node_classes=classes)
+    words = page_of(sweep(tmp_path / "run", swarm=swarm)).words("recommendation")
+    assert "links: spot: 20 Mbit/s, 10 ms (preemptible); 4 configurations." in words
+    both = faulted.words("recommendation")
+    assert "1 configuration under 2 scenarios." in both
+    assert "Without faults none" in both
+    assert "Scenario story: kill of 1 peer at round 4 none" in both
+
+
+def test_many_faults_of_a_plan_are_counted_by_kind() -> None:
+    faults = [
+        PlannedFault(id=f"f{n}", kind=kind, who=(who,), at=At(seconds=n), heal_after_s=2)
+        for n, (kind, who) in enumerate([("kill", "peer-1"), ("kill_node", "node-0")] * 2)
+    ]
+    few, many = (FaultPlan(peers=2, faults=tuple(faults[:n])) for n in (2, 4))
+    assert faults_text(few) == (
+        "kill of 1 peer at 0 s, healed after 2 s; kill_node of 1 node at 1 s, healed after 2 s"
+    )
+    assert faults_text(many) == "4 faults a replicate (2 kill, 2 kill_node)"
 
 
 def test_without_rates_the_map_says_what_is_missing(swept: Page) -> None:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayhive.cluster.testbed import TestbedConfig, TestbedNodes, load_testbed, raylets
-from rayhive.cluster.testbed.state import TestbedState
+from rayhive.cluster.testbed import TestbedConfig, TestbedNodes, load_testbed, raylets, state
 from rayhive.errors import ConfigError
 from rayhive.spec import Link, SwarmConfig
 
@@ -94,8 +93,8 @@ def test_a_swarm_of_classes_gets_their_links() -> None:
 
 def test_nodes_do_not_wait_for_a_name_server_that_they_cannot_reach() -> None:
     def resolver(place: str, **given: str) -> str | None:
-        state = TestbedState(number=7, name="n", mtu=9000, nodes=(), environment=given)
-        return raylets.variables(state, place).get("RES_OPTIONS")
+        made = state.TestbedState(number=7, name="n", mtu=9000, nodes=(), environment=given)
+        return raylets.variables(made, place).get("RES_OPTIONS")
 
     assert resolver("0") == "timeout:1 attempts:1"
     assert resolver("0", RES_OPTIONS="timeout:3") == "timeout:3"

@@ -20,6 +20,7 @@ from rayhive.metrics.rows import NO_FAULTS, place_of
 from rayhive.report.page.round_time import RoundTimes, round_times
 from rayhive.report.recommendation import Recommendation, recommendations
 from rayhive.report.results import Results
+from rayhive.spec.replicate import ReplicateSpec
 from rayhive.timeline import FINISHED, Timeline
 
 #: Values of the columns that tell rows of the table apart.
@@ -50,6 +51,7 @@ class Replicate:
     Attributes:
         row: Its row.
         folder: Its folder.
+        spec: Its specification.
         curve: Held-out loss at the evaluations.
         times: Where the time of its rounds goes; None if it never trained.
         metrics: Metrics of the evaluations.
@@ -58,6 +60,7 @@ class Replicate:
 
     row: Row
     folder: Path
+    spec: ReplicateSpec
     curve: tuple[CurvePoint, ...]
     times: RoundTimes | None
     target: Mapping[str, object] | None
@@ -159,6 +162,7 @@ def replicate_data(place: Path, row: Row, timeline: Timeline) -> Replicate:
     return Replicate(
         row,
         place,
+        timeline.spec,
         tuple(_curve(timeline)),
         round_times(timeline),
         None if ready is None else ready.target,

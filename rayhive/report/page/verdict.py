@@ -13,6 +13,7 @@ from rayhive.metrics.rows import NO_FAULTS
 from rayhive.report.advice import percent_text
 from rayhive.report.baselines import baseline_lines
 from rayhive.report.numbers import number_text
+from rayhive.report.page.conditions import scenario_text
 from rayhive.report.page.front import objective_text
 from rayhive.report.page.run_data import RunData
 from rayhive.report.recommendation import (
@@ -124,9 +125,17 @@ def verdicts(run: RunData) -> list[Verdict]:
     """Return the recommendations in words, one for each set of conditions."""
     rows = [group[0] for group in run.groups]
     return [
-        _verdict(advice, run.condition_text(row), _baselines(run, advice))
+        _verdict(advice, _conditions(run, row), _baselines(run, advice))
         for advice, row in zip(run.recommendations, rows, strict=False)
     ]
+
+
+def _conditions(run: RunData, row: Row) -> str:
+    """Return the conditions of a row that differ within the run, with the faults in words."""
+    others = run.condition_text(row, without=("scenario",))
+    if others == run.condition_text(row):
+        return others
+    return ", ".join(filter(None, (others, scenario_text(run, str(row["scenario"])))))
 
 
 def _baselines(run: RunData, advice: Recommendation) -> tuple[str, ...]:
@@ -197,23 +206,26 @@ def _certainty(advice: Recommendation, label: str) -> tuple[str, str, str]:
     if advice.certainty is None:
         return (
             "open",
-            f"{label} is ahead, but nobody can say how surely.",
+            f"{label} is ahead; how sure that is cannot be computed.",
             (
-                "The replicates show no spread, which would tell something about chance. "
-                "Two replicates more can make an estimate possible: --set replicates=3."
+                "The replicates show no spread, from which it would follow. "
+                "More replicates can show one: --set replicates=3."
             ),
         )
     seeds = count_text(advice.seeds, "common seed" if advice.paired else "replicate")
     basis = (
-        f"The rule chooses it in {percent_text(advice.certainty)} of the draws from what "
-        f"{seeds} of {len(advice.candidates)} configurations leave open."
+        f"The rule chooses it in {percent_text(advice.certainty)} of the draws from the "
+        f"uncertainty that {seeds} of {len(advice.candidates)} configurations leave."
     )
     if advice.certainty >= SURE:
         return "sure", f"Use {label}.", f"Sure: {percent_text(advice.certainty)}. {basis}"
     if advice.certainty >= LIKELY:
         return "likely", f"Use {label}.", f"Likely: {percent_text(advice.certainty)}. {basis}"
     names = [str(each.row["configuration"]) for each in advice.possible]
-    among = f"The choice lies among {len(names)}: {', '.join(names)}."
+    among = (
+        f"The choice lies among {len(names)}: {', '.join(names)}. "
+        "`rayhive plan FILE --difference 10%` says how many replicates would tell."
+    )
     if advice.certainty >= LEAD:
         words = f"A lead, not more: {percent_text(advice.certainty)}. {basis} {among}"
         return "lead", f"{label} leads.", words
@@ -223,7 +235,7 @@ def _certainty(advice: Recommendation, label: str) -> tuple[str, str, str]:
 
 def _about(name: str) -> str:
     column = find_column(name)
-    return name if column is None else column.about
+    return name if column is None or column.about == name else f"{column.about} ({name})"
 
 
 def _with_unit(row: Row, name: str) -> str:

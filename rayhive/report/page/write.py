@@ -17,6 +17,7 @@ from rayhive.errors import RayhiveError
 from rayhive.files import write_atomically
 from rayhive.metrics.logs import last_timeline
 from rayhive.report.notice_grid import GridPoint
+from rayhive.report.page.conditions import measured_text
 from rayhive.report.page.curves import loss_charts
 from rayhive.report.page.front import front_charts
 from rayhive.report.page.importance import importances
@@ -66,6 +67,7 @@ def report_html(folder: Path, results: Results, *, reload_s: float | None = None
         title=f"{results.name}: report",
         reload_s=reload_s,
         run=run,
+        measured=measured_text(run),
         rule=rule_text(results.objectives) if results.objectives else "",
         verdicts=verdicts(run),
         robust=robust_choices(run),

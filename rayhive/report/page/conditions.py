@@ -1,0 +1,96 @@
+"""Conditions under which a run measured, in words: machines, links, and faults."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from rayhive.columns import Row
+from rayhive.metrics.rows import NO_FAULTS
+from rayhive.report.page.run_data import RunData
+from rayhive.report.table_notes import count_text
+from rayhive.spec.fault_plan import FaultPlan, PlannedFault
+
+#: Most faults of a plan that are listed one by one.
+LISTED = 3
+
+
+def measured_text(run: RunData) -> str:
+    """Return what was measured, and on what: conditions that all replicates share.
+
+    Conditions that differ within the run are those of the single recommendations.
+    """
+    return "; ".join(filter(None, _parts(run)))
+
+
+def _parts(run: RunData) -> Iterator[str]:
+    rows = run.results.folded
+    workload, peers = (_shared(rows, name) for name in ("workload", "peers"))
+    swarm = f"{peers} peers" if peers and peers != "1" else "1 peer" if peers else ""
+    yield " on ".join(filter(None, (workload, swarm)))
+    yield _target(run)
+    yield _nodes(run)
+    configurations = {row["configuration"] for row in rows if row["baseline"] is None}
+    baselines = {row["baseline"] for row in rows if row["baseline"] is not None}
+    scenarios = {row["scenario"] for row in rows}
+    text = count_text(len(configurations), "configuration")
+    if baselines:
+        text += f" and {count_text(len(baselines), 'baseline')}"
+    if len(scenarios) > 1:
+        text += f" under {count_text(len(scenarios), 'scenario')}"
+    yield text
+
+
+def _shared(rows: Iterable[Row], name: str) -> str:
+    """Return the value that all rows have; empty if they differ."""
+    values = {str(row[name]) for row in rows if row.get(name) is not None}
+    return values.pop() if len(values) == 1 else ""
+
+
+def _target(run: RunData) -> str:
+    target = next((each.target for each in run.replicates if each.target is not None), None)
+    if target is None:
+        return ""
+    sign = "at least" if target["mode"] == "max" else "at most"
+    return f"target: {target['metric']} {sign} {target['value']}"
+
+
+def _nodes(run: RunData) -> str:
+    """Return the links that all rows share, and which classes of nodes are preemptible."""
+    link = _shared(run.results.folded, "link")
+    classes = {
+        name: each
+        for replicate in run.replicates[:1]
+        for name, each in (replicate.spec.swarm.node_classes or {}).items()
+    }
+    spot = [name for name, each in classes.items() if each.preemptible]
+    if not spot:
+        return f"links: {link}" if link else ""
+    which = "preemptible" if len(spot) == len(classes) else f"preemptible: {', '.join(spot)}"
+    return f"links: {link} ({which})" if link else f"nodes: {which}"
+
+
+def scenario_text(run: RunData, scenario: str) -> str:
+    """Return the faults of a scenario in words, as its first replicate had them planned."""
+    if scenario == NO_FAULTS:
+        return "without faults"
+    specs = (each.spec for each in run.replicates if each.spec.scenario == scenario)
+    plan = next((spec.plan for spec in specs if spec.plan is not None), None)
+    faults = "" if plan is None else faults_text(plan)
+    return f"scenario {scenario}{f': {faults}' if faults else ''}"
+
+
+def faults_text(plan: FaultPlan) -> str:
+    """Return the faults of a plan in words, without their targets; empty without any."""
+    if len(plan.faults) <= LISTED:
+        return "; ".join(map(_fault_text, plan.faults))
+    kinds = Counter(fault.kind for fault in plan.faults)
+    listed = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+    return f"{len(plan.faults)} faults a replicate ({listed})"
+
+
+def _fault_text(fault: PlannedFault) -> str:
+    heal = "" if fault.heal_after_s is None else f", healed after {fault.heal_after_s:g} s"
+    nodes = all(name.startswith("node-") for name in fault.who)
+    targets = count_text(len(fault.who), "node" if nodes else "peer")
+    return f"{fault.kind} of {targets} at {fault.at}{heal}"
