@@ -82,7 +82,10 @@ def seed_values(rows: Sequence[Row], name: str) -> SeedValues:
 
 
 def _values(column: Column, ran: Sequence[Row]) -> list[tuple[int, float]]:
-    """Return seed and value of every replicate that counts; of an event, the time observed."""
+    """Return seed and value of every replicate that counts; of an event, the time observed.
+
+    Empty if every replicate failed: nothing is known of the event then.
+    """
     pairs = []
     for row in ran:
         value = row[column.name] if row["state"] in FINISHED else None
@@ -91,7 +94,7 @@ def _values(column: Column, ran: Sequence[Row]) -> list[tuple[int, float]]:
             value = times[0].seconds if times else None
         if isinstance(value, (int, float)) and row["seed"] is not None:
             pairs.append((int(row["seed"]), float(value)))
-    return pairs
+    return [] if all(value == math.inf for _, value in pairs) else pairs
 
 
 def _common_cut(column: Column, members: Sequence[Sequence[Row]]) -> float:

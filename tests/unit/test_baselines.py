@@ -269,3 +269,17 @@ def test_peers_that_wait_beside_a_baseline_are_not_productive() -> None:
     assert row["productive_s"] is not None and row["badput_stalled_s"] is not None
     assert row["badput_stalled_s"] > 0
     assert row["productive_s"] < row["peer_seconds"] / 2 + 0.01  # type: ignore[operator]
+
+
+def test_a_baseline_that_never_finished_has_no_differences(tmp_path: Path) -> None:
+    logs = [
+        log
+        for seed in range(2)
+        for log in (swarm_log(seed), baseline_log("ddp", seed, state="failed"))
+    ]
+    run = load(write_run(tmp_path / "run", logs))
+    found = run.differences(versus="ddp")
+    assert list(found["pairs"]) == [0, 0] and found["value"].isna().all()
+    assert "x 1" not in run.table(versus="ddp")
+    (line,) = baseline_lines(run.results, run.results.folded[0])
+    assert line == "Against ddp (baseline): none of its 2 replicates finished: rounds."
