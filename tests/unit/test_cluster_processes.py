@@ -158,6 +158,24 @@ def test_a_peer_cannot_start_without_its_forkserver(folder: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_forkserver_that_ends_during_a_start_is_named_as_the_reason(folder: Path) -> None:
+    async def run() -> None:
+        own, place = folder / "p0", str(folder / "server.sock")
+        own.mkdir()
+
+        async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readline()
+            writer.close()
+
+        async with await asyncio.start_unix_server(end, place):
+            spec = replicate(folder).peer_spec(0)
+            order = PeerStart(spec, place, "log", str(own), gpus=False)
+            with pytest.raises(PeerError, match=r"did not start peer-0.*it ended before"):
+                await PeerActor("peer-0").start(order)
+
+    asyncio.run(run())
+
+
 def test_the_forkserver_has_the_paths_of_its_owner_and_nothing_of_ray(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

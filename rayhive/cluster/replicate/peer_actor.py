@@ -145,6 +145,8 @@ class PeerActor:
             self._writer.write(request.encode() + b"\n")
             await self._writer.drain()
             line = await asyncio.wait_for(reader.readline(), _SPAWN_TIMEOUT)
+            if not line.endswith(b"\n"):
+                raise ConnectionResetError("it ended before it answered")
             first = events.load_event(line.decode())
         except (OSError, ValueError, asyncio.TimeoutError) as error:
             raise PeerError(f"the forkserver did not start {self.name}: {error!r}") from error
